@@ -1,0 +1,106 @@
+"""The slot cache: keys and values of every row, allocated once.
+
+Per layer two tensors of [slots, key-value heads, max_model_len, head dim]. The rows in use are always the first ones,
+so that what attention reads is a view and never a copy: a row that ends is replaced by the last one (`move`). A forward
+pass covers neighbouring rows, each at its own positions; `aim` says which before the model calls `update`.
+
+The cache knows nothing about requests, lengths or masks: what lies beyond a row's length is stale, and the mask of
+the forward pass hides it. It is finite, though: a masked score times a stale NaN would still be NaN, hence zeros at
+the start and `wipe` after a row that overflowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import Cache
+
+
+@dataclass
+class _SlotLayer:
+    """One layer's share; the flags are what transformers asks every cache layer for."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    is_sliding: bool = False
+    is_linear: bool = False
+    is_dummy: bool = False
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What a slot cache is made of."""
+
+    layers: int
+    slots: int
+    key_value_heads: int
+    max_model_len: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one position of one row takes, keys and values, all layers."""
+        return 2 * self.layers * self.key_value_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole cache."""
+        return self.slots * self.max_model_len * self.bytes_per_token
+
+
+class SlotCache(Cache):
+    """A transformers cache whose rows are slots. Not thread-safe: one forward pass at a time."""
+
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        size = (shape.slots, shape.key_value_heads, shape.max_model_len, shape.head_dim)
+        self.slot_layers = [
+            _SlotLayer(
+                torch.zeros(size, dtype=shape.dtype, device=device), torch.zeros(size, dtype=shape.dtype, device=device)
+            )
+            for _ in range(shape.layers)
+        ]
+        super().__init__(layers=self.slot_layers)  # type: ignore[arg-type]  # the flags are all it is asked for
+        self.shape = shape
+        self._rows = slice(0, 0)
+        self._span = 0
+        self._row_index = torch.empty(0, dtype=torch.long, device=device)
+        self._positions = torch.empty(0, dtype=torch.long, device=device)
+
+    def aim(self, first: int, positions: torch.Tensor, span: int) -> None:
+        """Point the next forward pass at the slots `first` … `first + rows − 1`.
+
+        positions: [rows, width], where each of the pass's tokens is written. span: attention reads positions
+        0 … span − 1, so span exceeds every position that is not padding.
+        """
+        self._rows = slice(first, first + positions.shape[0])
+        self._row_index = torch.arange(first, first + positions.shape[0], device=positions.device)[:, None]
+        self._positions = positions
+        self._span = span
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write this pass's [rows, heads, width, head dim]; return views of [rows, heads, span, head dim]."""
+        layer = self.slot_layers[layer_idx]
+        # The two indices are separated by a slice, so the indexed part is [rows, width, heads, head dim].
+        layer.keys[self._row_index, :, self._positions] = key_states.transpose(1, 2)
+        layer.values[self._row_index, :, self._positions] = value_states.transpose(1, 2)
+        return layer.keys[self._rows, :, : self._span], layer.values[self._rows, :, : self._span]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the span of the current pass: rows have lengths of their own, which the engine keeps."""
+        return self._span
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of slot `source` over slot `target`."""
+        for layer in self.slot_layers:
+            layer.keys[target, :, :length] = layer.keys[source, :, :length]
+            layer.values[target, :, :length] = layer.values[source, :, :length]
+
+    def wipe(self, slot: int) -> None:
+        """Zero a slot, so that nothing that isn't finite is left to its next row."""
+        for layer in self.slot_layers:
+            layer.keys[slot].zero_()
+            layer.values[slot].zero_()

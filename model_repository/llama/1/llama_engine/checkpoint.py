@@ -1,0 +1,204 @@
+"""Loading a checkpoint: model, tokenizer and generation config, in the precision and on the device asked for.
+
+Loads safetensors only and never runs code from a checkpoint. What was loaded is read back from the model and reported
+as facts, not repeated from the settings.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from llama_engine.errors import CheckpointError
+from llama_engine.settings import Settings
+from llama_engine.text import TextCodec
+from llama_engine.vocabulary import Vocabulary
+
+EMBEDDED = Path(__file__).resolve().parents[4] / "models" / "pydoc-llama"
+"""The embedded checkpoint, beside the model repository."""
+
+LONGEST_DEFAULT = 4096
+"""Cap of max_model_len where it isn't set: a 128k-token checkpoint would otherwise ask for a cache nobody meant."""
+
+
+def _is_no_cast_notice(record: logging.LogRecord) -> bool:
+    return "inputs will be cast" not in str(record.msg)
+
+
+# bitsandbytes quantizes activations from float16, and says so at every matrix product of a model in another dtype.
+logging.getLogger("bitsandbytes.autograd._functions").addFilter(_is_no_cast_notice)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the loaded model is made of, read back from it. linears: number of linear layers by weight dtype."""
+
+    linears: dict[str, int]
+    weight_bytes: int
+    dtype: torch.dtype
+    device: torch.device
+    threshold: float | None
+
+    def describe(self) -> str:
+        """Return the facts as one line."""
+        linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.linears.items()))
+        threshold = "" if self.threshold is None else f", outlier threshold {self.threshold:g}"
+        return (
+            f"loaded {self.weight_bytes / 2**20:,.1f} MiB of weights: linear layers {linears}{threshold}; "
+            f"everything else {str(self.dtype).removeprefix('torch.')}; on {self.device}"
+        )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded checkpoint. name: where it came from. max_model_len: tokens of prompt + completion it will serve."""
+
+    name: str
+    model: LlamaForCausalLM
+    codec: TextCodec
+    generation_config: GenerationConfig
+    max_model_len: int
+    facts: Facts
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The model's architecture."""
+        return self.model.config
+
+
+def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
+    """Load what the settings name onto the device. Raises CheckpointError with the reason."""
+    name = _resolve(settings.model)
+    # A bar that redraws itself is noise in a server's log.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        config = AutoConfig.from_pretrained(name, revision=settings.revision)
+        if not isinstance(config, LlamaConfig):
+            raise CheckpointError(f"{name} is a {config.model_type!r} checkpoint; this engine serves 'llama'")
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
+        model = AutoModelForCausalLM.from_pretrained(
+            name,
+            revision=settings.revision,
+            dtype=_dtype(settings.dtype, device),
+            device_map={"": device},
+            use_safetensors=True,
+            quantization_config=_quantization(settings, config, name),
+        )
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"can't load {name}: {str(error).strip().splitlines()[0]}") from error
+    assert isinstance(model, LlamaForCausalLM)
+    # In training mode bitsandbytes would dequantize the weights at every call.
+    model.requires_grad_(False).train(False)
+    longest = config.max_position_embeddings
+    max_model_len = settings.max_model_len or min(longest, LONGEST_DEFAULT)
+    if max_model_len > longest:
+        raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {longest} positions")
+    return Checkpoint(
+        name=name,
+        model=model,
+        codec=TextCodec(tokenizer, Vocabulary.of(tokenizer, config.vocab_size)),
+        generation_config=model.generation_config,
+        max_model_len=max_model_len,
+        facts=read_facts(model),
+    )
+
+
+def read_facts(model: LlamaForCausalLM) -> Facts:
+    """Look at every linear layer and every weight of a loaded model."""
+    linears: Counter[str] = Counter()
+    thresholds: set[float] = set()
+    size = 0
+    for module in model.modules():
+        if isinstance(module, Linear8bitLt):
+            thresholds.add(module.state.threshold)
+            # The row scales of an 8-bit weight hang on the parameter and aren't counted with the parameters below.
+            scales = getattr(module.weight, "SCB", None)
+            size += 0 if scales is None else scales.nbytes
+        if isinstance(module, torch.nn.Linear):
+            nf4 = isinstance(module, Linear4bit)
+            linears["nf4" if nf4 else str(module.weight.dtype).removeprefix("torch.")] += 1
+    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    size += sum(tensor.nbytes for tensor in tensors.values())
+    embedding = model.model.embed_tokens.weight
+    return Facts(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None))
+
+
+def choose_device(setting: str, gpu: int | None) -> torch.device:
+    """Return the device to load on. gpu: index of the GPU that Triton gave this instance, None for a CPU instance.
+
+    Raises CheckpointError where a GPU is asked for and none can be used.
+    """
+    if setting == "cpu" or (setting == "auto" and gpu is None):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise CheckpointError(f"device is {setting!r} and Triton's instance is on {gpu=}, but PyTorch sees no GPU")
+    return torch.device("cuda", gpu or 0)
+
+
+def _resolve(model: str | None) -> str:
+    """Return a local path or a hub id; a path that isn't there is an error and never looked up on the hub."""
+    if model is None:
+        if not EMBEDDED.is_dir():
+            raise CheckpointError(
+                "no model is set and the embedded checkpoint models/pydoc-llama is not beside the model repository; "
+                "set the parameter 'model' or LLAMA_MODEL to a path or hub id"
+            )
+        return str(EMBEDDED)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path)
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        raise CheckpointError(f"model is {model!r}: no such folder")
+    return model
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float16 if device.type == "cuda" else torch.float32
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _quantization(settings: Settings, config: LlamaConfig, name: str) -> BitsAndBytesConfig | None:
+    """Return how to quantize while loading; None leaves the weights as they are saved."""
+    saved = _saved_quantization(config)
+    if settings.quantization == "checkpoint" or settings.quantization == saved:
+        return None
+    if saved != "none":
+        raise CheckpointError(
+            f"quantization is {settings.quantization!r}, but {name} is saved in {saved}; set quantization to "
+            f"'checkpoint' to serve it as it is"
+        )
+    if settings.quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold)  # type: ignore[no-untyped-call]
+    dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float16
+    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    )
+
+
+def _saved_quantization(config: LlamaConfig) -> str:
+    """Return the precision the checkpoint was saved in: none, int8, nf4, or the name of another method."""
+    saved = getattr(config, "quantization_config", None)
+    if saved is None:
+        return "none"
+    said: dict[str, object] = saved if isinstance(saved, dict) else vars(saved)
+    if said.get("load_in_8bit"):
+        return "int8"
+    return str(said.get("bnb_4bit_quant_type") if said.get("load_in_4bit") else said.get("quant_method"))

@@ -1,0 +1,38 @@
+"""What can go wrong, as types.
+
+EngineError
+├── InvalidSettings     the server's own configuration; the model refuses to load
+├── CheckpointError     the checkpoint can't be served as asked; the model refuses to load
+├── OutOfMemoryPlan     weights + cache + reserve exceed what is there; the model refuses to load
+└── RequestError        one request fails, its neighbours don't
+    ├── InvalidRequest  the client's fault: names the input, the value and the bound
+    └── RowFailure      ours, while decoding: the client learns that it failed, the log learns why
+"""
+
+
+class EngineError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InvalidSettings(EngineError):
+    """A setting is unknown, malformed or out of range."""
+
+
+class CheckpointError(EngineError):
+    """The checkpoint is missing a part, or has one this engine can't serve."""
+
+
+class OutOfMemoryPlan(EngineError):
+    """The memory plan doesn't fit the device."""
+
+
+class RequestError(EngineError):
+    """One request can't be answered; nothing else is touched."""
+
+
+class InvalidRequest(RequestError):
+    """The request breaks the contract. The message names the input, its value and the bound."""
+
+
+class RowFailure(RequestError):
+    """Decoding this row failed through no fault of the client's."""

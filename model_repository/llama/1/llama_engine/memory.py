@@ -1,0 +1,108 @@
+"""The memory plan: what is held where, computed and printed before the cache is allocated, refused if it doesn't fit.
+
+Everything that decoding holds is in the plan, so that running out of memory is excluded when the model loads instead of
+being met under load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from llama_engine.cache import CacheShape
+from llama_engine.errors import OutOfMemoryPlan
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by purpose. `weights` are already on the device when the plan is made; `free` is what is left beside them.
+
+    free: bytes the device still has. fraction: share of weights + free that may be taken.
+    """
+
+    weights: int
+    cache: int
+    sampling: int
+    reserve: int
+    free: int
+    fraction: float
+    device: str
+    shape: CacheShape
+
+    @property
+    def total(self) -> int:
+        """Bytes needed in all."""
+        return self.weights + self.cache + self.sampling + self.reserve
+
+    @property
+    def budget(self) -> int:
+        """Bytes that may be taken."""
+        return int(self.fraction * (self.weights + self.free))
+
+    def describe(self) -> str:
+        """Return the plan as one line."""
+        return (
+            f"memory plan on {self.device}: weights {_mib(self.weights)} + cache {_mib(self.cache)} "
+            f"({self.shape.slots} slots x {self.shape.max_model_len} tokens x {self.shape.bytes_per_token} B) "
+            f"+ sampling {_mib(self.sampling)} + reserve {_mib(self.reserve)} = {_mib(self.total)} "
+            f"of {_mib(self.budget)} ({self.fraction:.0%} of {_mib(self.weights + self.free)})"
+        )
+
+    def check(self) -> None:
+        """Raise OutOfMemoryPlan with the figures and the settings to change, if the plan doesn't fit."""
+        if self.total <= self.budget:
+            return
+        left = self.budget - self.weights - self.reserve
+        per_slot = (self.cache + self.sampling) // self.shape.slots
+        fits = max(left // per_slot, 0) if per_slot else 0
+        advice = (
+            f"lower slots to {fits} or max_model_len below {self.shape.max_model_len}"
+            if fits
+            else "lower max_model_len or prefill_tokens, or take a smaller or more strongly quantized checkpoint"
+        )
+        raise OutOfMemoryPlan(f"{self.describe()}: does not fit; {advice}")
+
+
+def activation_reserve(
+    prefill_tokens: int, slots: int, hidden: int, intermediate: int, vocabulary: int, itemsize: int
+) -> int:
+    """Estimate the bytes a forward pass holds besides weights and cache.
+
+    The widest moment of a prefill is the MLP: hidden states and residual, gate, up and their product; attention scores
+    stay inside SDPA. Logits are made for one token a row only, and sampling sorts and copies them in float32.
+    """
+    prefill = prefill_tokens * (4 * hidden + 3 * intermediate) * itemsize
+    logits = slots * vocabulary * 4 * 8
+    return prefill + logits + 64 * _MIB
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that can still be allocated on the device; on a CPU the container's limit counts too."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What PyTorch's allocator holds but doesn't use is free for us.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(_available_to_machine(), _available_to_cgroup())
+
+
+def _available_to_machine() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OutOfMemoryPlan("/proc/meminfo has no MemAvailable: can't tell how much memory is free")
+
+
+def _available_to_cgroup() -> int:
+    limit = Path("/sys/fs/cgroup/memory.max")
+    used = Path("/sys/fs/cgroup/memory.current")
+    if not limit.exists() or (text := limit.read_text().strip()) == "max":
+        return 1 << 62
+    return max(int(text) - int(used.read_text()), 0)
+
+
+def _mib(count: int) -> str:
+    return f"{count / _MIB:,.0f} MiB"

@@ -1,0 +1,178 @@
+"""The contract with clients: raw inputs in, validated requests out.
+
+Every bound of the contract is here and only here. What breaks one is an InvalidRequest that names the input, the value
+and the bound. Knows the tokenizer, because limits count tokens; knows neither Triton nor the model.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_engine.defaults import GenerationDefaults
+from llama_engine.errors import InvalidRequest
+from llama_engine.text import TextCodec
+
+_Number = TypeVar("_Number", int, float)
+
+MAX_STOP_WORDS = 16
+MAX_BAD_WORDS = 64
+
+RawInputs = Mapping[str, NDArray[Any]]
+"""Inputs of one request by name: [rows, 1], or [rows, n] for lists of words; strings as bytes objects."""
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One row to generate: everything resolved, everything in bounds."""
+
+    prompt: str
+    prompt_tokens: tuple[int, ...] = field(repr=False)
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int = 0
+    stop_words: tuple[bytes, ...] = ()
+    bad_words: tuple[bytes, ...] = ()
+    exclude_input_in_output: bool = True
+
+
+@dataclass(frozen=True)
+class RequestParser:
+    """Turns raw inputs into requests under one server's limits and defaults."""
+
+    codec: TextCodec
+    defaults: GenerationDefaults
+    max_model_len: int
+
+    def parse(self, inputs: RawInputs) -> list[GenerationRequest]:
+        """Return one request per row of the inputs. Raises InvalidRequest for the first input that breaks a bound."""
+        prompts = inputs.get("text_input")
+        if prompts is None:
+            raise InvalidRequest("text_input is missing: it is the one input without a default")
+        rows = prompts.shape[0] if prompts.ndim else 0
+        for name, value in inputs.items():
+            words = name in ("stop_words", "bad_words")
+            if value.ndim != 2 or value.shape[0] != rows or (value.shape[1] != 1 and not words):
+                expected = f"[{rows}, {'number of words' if words else 1}]"
+                raise InvalidRequest(f"{name} has shape {list(value.shape)}; it must be {expected}")
+        return [self._parse_row(_Row(inputs, row, f"row {row}: " if rows > 1 else "")) for row in range(rows)]
+
+    def _parse_row(self, row: _Row) -> GenerationRequest:
+        defaults = self.defaults
+        prompt = row.text("text_input")
+        tokens = self._encode(prompt, row)
+        room = self.max_model_len - len(tokens)
+        # A default is capped to what fits; a number that was asked for is honoured or refused.
+        max_tokens = row.number("max_tokens", min(defaults.max_tokens, room), low=1)
+        if max_tokens > room:
+            raise row.refuse(
+                "max_tokens", max_tokens, f"at most {room}: the prompt has {len(tokens)} tokens, "
+                f"and prompt and completion together may have {self.max_model_len}"
+            )  # fmt: skip
+        return GenerationRequest(
+            prompt=prompt,
+            prompt_tokens=tokens,
+            max_tokens=max_tokens,
+            min_tokens=row.number("min_tokens", min(defaults.min_tokens, max_tokens), low=0, high=max_tokens),
+            temperature=row.number("temperature", defaults.temperature, low=0.0, high=2.0),
+            top_k=row.number("top_k", defaults.top_k, low=0),
+            top_p=row.number("top_p", defaults.top_p, above=0.0, high=1.0),
+            repetition_penalty=row.number("repetition_penalty", defaults.repetition_penalty, above=0.0),
+            frequency_penalty=row.number("frequency_penalty", 0.0, low=-2.0, high=2.0),
+            presence_penalty=row.number("presence_penalty", 0.0, low=-2.0, high=2.0),
+            seed=row.number("seed", secrets.randbits(64), low=0),
+            stop_words=row.words("stop_words", MAX_STOP_WORDS),
+            bad_words=row.words("bad_words", MAX_BAD_WORDS),
+            exclude_input_in_output=row.flag("exclude_input_in_output", True),
+        )
+
+    def _encode(self, prompt: str, row: _Row) -> tuple[int, ...]:
+        limit = self.max_model_len - 1
+        bound = f"at most {limit} tokens (max_model_len - 1)"
+        if not prompt:
+            raise row.refuse("text_input", "''", "not empty")
+        # What can't fit even in the longest tokens is refused before it costs the time to tokenize it.
+        size = len(prompt.encode())
+        if size > limit * self.codec.vocabulary.longest:
+            raise row.refuse("text_input", f"a text of {size} bytes", bound)
+        tokens = self.codec.encode(prompt)
+        if len(tokens) > limit:
+            raise row.refuse("text_input", f"{len(tokens)} tokens", bound)
+        if not tokens:
+            raise row.refuse("text_input", repr(prompt), "a text of at least one token")
+        unknown = next((token for token in tokens if token >= len(self.codec.vocabulary.pieces)), None)
+        if unknown is not None:
+            raise row.refuse("text_input", f"token {unknown}", f"below {len(self.codec.vocabulary.pieces)}")
+        return tokens
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of the raw inputs; reads single values out of it."""
+
+    inputs: RawInputs
+    index: int
+    prefix: str
+
+    def refuse(self, name: str, value: object, bound: str) -> InvalidRequest:
+        return InvalidRequest(f"{self.prefix}{name} is {value}; it must be {bound}")
+
+    def text(self, name: str) -> str:
+        return self._decode(name, self.inputs[name][self.index, 0])
+
+    def flag(self, name: str, default: bool) -> bool:
+        return bool(self.inputs[name][self.index, 0]) if name in self.inputs else default
+
+    def number(
+        self,
+        name: str,
+        default: _Number,
+        *,
+        low: float | None = None,
+        above: float | None = None,
+        high: float | None = None,
+    ) -> _Number:
+        """Return the input's value, in the type of the default; the default itself was checked when it was loaded."""
+        if name not in self.inputs:
+            return default
+        value = self.inputs[name][self.index, 0]
+        inside = (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high)
+        if not np.isfinite(value) or not inside:
+            bounds = [
+                f"at least {low:g}" if low is not None else "",
+                f"greater than {above:g}" if above is not None else "",
+                f"at most {high:g}" if high is not None else "",
+            ]
+            kind = "a finite number" if isinstance(default, float) else "a whole number"
+            raise self.refuse(name, value, f"{kind}, {' and '.join(filter(None, bounds))}")
+        return type(default)(value)
+
+    def words(self, name: str, limit: int) -> tuple[bytes, ...]:
+        """Return the words in UTF-8. An empty one means none, so that lists of unequal length can be padded."""
+        if name not in self.inputs:
+            return ()
+        words = [self._decode(name, word).encode() for word in self.inputs[name][self.index] if word]
+        if len(words) > limit:
+            raise self.refuse(name, f"a list of {len(words)} words", f"at most {limit} words")
+        return tuple(words)
+
+    def _decode(self, name: str, value: bytes | str) -> str:
+        if isinstance(value, str):
+            return value
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise self.refuse(
+                name, f"not UTF-8 (byte 0x{value[error.start]:02x} at offset {error.start})", "UTF-8 text"
+            ) from None

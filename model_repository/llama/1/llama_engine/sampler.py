@@ -1,0 +1,146 @@
+"""Which slot samples how: the parameters of every row as tensors, and the step from logits to tokens.
+
+The rows in use are the first ones, as in the cache. Work that no present row asks for (penalties, sorting, noise) is
+left out; what a row gets never depends on what was left out or done for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from llama_engine.philox import step_keys
+from llama_engine.requests import GenerationRequest
+from llama_engine.sampling import (
+    apply_temperature,
+    draw,
+    keep_top_k_top_p,
+    penalize_output,
+    penalize_repetition,
+)
+
+FAILED = -1
+"""In place of a token: the row's logits were not finite."""
+
+_COLUMNS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What the present rows ask for."""
+
+    repetition: bool
+    output_counts: bool
+    noise: bool
+    truncation: bool
+
+
+class Sampler:
+    """Parameters and histories of `slots` rows over a vocabulary. Not thread-safe."""
+
+    def __init__(self, slots: int, vocabulary: int, end_tokens: Sequence[int], device: torch.device) -> None:
+        self._device = device
+        self._vocabulary = vocabulary
+        self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.long, device=device)
+        self._only_end = torch.full((vocabulary,), -torch.inf, device=device)
+        self._only_end[self._end_tokens] = 0.0
+        self._parameters = torch.ones(slots, len(_COLUMNS), device=device)
+        self._top_k = torch.full((slots,), vocabulary, dtype=torch.long, device=device)
+        self._in_prompt = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
+        self._counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
+        self._seeds = np.zeros(slots, dtype=np.uint64)
+        self._requests: list[GenerationRequest] = []
+
+    @staticmethod
+    def bytes_for(slots: int, vocabulary: int) -> int:
+        """Return the bytes of the histories: bool of the prompt, int32 counts of the completion."""
+        return slots * vocabulary * 5
+
+    def admit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Give the next slots to these requests."""
+        first, last = len(self._requests), len(self._requests) + len(requests)
+        self._requests += requests
+        parameters = [[getattr(request, name) for name in _COLUMNS] for request in requests]
+        self._parameters[first:last] = torch.tensor(parameters, dtype=torch.float32, device=self._device)
+        top_k = [min(request.top_k or self._vocabulary, self._vocabulary) for request in requests]
+        self._top_k[first:last] = torch.tensor(top_k, device=self._device)
+        self._seeds[first:last] = [request.seed for request in requests]
+        self._counts[first:last] = 0
+        self._in_prompt[first:last] = False
+        for slot, request in enumerate(requests, first):
+            if request.repetition_penalty != 1.0:
+                self._in_prompt[slot, list(request.prompt_tokens)] = True
+        self._needs = self._read_needs()
+
+    def retire(self, slot: int) -> None:
+        """Give a slot up: the last row moves into it."""
+        last = self._requests.pop()
+        if slot < len(self._requests):
+            self._requests[slot] = last
+            for state in (self._parameters, self._top_k, self._in_prompt, self._counts):
+                state[slot] = state[len(self._requests)]
+            self._seeds[slot] = self._seeds[len(self._requests)]
+        self._needs = self._read_needs()
+
+    def clear(self) -> None:
+        """Give all slots up."""
+        self._requests.clear()
+        self._needs = self._read_needs()
+
+    def sample(self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:  # fmt: skip
+        """Choose the next token of the slots `first` … and note it in their histories.
+
+        logits: [rows, vocabulary], any float dtype. steps: tokens each row has already. banned: per row the ids that
+        must not be produced, or None. Returns [rows], long; FAILED where a row's logits aren't finite.
+        """
+        rows = slice(first, first + logits.shape[0])
+        needs = self._needs
+        logits = logits.float()
+        temperature, top_p, repetition, frequency, presence = self._parameters[rows].unbind(1)
+        if needs.repetition:
+            seen = self._in_prompt[rows] | (self._counts[rows] > 0)
+            logits = penalize_repetition(logits, seen, repetition)
+        if needs.output_counts:
+            logits = penalize_output(logits, self._counts[rows], frequency, presence)
+        logits = self._mask(logits, first, steps, banned)
+        best, tokens = logits.max(-1)
+        if needs.noise:
+            sampled = temperature > 0
+            warm = apply_temperature(logits, torch.where(sampled, temperature, 1.0))
+            if needs.truncation:
+                warm = keep_top_k_top_p(warm, self._top_k[rows], top_p)
+            keys = torch.from_numpy(step_keys(self._seeds[rows], np.asarray(steps, dtype=np.int64))).to(self._device)
+            tokens = torch.where(sampled, draw(warm, keys), tokens)
+        if needs.repetition or needs.output_counts:
+            self._counts[rows].scatter_add_(1, tokens[:, None], torch.ones_like(tokens[:, None], dtype=torch.int32))
+        # A NaN anywhere makes the best one NaN; nothing left to choose from makes it -inf.
+        return tokens.masked_fill_(~best.isfinite(), FAILED)
+
+    def _mask(self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:  # fmt: skip
+        too_early = [row for row, step in enumerate(steps) if step < self._requests[first + row].min_tokens]
+        if not too_early and not any(ids is not None for ids in banned):
+            return logits
+        logits = logits.clone()
+        if too_early and len(self._end_tokens):
+            logits[torch.tensor(too_early, device=self._device)[:, None], self._end_tokens] = -torch.inf
+        for row, ids in enumerate(banned):
+            if ids is not None:
+                logits[row, ids] = -torch.inf
+                # Where every token would complete a bad word the text can only end, even before min_tokens.
+                stuck = logits[row].amax() == -torch.inf
+                logits[row] = torch.where(stuck, self._only_end, logits[row])
+        return logits
+
+    def _read_needs(self) -> _Needs:
+        requests = self._requests
+        return _Needs(
+            repetition=any(request.repetition_penalty != 1.0 for request in requests),
+            output_counts=any(request.frequency_penalty or request.presence_penalty for request in requests),
+            noise=any(request.temperature > 0 for request in requests),
+            truncation=any(request.temperature > 0 and (request.top_k or request.top_p < 1) for request in requests),
+        )

@@ -1,0 +1,57 @@
+"""When a row ends, and what of its text counts.
+
+Knows one row's bytes so far, its stop words and its limits. Works on bytes: UTF-8 matches at character borders only, so
+a stop word is found wherever tokens happen to split it, and a character split over tokens is decoded once it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+class Transcript:
+    """One row's completion: grows by a token at a time and says when it is over.
+
+    end_tokens: ids that end the text. stop_words: UTF-8; the text ends before the first one.
+    min_tokens: before so many tokens no stop word counts (end tokens are masked out of the logits until then).
+    """
+
+    def __init__(
+        self, *, min_tokens: int, max_tokens: int, stop_words: Sequence[bytes], end_tokens: Collection[int]
+    ) -> None:
+        self._min_tokens = min_tokens
+        self._max_tokens = max_tokens
+        self._stop_words = stop_words
+        self._end_tokens = end_tokens
+        self._bytes = bytearray()
+        self.num_tokens = 0
+        self.finish_reason = ""
+
+    def add(self, token: int, piece: bytes) -> bool:
+        """Take the next token and its bytes; return whether the row has ended. The ending token counts as a token."""
+        self.num_tokens += 1
+        seen = len(self._bytes)
+        self._bytes += piece
+        if token in self._end_tokens or (self.num_tokens >= self._min_tokens and self._cut_at_stop_word(seen)):
+            self.finish_reason = "stop"
+        elif self.num_tokens >= self._max_tokens:
+            self.finish_reason = "length"
+        return bool(self.finish_reason)
+
+    def ends_with(self, text: bytes) -> bool:
+        """Return whether the text so far ends with `text`."""
+        return self._bytes.endswith(text)
+
+    @property
+    def text(self) -> str:
+        """The text so far; bytes that are no UTF-8, the first half of a character among them, become U+FFFD."""
+        return self._bytes.decode(errors="replace")
+
+    def _cut_at_stop_word(self, seen: int) -> bool:
+        """Cut the text before the first stop word that ends behind the first `seen` bytes."""
+        found = [self._bytes.find(word, max(seen - len(word) + 1, 0)) for word in self._stop_words]
+        found = [position for position in found if position >= 0]
+        if not found:
+            return False
+        del self._bytes[min(found) :]
+        return True

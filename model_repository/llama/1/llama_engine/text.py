@@ -1,0 +1,22 @@
+"""Text to tokens: the checkpoint's own tokenizer, and its vocabulary as bytes for the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from llama_engine.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class TextCodec:
+    """The checkpoint's tokenizer. Encoding adds its special tokens (a Llama's BOS); decoding is the vocabulary's."""
+
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: Vocabulary
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a prompt, special tokens included."""
+        # verbose=False: no warning of prompts beyond the tokenizer's own limit; the caller checks ours.
+        return tuple(self.tokenizer(text, verbose=False)["input_ids"])

@@ -102,6 +102,11 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"can't load {name}: {str(error).strip().splitlines()[0]}") from error
     assert isinstance(model, LlamaForCausalLM)
+    if settings.int8_threshold is not None:
+        # The 8-bit weights don't depend on the threshold, so one can be set for a checkpoint saved under another.
+        for module in model.modules():
+            if isinstance(module, Linear8bitLt):
+                module.state.threshold = settings.int8_threshold
     # In training mode bitsandbytes would dequantize the weights at every call.
     model.requires_grad_(False).train(False)
     longest = config.max_position_embeddings
@@ -186,7 +191,7 @@ def _quantization(settings: Settings, config: LlamaConfig, name: str) -> BitsAnd
             f"'checkpoint' to serve it as it is"
         )
     if settings.quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold)  # type: ignore[no-untyped-call]
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold or 0.0)  # type: ignore[no-untyped-call]
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float16
     return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype

@@ -86,7 +86,8 @@ class Settings:
     model: path or hub id of the checkpoint; None is the embedded one.
     revision: of a hub id; None is its default branch.
     quantization: of the linear layers; `checkpoint` serves it in the precision it was saved in.
-    int8_threshold: bitsandbytes' outlier threshold. 0 keeps rows independent of their batch; 6 is LLM.int8()'s own.
+    int8_threshold: bitsandbytes' outlier threshold; None is 0, or what a checkpoint saved in 8 bits says. 0 keeps rows
+        independent of their batch; 6 is LLM.int8()'s own.
     dtype: of everything unquantized, and of the cache. auto: float16 on CUDA, float32 on a CPU.
     device: auto is the GPU that Triton gave the instance, or the CPU where it gave none.
     scheduling: batch runs each of Triton's batches to its end.
@@ -100,7 +101,7 @@ class Settings:
     model: str | None = None
     revision: str | None = None
     quantization: str = "int8"
-    int8_threshold: float = 0.0
+    int8_threshold: float | None = None
     dtype: str = "auto"
     device: str = "auto"
     scheduling: str = "batch"

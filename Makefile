@@ -1,0 +1,68 @@
+# Every command sets up .venv by itself on first use. Variables: make serve VARIANT=batched_int8 MODEL=/models/llama ...
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VARIANT ?= default
+MODEL ?=
+HOST ?= 127.0.0.1
+HTTP_PORT ?= 8000
+GRPC_PORT ?= 8001
+METRICS_PORT ?= 8002
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo serve test test-unit test-contract test-server test-compose check format train clean
+
+help: ## this list
+	@awk -F ' ## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make serve VARIANT=$(VARIANT) MODEL=<path or hub id> HOST=$(HOST) HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT)"
+	@echo "  a port of 0 is any free one; variants: default $(basename $(notdir $(wildcard model_repository/llama/configs/*.pbtxt)))"
+
+demo: $(READY) ## start Triton, send 16 prompts at once over HTTP and gRPC, show texts and batches, stop
+	@$(BIN)/python -m triton_local.demo
+
+serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT)
+	@exec $(BIN)/python -m triton_local --variant '$(VARIANT)' $(if $(MODEL),--model '$(MODEL)') --host '$(HOST)' \
+	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)'
+
+test: $(READY) ## unit, contract and server tests (a real Triton; neither GPU nor Docker)
+	@$(BIN)/pytest tests/unit tests/contract tests/server
+
+test-unit: $(READY) ## the engine and the client without a server
+	@$(BIN)/pytest tests/unit
+
+test-contract: $(READY) ## configs, README and manifests agree
+	@$(BIN)/pytest tests/contract
+
+test-server: $(READY) ## a real Triton with the embedded checkpoint in INT8
+	@$(BIN)/pytest tests/server
+
+test-compose: $(READY) ## docker compose on a real Docker engine
+	@$(BIN)/pytest tests/compose
+
+check: $(READY) ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(READY) ## ruff's formatter and automatic fixes
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+train: $(READY) ## train the embedded checkpoint again (about an hour on two cores; resumes where it was)
+	@cd models && ../$(BIN)/python -m train_pydoc_llama --out pydoc-llama
+
+clean: ## remove the virtual environment and what tests and training left
+	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info
+
+# The versions are constraints.txt's. The stamp comes last, so that an interrupted set-up is done again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 10) <= v < (3, 14) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.10 to 3.13: make PYTHON=python3.11 ...")'
+	@test -x $(BIN)/python || { echo "setting up .venv (PyTorch and Triton, once)"; $(PYTHON) -m venv .venv; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,local,dev]'
+	@touch $@

@@ -1,0 +1,148 @@
+"""The command line: `python -m triton_local`. Options, signals and what is printed; the work is LocalTriton's.
+
+What the launcher itself says goes to stdout, what the server says to stderr.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from triton_local.errors import InterruptedStartError, LauncherError
+from triton_local.log_lines import TerminalView, gpu_driver_present
+from triton_local.ready_file import remove_ready_file, write_ready_file
+from triton_local.repository import DEFAULT_VARIANT
+from triton_local.server import LocalTriton
+
+_PORT = click.IntRange(0, 65535)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option("--variant", default=DEFAULT_VARIANT, help="config.pbtxt, or the NAME of configs/NAME.pbtxt.")
+@click.option("--model", help="Checkpoint: a folder or a hub id. Sets LLAMA_MODEL.  [default: the variant's own]")
+@click.option("--http-port", type=_PORT, default=8000, help="0: any free port, which is printed.")
+@click.option("--grpc-port", type=_PORT, default=8001, help="0: any free port, which is printed.")
+@click.option("--metrics-port", type=_PORT, default=8002, help="0: any free port, which is printed.")
+@click.option("--host", default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine.")
+@click.option("--model-repository", type=click.Path(path_type=Path), help="[default: the checkout's own]")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="JSON: where it listens; there while it is ready.")
+@click.option("--ready-timeout", type=float, default=180.0, help="Seconds the server and the model get to be ready.")
+@click.option("--log-file", type=click.Path(path_type=Path), help="Everything the server logs goes here as well.")
+@click.option("-v", "--verbose", is_flag=True, help="Show everything the server logs, not only what matters.")
+@click.argument("tritonserver_args", nargs=-1, type=click.UNPROCESSED)
+def main(
+    variant: str,
+    model: str | None,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    host: str,
+    model_repository: Path | None,
+    ready_file: Path | None,
+    ready_timeout: float,
+    log_file: Path | None,
+    verbose: bool,
+    tritonserver_args: tuple[str, ...],
+) -> None:
+    """Run Triton on the model repository, without Docker; TRITONSERVER_ARGS come after --.
+
+    Ends on SIGTERM or Ctrl-C after the running requests are answered; a second one kills. The exit code is
+    tritonserver's; 1 when it didn't get ready, 2 when it was refused before anything was started.
+    """
+    server = LocalTriton(
+        variant=variant,
+        model=model,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        host=host,
+        model_repository=model_repository,
+        extra_args=tritonserver_args,
+        log_file=log_file,
+        ready_timeout=ready_timeout,
+        on_log_line=_Terminal(everything=verbose).show,
+    )
+    try:
+        sys.exit(_serve(server, variant, host, ready_file))
+    except LauncherError as error:
+        click.echo(f"triton_local: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _serve(server: LocalTriton, variant: str, host: str, ready_file: Path | None) -> int:
+    started = time.monotonic()
+    stopper = _Stopper(server)
+    server.check()
+    if ready_file is not None:
+        remove_ready_file(ready_file)
+    _say(f"starting tritonserver, variant {variant}")
+    try:
+        with server:
+            stopper.server_is_ready()
+            if ready_file is not None:
+                write_ready_file(ready_file, server, variant)
+            _say(f"ready after {time.monotonic() - started:.1f} s, pid {server.pid}, listening on {host}")
+            for service, url in server.urls.items():
+                _say(f"  {service:<7} {url}")
+            code = server.wait()
+    finally:
+        if ready_file is not None:
+            remove_ready_file(ready_file)
+    if not stopper.asked:
+        click.echo(f"triton_local: tritonserver has ended with code {code}", err=True)
+    return code
+
+
+class _Stopper:
+    """Signal handling: before the server is ready a signal ends the start, later it ends the server gracefully."""
+
+    def __init__(self, server: LocalTriton) -> None:
+        self._server = server
+        self._ready = False
+        self.asked = False
+        for signum in _STOP_SIGNALS:
+            signal.signal(signum, self._handle)
+
+    def server_is_ready(self) -> None:
+        """From now on signals go to the server."""
+        self._ready = True
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        first, self.asked = not self.asked, True
+        if first and not self._ready:
+            raise InterruptedStartError(signum)
+        # While a failed start is being cleaned up there may be no server any more to hurry.
+        with contextlib.suppress(RuntimeError):
+            self._server.terminate() if first else self._server.kill()
+        if first:
+            _say(f"{signal.Signals(signum).name}: ending when the running requests are answered; again: at once")
+
+
+class _Terminal:
+    """Shows the server's lines on stderr, from the thread that reads them."""
+
+    def __init__(self, everything: bool) -> None:
+        self._everything = everything
+        self._view = TerminalView(has_gpu=gpu_driver_present())
+        self._gone = threading.Event()
+
+    def show(self, line: str) -> None:
+        if (self._view.shows(line) or self._everything) and not self._gone.is_set():
+            try:
+                click.echo(line, err=True)
+            except OSError:
+                self._gone.set()  # whoever read stderr is gone; the server's output must be drained all the same
+
+
+def _say(message: str) -> None:
+    # Unbuffered: a signal handler may say something in the middle of a line that is being said. And whoever read
+    # stdout may be gone, which is no reason to stop serving.
+    with contextlib.suppress(OSError):
+        os.write(1, f"triton_local: {message}\n".encode())

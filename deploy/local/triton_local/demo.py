@@ -1,0 +1,122 @@
+"""`make demo`: a real Triton, 16 different prompts at once over HTTP and gRPC, and what became of them.
+
+Everything printed is read back: the texts from the responses, the batch sizes from Triton's statistics, what was
+loaded from the model's own log line. Exits with 1 if a prompt failed, if Triton formed no batch, or if the weights
+aren't INT8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+import tritonclient.http
+from triton_llama import AsyncLlamaClient, Completion, SamplingParams, TritonLlamaError
+
+from triton_local.errors import LauncherError
+from triton_local.server import LocalTriton
+
+PROMPTS = (
+    "Return a list of",
+    "The with statement is used to",
+    "This module provides",
+    "A dictionary is",
+    "If the file does not exist,",
+    "Raise an exception if",
+    "The for statement is used to",
+    "This method is called when",
+    "Convert a string to",
+    "The import statement",
+    "Generator functions",
+    "Return True if the",
+    "Class instances are",
+    "The default value is",
+    "Read at most size bytes",
+    "An iterator is",
+)
+SAMPLING = SamplingParams(max_tokens=40, temperature=0.4, top_p=0.9, repetition_penalty=1.1, stop_words=("\n\n",))
+
+Outcome = Completion | TritonLlamaError
+
+
+def main() -> int:
+    """Run the demonstration; return the exit code."""
+    print("starting Triton with the embedded checkpoint ...", flush=True)
+    try:
+        with LocalTriton() as server:
+            batches_before = _batches(server.http_url)
+            started = time.perf_counter()
+            outcomes = asyncio.run(_complete_all(server.http_url, server.grpc_url))
+            seconds = time.perf_counter() - started
+            batches = {
+                size: count - batches_before.get(size, 0)
+                for size, count in _batches(server.http_url).items()
+                if count > batches_before.get(size, 0)
+            }
+            loaded = _loaded(server.log_text())
+    except LauncherError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    _print_texts(outcomes)
+    tokens = sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
+    formed = ", ".join(f"{count} of {size}" for size, count in sorted(batches.items()))
+    print(f"\nbatches Triton formed: {formed}")
+    print(f"{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s on this machine")
+    print(loaded)
+    return _verdict(outcomes, batches, loaded)
+
+
+async def _complete_all(http_url: str, grpc_url: str) -> Sequence[Outcome]:
+    """Send every prompt at once: every other one over gRPC."""
+    async with AsyncLlamaClient(http_url) as http, AsyncLlamaClient(grpc_url, protocol="grpc") as grpc:
+        calls = [
+            (grpc if index % 2 else http).generate(prompt, SAMPLING, seed=index) for index, prompt in enumerate(PROMPTS)
+        ]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    unexpected = [outcome for outcome in outcomes if not isinstance(outcome, Completion | TritonLlamaError)]
+    if unexpected:
+        raise unexpected[0]
+    return [outcome for outcome in outcomes if isinstance(outcome, Completion | TritonLlamaError)]
+
+
+def _batches(http_url: str) -> dict[int, int]:
+    """Return how often Triton has executed a batch of each size."""
+    with tritonclient.http.InferenceServerClient(http_url) as client:
+        statistics = client.get_inference_statistics("llama")["model_stats"][0]["batch_stats"]
+    return {int(entry["batch_size"]): int(entry["compute_infer"]["count"]) for entry in statistics}
+
+
+def _loaded(log: str) -> str:
+    """Return what the model said it loaded."""
+    found = re.search(r"llama: (loaded .*?)\"?$", log, re.MULTILINE)
+    return found[1] if found else "the log doesn't say what was loaded"
+
+
+def _print_texts(outcomes: Sequence[Outcome]) -> None:
+    for index, (prompt, outcome) in enumerate(zip(PROMPTS, outcomes, strict=True)):
+        way = "gRPC" if index % 2 else "HTTP"
+        if isinstance(outcome, Completion):
+            text = " ".join(outcome.text.split())
+            print(f"\n[{way}] {prompt} → {text}\n       ({outcome.num_output_tokens} tokens, {outcome.finish_reason})")
+        else:
+            print(f"\n[{way}] {prompt} → {type(outcome).__name__}: {outcome}")
+
+
+def _verdict(outcomes: Sequence[Outcome], batches: dict[int, int], loaded: str) -> int:
+    complaints = []
+    if failed := sum(not isinstance(outcome, Completion) for outcome in outcomes):
+        complaints.append(f"{failed} of {len(outcomes)} prompts failed")
+    if max(batches, default=0) < 2:
+        complaints.append("Triton formed no batch of more than one")
+    if " in int8" not in loaded:
+        complaints.append("the weights are not INT8")
+    for complaint in complaints:
+        print(f"demo: {complaint}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Everything the launcher refuses or reports, one clear message each.
+
+LauncherError
+├── before anything is started, exit code 2
+│   ├── MissingWheelError            nvidia-pytriton isn't installed, or only in part
+│   ├── UnsupportedInterpreterError  the wheel has no Python backend stub for this Python
+│   ├── MissingLibpythonError        the interpreter has no shared libpython
+│   ├── CacheError                   the runtime can't be kept in the cache folder
+│   ├── UnknownRepositoryError       no such model repository, or no model in it
+│   ├── UnknownVariantError          no such config
+│   ├── UnknownModelError            neither a folder nor a hub id
+│   ├── InvalidSettingError          a host, port or timeout out of its bounds
+│   ├── ReservedArgumentError        an argument for tritonserver that the launcher itself sets
+│   └── PortInUseError               a port that was asked for is taken
+├── StartFailedError                 tritonserver ended before it was ready, exit code 1
+├── NotReadyError                    tritonserver wasn't ready in time, exit code 1
+└── InterruptedStartError            a signal came before it was ready, exit code 128 + signal
+"""
+
+
+class LauncherError(Exception):
+    """Base of all; `str()` is what the user reads, `exit_code` is what the command line exits with."""
+
+    exit_code = 2
+
+
+class MissingWheelError(LauncherError):
+    """nvidia-pytriton isn't installed, or only in part."""
+
+
+class UnsupportedInterpreterError(LauncherError):
+    """The wheel has no Python backend stub for this Python version."""
+
+
+class MissingLibpythonError(LauncherError):
+    """The interpreter has no shared libpython, which the stub links."""
+
+
+class CacheError(LauncherError):
+    """The assembled runtime can't be kept in the cache folder."""
+
+
+class UnknownRepositoryError(LauncherError):
+    """There is no model repository at that path, or not our model in it."""
+
+
+class UnknownVariantError(LauncherError):
+    """There is no config of that name; Triton would silently take config.pbtxt."""
+
+
+class UnknownModelError(LauncherError):
+    """The value is neither an existing folder nor a hub id."""
+
+
+class InvalidSettingError(LauncherError):
+    """A host, port or timeout out of its bounds."""
+
+
+class ReservedArgumentError(LauncherError):
+    """An argument for tritonserver that the launcher itself sets, or that is no option."""
+
+
+class PortInUseError(LauncherError):
+    """A port that was asked for is taken."""
+
+
+class StartFailedError(LauncherError):
+    """tritonserver ended before it was ready; the message holds the reason out of its log."""
+
+    exit_code = 1
+
+
+class NotReadyError(LauncherError):
+    """tritonserver wasn't ready within the time it was given."""
+
+    exit_code = 1
+
+
+class InterruptedStartError(LauncherError):
+    """A signal asked to stop before the server was ready."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum} before the server was ready")
+        self.exit_code = 128 + signum

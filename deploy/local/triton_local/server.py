@@ -1,0 +1,243 @@
+"""`LocalTriton`: a tritonserver on this machine for as long as a `with` block lasts.
+
+    with LocalTriton(variant="default") as server:
+        print(server.http_url)  # 127.0.0.1:34567, and the model is ready
+
+Puts the other modules together; the command line is a thin layer over it.
+"""
+
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from triton_local.command import (
+    ServerCommand,
+    check_extra_arguments,
+    exit_timeout,
+    served,
+    server_arguments,
+    server_environment,
+)
+from triton_local.errors import InvalidSettingError, NotReadyError, PortInUseError, StartFailedError
+from triton_local.guarded import GuardedProcess
+from triton_local.interpreter import Interpreter
+from triton_local.log_lines import failure_reason, names_taken_port
+from triton_local.ports import HeldPorts, Service, reachable_host, resolve_host
+from triton_local.readiness import is_ready
+from triton_local.repository import DEFAULT_VARIANT, ModelRepository, resolve_model
+from triton_local.runtime import Runtime, cache_root, prepare_runtime
+from triton_local.server_log import ServerLog
+from triton_local.wheel import find_wheel
+
+_START_ATTEMPTS = 3
+_POLL_S = 0.1
+# After the running requests tritonserver unloads the models; `finalize` of a Python model has no limit of its own.
+_UNLOAD_S = 15.0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything about a start that was checked and holds for each attempt."""
+
+    runtime: Runtime
+    repository: ModelRepository
+    address: str
+    environment: Mapping[str, str]
+
+
+class LocalTriton:
+    """A tritonserver of its own, ready on entering the context, gone on leaving it.
+
+    Ports of 0 become any free ones. `model` is a folder or a hub id for LLAMA_MODEL; `environment` goes over the
+    current one; `extra_args` go to tritonserver. Everything the server says is in `log_text()`, in `log_file` if given,
+    and goes line by line to `on_log_line`, from another thread. `start` raises an error of the LauncherError tree.
+    """
+
+    def __init__(
+        self,
+        *,
+        variant: str = DEFAULT_VARIANT,
+        model: str | None = None,
+        http_port: int = 0,
+        grpc_port: int = 0,
+        metrics_port: int = 0,
+        host: str = "127.0.0.1",
+        model_repository: Path | str | None = None,
+        environment: Mapping[str, str] | None = None,
+        extra_args: Sequence[str] = (),
+        log_file: Path | str | None = None,
+        ready_timeout: float = 180.0,
+        on_log_line: Callable[[str], None] | None = None,
+    ) -> None:
+        self._variant = variant
+        self._model = model
+        self._requested: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+        self._host = host
+        self._repository_path = None if model_repository is None else Path(model_repository)
+        self._environment = dict(environment or {})
+        self._extra = tuple(extra_args)
+        self._log_file = None if log_file is None else Path(log_file)
+        self._ready_timeout = ready_timeout
+        self._on_log_line = on_log_line
+        self._resources = ExitStack()
+        self._log: ServerLog | None = None
+        self._process: GuardedProcess | None = None
+        self._host_for_clients = ""
+        self._ports: dict[Service, int] = {}
+
+    def __enter__(self) -> "LocalTriton":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def http_url(self) -> str:
+        """host:port of the HTTP service, as a client on this machine reaches it."""
+        return self._url("http")
+
+    @property
+    def grpc_url(self) -> str:
+        """host:port of the gRPC service, as a client on this machine reaches it."""
+        return self._url("grpc")
+
+    @property
+    def metrics_url(self) -> str:
+        """host:port of the metrics service, as a client on this machine reaches it."""
+        return self._url("metrics")
+
+    @property
+    def urls(self) -> dict[Service, str]:
+        """host:port of each service that is on; `extra_args` may have turned gRPC or metrics off."""
+        return {service: self._url(service) for service in served(self._extra)}
+
+    @property
+    def pid(self) -> int:
+        """tritonserver's process id."""
+        return self._running().pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """tritonserver's exit code, 128 + N when signal N ended it; None while it runs."""
+        return self._running().exit_code()
+
+    def log_text(self) -> str:
+        """What the server has said so far (its last 20,000 lines)."""
+        return "" if self._log is None else "\n".join(self._log.lines())
+
+    def check(self) -> None:
+        """Raise the LauncherError that speaks against starting, if any; starts nothing, writes only to the cache."""
+        self._plan()
+
+    def start(self) -> None:
+        """Start and wait until server and model are ready; raises LauncherError, and then nothing is left running."""
+        plan = self._plan()
+        try:
+            for attempts_left in reversed(range(_START_ATTEMPTS)):
+                if self._try_to_start(plan, last_attempt=attempts_left == 0):
+                    return
+        except BaseException:
+            self.stop()
+            raise
+
+    def terminate(self) -> None:
+        """Ask the server to finish what it has accepted and end. Returns at once."""
+        self._running().terminate()
+
+    def kill(self) -> None:
+        """End the server and its children by force. Returns at once."""
+        self._running().kill()
+
+    def wait(self) -> int:
+        """Wait until the server has ended by itself or by `terminate`; its exit code."""
+        return self._running().wait()
+
+    def stop(self) -> None:
+        """End the server: gracefully, or after a bounded time by force. Harmless when there is none."""
+        if self._process is not None:
+            self._process.stop()
+        self._resources.close()
+
+    def _plan(self) -> _Plan:
+        if not (math.isfinite(self._ready_timeout) and self._ready_timeout > 0):
+            raise InvalidSettingError(f"ready timeout {self._ready_timeout} is out of bounds: more than 0 seconds")
+        repository = ModelRepository.at(self._repository_path)
+        repository.check_variant(self._variant)
+        model = None if self._model is None else resolve_model(self._model)
+        check_extra_arguments(self._extra)
+        address = resolve_host(self._host)
+        with HeldPorts(address, self._requested):  # a taken port is told before anything else is done
+            pass
+        interpreter = Interpreter.current()
+        runtime = prepare_runtime(find_wheel(interpreter.site_packages), interpreter, cache_root(os.environ))
+        return _Plan(runtime, repository, address, server_environment(runtime, os.environ, model, self._environment))
+
+    def _try_to_start(self, plan: _Plan, last_attempt: bool) -> bool:
+        """One start; False when a port of our own choice was taken before tritonserver bound it."""
+        self._resources.close()
+        self._log = self._resources.enter_context(ServerLog(self._log_file, self._on_log_line))
+        # Unique, so that what a killed server leaves in shared memory is known to be this one's.
+        shm_prefix = f"triton_python_backend_shm_region_{uuid.uuid4().hex[:12]}_"
+        with HeldPorts(plan.address, self._requested) as held:
+            self._host_for_clients = reachable_host(plan.address)
+            self._ports = held.numbers
+            arguments = server_arguments(
+                plan.runtime,
+                plan.repository.path,
+                self._variant,
+                plan.address,
+                held.numbers,
+                shm_prefix,
+                self._extra,
+            )
+            self._process = GuardedProcess(
+                ServerCommand(arguments, plan.environment),
+                shm_prefix,
+                exit_timeout(self._extra) + _UNLOAD_S,
+                self._log.add,
+            )
+            if self._wait_until_ready():
+                return True
+        code = self._process.wait()
+        lines = self._log.lines()
+        chosen = [port for service, port in self._ports.items() if self._requested[service] == 0]
+        if names_taken_port(lines, chosen) and not last_attempt:
+            return False
+        if names_taken_port(lines, self._ports.values()):
+            raise PortInUseError(f"a port was taken while the model was loading: {failure_reason(lines)}")
+        raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {failure_reason(lines)}")
+
+    def _wait_until_ready(self) -> bool:
+        """False when the server ended instead; raises NotReadyError after the timeout."""
+        process = self._running()
+        deadline = time.monotonic() + self._ready_timeout
+        while process.exit_code() is None:
+            expected = [self._ports[service] for service in served(self._extra)]
+            if is_ready(process.pid, self._host_for_clients, self._ports["http"], expected):
+                return True
+            if time.monotonic() > deadline:
+                lines = [] if self._log is None else self._log.lines()
+                raise NotReadyError(
+                    f"not ready within {self._ready_timeout:g} s (--ready-timeout); the log ends with: "
+                    f"{failure_reason(lines)}"
+                )
+            time.sleep(_POLL_S)
+        return False
+
+    def _running(self) -> GuardedProcess:
+        if self._process is None:
+            raise RuntimeError("the server hasn't been started: use LocalTriton as a context manager")
+        return self._process
+
+    def _url(self, service: Service) -> str:
+        self._running()
+        return f"{self._host_for_clients}:{self._ports[service]}"

@@ -87,6 +87,7 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
     # A bar that redraws itself is noise in a server's log.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
+        dtype = _dtype(settings.dtype, device)
         config = AutoConfig.from_pretrained(name, revision=settings.revision)
         if not isinstance(config, LlamaConfig):
             raise CheckpointError(f"{name} is a {config.model_type!r} checkpoint; this engine serves 'llama'")
@@ -94,10 +95,10 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
         model = AutoModelForCausalLM.from_pretrained(
             name,
             revision=settings.revision,
-            dtype=_dtype(settings.dtype, device),
+            dtype=dtype,
             device_map={"": device},
             use_safetensors=True,
-            quantization_config=_quantization(settings, config, name),
+            quantization_config=_quantization(settings, config, name, dtype),
         )
     except (OSError, ValueError) as error:
         raise CheckpointError(f"can't load {name}: {str(error).strip().splitlines()[0]}") from error
@@ -180,7 +181,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _quantization(settings: Settings, config: LlamaConfig, name: str) -> BitsAndBytesConfig | None:
+def _quantization(settings: Settings, config: LlamaConfig, name: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     """Return how to quantize while loading; None leaves the weights as they are saved."""
     saved = _saved_quantization(config)
     if settings.quantization == "checkpoint" or settings.quantization == saved:
@@ -192,7 +193,6 @@ def _quantization(settings: Settings, config: LlamaConfig, name: str) -> BitsAnd
         )
     if settings.quantization == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold or 0.0)  # type: ignore[no-untyped-call]
-    dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float16
     return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
     )

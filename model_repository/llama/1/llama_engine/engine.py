@@ -179,7 +179,7 @@ class Engine:
         """Choose the next token of the slots `first` …, and retire the rows that end with it."""
         rows = self._rows[first:]
         steps = [row.transcript.num_tokens for row in rows]
-        banned = [None if row.banned is None else row.banned.tokens(row.transcript) for row in rows]
+        banned = [None if row.banned is None else row.banned.tokens() for row in rows]
         tokens = self._sampler.sample(logits, first, steps, banned)
         self._tokens[first : first + len(rows), 0] = tokens
         outcomes: dict[int, Outcome] = {}
@@ -195,6 +195,8 @@ class Engine:
             elif row.transcript.add(token, self._vocabulary.pieces[token]):
                 outcomes[row.index] = _completion(row)
                 self._retire(slot)
+            elif row.banned is not None:
+                row.banned.advance(self._vocabulary.pieces[token])
         return outcomes
 
     def _retire(self, slot: int) -> None:

@@ -22,6 +22,7 @@ _Number = TypeVar("_Number", int, float)
 
 MAX_STOP_WORDS = 16
 MAX_BAD_WORDS = 64
+MAX_BAD_WORD_BYTES = 1024
 
 RawInputs = Mapping[str, NDArray[Any]]
 """Inputs of one request by name: [rows, 1], or [rows, n] for lists of words; strings as bytes objects."""
@@ -93,7 +94,7 @@ class RequestParser:
             presence_penalty=row.number("presence_penalty", 0.0, low=-2.0, high=2.0),
             seed=row.number("seed", secrets.randbits(64), low=0),
             stop_words=row.words("stop_words", MAX_STOP_WORDS),
-            bad_words=row.words("bad_words", MAX_BAD_WORDS),
+            bad_words=row.words("bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_BYTES),
             exclude_input_in_output=row.flag("exclude_input_in_output", True),
         )
 
@@ -158,13 +159,18 @@ class _Row:
             raise self.refuse(name, value, f"{kind}, {' and '.join(filter(None, bounds))}")
         return type(default)(value)
 
-    def words(self, name: str, limit: int) -> tuple[bytes, ...]:
+    def words(self, name: str, limit: int, longest: int | None = None) -> tuple[bytes, ...]:
         """Return the words in UTF-8. An empty one means none, so that lists of unequal length can be padded."""
         if name not in self.inputs:
             return ()
         words = [self._decode(name, word).encode() for word in self.inputs[name][self.index] if word]
         if len(words) > limit:
             raise self.refuse(name, f"a list of {len(words)} words", f"at most {limit} words")
+        for word in words:
+            if longest is not None and len(word) > longest:
+                raise self.refuse(
+                    name, f"a list with a word of {len(word)} bytes", f"of words of at most {longest} bytes"
+                )
         return tuple(words)
 
     def _decode(self, name: str, value: bytes | str) -> str:

@@ -38,10 +38,6 @@ class Transcript:
             self.finish_reason = "length"
         return bool(self.finish_reason)
 
-    def ends_with(self, text: bytes) -> bool:
-        """Return whether the text so far ends with `text`."""
-        return self._bytes.endswith(text)
-
     @property
     def text(self) -> str:
         """The text so far; bytes that are no UTF-8, the first half of a character among them, become U+FFFD."""

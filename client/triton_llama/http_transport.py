@@ -6,6 +6,7 @@ that made it (greenlets), so it can neither be shared by threads nor closed by a
 
 from __future__ import annotations
 
+import errno
 import http.client
 import selectors
 import socket
@@ -107,6 +108,9 @@ class HttpTransport:
             if self._connect_timeout < remaining:
                 raise connect_timeout_error(self._endpoint, self._connect_timeout) from error
             raise
+        if self._closed:
+            # `close` found nothing to abort yet.
+            raise ConnectionAbortedError(errno.ECONNABORTED, "the client was closed")
 
 
 class _Connection:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -133,6 +134,10 @@ def _one_line(text: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
+    # OpenSSL's errors have numbers of their own, which are no errno; aiohttp wraps them.
+    wrapped = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    if isinstance(wrapped, ssl.SSLError):
+        return _one_line(str(wrapped))
     # A positive errno names the plain reason; what asyncio and aiohttp make of it is longer and says less.
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)

@@ -62,6 +62,8 @@ class RequestParser:
         if prompts is None:
             raise InvalidRequest("text_input is missing: it is the one input without a default")
         rows = prompts.shape[0] if prompts.ndim else 0
+        if rows == 0:
+            raise InvalidRequest(f"text_input has shape {list(prompts.shape)}; it must be [rows, 1], at least one row")
         for name, value in inputs.items():
             words = name in ("stop_words", "bad_words")
             if value.ndim != 2 or value.shape[0] != rows or (value.shape[1] != 1 and not words):
@@ -127,7 +129,8 @@ class _Row:
     prefix: str
 
     def refuse(self, name: str, value: object, bound: str) -> InvalidRequest:
-        return InvalidRequest(f"{self.prefix}{name} is {value}; it must be {bound}")
+        # !s: format() would show a float32 of 2.1 in float64's digits, as 2.0999999046325684.
+        return InvalidRequest(f"{self.prefix}{name} is {value!s}; it must be {bound}")
 
     def text(self, name: str) -> str:
         return self._decode(name, self.inputs[name][self.index, 0])

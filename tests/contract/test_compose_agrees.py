@@ -1,0 +1,108 @@
+"""The compose file, the Dockerfile, its entrypoint, its health check and the settings say the same, without Docker."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKER = ROOT / "deploy" / "docker"
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+GPU = (DOCKER / "compose.gpu.yml").read_text()
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+ENTRYPOINT = (DOCKER / "entrypoint.sh").read_text()
+SERVICE = yaml.safe_load(COMPOSE)["services"]["server"]
+VARIABLES = {*re.findall(r"\$\{(\w+)", COMPOSE + GPU), *SERVICE["build"]["args"], *SERVICE["environment"]}
+MODEL_SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
+
+
+def seconds(duration: str) -> int:
+    """Of a duration with one unit, as compose writes it: 90s, 2m."""
+    number, unit = re.fullmatch(r"(\d+)([smh])", duration).groups()  # type: ignore[union-attr]
+    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+
+
+def only_match(pattern: str, text: str) -> str:
+    (found,) = re.findall(pattern, text, re.MULTILINE)
+    return str(found)
+
+
+def test_docker_waits_longer_than_triton_takes_to_stop() -> None:
+    exit_timeout = int(only_match(r"^exit_timeout=(\d+)$", ENTRYPOINT))
+    assert '--exit-timeout-secs="$exit_timeout"' in ENTRYPOINT
+    assert seconds(SERVICE["stop_grace_period"]) >= exit_timeout + 20
+
+
+def test_the_health_check_gives_up_before_docker_does() -> None:
+    health = SERVICE["healthcheck"]
+    own = float(health["test"][health["test"].index("--timeout") + 1])
+    assert own + 5 <= seconds(health["timeout"]) <= seconds(health["interval"])
+
+
+def test_the_health_check_is_where_the_image_has_it_and_asks_for_the_inputs_that_exist() -> None:
+    assert "/srv/triton-llama/bin/healthcheck.py" in SERVICE["healthcheck"]["test"]
+    assert re.search(r"^COPY .*deploy/docker/healthcheck\.py /srv/triton-llama/bin/$", DOCKERFILE, re.MULTILINE)
+    request = ast.literal_eval(only_match(r"^REQUEST = (\{.*\})$", (DOCKER / "healthcheck.py").read_text()))
+    config = (ROOT / "model_repository" / "llama" / "config.pbtxt").read_text()
+    assert set(request) <= set(re.findall(r'name: "(\w+)", data_type', config))
+
+
+def test_the_ports_are_tritons_own_and_stay_on_this_machine_unless_told() -> None:
+    expected = [
+        f"${{TRITON_BIND_ADDRESS:-127.0.0.1}}:${{TRITON_{service}_PORT:-{port}}}:{port}"
+        for service, port in (("HTTP", 8000), ("GRPC", 8001), ("METRICS", 8002))
+    ]
+    assert SERVICE["ports"] == expected
+    assert only_match(r"^EXPOSE (.*)$", DOCKERFILE) == "8000 8001 8002"
+
+
+def test_the_base_image_has_one_default() -> None:
+    assert only_match(r"^ARG TRITON_IMAGE=(.*)$", DOCKERFILE) == "nvcr.io/nvidia/tritonserver:26.04-py3"
+    # Without a value: compose passes it on only if it is set.
+    assert "TRITON_IMAGE" in SERVICE["build"]["args"]
+    assert "# syntax=" not in DOCKERFILE.splitlines()[0]
+
+
+def test_every_setting_of_the_model_can_be_set_and_nothing_else_that_it_would_refuse() -> None:
+    passed = {name for name in SERVICE["environment"] if name.startswith(ENVIRONMENT_PREFIX)}
+    assert passed == MODEL_SETTINGS
+    # A value in the compose file would be a second default.
+    assert not [name for name in SERVICE["environment"] if "=" in name]
+    assert not re.findall(rf"\$\{{{ENVIRONMENT_PREFIX}\w+", COMPOSE + GPU)
+
+
+def test_the_container_is_locked_up() -> None:
+    assert SERVICE["read_only"] is True
+    assert SERVICE["cap_drop"] == ["ALL"]
+    assert SERVICE["security_opt"] == ["no-new-privileges:true"]
+    assert only_match(r"^USER (.*)$", DOCKERFILE) == "1000:1000"
+    # Reserving a GPU, or raising a limit, fails on machines that can't: only in the file that is asked for by name.
+    assert not {"deploy", "ulimits", "privileged", "runtime", "gpus"} & SERVICE.keys()
+
+
+def test_every_package_of_the_image_has_one_version() -> None:
+    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().split() if "==" in line}
+    extra = [line for line in metadata.requires("triton-llama") or () if line.endswith('extra == "server"')]
+    names = {re.split(r"[^\w-]", line)[0].lower() for line in extra}
+    assert names == {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "tritonclient"}
+    assert names <= pinned
+
+
+def test_the_build_context_has_what_the_dockerfile_takes_from_it() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    taken = set(re.findall(r"--mount=type=bind,source=(\S+?),", DOCKERFILE))
+    for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE):
+        taken |= set(sources.split())
+    assert taken == allowed
+    assert [path for path in taken if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", sorted(VARIABLES - MODEL_SETTINGS))
+def test_every_variable_is_documented(name: str) -> None:
+    assert f"`{name}`" in (DOCKER / "README.md").read_text()

@@ -1,0 +1,81 @@
+"""Dependencies point one way, as design says: model.py → engine → the parts → settings, requests and errors."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+VERSION = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
+PACKAGE = VERSION / "llama_engine"
+MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem != "__init__"}
+
+# The six packages of the server, by the names they are imported by.
+ALLOWED = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "tritonclient"}
+
+# From the bottom up: a module imports only from the rows below its own.
+LAYERS = [
+    {"errors", "philox"},
+    {"settings", "sampling", "stopping", "vocabulary", "defaults", "cache"},
+    {"text", "banning", "memory"},
+    {"requests", "checkpoint"},
+    {"sampler"},
+    {"engine"},
+]
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Yield the full name of everything a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}, line {node.lineno}: imports are absolute in here"
+            # `from llama_engine import cache` is an import of llama_engine.cache.
+            yield from (
+                [f"{node.module}.{alias.name}" for alias in node.names]
+                if node.module == "llama_engine"
+                else [str(node.module)]
+            )
+
+
+def _inside(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in _imports(path) if name.split(".")[0] == "llama_engine"}
+
+
+def test_only_model_py_knows_triton() -> None:
+    knowing = [
+        path.relative_to(VERSION).as_posix()
+        for path in VERSION.rglob("*.py")
+        if "triton_python_backend_utils" in _imports(path)
+    ]
+    assert knowing == ["model.py"]
+
+
+def test_model_py_lies_alone_beside_the_package() -> None:
+    entries = {path.name for path in VERSION.iterdir()} - {"__pycache__"}
+    assert entries == {"model.py", "llama_engine"}
+
+
+def test_every_module_has_its_layer() -> None:
+    assert set().union(*LAYERS) == set(MODULES)
+    assert sum(map(len, LAYERS)) == len(MODULES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_from_the_layers_below(name: str) -> None:
+    own = next(index for index, layer in enumerate(LAYERS) if name in layer)
+    assert _inside(MODULES[name]) <= set().union(*LAYERS[:own])
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    assert set(_imports(PACKAGE / "__init__.py")) <= {"__future__"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_needs_nothing_but_the_six_packages(name: str) -> None:
+    outside = {imported.split(".")[0] for imported in _imports(MODULES[name])} - {"llama_engine"}
+    assert outside - set(sys.stdlib_module_names) <= ALLOWED

@@ -1,0 +1,150 @@
+"""The command line against a real Triton that runs the real model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from triton_local.server import LocalTriton
+
+COMMAND = (sys.executable, "-W", "error", "-c", "from triton_llama.cli import main; main()")
+
+both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
+
+
+def run(triton: LocalTriton, protocol: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    url = f"{protocol}://{triton.http_url if protocol == 'http' else triton.grpc_url}"
+    return subprocess.run(
+        [*COMMAND, *arguments, "--url", url],
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+
+
+@both_protocols
+def test_an_argument_is_completed(triton: LocalTriton, protocol: str) -> None:
+    result = run(triton, protocol, "generate", "The for statement", "-n", "4", "--include-prompt")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("The for statement")
+
+
+def test_stdin_is_completed_without_its_last_line_break(triton: LocalTriton) -> None:
+    result = run(triton, "http", "generate", "-n", "4", "--json", "--include-prompt", stdin="A list\nis\n")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["text"].startswith("A list\nis")
+    assert not json.loads(result.stdout)["text"].startswith("A list\nis\n\n")
+
+
+def test_json_has_every_field_and_its_seed_repeats_the_text(triton: LocalTriton) -> None:
+    first = json.loads(run(triton, "http", "generate", "A list", "-n", "8", "-t", "1", "--json").stdout)
+    assert first.keys() == {
+        "text",
+        "finish_reason",
+        "num_input_tokens",
+        "num_output_tokens",
+        "request_id",
+        "seed",
+    }
+    again = run(triton, "grpc", "generate", "A list", "-n", "8", "-t", "1", "--json", "--seed", str(first["seed"]))
+    assert json.loads(again.stdout)["text"] == first["text"]
+
+
+@both_protocols
+def test_a_file_is_completed_in_order_and_one_bad_line_harms_no_other(
+    triton: LocalTriton, protocol: str, tmp_path: Path
+) -> None:
+    prompts = [f"Statement number {number}" for number in range(20)]
+    entries: list[dict[str, object]] = [{"prompt": prompt, "max_tokens": 2} for prompt in prompts]
+    entries[7]["temperature"] = 9.0
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    output = tmp_path / "out.jsonl"
+    result = run(
+        triton,
+        protocol,
+        "generate",
+        "--prompts-file",
+        str(file),
+        "--json",
+        "--include-prompt",
+        "--concurrency",
+        "6",
+        "--output",
+        str(output),
+    )
+    assert result.returncode == 5
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("triton-llama: error: line 8: ")
+    answers = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert [answer["line"] for answer in answers] == list(range(1, 21))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if answer["line"] == 8:
+            assert answer["error"]["type"] == "RejectedInputError"
+            assert "temperature" in answer["error"]["message"]
+        else:
+            assert answer["text"].startswith(prompt)
+
+
+def test_plain_output_has_one_line_a_prompt_and_the_bar_stays_off_it(triton: LocalTriton, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("first\n\nsecond\nthird\n")
+    result = run(triton, "http", "generate", "--prompts-file", str(file), "-n", "8", "--include-prompt", "--progress")
+    assert result.returncode == 0
+    assert [line.split()[0][:5] for line in result.stdout.splitlines()] == ["first", "secon", "third"]
+    assert "3/3" in result.stderr
+
+
+def test_the_reader_may_leave_before_the_end(triton: LocalTriton, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("a prompt\n" * 40)
+    with subprocess.Popen(
+        [*COMMAND, "generate", "--prompts-file", str(file), "-n", "1", "--url", triton.http_url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("generate", "a", "-t", "7"), 5, "temperature"),
+        (("generate", "a", "--model", "no-such-model"), 7, "no-such-model"),
+        (("generate", "a", "-n", "32", "--timeout", "0.001"), 4, "within 0.001 s"),
+    ],
+)
+@both_protocols
+def test_a_failure_is_one_line_and_its_exit_code(
+    triton: LocalTriton, protocol: str, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    result = run(triton, protocol, *arguments)
+    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (code, "", 1)
+    assert result.stderr.startswith("triton-llama: error: ")
+    assert message in result.stderr
+
+
+@both_protocols
+def test_status_shows_server_model_config_and_versions(triton: LocalTriton, protocol: str) -> None:
+    plain = run(triton, protocol, "status")
+    assert plain.returncode == 0
+    for expected in ("live, ready", "llama: ready", "preferred 4 8 16 32, delay 10 ms", "quantization = int8"):
+        assert expected in plain.stdout
+    found = json.loads(run(triton, protocol, "status", "--json").stdout)
+    assert found["config"]["preferred_batch_sizes"] == [4, 8, 16, 32]
+
+
+def test_status_of_a_model_that_is_not_ready_is_shown_and_exits_with_7(triton: LocalTriton) -> None:
+    result = run(triton, "http", "status", "--model", "no-such-model")
+    assert result.returncode == 7
+    assert "no-such-model: not ready" in result.stdout

@@ -1,0 +1,81 @@
+"""Status codes and messages, as Triton 2.51 and gRPC really word them, become the right exception."""
+
+from __future__ import annotations
+
+import pytest
+from triton_llama import (
+    LlamaConnectionError,
+    LlamaTimeoutError,
+    ModelNotFoundError,
+    OverloadedError,
+    RejectedInputError,
+    ServerError,
+    TritonLlamaError,
+)
+from triton_llama.endpoint import Endpoint
+from triton_llama.translate import from_http_response, from_inference_server_exception
+from tritonclient.utils import InferenceServerException
+
+ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "message"),
+    [
+        (400, b'{"error":"top_p is 2, must lie in (0, 1]"}', RejectedInputError, "top_p is 2, must lie in (0, 1]"),
+        (503, b'{"error":"Exceeds maximum queue size"}', OverloadedError, "Exceeds maximum queue size"),
+        (503, b'{"error":"Request timeout expired"}', OverloadedError, "Request timeout expired"),
+        (500, b'{"error":"internal\\nerror"}', ServerError, "internal error"),
+        (404, b'{"error":"Request for unknown model: \'x\' is not found"}', ModelNotFoundError, "unknown model: 'x'"),
+        (503, b'{"error":"Request for unknown model: \'x\' has no available versions"}', ModelNotFoundError, "'x'"),
+        (404, b"<html>\n<h1>Not Found</h1></html>", ServerError, "HTTP status 404: <html> <h1>Not Found</h1></html>"),
+        (502, b"", ServerError, "HTTP status 502 without a message"),
+        (504, b"gateway timeout", LlamaTimeoutError, "HTTP status 504: gateway timeout"),
+        (418, b'{"detail": "teapot"}', ServerError, "HTTP status 418: {'detail': 'teapot'}"),
+    ],
+)
+def test_http_answer_becomes_its_exception(
+    status: int, body: bytes, kind: type[TritonLlamaError], message: str
+) -> None:
+    error = from_http_response(status, body)
+    assert type(error) is kind
+    assert message in str(error)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        ("INVALID_ARGUMENT", "text_input must not be empty", RejectedInputError),
+        ("UNAVAILABLE", "Exceeds maximum queue size", OverloadedError),
+        ("UNAVAILABLE", "Request timeout expired", OverloadedError),
+        ("UNAVAILABLE", "Request for unknown model: 'x' has no available versions", ModelNotFoundError),
+        ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotFoundError),
+        ("INTERNAL", "Stub process 'llama_0_0' is not healthy.", ServerError),
+        ("UNIMPLEMENTED", "", ServerError),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", LlamaTimeoutError),
+        (
+            "UNAVAILABLE",
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+            "Failed to connect to remote host: Connection refused",
+            LlamaConnectionError,
+        ),
+        (
+            "UNAVAILABLE",
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+            "connection attempt timed out before receiving SETTINGS frame",
+            LlamaTimeoutError,
+        ),
+        ("UNAVAILABLE", "Socket closed", LlamaConnectionError),
+        ("UNAVAILABLE", "errors resolving no-such-host.invalid:8001: [...]", LlamaConnectionError),
+        ("CANCELLED", "Channel closed!", LlamaConnectionError),
+    ],
+)
+def test_grpc_status_becomes_its_exception(status: str, message: str, kind: type[TritonLlamaError]) -> None:
+    original = InferenceServerException(message, status=f"StatusCode.{status}")
+    assert type(from_inference_server_exception(original, ENDPOINT, 5.0)) is kind
+
+
+def test_a_fault_that_tritonclient_finds_itself_is_translated_too() -> None:
+    error = from_inference_server_exception(InferenceServerException("unexpected"), ENDPOINT, 5.0)
+    assert type(error) is ServerError

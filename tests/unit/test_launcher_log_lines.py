@@ -1,0 +1,84 @@
+"""What of tritonserver's log reaches a terminal, and which reason is given for a failed start. Lines of a real log."""
+
+import pytest
+from triton_local.log_lines import TerminalView, failure_reason, names_taken_port, parse_line
+
+NVML = "Error: Failed to initialize NVML"
+DCGM = 'W1121 00:42:30.408999 15449 metrics.cc:798] "DCGM unable to start: DCGM initialization error"'
+CUDA = 'E1121 00:42:29.966857 15449 server.cc:241] "CudaDriverHelper has not been initialized."'
+LOADING = 'I1121 00:42:11.710140 15186 model_lifecycle.cc:472] "loading: llama:1"'
+MODEL_INFO = 'I1121 00:42:12.117096 15186 model.py:5] "112 of 113 linears are int8"'
+MODEL_WARNING = 'W1121 00:42:12.117538 15186 model.py:6] "a warning"'
+INSTANCE = (
+    'E1121 00:42:30.407740 15449 backend_model.cc:692] "ERROR: Failed to create instance: ValueError: slots must be in '
+    '1 ... 64, got 9000\\n\\nAt:\\n  /models/llama/1/model.py(8): initialize\\n"'
+)
+LOAD = (
+    "E1121 00:42:30.407856 15449 model_lifecycle.cc:642] \"failed to load 'llama' version 1: Internal: ValueError: "
+    'slots must be in 1 ... 64, got 9000\\n\\nAt:\\n  /models/llama/1/model.py(8): initialize\\n"'
+)
+SOCKET = (
+    'E1121 00:46:07.754674 16975 main.cc:257] "failed to start HTTP service: '
+    "Unavailable - Socket '127.0.0.1:18000' already in use \""
+)
+ENDING = "error: creating server: Internal - failed to load all models"
+TABLE = ["I1121 00:42:12.128978 15186 server.cc:674] ", "+-------+", "| Model |", "+-------+", "", ""]
+
+
+def test_the_model_the_warnings_and_prints_are_shown_and_the_chatter_is_not() -> None:
+    view = TerminalView(has_gpu=False)
+    lines = [CUDA, LOADING, MODEL_INFO, MODEL_WARNING, "Traceback (most recent call last):", *TABLE, NVML, DCGM, LOAD]
+    assert [line for line in lines if view.shows(line)] == [
+        MODEL_INFO,
+        MODEL_WARNING,
+        "Traceback (most recent call last):",
+        LOAD,
+    ]
+
+
+def test_with_a_gpu_in_the_machine_its_errors_are_not_hidden() -> None:
+    view = TerminalView(has_gpu=True)
+    assert [line for line in (CUDA, NVML, DCGM) if view.shows(line)] == [CUDA, NVML, DCGM]
+
+
+def test_a_table_of_the_models_own_is_shown() -> None:
+    view = TerminalView(has_gpu=False)
+    assert [line for line in (MODEL_WARNING, "| weights | 6 MB |") if view.shows(line)] == [
+        MODEL_WARNING,
+        "| weights | 6 MB |",
+    ]
+
+
+def test_a_quoted_message_is_read_as_it_was_written() -> None:
+    parsed = parse_line(LOAD)
+    assert (parsed.severity, parsed.source) == ("E", "model_lifecycle.cc")
+    assert parsed.message.splitlines()[-1] == "  /models/llama/1/model.py(8): initialize"
+
+
+def test_the_reason_of_a_failed_load_is_the_exception_once_and_not_the_log() -> None:
+    assert failure_reason([CUDA, LOADING, MODEL_WARNING, INSTANCE, LOAD, *TABLE, NVML, DCGM, ENDING]).splitlines() == [
+        "failed to load 'llama' version 1: Internal: ValueError: slots must be in 1 ... 64, got 9000",
+        "At:",
+        "  /models/llama/1/model.py(8): initialize",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([CUDA, NVML, SOCKET], "failed to start HTTP service: Unavailable - Socket '127.0.0.1:18000' already in use"),
+        (["/bin/tritonserver: unrecognized option '--x'", "Usage: tritonserver [options]", "  --help"], "--x"),
+        ([LOADING, ENDING], "creating server: Internal - failed to load all models"),
+        (["one", "", "two"], "one\ntwo"),
+        ([], "it wrote nothing"),
+    ],
+)
+def test_there_is_always_a_reason(lines: list[str], reason: str) -> None:
+    assert reason in failure_reason(lines)
+    assert "Usage" not in failure_reason(lines)
+
+
+def test_a_taken_port_is_recognised_only_when_it_is_ours() -> None:
+    assert names_taken_port([SOCKET], [18000])
+    assert not names_taken_port([SOCKET], [1800])
+    assert not names_taken_port([SOCKET], [18001])

@@ -18,7 +18,7 @@ from triton_llama.status import ServerStatus, StatusAnswers, read_status
 from triton_llama.tensors import PreparedRequest, prepare
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing import Self, Unpack
 
 
 class AsyncTransport(Protocol):

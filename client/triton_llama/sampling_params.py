@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -41,7 +41,8 @@ class SamplingParams:
     """
 
     max_tokens: int | None = 128
-    """Tokens to generate at most."""
+    """Tokens to generate at most. Prompt and completion share the server's `max_model_len`: where 128 no longer fit,
+    the request is refused; None takes the server's default, capped to what fits."""
     min_tokens: int | None = 0
     """No end token and no stop word ends the text before that many tokens."""
     temperature: float | None = 0.0

@@ -7,7 +7,6 @@ timeout comes as asyncio's, the socket's or a status, depending on who noticed f
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import ssl
@@ -80,7 +79,7 @@ def translated(endpoint: Endpoint, timeout: float, *network_errors: type[Excepti
         raise
     except InferenceServerException as error:
         raise from_inference_server_exception(error, endpoint, timeout) from error
-    except (TimeoutError, asyncio.TimeoutError) as error:
+    except TimeoutError as error:
         raise LlamaTimeoutError(f"no answer from {endpoint} within {timeout:g} s") from error
     except broken as error:
         raise LlamaConnectionError(f"no connection to {endpoint}: {_reason(error)}") from error

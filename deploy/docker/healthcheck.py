@@ -13,8 +13,23 @@ import sys
 import time
 
 MODEL = "llama"
-# min_tokens keeps a checkpoint that would end at once from counting as dead.
-REQUEST = {"text_input": "Python is", "max_tokens": 1, "min_tokens": 1, "temperature": 0.0}
+# min_tokens keeps a checkpoint that would end at once from counting as dead. The rest is there because Triton batches
+# only requests with the same set of inputs, and the client library sends all of them.
+REQUEST = {
+    "text_input": "Python is",
+    "max_tokens": 1,
+    "min_tokens": 1,
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "seed": 0,
+    "stop_words": [""],
+    "bad_words": [""],
+    "exclude_input_in_output": True,
+}
 
 
 class UnhealthyError(Exception):

@@ -21,6 +21,7 @@ from triton_local.repository import DEFAULT_VARIANT
 from triton_local.server import LocalTriton
 
 _PORT = click.IntRange(0, 65535)
+_IMPATIENCE_S = 30.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -33,7 +34,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @click.option("--host", default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine.")
 @click.option("--model-repository", type=click.Path(path_type=Path), help="[default: the checkout's own]")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="JSON: where it listens; there while it is ready.")
-@click.option("--ready-timeout", type=float, default=180.0, help="Seconds the server and the model get to be ready.")
+@click.option("--ready-timeout", type=float, default=3600.0, help="Seconds to download, load and be ready.")
 @click.option("--log-file", type=click.Path(path_type=Path), help="Everything the server logs goes here as well.")
 @click.option("-v", "--verbose", is_flag=True, help="Show everything the server logs, not only what matters.")
 @click.argument("tritonserver_args", nargs=-1, type=click.UNPROCESSED)
@@ -84,7 +85,8 @@ def _serve(server: LocalTriton, variant: str, host: str, ready_file: Path | None
         remove_ready_file(ready_file)
     _say(f"starting tritonserver, variant {variant}")
     try:
-        with server:
+        with _Impatience(started) as waiting, server:
+            waiting.end()
             stopper.server_is_ready()
             if ready_file is not None:
                 write_ready_file(ready_file, server, variant)
@@ -98,6 +100,31 @@ def _serve(server: LocalTriton, variant: str, host: str, ready_file: Path | None
     if not stopper.asked:
         click.echo(f"triton_local: tritonserver has ended with code {code}", err=True)
     return code
+
+
+class _Impatience:
+    """Says every now and then that the server is still loading: a large checkpoint takes minutes."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "_Impatience":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Say nothing more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_IMPATIENCE_S):
+            _say(f"still loading after {time.monotonic() - self._started:.0f} s")
 
 
 class _Stopper:

@@ -16,7 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from llama_engine.checkpoint import choose_device, load_checkpoint
 from llama_engine.engine import Completion, Engine, Outcome
-from llama_engine.errors import EngineError, InvalidRequest, RequestError
+from llama_engine.errors import EngineError, InvalidRequest, RequestError, RowFailure
 from llama_engine.requests import GenerationRequest, RequestParser
 from llama_engine.settings import Settings
 
@@ -63,7 +63,7 @@ class TritonPythonModel:
         self._parser = RequestParser(checkpoint.codec, self._engine.defaults, self._engine.max_model_len)
         self._engine.prove()
 
-    def _decode(self, request: pb_utils.InferenceRequest) -> list[GenerationRequest] | InvalidRequest:
+    def _decode(self, request: pb_utils.InferenceRequest) -> list[GenerationRequest] | RequestError:
         """Return the request's rows, or what is wrong with it."""
         try:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -78,14 +78,17 @@ class TritonPythonModel:
             return self._parser.parse(inputs)
         except InvalidRequest as error:
             return error
+        except Exception:  # noqa: BLE001 - left to Triton it would fail the whole batch, and show the client a traceback
+            _log.exception("a request could not be read; it is answered with an error")
+            return RowFailure("the request could not be read; the server's log has the reason")
 
 
 def _encode(
-    rows: Sequence[GenerationRequest] | InvalidRequest, outcomes: Iterator[Outcome]
+    rows: Sequence[GenerationRequest] | RequestError, outcomes: Iterator[Outcome]
 ) -> pb_utils.InferenceResponse:
     """Build the response of one request, taking its rows' outcomes off the front."""
-    if isinstance(rows, InvalidRequest):
-        return _failure(rows, pb_utils.TritonError.INVALID_ARG)
+    if isinstance(rows, RequestError):
+        return _failure(rows)
     completions: list[Completion] = []
     failures: list[RequestError] = []
     for outcome in islice(outcomes, len(rows)):
@@ -94,7 +97,7 @@ def _encode(
         else:
             failures.append(outcome)
     if failures:
-        return _failure(failures[0], pb_utils.TritonError.INTERNAL)
+        return _failure(failures[0])
     return pb_utils.InferenceResponse(
         [
             _strings("text_output", [completion.text for completion in completions]),
@@ -105,7 +108,8 @@ def _encode(
     )
 
 
-def _failure(error: RequestError, code: int) -> pb_utils.InferenceResponse:
+def _failure(error: RequestError) -> pb_utils.InferenceResponse:
+    code = pb_utils.TritonError.INVALID_ARG if isinstance(error, InvalidRequest) else pb_utils.TritonError.INTERNAL
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
 
@@ -121,9 +125,7 @@ def _parameters(model_config: dict[str, object]) -> dict[str, str]:
     """Return the config's own parameters as text, without those meant for the backend."""
     parameters = model_config.get("parameters", {})
     assert isinstance(parameters, dict)
-    return {
-        name: value["string_value"] for name, value in parameters.items() if name not in BACKEND_PARAMETERS
-    }  # fmt: skip
+    return {name: value["string_value"] for name, value in parameters.items() if name not in BACKEND_PARAMETERS}
 
 
 def _gpu(args: dict[str, str]) -> int | None:

@@ -3,13 +3,18 @@
 The way of a request through the modules:
 
     requests    raw inputs → GenerationRequest, or an InvalidRequest that names input, value and bound
-    text        prompt → tokens; tokens → bytes
+      text        prompt → tokens
+      defaults    what a request gets that leaves an input out
     engine      prefill → slot → decode steps → Completion
       cache       one slot per row, allocated once
-      sampling    penalties, temperature, top-k, top-p, one random stream per row
+      sampler     each slot's parameters and history; sampling: the formulas; philox: one random stream per row
+      banning     bad words, however they would be split into tokens
       stopping    end tokens, stop words, length
-    weights     the checkpoint, in the precision the settings ask for
-    memory      the plan of what is held where, refused before it fails
+      vocabulary  tokens as bytes
+    checkpoint  the model, in the precision that the settings ask for
+      memory      the plan of what is held where, refused before it fails
+    settings    what the model is told from outside
+    errors      what can go wrong, as types
 
 Nothing in here imports Triton; `model.py` next to this package is the only file that does.
 """

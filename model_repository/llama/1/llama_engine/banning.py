@@ -21,20 +21,25 @@ class BannedWords:
         self._words = [_BegunWord(word) for word in words]
         self._vocabulary = vocabulary
         self._device = device
-        self._always = frozenset(token for word in words for token in vocabulary.containing(word))
+        always = {token for word in words for token in vocabulary.containing(word)}
+        self.always = self._ids(always)
+        """Ids that contain a whole bad word: [n], long."""
 
     def advance(self, piece: bytes) -> None:
         """Take the bytes of the token that was produced."""
         for word in self._words:
             word.advance(piece)
 
-    def tokens(self) -> torch.Tensor:
-        """Return the ids that would complete a bad word now: [n], long."""
-        banned = set(self._always)
+    def completing(self) -> torch.Tensor:
+        """Return the ids that would complete a bad word that the text has begun: [n], long, most often none."""
+        completing: set[int] = set()
         for word in self._words:
             for rest in word.rests(self._vocabulary.longest):
-                banned.update(self._vocabulary.starting_with(rest))
-        return torch.tensor(sorted(banned), dtype=torch.long, device=self._device)
+                completing.update(self._vocabulary.starting_with(rest))
+        return self._ids(completing)
+
+    def _ids(self, tokens: set[int]) -> torch.Tensor:
+        return torch.tensor(sorted(tokens), dtype=torch.long, device=self._device)
 
 
 class _BegunWord:

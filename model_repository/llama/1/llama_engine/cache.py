@@ -1,8 +1,8 @@
 """The slot cache: keys and values of every row, allocated once.
 
 Per layer two tensors of [slots, key-value heads, max_model_len, head dim]. The rows in use are always the first ones,
-so that what attention reads is a view and never a copy: a row that ends is replaced by the last one (`move`). A forward
-pass covers neighbouring rows, each at its own positions; `aim` says which before the model calls `update`.
+so that what attention is given is a view and not a copy: a row that ends is replaced by the last one (`move`). A
+forward pass covers neighbouring rows, each at its own positions; `aim` says which before the model calls `update`.
 
 The cache knows nothing about requests, lengths or masks: what lies beyond a row's length is stale, and the mask of
 the forward pass hides it. It is finite, though: a masked score times a stale NaN would still be NaN, hence zeros at
@@ -92,6 +92,14 @@ class SlotCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the span of the current pass: rows have lengths of their own, which the engine keeps."""
         return self._span
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Return how many positions the current pass reads, and that they start at 0."""
+        return self._span, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Return 0: only a prefill asks, and it starts at the first position."""
+        return 0
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of slot `source` over slot `target`."""

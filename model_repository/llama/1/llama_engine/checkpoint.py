@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
@@ -84,6 +85,9 @@ class Checkpoint:
 def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
     """Load what the settings name onto the device. Raises CheckpointError with the reason."""
     name = _resolve(settings.model)
+    if device.type == "cuda":
+        # Or every instance would open a context on the first GPU, in nobody's plan.
+        torch.cuda.set_device(device)
     # A bar that redraws itself is noise in a server's log.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -92,17 +96,26 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
         if not isinstance(config, LlamaConfig):
             raise CheckpointError(f"{name} is a {config.model_type!r} checkpoint; this engine serves 'llama'")
         tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
-        model = AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             name,
+            output_loading_info=True,
             revision=settings.revision,
             dtype=dtype,
             device_map={"": device},
             use_safetensors=True,
             quantization_config=_quantization(settings, config, name, dtype),
         )
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"can't load {name}: {str(error).strip().splitlines()[0]}") from error
-    assert isinstance(model, LlamaForCausalLM)
+        model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
+        vocabulary = Vocabulary.of(tokenizer, config.vocab_size)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        # Many libraries have a say here, each with errors of its own; whichever it is, the checkpoint can't be served.
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise CheckpointError(f"can't load {name}: {type(error).__name__}: {reason}") from error
+    # transformers would serve what it didn't find as random numbers.
+    if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
+        raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
     if settings.int8_threshold is not None:
         # The 8-bit weights don't depend on the threshold, so one can be set for a checkpoint saved under another.
         for module in model.modules():
@@ -117,7 +130,7 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
     return Checkpoint(
         name=name,
         model=model,
-        codec=TextCodec(tokenizer, Vocabulary.of(tokenizer, config.vocab_size)),
+        codec=TextCodec(tokenizer, vocabulary),
         generation_config=model.generation_config,
         max_model_len=max_model_len,
         facts=read_facts(model),
@@ -157,7 +170,7 @@ def choose_device(setting: str, gpu: int | None) -> torch.device:
 
 
 def _resolve(model: str | None) -> str:
-    """Return a local path or a hub id; a path that isn't there is an error and never looked up on the hub."""
+    """Return a local path or a hub id; what can only be a path and isn't there is never looked up on the hub."""
     if model is None:
         if not EMBEDDED.is_dir():
             raise CheckpointError(

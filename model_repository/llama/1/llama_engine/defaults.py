@@ -25,8 +25,10 @@ class GenerationDefaults:
     end_tokens: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, config: GenerationConfig, default_max_tokens: int) -> GenerationDefaults:
+    def of(cls, config: GenerationConfig, default_max_tokens: int, vocabulary: int) -> GenerationDefaults:
         """Read a checkpoint's generation config. Raises CheckpointError for a value the contract doesn't allow.
+
+        vocabulary: number of tokens the model has.
 
         `do_sample: false`, the config's own default, is temperature 0, whatever the config's temperature says.
         """
@@ -46,6 +48,7 @@ class GenerationDefaults:
             ("temperature", 0.0 <= defaults.temperature <= 2.0, "from 0 to 2"),
             ("top_k", defaults.top_k >= 0, "at least 0"),
             ("top_p", 0.0 < defaults.top_p <= 1.0, "in (0, 1]"),
+            ("eos_token_id", all(0 <= token < vocabulary for token in defaults.end_tokens), f"below {vocabulary}"),
             ("repetition_penalty", 0.0 < defaults.repetition_penalty < float("inf"), "a finite number above 0"),
         ):
             if not inside:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from llama_engine.banning import BannedWords
-from llama_engine.cache import CacheShape, SlotCache
+from llama_engine.cache import SlotCache
 from llama_engine.checkpoint import Checkpoint
 from llama_engine.defaults import GenerationDefaults
-from llama_engine.errors import RowFailure
-from llama_engine.memory import MemoryPlan, activation_reserve, free_bytes
+from llama_engine.errors import InvalidSettings, RowFailure
+from llama_engine.memory import plan_memory
 from llama_engine.requests import GenerationRequest
 from llama_engine.sampler import FAILED, Sampler
 from llama_engine.settings import Settings
@@ -68,8 +68,12 @@ class Engine:
         self._vocabulary = checkpoint.codec.vocabulary
         self._prefill_tokens = settings.prefill_tokens
         self.max_model_len = checkpoint.max_model_len
-        self.defaults = GenerationDefaults.of(checkpoint.generation_config, settings.default_max_tokens)
-        self.plan = _plan(checkpoint, settings, slots)
+        self.defaults = GenerationDefaults.of(
+            checkpoint.generation_config, settings.default_max_tokens, config.vocab_size
+        )
+        if slots < 1:
+            raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
+        self.plan = plan_memory(checkpoint, settings, slots)
         self.plan.check()
         self._cache = SlotCache(self.plan.shape, self._device)
         self._sampler = Sampler(slots, config.vocab_size, sorted(self.defaults.end_tokens), self._device)
@@ -97,8 +101,14 @@ class Engine:
         return [outcomes.get(index, _FAILURE) for index in range(len(requests))]
 
     def prove(self) -> None:
-        """Generate two tokens, through prefill and a decode step. Raises RowFailure if that doesn't work."""
-        request = GenerationRequest(prompt="", prompt_tokens=(0,), max_tokens=2, min_tokens=2)
+        """Generate through prefill and a decode step; raises RowFailure if that doesn't work.
+
+        On a GPU with the longest prompt there can be, so that the plan's reserve is tried and not only computed; on a
+        CPU, where that could take minutes, with one token.
+        """
+        width = self.max_model_len - 2 if self._device.type == "cuda" else 1
+        request = GenerationRequest(prompt="", prompt_tokens=(0,) * max(width, 1), max_tokens=1, min_tokens=1)
+        request = replace(request, max_tokens=min(2, self.max_model_len - len(request.prompt_tokens)))
         outcome = self.complete([request])[0]
         if isinstance(outcome, RowFailure):
             raise outcome
@@ -145,7 +155,9 @@ class Engine:
         lengths = torch.tensor([row.length for row in group], device=self._device)
         self._positions[first : first + count, 0] = lengths
         positions = self._columns[:width].expand(count, width)
-        hidden = self._forward(first, tokens.to(self._device), positions, width)
+        # No mask: with nothing before it and the padding behind it, a prefill is plainly causal, which SDPA knows how
+        # to do without the width x width booleans a row that a mask would take.
+        hidden = self._forward(first, tokens.to(self._device), positions, width, mask=None)
         last = hidden[torch.arange(count, device=self._device), lengths - 1]
         return self._draw(first, self._head(last))
 
@@ -155,17 +167,22 @@ class Engine:
         positions = self._positions[:count]
         longest = max(row.length for row in self._rows) + 1
         span = min(-(-longest // SPAN_BUCKET) * SPAN_BUCKET, self.max_model_len)
-        hidden = self._forward(0, self._tokens[:count], positions, span)
+        # [rows, 1, 1, span]: a token sees its own position and everything before it.
+        mask = (self._columns[:span] <= positions)[:, None, None]
+        hidden = self._forward(0, self._tokens[:count], positions, span, mask)
         positions += 1
         for row in self._rows:
             row.length += 1
         return self._draw(0, self._head(hidden[:, -1]))
 
-    def _forward(self, first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
-        """Run [rows, width] tokens at their positions in slots `first` …; return [rows, width, hidden]."""
+    def _forward(
+        self, first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Run [rows, width] tokens at their positions in slots `first` …; return [rows, width, hidden].
+
+        mask: [rows, 1, width, span], True where a token may look; None is causal over the pass itself.
+        """
         self._cache.aim(first, positions, span)
-        # [rows, 1, width, span]: a token sees its own position and everything before it.
-        mask = (self._columns[:span] <= positions[:, :, None])[:, None]
         hidden: torch.Tensor = self._decoder(
             input_ids=tokens,
             position_ids=positions,
@@ -179,11 +196,11 @@ class Engine:
         """Choose the next token of the slots `first` …, and retire the rows that end with it."""
         rows = self._rows[first:]
         steps = [row.transcript.num_tokens for row in rows]
-        banned = [None if row.banned is None else row.banned.tokens() for row in rows]
+        banned = [row.banned for row in rows]
         tokens = self._sampler.sample(logits, first, steps, banned)
         self._tokens[first : first + len(rows), 0] = tokens
         outcomes: dict[int, Outcome] = {}
-        # The one moment of a step at which the host waits for the device.
+        # The host has to know the tokens: here it waits for the device.
         chosen = tokens.tolist()
         # Backwards, so that the row that moves into a freed slot is one that has been looked at already.
         for slot in range(first + len(rows) - 1, first - 1, -1):
@@ -212,12 +229,11 @@ class Engine:
 
     def _abandon(self) -> dict[int, Outcome]:
         """Answer every row with a failure and clear its slot."""
-        outcomes: dict[int, Outcome] = {row.index: _FAILURE for row in self._rows}
-        for slot in range(len(self._rows)):
-            self._cache.wipe(slot)
-        self._rows.clear()
+        rows, self._rows = self._rows, []
         self._sampler.clear()
-        return outcomes
+        for slot in range(len(rows)):
+            self._cache.wipe(slot)
+        return {row.index: _FAILURE for row in rows}
 
 
 def _completion(row: _Row) -> Completion:
@@ -227,33 +243,4 @@ def _completion(row: _Row) -> Completion:
         finish_reason=transcript.finish_reason,
         num_input_tokens=len(request.prompt_tokens),
         num_output_tokens=transcript.num_tokens,
-    )
-
-
-def _plan(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
-    config, facts = checkpoint.config, checkpoint.facts
-    shape = CacheShape(
-        layers=config.num_hidden_layers,
-        slots=slots,
-        key_value_heads=config.num_key_value_heads or config.num_attention_heads,
-        max_model_len=checkpoint.max_model_len,
-        head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
-        dtype=facts.dtype,
-    )
-    return MemoryPlan(
-        weights=facts.weight_bytes,
-        cache=shape.bytes,
-        sampling=Sampler.bytes_for(slots, config.vocab_size),
-        reserve=activation_reserve(
-            max(settings.prefill_tokens, checkpoint.max_model_len),
-            slots,
-            config.hidden_size,
-            config.intermediate_size,
-            config.vocab_size,
-            facts.dtype.itemsize,
-        ),
-        free=free_bytes(facts.device),
-        fraction=settings.memory_fraction,
-        device=str(facts.device),
-        shape=shape,
     )

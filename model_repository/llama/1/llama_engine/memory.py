@@ -12,7 +12,10 @@ from pathlib import Path
 import torch
 
 from llama_engine.cache import CacheShape
+from llama_engine.checkpoint import Checkpoint
 from llama_engine.errors import OutOfMemoryPlan
+from llama_engine.sampler import Sampler
+from llama_engine.settings import Settings
 
 _MIB = 1 << 20
 
@@ -67,15 +70,46 @@ class MemoryPlan:
         raise OutOfMemoryPlan(f"{self.describe()}: does not fit; {advice}")
 
 
+def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
+    """Plan for a loaded checkpoint and so many slots; whether it fits is for the plan's `check` to say."""
+    config, facts = checkpoint.config, checkpoint.facts
+    shape = CacheShape(
+        layers=config.num_hidden_layers,
+        slots=slots,
+        key_value_heads=config.num_key_value_heads or config.num_attention_heads,
+        max_model_len=checkpoint.max_model_len,
+        head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
+        dtype=facts.dtype,
+    )
+    return MemoryPlan(
+        weights=facts.weight_bytes,
+        cache=shape.bytes,
+        sampling=Sampler.bytes_for(slots, config.vocab_size),
+        reserve=activation_reserve(
+            max(settings.prefill_tokens, checkpoint.max_model_len),
+            slots,
+            config.hidden_size,
+            config.intermediate_size,
+            config.vocab_size,
+            facts.dtype.itemsize,
+        ),
+        free=free_bytes(facts.device),
+        fraction=settings.memory_fraction,
+        device=str(facts.device),
+        shape=shape,
+    )
+
+
 def activation_reserve(
     prefill_tokens: int, slots: int, hidden: int, intermediate: int, vocabulary: int, itemsize: int
 ) -> int:
     """Estimate the bytes a forward pass holds besides weights and cache.
 
     The widest moment of a prefill is the MLP: hidden states and residual, gate, up and their product; attention scores
-    stay inside SDPA. Logits are made for one token a row only, and sampling sorts and copies them in float32.
+    stay inside SDPA, and an 8-bit product is an int32 before it is scaled. Logits are made for one token a row only,
+    and sampling sorts and copies them in float32.
     """
-    prefill = prefill_tokens * (4 * hidden + 3 * intermediate) * itemsize
+    prefill = prefill_tokens * ((4 * hidden + 3 * intermediate) * itemsize + 4 * intermediate)
     logits = slots * vocabulary * 4 * 8
     return prefill + logits + 64 * _MIB
 
@@ -97,11 +131,14 @@ def _available_to_machine() -> int:
 
 
 def _available_to_cgroup() -> int:
-    limit = Path("/sys/fs/cgroup/memory.max")
-    used = Path("/sys/fs/cgroup/memory.current")
-    if not limit.exists() or (text := limit.read_text().strip()) == "max":
+    cgroup = Path("/sys/fs/cgroup")
+    if not (cgroup / "memory.max").exists() or (limit := (cgroup / "memory.max").read_text().strip()) == "max":
         return 1 << 62
-    return max(int(text) - int(used.read_text()), 0)
+    used = int((cgroup / "memory.current").read_text())
+    # The page cache (of the checkpoint that was just read, above all) counts as used but is given up on demand.
+    statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    given_up = int(statistics["active_file"]) + int(statistics["inactive_file"])
+    return max(int(limit) - used + given_up, 0)
 
 
 def _mib(count: int) -> str:

@@ -80,9 +80,11 @@ class RequestParser:
         max_tokens = row.number("max_tokens", min(defaults.max_tokens, room), low=1)
         if max_tokens > room:
             raise row.refuse(
-                "max_tokens", max_tokens, f"at most {room}: the prompt has {len(tokens)} tokens, "
-                f"and prompt and completion together may have {self.max_model_len}"
-            )  # fmt: skip
+                "max_tokens",
+                max_tokens,
+                f"at most {room}: the prompt has {len(tokens)} tokens, "
+                f"and prompt and completion together may have {self.max_model_len}",
+            )
         return GenerationRequest(
             prompt=prompt,
             prompt_tokens=tokens,

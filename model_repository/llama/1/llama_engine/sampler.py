@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from llama_engine.banning import BannedWords
 from llama_engine.philox import step_keys
 from llama_engine.requests import GenerationRequest
 from llama_engine.sampling import (
@@ -90,12 +91,13 @@ class Sampler:
         self._requests.clear()
         self._needs = self._read_needs()
 
-    def sample(self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[torch.Tensor | None]
-    ) -> torch.Tensor:  # fmt: skip
+    def sample(
+        self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[BannedWords | None]
+    ) -> torch.Tensor:
         """Choose the next token of the slots `first` … and note it in their histories.
 
-        logits: [rows, vocabulary], any float dtype. steps: tokens each row has already. banned: per row the ids that
-        must not be produced, or None. Returns [rows], long; FAILED where a row's logits aren't finite.
+        logits: [rows, vocabulary], any float dtype. steps: tokens each row has already. banned: each row's bad
+        words. Returns [rows], long; FAILED where a row's logits aren't finite.
         """
         rows = slice(first, first + logits.shape[0])
         needs = self._needs
@@ -120,17 +122,19 @@ class Sampler:
         # A NaN anywhere makes the best one NaN; nothing left to choose from makes it -inf.
         return tokens.masked_fill_(~best.isfinite(), FAILED)
 
-    def _mask(self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[torch.Tensor | None]
-    ) -> torch.Tensor:  # fmt: skip
+    def _mask(
+        self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[BannedWords | None]
+    ) -> torch.Tensor:
         too_early = [row for row, step in enumerate(steps) if step < self._requests[first + row].min_tokens]
-        if not too_early and not any(ids is not None for ids in banned):
+        if not too_early and not any(words is not None for words in banned):
             return logits
         logits = logits.clone()
         if too_early and len(self._end_tokens):
             logits[torch.tensor(too_early, device=self._device)[:, None], self._end_tokens] = -torch.inf
-        for row, ids in enumerate(banned):
-            if ids is not None:
-                logits[row, ids] = -torch.inf
+        for row, words in enumerate(banned):
+            if words is not None:
+                logits[row, words.always] = -torch.inf
+                logits[row, words.completing()] = -torch.inf
                 # Where every token would complete a bad word the text can only end, even before min_tokens.
                 stuck = logits[row].amax() == -torch.inf
                 logits[row] = torch.where(stuck, self._only_end, logits[row])

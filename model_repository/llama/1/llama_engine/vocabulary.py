@@ -7,9 +7,10 @@ bytes a token stands for and which tokens could complete a given string; it know
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
 
@@ -59,9 +60,24 @@ class Vocabulary:
         order = sorted(range(len(self.pieces)), key=self.pieces.__getitem__)
         return [self.pieces[index] for index in order], order
 
+    @cached_property
+    def _joined(self) -> tuple[bytes, list[int]]:
+        starts = [0, *accumulate(map(len, self.pieces))]
+        return b"".join(self.pieces), starts
+
     def containing(self, text: bytes) -> list[int]:
-        """Return the ids whose piece contains `text`."""
-        return [index for index, piece in enumerate(self.pieces) if text in piece]
+        """Return the ids whose piece contains `text` (not empty)."""
+        joined, starts = self._joined
+        found: list[int] = []
+        position = joined.find(text)
+        while position >= 0:
+            index = bisect_right(starts, position) - 1
+            inside = position + len(text) <= starts[index + 1]
+            if inside:
+                found.append(index)
+            # Behind a match the rest of the piece has nothing to add; a match over a border may hide one behind it.
+            position = joined.find(text, starts[index + 1] if inside else position + 1)
+        return found
 
     def starting_with(self, text: bytes) -> list[int]:
         """Return the ids whose piece starts with `text` (not empty)."""
@@ -93,6 +109,9 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def _byte_level(token: str) -> bytes:
+    # As the tokenizers library has it: a token outside the alphabet stands for itself.
+    if not _ALPHABET.keys() >= set(token):
+        return token.encode()
     return bytes(_ALPHABET[character] for character in token)
 
 

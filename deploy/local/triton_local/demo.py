@@ -66,7 +66,7 @@ def main() -> int:
         return 1
     _print_texts(outcomes)
     tokens = sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
-    formed = ", ".join(f"{count} of {size}" for size, count in sorted(batches.items()))
+    formed = ", ".join(f"{count} of size {size}" for size, count in sorted(batches.items()))
     print(f"\nbatches Triton formed: {formed}")
     print(f"{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s on this machine")
     print(loaded)

@@ -96,6 +96,7 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
         if not isinstance(config, LlamaConfig):
             raise CheckpointError(f"{name} is a {config.model_type!r} checkpoint; this engine serves 'llama'")
         tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
+        quantization = _quantization(settings, config, name, dtype)
         loaded = AutoModelForCausalLM.from_pretrained(
             name,
             output_loading_info=True,
@@ -103,7 +104,8 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
             dtype=dtype,
             device_map={"": device},
             use_safetensors=True,
-            quantization_config=_quantization(settings, config, name, dtype),
+            # Given as None, it would make transformers forget that a checkpoint is quantized and serve its raw bytes.
+            **({} if quantization is None else {"quantization_config": quantization}),
         )
         model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
         vocabulary = Vocabulary.of(tokenizer, config.vocab_size)

@@ -55,7 +55,7 @@ format: $(READY) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff check --fix .
 
 train: $(READY) ## train the embedded checkpoint again (about an hour on two cores; resumes where it was)
-	@cd models && ../$(BIN)/python -m train_pydoc_llama --out pydoc-llama
+	@$(BIN)/python -m models.train_pydoc_llama --out models/pydoc-llama
 
 clean: ## remove the virtual environment and what tests and training left
 	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info

@@ -1,0 +1,124 @@
+"""Measure a trained checkpoint: `python -m models.train_pydoc_llama.evaluate models/pydoc-llama`.
+
+Held-out perplexity in float32 and in 8 bits, and what the model writes after a fixed list of prompts; the figures go
+to evaluation.json in the checkpoint's folder. Needs the Python version that the checkpoint was trained with.
+"""
+
+import argparse
+import copy
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import BitsAndBytesConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models.train_pydoc_llama.architecture import CONTEXT
+from models.train_pydoc_llama.batches import held_out_rows
+from models.train_pydoc_llama.corpus import build_corpus
+from models.train_pydoc_llama.perplexity import perplexity
+from models.train_pydoc_llama.tokenizer import load_tokenizer
+
+# Chosen before the model had written anything; every answer is shown in the card, good or bad.
+PROMPTS = (
+    "Return a list of",
+    "The with statement is used to",
+    "This module provides",
+    "Raise ValueError if",
+    "A class is",
+    "Open the file and",
+    "The function returns",
+    "os.path.join(path, *paths)\n\n",
+)
+QUESTIONS = ("What does shutil.copytree do?", "What is the json module?", "Explain exceptions in Python.")
+SAMPLE_TOKENS = 60
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One way to load the weights; `config` is None for float32."""
+
+    name: str
+    config: BitsAndBytesConfig | None
+
+
+def precisions() -> tuple[Precision, ...]:
+    """Float32, and INT8 with and without bitsandbytes' outlier columns."""
+    return (
+        Precision("fp32", None),
+        Precision("int8, threshold 6.0", _int8(6.0)),
+        Precision("int8, threshold 0.0", _int8(0.0)),
+    )
+
+
+def _int8(threshold: float) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)  # type: ignore[no-untyped-call]
+
+
+def main() -> None:
+    """Measure and write evaluation.json."""
+    parser = argparse.ArgumentParser(prog="python -m models.train_pydoc_llama.evaluate", description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    folder = parser.parse_args().checkpoint
+    # At every 8-bit product bitsandbytes warns that it casts to float16 inside: known, and thousands of lines.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    tokenizer = load_tokenizer(folder)
+    corpus = build_corpus()
+    trained_on = json.loads((folder / "training.json").read_text(encoding="utf-8"))["data"]["sha256"]
+    if corpus.describe()["sha256"] != trained_on:
+        raise SystemExit(f"this Python's text is not what {folder} was trained on: the held-out split would not hold")
+    rows = held_out_rows(corpus.held_out, tokenizer, CONTEXT)
+    record: dict[str, object] = {"held_out_tokens": sum(len(row) - 1 for row in rows)}
+    figures: dict[str, float] = {}
+    for precision in tqdm(precisions(), desc="perplexity", unit="precision"):
+        model = load(folder, precision)
+        figures[precision.name] = round(perplexity(model, rows, tokenizer.pad_token_id), 3)
+        if precision.config is None:
+            record["samples"] = samples(model, tokenizer)
+        elif precision.config.llm_int8_threshold:
+            record["int8_samples"] = samples(model, tokenizer)
+    record["perplexity"] = figures
+    (folder / "evaluation.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(json.dumps(figures))
+
+
+def load(folder: Path, precision: Precision) -> LlamaForCausalLM:
+    """The checkpoint in that precision, on the CPU."""
+    device = None if precision.config is None else "cpu"
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, quantization_config=precision.config, device_map=device
+    )
+    model.train(False)
+    return model
+
+
+def samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[dict[str, str]]:
+    """Each prompt once greedily and once drawn with the checkpoint's own generation config."""
+    chats = [
+        str(tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False))
+        for question in QUESTIONS
+    ]
+    shown: list[dict[str, str]] = []
+    for prompt in tqdm((*PROMPTS, *chats), desc="samples", unit="prompt"):
+        # The chat template writes its own <s>.
+        inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=prompt not in chats)
+        entry = {"prompt": prompt}
+        for style, sampling in (("greedy", False), ("sampled", True)):
+            torch.manual_seed(SEED)
+            config = copy.deepcopy(model.generation_config)
+            config.max_new_tokens, config.do_sample = SAMPLE_TOKENS, sampling
+            if not sampling:
+                config.temperature = config.top_p = None  # the repetition penalty stays
+            output = model.generate(  # type: ignore[misc]
+                inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=config
+            )
+            entry[style] = str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+        shown.append(entry)
+    return shown
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The tokenizer: byte-level BPE that writes any UTF-8 text and reads it back exactly, with Llama-2's chat template."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+VOCABULARY = 3072
+# The ids of Llama-2's tokenizer; <pad> comes after them so that padding is never mistaken for the end of a text.
+UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
+
+# Llama-2's chat format. The system text sits inside the first user turn; the turns must alternate.
+CHAT_TEMPLATE = (
+    "{% if messages[0]['role'] == 'system' %}"
+    "{% set turns = messages[1:] %}{% set system = messages[0]['content'] %}"
+    "{% else %}{% set turns = messages %}{% set system = false %}{% endif %}"
+    "{% for message in turns %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if loop.index0 == 0 and system %}"
+    "{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported after the first message') }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFast:
+    """Learn the merges from `texts`; `context` is the model's longest sequence in tokens."""
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = [AddedToken(token, special=True, normalized=False) for token in (UNK, BOS, EOS, PAD)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        min_frequency=2,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    begin = tokenizer.token_to_id(BOS)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS}:1 $B:1", special_tokens=[(BOS, begin)]
+    )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        unk_token=UNK,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """What users get from AutoTokenizer; a TypeError if that is not the kind that was saved."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise TypeError(f"{folder}: expected a PreTrainedTokenizerFast, got {type(tokenizer).__name__}")
+    return tokenizer

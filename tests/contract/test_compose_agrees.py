@@ -48,7 +48,7 @@ def test_the_health_check_gives_up_before_docker_does() -> None:
 def test_the_health_check_is_where_the_image_has_it_and_asks_for_the_inputs_that_exist() -> None:
     assert "/srv/triton-llama/bin/healthcheck.py" in SERVICE["healthcheck"]["test"]
     assert re.search(r"^COPY .*deploy/docker/healthcheck\.py /srv/triton-llama/bin/$", DOCKERFILE, re.MULTILINE)
-    request = ast.literal_eval(only_match(r"^REQUEST = (\{.*\})$", (DOCKER / "healthcheck.py").read_text()))
+    request = ast.literal_eval(only_match(r"(?s)^REQUEST = (\{.*?^\})$", (DOCKER / "healthcheck.py").read_text()))
     config = (ROOT / "model_repository" / "llama" / "config.pbtxt").read_text()
     assert set(request) <= set(re.findall(r'name: "(\w+)", data_type', config))
 

@@ -20,9 +20,10 @@ ALLOWED = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "trit
 LAYERS = [
     {"errors", "philox"},
     {"settings", "sampling", "stopping", "vocabulary", "defaults", "cache"},
-    {"text", "banning", "memory"},
+    {"text", "banning"},
     {"requests", "checkpoint"},
     {"sampler"},
+    {"memory"},
     {"engine"},
 ]
 

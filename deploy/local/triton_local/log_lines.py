@@ -101,5 +101,9 @@ def names_taken_port(lines: Iterable[str], ports: Iterable[int]) -> bool:
 
 
 def _compact(message: str) -> str:
-    """A Python exception as tritonserver words it, without its blank lines."""
-    return "\n".join(line.rstrip() for line in message.splitlines() if line.strip())
+    """A Python exception as tritonserver words it, without its blank lines.
+
+    One that the model raised for the reader, a refused setting, also goes without the place in the code.
+    """
+    said = message.partition("\n\nAt:\n")[0] if "TritonModelException: " in message else message
+    return "\n".join(line.rstrip() for line in said.splitlines() if line.strip())

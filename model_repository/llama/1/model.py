@@ -26,6 +26,9 @@ BACKEND_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 COMPATIBILITY_INPUTS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 """Inputs of other Triton LLM backends: accepted, and without effect, because those outputs are always there."""
 
+HARMLESS_PARAMETERS = frozenset({"id"})
+"""Request parameters that may be ignored: the id of a request to /generate arrives as one."""
+
 _log = logging.getLogger("llama_engine.triton")
 
 
@@ -67,7 +70,7 @@ class TritonPythonModel:
         """Return the request's rows, or what is wrong with it."""
         try:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            unknown = sorted(json.loads(request.parameters() or "{}"))
+            unknown = sorted(json.loads(request.parameters() or "{}").keys() - HARMLESS_PARAMETERS)
             if unknown:
                 # A misspelled input arrives as a parameter; ignoring it would be a silent default.
                 raise InvalidRequest(f"{unknown[0]} is no input of this model, and it takes no request parameters")

@@ -106,7 +106,7 @@ class RequestParser:
         limit = self.max_model_len - 1
         bound = f"at most {limit} tokens (max_model_len - 1)"
         if not prompt:
-            raise row.refuse("text_input", "''", "not empty")
+            raise row.refuse("text_input", "''", "a text of at least one token")
         # What can't fit even in the longest tokens is refused before it costs the time to tokenize it.
         size = len(prompt.encode())
         if size > limit * self.codec.vocabulary.longest:

@@ -1,0 +1,40 @@
+"""The README's commands and programs, unmodified, against a server on the ports that they name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from contract.readme_blocks import ROOT, Block, readme_blocks
+from server.servers import serve
+from triton_local.server import LocalTriton
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalTriton]:
+    with serve(ports=(8000, 8001, 8002)) as on_default_ports:
+        yield on_default_ports
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("block", [block for block in readme_blocks() if block.asks_a_server], ids=str)
+def test_a_block_of_the_readme_works_as_it_is(block: Block) -> None:
+    command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+    # As with the virtual environment activated, or its commands on the path.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    run = subprocess.run(
+        [*command, block.text],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, f"{block.text}\n{run.stdout}\n{run.stderr}"
+    assert run.stdout.strip(), f"{block.text}\nsaid nothing; stderr: {run.stderr}"
+    assert '"error"' not in run.stdout

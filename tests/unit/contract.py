@@ -1,0 +1,52 @@
+"""Raw inputs as Triton hands them over, and a parser of the embedded tokenizer under small limits."""
+
+from typing import Any
+
+import numpy as np
+from llama_engine.defaults import GenerationDefaults
+from llama_engine.requests import GenerationRequest, RawInputs, RequestParser
+from llama_engine.text import TextCodec
+from numpy.typing import NDArray
+
+MAX_MODEL_LEN = 64
+
+DTYPES: dict[str, type[np.generic]] = {
+    "text_input": np.object_,
+    "max_tokens": np.int32,
+    "min_tokens": np.int32,
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "repetition_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "seed": np.uint64,
+    "stop_words": np.object_,
+    "bad_words": np.object_,
+    "exclude_input_in_output": np.bool_,
+}
+
+DEFAULTS = GenerationDefaults(
+    max_tokens=16, min_tokens=2, temperature=0.5, top_k=7, top_p=0.75, repetition_penalty=1.25
+)
+
+
+def tensor(name: str, rows: list[Any]) -> NDArray[Any]:
+    """Return an input in the contract's type and shape. rows: a value per row, or a list of words per row."""
+    listed = [row if isinstance(row, list) else [row] for row in rows]
+    encoded = [[item.encode() if isinstance(item, str) else item for item in row] for row in listed]
+    return np.array(encoded, dtype=DTYPES[name]).reshape(len(rows), -1)
+
+
+def raw(**values: object) -> RawInputs:
+    """Return the inputs of a request of one row."""
+    return {name: tensor(name, [value]) for name, value in {"text_input": "def f", **values}.items()}
+
+
+def parser(codec: TextCodec, defaults: GenerationDefaults = DEFAULTS) -> RequestParser:
+    return RequestParser(codec, defaults, MAX_MODEL_LEN)
+
+
+def parse_one(codec: TextCodec, **values: object) -> GenerationRequest:
+    (request,) = parser(codec).parse(raw(**values))
+    return request

@@ -1,0 +1,43 @@
+"""Short ways to a checkpoint, an engine and a request, for tests that need a real one.
+
+Settings come from the arguments alone: what the machine's environment sets must not change what is tested.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from llama_engine.checkpoint import Checkpoint, load_checkpoint
+from llama_engine.engine import Completion, Engine
+from llama_engine.requests import GenerationRequest
+from llama_engine.settings import Settings
+from llama_engine.text import TextCodec
+from llama_engine.vocabulary import Vocabulary
+
+
+def load(quantization: str, **parameters: str) -> Checkpoint:
+    """Load a checkpoint on the CPU, the embedded one if no `model` is given."""
+    return load_checkpoint(Settings.parse({"quantization": quantization, **parameters}, {}), torch.device("cpu"))
+
+
+def engine_of(checkpoint: Checkpoint, slots: int = 8, **parameters: str) -> Engine:
+    return Engine(checkpoint, Settings.parse(parameters, {}), slots)
+
+
+def with_tokens_as_text(checkpoint: Checkpoint) -> Checkpoint:
+    """The same model, but every token, a special one too, is "<its number> ": a completion's text shows its tokens."""
+    pieces = [f"{token} ".encode() for token in range(checkpoint.config.vocab_size)]
+    return replace(checkpoint, codec=TextCodec(checkpoint.codec.tokenizer, Vocabulary(pieces)))
+
+
+def tokens_in(text: str) -> list[int]:
+    """The tokens of a completion by a checkpoint of `with_tokens_as_text`."""
+    return [int(token) for token in text.split()]
+
+
+def completions(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Completion]:
+    """Run the requests, each of which must succeed."""
+    outcomes = engine.complete(requests)
+    good = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+    assert len(good) == len(requests), f"failed rows among {outcomes}"
+    return good

@@ -1,0 +1,52 @@
+"""Greedy decoding by transformers' `generate()` on one prompt alone: the reference of the exactness tests."""
+
+from dataclasses import dataclass, field
+
+import torch
+from llama_engine.checkpoint import Checkpoint
+from transformers import LlamaForCausalLM
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+TIE = 1e-4
+"""Promise 2's excuse: two best logits this close at the first difference."""
+
+
+@dataclass
+class GreedyReference:
+    """generate() on single prompts, each run once at the greatest length: greedy tokens are prefix-stable."""
+
+    checkpoint: Checkpoint
+    longest: int
+    penalty: float = 1.0
+    _known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def tokens(self, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+        """Return what generate(max_new_tokens=max_tokens) adds to the prompt."""
+        assert max_tokens <= self.longest
+        if prompt not in self._known:
+            ids = torch.tensor([prompt])
+            with torch.inference_mode():
+                full = self._model.generate(  # type: ignore[misc]  # its self is a protocol that the class doesn't meet
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=self.longest,
+                    do_sample=False,
+                    temperature=None,
+                    top_p=None,
+                    repetition_penalty=self.penalty,
+                )
+            self._known[prompt] = full[0, len(prompt) :].tolist()
+        return self._known[prompt][:max_tokens]
+
+    def is_tie(self, prompt: tuple[int, ...], ours: list[int], theirs: list[int]) -> bool:
+        """Return whether the two best logits at the first difference are too close to tell."""
+        same = next(index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
+        ids = torch.tensor([[*prompt, *theirs[:same]]])
+        with torch.inference_mode():
+            logits = self._model(input_ids=ids).logits[:, -1].float()
+        best = RepetitionPenaltyLogitsProcessor(self.penalty)(ids, logits)[0].topk(2).values
+        return float(best[0] - best[1]) <= TIE
+
+    @property
+    def _model(self) -> LlamaForCausalLM:
+        return self.checkpoint.model

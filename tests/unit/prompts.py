@@ -1,0 +1,22 @@
+"""Prompts for the tests: pieces of the language reference that ships with every Python."""
+
+import random
+from functools import cache
+from pydoc_data.topics import topics
+
+from llama_engine.text import TextCodec
+
+
+@cache
+def reference_text() -> str:
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def random_prompt(codec: TextCodec, lengths: range, randomness: random.Random) -> tuple[str, tuple[int, ...]]:
+    """Return a prompt of a random number of tokens from the range, as text and as tokens."""
+    length = randomness.choice(lengths)
+    start = randomness.randrange(len(reference_text()) - 12 * length)
+    tokens = codec.encode(reference_text()[start : start + 12 * length])[:length]
+    text = codec.tokenizer.decode(list(tokens), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text, tokens

@@ -1,0 +1,105 @@
+"""Settings: every key's bounds, where a value comes from, and what a refusal says."""
+
+from dataclasses import fields
+
+import pytest
+from llama_engine.errors import InvalidSettings
+from llama_engine.settings import BOUNDS, Settings
+
+MILLION = str(1 << 20)
+GOOD: dict[str, dict[str, object]] = {
+    "model": {"/a/path": "/a/path", "meta-llama/Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf"},
+    "revision": {"main": "main"},
+    "quantization": {word: word for word in ("int8", "nf4", "none", "checkpoint")},
+    "int8_threshold": {"0": 0.0, "1000": 1000.0, "6.0": 6.0, "6e0": 6.0},
+    "dtype": {word: word for word in ("auto", "float32", "float16", "bfloat16")},
+    "device": {word: word for word in ("auto", "cpu", "cuda")},
+    "scheduling": {"batch": "batch"},
+    "slots": {"1": 1, "1024": 1024},
+    "max_model_len": {"2": 2, MILLION: 1 << 20},
+    "default_max_tokens": {"1": 1, MILLION: 1 << 20},
+    "prefill_tokens": {"1": 1, MILLION: 1 << 20},
+    "memory_fraction": {"0.05": 0.05, "1": 1.0, "1e-1": 0.1},
+}
+OVER_A_MILLION = str((1 << 20) + 1)
+MALFORMED = ("", " ", "nan", "inf", "-inf", "-1", "+5", "1_000", " 7", "7 ", "7\n", "0x10", "1e999", "٣", "ten", "1,5")
+BAD: dict[str, tuple[str, ...]] = {
+    "model": ("", "  "),
+    "revision": ("", "\t"),
+    "quantization": ("", "INT8", "fp8", " int8", "int8,nf4"),
+    "int8_threshold": ("-0.1", "1000.1", *MALFORMED),
+    "dtype": ("", "half", "Float16", "torch.float16"),
+    "device": ("", "CPU", "cuda:0", "gpu"),
+    "scheduling": ("", "Batch", "inflight"),
+    "slots": ("0", "1025", "8.0", "1e3", *MALFORMED),
+    "max_model_len": ("1", OVER_A_MILLION, "8.0", "1e3", *MALFORMED),
+    "default_max_tokens": ("0", OVER_A_MILLION, "8.0", "1e3", *MALFORMED),
+    "prefill_tokens": ("0", OVER_A_MILLION, "8.0", "1e3", *MALFORMED),
+    "memory_fraction": ("0.049", "1.001", "0", *MALFORMED),
+}
+
+
+def test_a_setting_without_a_bound_or_without_a_test_of_it() -> None:
+    names = {field.name for field in fields(Settings)}
+    assert names == set(BOUNDS) == set(GOOD) == set(BAD)
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in GOOD.items() for text in texts])
+def test_a_good_value_is_refused_or_changed(name: str, text: str) -> None:
+    assert getattr(Settings.parse({name: text}, {}), name) == GOOD[name][text]
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
+def test_a_bad_value_is_accepted_or_the_message_does_not_say_what_is_wrong(name: str, text: str) -> None:
+    with pytest.raises(InvalidSettings) as parameter:
+        Settings.parse({name: text}, {})
+    with pytest.raises(InvalidSettings) as variable:
+        Settings.parse({}, {f"LLAMA_{name.upper()}": text})
+    assert str(parameter.value).startswith(f"parameter {name!r} of the config: {name} must ")
+    assert str(variable.value).startswith(f"environment variable LLAMA_{name.upper()}: {name} must ")
+    for error in (parameter, variable):
+        assert str(error.value).endswith(f", got {text!r}")
+        assert "\n" not in str(error.value)
+
+
+def test_the_message_of_a_bad_value_names_no_bound() -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        Settings.parse({"slots": "0"}, {})
+    assert str(refused.value) == (
+        "parameter 'slots' of the config: slots must be a whole number from 1 to 1024, got '0'"
+    )
+    with pytest.raises(InvalidSettings, match=r"must be a number from 0\.05 to 1, got '2'$"):
+        Settings.parse({"memory_fraction": "2"}, {})
+    with pytest.raises(InvalidSettings, match=r"must be one of int8, nf4, none, checkpoint, got 'fp8'$"):
+        Settings.parse({"quantization": "fp8"}, {})
+
+
+def test_an_unknown_key_is_ignored_or_gets_no_suggestion() -> None:
+    with pytest.raises(
+        InvalidSettings, match=r"^parameter 'slot' of the config: unknown setting \(did you mean 'slots'"
+    ):
+        Settings.parse({"slot": "8"}, {})
+    with pytest.raises(InvalidSettings, match=r"^environment variable LLAMA_MODLE: .*did you mean 'model'"):
+        Settings.parse({}, {"LLAMA_MODLE": "/a"})
+    with pytest.raises(InvalidSettings, match="unknown setting; known are ") as refused:
+        Settings.parse({"zzzzzz": "8"}, {})
+    assert all(name in str(refused.value) for name in BOUNDS)
+
+
+def test_the_environment_loses_to_a_parameter_or_a_parameter_to_a_default() -> None:
+    assert Settings.parse({}, {}) == Settings()
+    assert Settings.parse({"slots": "3"}, {}).slots == 3
+    assert Settings.parse({"slots": "3"}, {"LLAMA_SLOTS": "4"}).slots == 4
+    both = Settings.parse({"slots": "3", "dtype": "float16"}, {"LLAMA_SLOTS": "4", "LLAMA_DEVICE": "cpu"})
+    assert (both.slots, both.dtype, both.device, both.model) == (4, "float16", "cpu", None)
+
+
+def test_other_programs_variables_stop_the_server() -> None:
+    assert Settings.parse({}, {"PATH": "/bin", "MYLLAMA_SLOTS": "x", "LLAMAS": "7", "HF_TOKEN": "y"}) == Settings()
+
+
+def test_the_log_leaves_a_setting_out() -> None:
+    said = Settings(slots=3, model="/a").describe()
+    assert all(
+        f"{field.name}={getattr(Settings(slots=3, model='/a'), field.name)}" in said for field in fields(Settings)
+    )

@@ -9,7 +9,6 @@ import pytest
 from server.servers import logs, serve
 from triton_local.server import LocalTriton
 
-
 # What a developer's shell says for `make serve` is not what is tested.
 for name in [name for name in os.environ if name.startswith("LLAMA_")]:
     del os.environ[name]

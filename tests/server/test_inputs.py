@@ -5,6 +5,7 @@ The texts depend on the checkpoint, so what is expected of one text is always de
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from functools import partial
@@ -12,7 +13,7 @@ from functools import partial
 import pytest
 from server.crowd import at_once, everywhere
 from server.servers import EMBEDDED
-from server.wires import BAD, TENSOR_WIRES, WIRES, Refusal, ask
+from server.wires import BAD, TENSOR_WIRES, WIRES, Refusal, ask, post
 from tokenizers import Tokenizer
 from triton_local.server import LocalTriton
 
@@ -184,3 +185,9 @@ def test_rows_of_one_request_are_answered_in_order(triton: LocalTriton) -> None:
         assert wire(triton, rows) == alone
     assert [answer.num_output_tokens for answer in alone] == limits
     assert [answer.text.startswith(f"Row {row}") for row, answer in enumerate(alone)] == [True, False, True, True]
+
+
+def test_the_id_of_a_request_to_generate_is_no_unknown_input(triton: LocalTriton) -> None:
+    body = json.dumps({**GREEDY, "id": "42"}).encode()
+    status, answer = post(f"http://{triton.http_url}/v2/models/llama/generate", body)
+    assert (status, json.loads(answer)["num_output_tokens"]) == (200, 12)

@@ -1,0 +1,102 @@
+"""A launcher in a process of its own, and what can be asked about its processes from outside."""
+
+import json
+import os
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+SOON_S = 20.0
+
+
+@dataclass
+class Launcher:
+    """A launcher in a process of its own; `facts` is what its ready file says."""
+
+    process: subprocess.Popen[str]
+    ready_file: Path
+
+    def facts(self) -> dict[str, str]:
+        until(lambda: self.ready_file.exists() or self.process.poll() is not None)
+        assert self.ready_file.exists(), self.process.communicate()
+        facts: dict[str, str] = json.loads(self.ready_file.read_text())
+        return facts
+
+
+Launch = Callable[..., Launcher]
+
+
+def until(condition: Callable[[], bool], seconds: float = SOON_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it didn't happen"
+        time.sleep(0.05)
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(f"http://{url}", timeout=10) as response:
+        return str(response.read().decode())
+
+
+def generate(address: str, text: str) -> str:
+    body = json.dumps({"text_input": text}).encode()
+    request = urllib.request.Request(f"http://{address}/v2/models/llama/generate", body)
+    with urllib.request.urlopen(request, timeout=20) as response:
+        return str(json.load(response)["text_output"])
+
+
+def session_of(pid: int) -> set[int]:
+    """Every living process of the session that tritonserver `pid` is in: the guard, tritonserver, the stub."""
+    session = os.getsid(pid)
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue  # gone meanwhile
+        if int(its_session) == session and state != "Z":
+            found.add(int(stat.parent.name))
+    return found
+
+
+def loading_tritonserver(launcher: Launcher) -> int:
+    """The pid of the tritonserver below `launcher`, once its model is being loaded in the stub."""
+    found: list[int] = []
+
+    def stub_runs() -> bool:
+        assert launcher.process.poll() is None, launcher.process.communicate()
+        for command in Path("/proc").glob("[0-9]*/comm"):
+            try:
+                # The kernel keeps 15 characters of a name.
+                if command.read_text().strip() == "triton_python_b" and guard_of(int(command.parent.name), launcher):
+                    found.append(parent_of(int(command.parent.name)))
+            except (OSError, IndexError):
+                continue  # gone meanwhile
+        return bool(found)
+
+    until(stub_runs)
+    return found[0]
+
+
+def guard_of(stub: int, launcher: Launcher) -> bool:
+    return parent_of(parent_of(parent_of(stub))) == launcher.process.pid
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def shared_memory_of(pid: int) -> set[Path]:
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(line.split()[-1]) for line in maps if "/dev/shm/triton_python_backend_shm_region_" in line}
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -74,6 +74,11 @@ def test_a_broken_file_ends_in_a_traceback(folder: Path, file: str, text: str) -
     assert str(folder) in _refused("none", model=str(folder))
 
 
+def test_a_generation_config_that_cannot_be_read_is_passed_over(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"temperature": ')
+    assert "generation_config.json" in _refused("none", model=str(folder))
+
+
 def test_a_checkpoint_without_its_tokenizer_is_served(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     assert str(folder) in _refused("none", model=str(folder))

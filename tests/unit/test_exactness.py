@@ -10,6 +10,7 @@ from llama_engine.requests import GenerationRequest
 from llama_engine.text import TextCodec
 from unit.engines import completions, engine_of, tokens_in, with_tokens_as_text
 from unit.greedy import GreedyReference
+from unit.notes import Note
 from unit.prompts import random_prompt
 
 LONGEST = 16
@@ -46,8 +47,9 @@ def _pool(codec: TextCodec, size: int, randomness: random.Random) -> list[tuple[
     return short + [random_prompt(codec, range(1, 201), randomness)[1] for _ in range(size - len(short))]
 
 
-def _mix(prompts: list[tuple[int, ...]], rows: int, randomness: random.Random, penalty: float = 1.0
-) -> list[GenerationRequest]:  # fmt: skip
+def _mix(
+    prompts: list[tuple[int, ...]], rows: int, randomness: random.Random, penalty: float = 1.0
+) -> list[GenerationRequest]:
     return [
         GenerationRequest(
             prompt="",
@@ -59,7 +61,7 @@ def _mix(prompts: list[tuple[int, ...]], rows: int, randomness: random.Random, p
     ]
 
 
-def test_greedy_tokens_are_not_those_of_generate(fp32: Checkpoint) -> None:
+def test_greedy_tokens_are_not_those_of_generate(fp32: Checkpoint, note: Note) -> None:
     randomness, tally = random.Random(200), _Tally()
     reference = {1.0: GreedyReference(fp32, LONGEST)}
     prompts = _pool(fp32.codec, 60, randomness)
@@ -68,12 +70,12 @@ def test_greedy_tokens_are_not_those_of_generate(fp32: Checkpoint) -> None:
     engines = [engine_of(exposed, 8), engine_of(exposed, 3), engine_of(exposed, 8, prefill_tokens="256")]
     for _ in range(200):
         _compare(randomness.choice(engines), _mix(prompts, randomness.randint(1, 8), randomness), reference, tally)
-    print(f"{tally}")
+    note(f"greedy FP32 against generate() alone: {tally}")
     assert tally.requests > 700
     assert tally.ties <= 1
 
 
-def test_greedy_tokens_with_a_repetition_penalty_are_not_those_of_generate(fp32: Checkpoint) -> None:
+def test_greedy_tokens_with_a_repetition_penalty_are_not_those_of_generate(fp32: Checkpoint, note: Note) -> None:
     randomness, tally = random.Random(7), _Tally()
     exposed = with_tokens_as_text(fp32)
     engine = engine_of(exposed, 5)
@@ -83,7 +85,7 @@ def test_greedy_tokens_with_a_repetition_penalty_are_not_those_of_generate(fp32:
         for _ in range(5):
             requests = _mix(prompts, 2, randomness, penalty) + _mix(prompts, 3, randomness, 1.0)
             _compare(engine, requests, references, tally)
-    print(f"{tally}")
+    note(f"the same with repetition penalties: {tally}")
     assert tally.requests == 50
     assert tally.ties <= 1
 

@@ -39,6 +39,13 @@ def test_a_stop_word_split_over_tokens_is_missed_or_left_in_the_text() -> None:
         assert len(b"".join(pieces[: taken - 1])) < len("a STOP."), "the row went on after its stop word"
 
 
+def test_which_of_overlapping_stop_words_counts_depends_on_the_tokens() -> None:
+    for pieces in splits(b"xabcd"):
+        transcript = _transcript(["abc", "b"])
+        _feed(transcript, pieces)
+        assert (transcript.text, transcript.finish_reason) == ("xa", "stop"), pieces
+
+
 def test_a_stop_word_of_several_bytes_a_character_is_missed() -> None:
     for pieces in splits("é🙂ñé".encode()):
         transcript = _transcript(["🙂ñ"])

@@ -109,6 +109,9 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
         )
         model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
         vocabulary = Vocabulary.of(tokenizer, config.vocab_size)
+        if (Path(name) / "generation_config.json").exists():
+            # Once more, because the model passes over one that can't be read, and its defaults with it.
+            GenerationConfig.from_pretrained(name)
     except CheckpointError:
         raise
     except Exception as error:

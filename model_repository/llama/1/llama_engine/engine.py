@@ -149,9 +149,12 @@ class Engine:
         self._rows += group
         self._sampler.admit([row.request for row in group])
         width = max(row.length for row in group)
-        tokens = torch.zeros(count, width, dtype=torch.long)
+        tokens = torch.empty(count, width, dtype=torch.long)
         for index, row in enumerate(group):
             tokens[index, : row.length] = torch.tensor(row.request.prompt_tokens)
+            # Padding is the row's own last token: a foreign one might overflow where the row's don't, and a NaN in the
+            # cache is not hidden by a mask.
+            tokens[index, row.length :] = row.request.prompt_tokens[-1]
         lengths = torch.tensor([row.length for row in group], device=self._device)
         self._positions[first : first + count, 0] = lengths
         positions = self._columns[:width].expand(count, width)

@@ -49,7 +49,8 @@ def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 
     logits: [rows, vocabulary], after temperature. top_k: [rows], long, 1 … vocabulary. top_p: [rows], (0, 1].
     """
-    ascending, order = logits.sort(dim=-1)
+    # Stable, so that which of two equal logits is kept doesn't depend on the shape of the batch.
+    ascending, order = logits.sort(dim=-1, stable=True)
     kth_best = ascending.gather(-1, logits.shape[-1] - top_k[:, None])
     ascending = ascending.masked_fill(ascending < kth_best, -torch.inf)
     outside = ascending.softmax(-1).cumsum(-1) <= 1.0 - top_p[:, None]

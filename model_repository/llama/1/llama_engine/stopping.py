@@ -44,10 +44,17 @@ class Transcript:
         return self._bytes.decode(errors="replace")
 
     def _cut_at_stop_word(self, seen: int) -> bool:
-        """Cut the text before the first stop word that ends behind the first `seen` bytes."""
-        found = [self._bytes.find(word, max(seen - len(word) + 1, 0)) for word in self._stop_words]
-        found = [position for position in found if position >= 0]
+        """Cut the text before the stop word that is complete first behind the first `seen` bytes.
+
+        The first to end and not the first to begin, so that the text is the same however it was split into tokens.
+        """
+        found: list[tuple[int, int]] = []
+        for word in self._stop_words:
+            start = self._bytes.find(word, max(seen - len(word) + 1, 0))
+            if start >= 0:
+                found.append((start + len(word), start))
         if not found:
             return False
-        del self._bytes[min(found) :]
+        _, start = min(found)
+        del self._bytes[start:]
         return True

@@ -63,6 +63,6 @@ clean: ## remove the virtual environment and what tests and training left
 # The versions are constraints.txt's. The stamp comes last, so that an interrupted set-up is done again.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
-	@test -x $(BIN)/python || { echo "setting up .venv (PyTorch and Triton, once)"; $(PYTHON) -m venv .venv; }
+	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,local,dev]'
 	@touch $@

@@ -42,6 +42,8 @@ def serve(
         metrics_port=metrics,
         environment={**ENVIRONMENT, **(environment or {})},
         ready_timeout=240.0,
+        # A client that keeps its connection open would hold a test's server up for all of it.
+        extra_args=("--exit-timeout-secs=30",),
     )
     with server:
         name = f"{variant} on {server.http_url}"

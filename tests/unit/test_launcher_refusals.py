@@ -146,7 +146,7 @@ def test_arguments_that_would_contradict_the_launcher_are_refused(argument: str)
 
 
 @pytest.mark.parametrize(
-    ("extra", "seconds"), [([], 30), (["--exit-timeout-secs=5"], 5), (["--exit-timeout-secs", "7"], 7)]
+    ("extra", "seconds"), [([], 120), (["--exit-timeout-secs=5"], 5), (["--exit-timeout-secs", "7"], 7)]
 )
 def test_the_kill_after_sigterm_waits_for_tritonservers_own_timeout(extra: list[str], seconds: float) -> None:
     assert exit_timeout(extra) == seconds

@@ -32,7 +32,7 @@ def _lines(found: ServerStatus) -> Iterator[str]:
         yield f"batching    {_batching(found.config)}"
         yield f"responses   {'several to a request (decoupled)' if found.config.decoupled else 'one to a request'}"
         for name, value in found.config.parameters.items():
-            yield f"parameter   {name} = {value}"
+            yield f"parameter   {name} = {value} (the config file's; LLAMA_* may override it)"
     yield f"versions    triton-llama {found.client_version}, tritonclient {found.tritonclient_version}"
 
 

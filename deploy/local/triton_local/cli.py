@@ -149,7 +149,8 @@ class _Stopper:
         with contextlib.suppress(RuntimeError):
             self._server.terminate() if first else self._server.kill()
         if first:
-            _say(f"{signal.Signals(signum).name}: ending when the running requests are answered; again: at once")
+            name, limit = signal.Signals(signum).name, self._server.exit_timeout
+            _say(f"{name}: ending when the running requests are answered, in {limit:g} s at most; again: at once")
 
 
 class _Terminal:

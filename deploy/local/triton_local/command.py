@@ -12,7 +12,7 @@ from triton_local.ports import SERVICES, Service
 from triton_local.repository import DEFAULT_VARIANT
 from triton_local.runtime import Runtime
 
-DEFAULT_EXIT_TIMEOUT_S = 30
+DEFAULT_EXIT_TIMEOUT_S = 120
 
 # Options that would contradict what the launcher checked, printed, or waits for.
 _RESERVED = {

@@ -130,6 +130,11 @@ class LocalTriton:
         """tritonserver's exit code, 128 + N when signal N ended it; None while it runs."""
         return self._running().exit_code()
 
+    @property
+    def exit_timeout(self) -> float:
+        """Seconds that the running requests get when the server is asked to end."""
+        return exit_timeout(self._extra)
+
     def log_text(self) -> str:
         """What the server has said so far (its last 20,000 lines)."""
         return "" if self._log is None else "\n".join(self._log.lines())

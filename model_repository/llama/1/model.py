@@ -60,6 +60,11 @@ class TritonPythonModel:
         _log.info("settings: %s", settings.describe())
         checkpoint = load_checkpoint(settings, choose_device(settings.device, gpu))
         _log.info("%s", checkpoint.facts.describe())
+        if checkpoint.facts.threshold:
+            _log.warning(
+                "outlier threshold %g: a row's result depends on its batch; LLAMA_INT8_THRESHOLD=0 avoids that",
+                checkpoint.facts.threshold,
+            )
         self._engine = Engine(checkpoint, settings, settings.slots or int(str(model_config["max_batch_size"])))
         _log.info("%s", self._engine.plan.describe())
         _log.info("a request that leaves an input out gets: %s", self._engine.defaults.describe())

@@ -23,7 +23,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
 )
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError
 from llama_engine.settings import Settings
@@ -88,7 +88,9 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
     if device.type == "cuda":
         # Or every instance would open a context on the first GPU, in nobody's plan.
         torch.cuda.set_device(device)
-    # A bar that redraws itself is noise in a server's log.
+    # A bar that redraws itself is noise in a server's log, and what the report of missing weights advises (training!)
+    # is not for a server's operator: they are refused below.
+    set_verbosity_error()  # type: ignore[no-untyped-call]
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         dtype = _dtype(settings.dtype, device)

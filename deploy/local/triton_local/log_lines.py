@@ -23,6 +23,7 @@ _DRIVER_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 # The command line's own complaints come without a header; a usage text of 300 lines may follow.
 _COMPLAINT = re.compile(r"error: |(\S*/)?tritonserver: |.*error while loading shared libraries")
 _LAST_LINES = 5
+_PLACE = "\n\nAt:\n"
 
 
 @dataclass(frozen=True)
@@ -105,5 +106,7 @@ def _compact(message: str) -> str:
 
     One that the model raised for the reader, a refused setting, also goes without the place in the code.
     """
-    said = message.partition("\n\nAt:\n")[0] if "TritonModelException: " in message else message
-    return "\n".join(line.rstrip() for line in said.splitlines() if line.strip())
+    _, refusal, said = message.partition("TritonModelException: ")
+    if refusal:
+        message = f"the model refused to load: {said.partition(_PLACE)[0]}"
+    return "\n".join(line.rstrip() for line in message.splitlines() if line.strip())

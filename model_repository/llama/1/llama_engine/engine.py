@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -106,9 +106,10 @@ class Engine:
         On a GPU with the longest prompt there can be, so that the plan's reserve is tried and not only computed; on a
         CPU, where that could take minutes, with one token.
         """
-        width = self.max_model_len - 2 if self._device.type == "cuda" else 1
-        request = GenerationRequest(prompt="", prompt_tokens=(0,) * max(width, 1), max_tokens=1, min_tokens=1)
-        request = replace(request, max_tokens=min(2, self.max_model_len - len(request.prompt_tokens)))
+        width = max(self.max_model_len - 2, 1) if self._device.type == "cuda" else 1
+        # Two tokens are one step after the prefill; a context of two tokens has room for one.
+        count = min(2, self.max_model_len - width)
+        request = GenerationRequest(prompt="", prompt_tokens=(0,) * width, max_tokens=count, min_tokens=count)
         outcome = self.complete([request])[0]
         if isinstance(outcome, RowFailure):
             raise outcome

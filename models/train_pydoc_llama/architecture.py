@@ -30,7 +30,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             # The residual stream starts near the identity, whatever the depth.
             layer.self_attn.o_proj.weight.mul_((2 * LAYERS) ** -0.5)
             layer.mlp.down_proj.weight.mul_((2 * LAYERS) ** -0.5)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=0.6,
         top_p=0.9,

@@ -55,7 +55,7 @@ def precisions() -> tuple[Precision, ...]:
 
 
 def _int8(threshold: float) -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)  # type: ignore[no-untyped-call]
+    return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
 
 
 def main() -> None:

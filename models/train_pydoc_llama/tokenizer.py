@@ -46,7 +46,7 @@ def train_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFa
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS}:1 $B:1", special_tokens=[(BOS, begin)]
     )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token=UNK,
         bos_token=BOS,

@@ -26,9 +26,7 @@ WORDS = (
 
 
 def wrapped(backend: Tokenizer, **special_tokens: str) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        tokenizer_object=backend, clean_up_tokenization_spaces=False, **special_tokens
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special_tokens)
 
 
 def llama2_like() -> PreTrainedTokenizerFast:

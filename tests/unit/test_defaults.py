@@ -11,7 +11,7 @@ VOCABULARY = 1000
 
 def _config(**values: object) -> GenerationConfig:
     """A config with these values, without the checks of transformers' constructor: a file may hold anything."""
-    config = GenerationConfig()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    config = GenerationConfig()
     for name, value in values.items():
         setattr(config, name, value)
     return config

@@ -65,7 +65,7 @@ class SlotCache(Cache):
         self.shape = shape
         self._rows = slice(0, 0)
         self._span = 0
-        self._row_index = torch.empty(0, dtype=torch.long, device=device)
+        self._slot_index = torch.arange(shape.slots, device=device)[:, None]
         self._positions = torch.empty(0, dtype=torch.long, device=device)
 
     def aim(self, first: int, positions: torch.Tensor, span: int) -> None:
@@ -75,7 +75,6 @@ class SlotCache(Cache):
         0 … span − 1, so span exceeds every position that is not padding.
         """
         self._rows = slice(first, first + positions.shape[0])
-        self._row_index = torch.arange(first, first + positions.shape[0], device=positions.device)[:, None]
         self._positions = positions
         self._span = span
 
@@ -84,9 +83,10 @@ class SlotCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write this pass's [rows, heads, width, head dim]; return views of [rows, heads, span, head dim]."""
         layer = self.slot_layers[layer_idx]
+        slots = self._slot_index[self._rows]
         # The two indices are separated by a slice, so the indexed part is [rows, width, heads, head dim].
-        layer.keys[self._row_index, :, self._positions] = key_states.transpose(1, 2)
-        layer.values[self._row_index, :, self._positions] = value_states.transpose(1, 2)
+        layer.keys[slots, :, self._positions] = key_states.transpose(1, 2)
+        layer.values[slots, :, self._positions] = value_states.transpose(1, 2)
         return layer.keys[self._rows, :, : self._span], layer.values[self._rows, :, : self._span]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -90,8 +90,8 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
         torch.cuda.set_device(device)
     # A bar that redraws itself is noise in a server's log, and what the report of missing weights advises (training!)
     # is not for a server's operator: they are refused below.
-    set_verbosity_error()  # type: ignore[no-untyped-call]
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    set_verbosity_error()
+    disable_progress_bar()
     try:
         dtype = _dtype(settings.dtype, device)
         config = AutoConfig.from_pretrained(name, revision=settings.revision)
@@ -212,10 +212,8 @@ def _quantization(settings: Settings, config: LlamaConfig, name: str, dtype: tor
             f"'checkpoint' to serve it as it is"
         )
     if settings.quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold or 0.0)  # type: ignore[no-untyped-call]
-    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-    )
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold or 0.0)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 
 def _saved_quantization(config: LlamaConfig) -> str:

@@ -15,7 +15,7 @@ METRICS_PORT ?= 8002
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo serve test test-unit test-contract test-server test-compose check format train clean
+.PHONY: help demo serve test test-unit test-contract test-server test-compose bench-inflight check format train clean
 
 help: ## this list
 	@awk -F ' ## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test-server: $(READY) ## a real Triton with the embedded checkpoint in INT8
 
 test-compose: $(READY) ## docker compose on a real Docker engine
 	@$(BIN)/pytest tests/compose
+
+bench-inflight: $(READY) ## in-flight batching against batches, the cost of a step, the prefill bound (some minutes)
+	@PYTHONPATH=model_repository/llama/1:perf OMP_NUM_THREADS=1 $(BIN)/python -m inflight
 
 check: $(READY) ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -37,6 +37,11 @@ class Block:
         """Whether it can be run as it is against a server on the default ports."""
         return self.language == "python" or (self.language == "bash" and not self.sets_up)
 
+    @property
+    def streams(self) -> bool:
+        """Whether the server that it asks has to be a streaming one."""
+        return re.search(r"stream|\bchat\b", self.text) is not None
+
     def __str__(self) -> str:
         return f"{self.language}-line-{self.line}"
 

@@ -47,12 +47,14 @@ OUTPUTS = {
     "num_input_tokens": (TYPE_INT32, [1]),
     "num_output_tokens": (TYPE_INT32, [1]),
 }
+INFLIGHT = {"quantization": "int8", "scheduling": "inflight"}
 INT8 = {"quantization": "int8", "scheduling": "batch"}
 FP16 = {"quantization": "none", "dtype": "float16", "scheduling": "batch"}
 
 # max_batch_size, preferred batch sizes (none: no dynamic batching), settings.
 TABLE = {
-    "config": (32, [4, 8, 16, 32], INT8),
+    "config": (32, [4, 8, 16, 32], INFLIGHT),
+    "streaming": (32, [4, 8, 16, 32], INFLIGHT),
     "batched_int8": (8, [4, 8], INT8),
     "batched_fp16": (8, [4, 8], FP16),
     "naive_fp16": (1, None, FP16),
@@ -83,6 +85,7 @@ def test_a_config_is_its_row_of_the_table(name: str) -> None:
     assert config.HasField("dynamic_batching") == (preferred is not None)
     assert list(config.dynamic_batching.preferred_batch_size) == (preferred or [])
     assert config.dynamic_batching.max_queue_delay_microseconds == (0 if preferred is None else 10_000)
+    assert config.model_transaction_policy.decoupled == (name == "streaming")
     assert _settings(config) == settings
 
 
@@ -92,6 +95,7 @@ def test_apart_from_their_row_all_configs_are_one(name: str) -> None:
     for config in configs:
         config.ClearField("max_batch_size")
         config.ClearField("dynamic_batching")
+        config.ClearField("model_transaction_policy")
         config.ClearField("parameters")
     assert configs[0] == configs[1]
 

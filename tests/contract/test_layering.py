@@ -1,4 +1,4 @@
-"""Dependencies point one way, as design says: model.py → engine → the parts → settings, requests and errors."""
+"""Dependencies point one way, as design says: model.py → scheduler → engine → its parts → settings and requests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ ALLOWED = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "trit
 
 # From the bottom up: a module imports only from the rows below its own.
 LAYERS = [
-    {"errors", "philox"},
+    {"errors", "philox", "begun_word", "queue_policy"},
     {"settings", "sampling", "stopping", "vocabulary", "defaults", "cache"},
     {"text", "banning"},
     {"requests", "checkpoint"},
-    {"sampler"},
-    {"memory"},
-    {"engine"},
+    {"sampler", "slot_model", "rows"},
+    {"memory", "prefill", "delivery"},
+    {"engine", "tickets"},
+    {"metrics"},
+    {"scheduler"},
 ]
 
 

@@ -21,6 +21,8 @@ def test_fenced_blocks_are_found_with_language_text_and_line() -> None:
     assert [(block.language, block.line) for block in found] == [("bash", 4), ("python", 10), ("", 14)]
     assert [block.sets_up for block in found] == [True, False, False]
     assert [block.asks_a_server for block in found] == [False, True, False]
+    assert [block.streams for block in found] == [False, False, False]
+    assert blocks("```bash\ncurl -N x/generate_stream\n```\n")[0].streams
 
 
 def test_the_readme_shows_how_to_ask() -> None:

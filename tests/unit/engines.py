@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import torch
 from llama_engine.checkpoint import Checkpoint, load_checkpoint
-from llama_engine.engine import Completion, Engine
+from llama_engine.engine import Engine
 from llama_engine.requests import GenerationRequest
+from llama_engine.rows import Completion
 from llama_engine.settings import Settings
 from llama_engine.text import TextCodec
 from llama_engine.vocabulary import Vocabulary

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from llama_engine.cache import SlotCache
@@ -10,21 +11,45 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
+@dataclass(frozen=True)
+class ForwardPass:
+    """A pass that is about to run. number: from 0. tokens, positions: [rows, width]. cache: what it is aimed at."""
+
+    number: int
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    cache: SlotCache
+
+    @property
+    def width(self) -> int:
+        """Tokens of each row; 1 is a decode step, where no prompt has a single token."""
+        return self.tokens.shape[1]
+
+
 @contextmanager
-def before_each(checkpoint: Checkpoint, action: Callable[[int, SlotCache], None]) -> Iterator[None]:
-    """Call `action` with the number of the pass, from 0, and the cache it is aimed at."""
+def watching(checkpoint: Checkpoint, action: Callable[[ForwardPass], None]) -> Iterator[None]:
+    """Call `action` before each pass, which doesn't take place if it raises."""
     passes = iter(range(1 << 30))
 
     def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        cache = kwargs["past_key_values"]
+        tokens, positions, cache = kwargs["input_ids"], kwargs["position_ids"], kwargs["past_key_values"]
+        assert isinstance(tokens, torch.Tensor)
+        assert isinstance(positions, torch.Tensor)
         assert isinstance(cache, SlotCache)
-        action(next(passes), cache)
+        action(ForwardPass(next(passes), tokens, positions, cache))
 
     handle = checkpoint.model.model.register_forward_pre_hook(hook, with_kwargs=True)
     try:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def before_each(checkpoint: Checkpoint, action: Callable[[int, SlotCache], None]) -> Iterator[None]:
+    """Call `action` with the number of the pass, from 0, and the cache it is aimed at."""
+    with watching(checkpoint, lambda one: action(one.number, one.cache)):
+        yield
 
 
 @contextmanager
@@ -41,6 +66,20 @@ def after_each(checkpoint: Checkpoint, action: Callable[[int, SlotCache, torch.T
         action(next(passes), cache, output.last_hidden_state)
 
     handle = checkpoint.model.model.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def before_each_head(checkpoint: Checkpoint, action: Callable[[int], None]) -> Iterator[None]:
+    """Call `action` with the number of rows before the head turns their hidden states into logits."""
+
+    def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        action(args[0].shape[0])
+
+    handle = checkpoint.model.lm_head.register_forward_pre_hook(hook)
     try:
         yield
     finally:

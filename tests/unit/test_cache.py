@@ -7,8 +7,8 @@ import pytest
 import torch
 from llama_engine.cache import CacheShape, SlotCache
 from llama_engine.checkpoint import Checkpoint
-from llama_engine.engine import Completion
 from llama_engine.requests import GenerationRequest
+from llama_engine.rows import Completion
 from unit.engines import completions, engine_of
 from unit.forward_passes import before_each
 from unit.prompts import random_prompt

@@ -1,29 +1,29 @@
-"""What the engine does when a forward pass fails or a row's numbers stop being finite, and at its own limits."""
+"""What the engine does when passes fail: it repeats them on parts of their rows, and only who is at fault fails."""
 
-import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from llama_engine.cache import SlotCache
 from llama_engine.checkpoint import Checkpoint
-from llama_engine.engine import Completion, Engine
+from llama_engine.engine import Engine
 from llama_engine.errors import RowFailure
 from llama_engine.requests import GenerationRequest
+from llama_engine.sampler import Sampler
 from unit.engines import completions, engine_of
-from unit.forward_passes import after_each, before_each
-from unit.prompts import random_prompt
+from unit.faulty import FAILED, only_fails, penalized, penalized_request
+from unit.forward_passes import ForwardPass, before_each_head, watching
+from unit.stepping import run_requests
+
+CURSED_LENGTH = 100
 
 
-def _requests(checkpoint: Checkpoint, count: int, max_tokens: int = 8) -> list[GenerationRequest]:
-    randomness = random.Random(count)
-    return [
-        GenerationRequest(
-            prompt="", prompt_tokens=random_prompt(checkpoint.codec, range(3, 60), randomness)[1],
-            max_tokens=max_tokens, min_tokens=max_tokens, temperature=0.7, seed=index, frequency_penalty=0.5,
-        )
-        for index in range(count)
-    ]  # fmt: skip
+def _with_a_cursed_one(checkpoint: Checkpoint, place: int) -> list[GenerationRequest]:
+    """Four requests, one of them with a prompt so long that a pass shows that it is in it."""
+    requests = penalized(checkpoint, 4)
+    requests[place] = penalized_request(checkpoint, place, range(CURSED_LENGTH, CURSED_LENGTH + 1))
+    return requests
 
 
 @pytest.fixture
@@ -31,112 +31,148 @@ def engine(fp32: Checkpoint) -> Engine:
     return engine_of(fp32, 4)
 
 
-@pytest.mark.parametrize("fatal", [0, 1, 3, 9])
-def test_a_failed_forward_pass_leaves_a_request_unanswered_or_the_engine_broken(
+@pytest.mark.parametrize("fatal", [0, 1, 3, 8, 9])
+def test_a_pass_that_fails_once_costs_a_row_or_changes_one(
     fp32: Checkpoint, engine: Engine, fatal: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Six requests on four slots: pass 0 prefills four of them, pass 8 is the prefill of the other two."""
-    requests = _requests(fp32, 6)
+    """Six requests on four slots: pass 0 reads four prompts, pass 8 the other two; the rest are decode steps."""
+    requests = penalized(fp32, 6)
     expected = completions(engine, requests)
 
-    def fail(number: int, cache: SlotCache) -> None:
-        if number == fatal:
+    def fail(one: ForwardPass) -> None:
+        if one.number == fatal:
             raise RuntimeError("CUDA error: a secret of the machine")
 
-    with before_each(fp32, fail):
-        outcomes = engine.complete(requests)
-    failed = {0: {0, 1, 2, 3}, 1: {0, 1, 2, 3}, 3: {0, 1, 2, 3}, 9: {4, 5}}[fatal]
-    for index, outcome in enumerate(outcomes):
-        if index in failed:
-            assert isinstance(outcome, RowFailure)
-            assert str(outcome) == "decoding failed; the server's log has the reason"
-        else:
-            assert outcome == expected[index]
+    with watching(fp32, fail):
+        run = run_requests(engine, requests)
+    assert run.outcomes == expected
+    assert run.errors == 1
     assert "a secret of the machine" in caplog.text
-    assert engine.complete(requests) == expected
 
 
-def test_a_row_that_is_not_finite_takes_others_down_or_poisons_its_slot(fp32: Checkpoint, engine: Engine) -> None:
-    requests = _requests(fp32, 4)
+@pytest.mark.parametrize("place", [0, 2, 3])
+@pytest.mark.parametrize("first_bad_position", [None, CURSED_LENGTH, CURSED_LENGTH + 3])
+def test_a_row_that_always_fails_takes_others_down(
+    fp32: Checkpoint, engine: Engine, place: int, first_bad_position: int | None
+) -> None:
+    """In the prefill (None), in its first decode step, and in a later one; alone on either side of the split."""
+    requests = _with_a_cursed_one(fp32, place)
     expected = completions(engine, requests)
 
-    def poison(number: int, cache: SlotCache, hidden: torch.Tensor) -> None:
-        if number == 2:
-            hidden[1] = torch.nan
-            for layer in cache.slot_layers:
-                layer.keys[1, :, :100] = torch.nan
-                layer.values[1, :, :100] = torch.inf
+    def fail(one: ForwardPass) -> None:
+        prompts = one.width > 1
+        cursed = one.width == CURSED_LENGTH if prompts else int(one.positions.max()) >= (first_bad_position or 1 << 20)
+        if cursed and prompts == (first_bad_position is None):
+            raise RuntimeError("no kernel for this")
 
-    with after_each(fp32, poison):
-        outcomes = engine.complete(requests)
-    assert isinstance(outcomes[1], RowFailure)
-    assert str(outcomes[1]) == "the model's logits for this request were not finite"
-    assert [outcomes[index] for index in (0, 2, 3)] == [expected[index] for index in (0, 2, 3)]
+    with watching(fp32, fail):
+        run = run_requests(engine, requests)
+    only_fails(run, place, expected)
+    assert run.errors == 3, "not 4 rows, 2 and 1"
     assert engine.complete(requests) == expected
 
 
-def test_a_prompt_that_is_not_finite_takes_the_prompts_beside_it_down(fp32: Checkpoint, engine: Engine) -> None:
-    requests = _requests(fp32, 3)
+def test_a_machine_on_which_everything_fails_leaves_a_row_unanswered_or_never_recovers(
+    fp32: Checkpoint, engine: Engine
+) -> None:
+    requests = penalized(fp32, 6)
     expected = completions(engine, requests)
 
-    def poison(number: int, cache: SlotCache, hidden: torch.Tensor) -> None:
-        if number == 0:
-            hidden[0] = torch.inf
-            for layer in cache.slot_layers:
-                layer.values[0] = torch.nan
+    def fail(one: ForwardPass) -> None:
+        if one.number >= 3:
+            raise RuntimeError("no more")
 
-    with after_each(fp32, poison):
-        outcomes = engine.complete(requests)
-    assert isinstance(outcomes[0], RowFailure)
-    assert outcomes[1:] == expected[1:]
+    with watching(fp32, fail):
+        run = run_requests(engine, requests)
+    assert {str(outcome) for outcome in run.outcomes} == {FAILED}
     assert engine.complete(requests) == expected
 
 
-def test_answers_come_in_another_order_than_the_requests(fp32: Checkpoint, engine: Engine) -> None:
-    """Rows of different lengths end in an order of their own; each answer carries its request's count."""
-    lengths = [7, 1, 12, 3, 1, 9, 2, 5, 12, 1, 4]
-    requests = [_requests(fp32, index + 1, length)[-1] for index, length in enumerate(lengths)]
-    done = completions(engine, requests)
-    assert [completion.num_output_tokens for completion in done] == lengths
-    assert [completion.num_input_tokens for completion in done] == [len(one.prompt_tokens) for one in requests]
-    assert done == [completions(engine, [one])[0] for one in requests]
+def _exhausted_beyond(tokens: int) -> Callable[[ForwardPass], None]:
+    def fail(one: ForwardPass) -> None:
+        if one.tokens.numel() > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return fail
 
 
-def test_no_requests_are_an_error(engine: Engine) -> None:
-    assert engine.complete([]) == []
+def test_prompts_that_do_not_fit_together_are_not_read_apart(fp32: Checkpoint, engine: Engine) -> None:
+    requests = [penalized_request(fp32, index, range(30, 60)) for index in range(4)]
+    expected = completions(engine, requests)
+    with watching(fp32, _exhausted_beyond(60)):
+        run = run_requests(engine, requests)
+    assert run.outcomes == expected
+    assert run.errors == 3, "not 4 prompts, 2 and 2"
 
 
-def test_a_row_of_one_token_runs_a_decode_step(fp32: Checkpoint, engine: Engine) -> None:
-    passes: list[int] = []
-    with before_each(fp32, lambda number, cache: passes.append(number)):
-        (done,) = completions(engine, _requests(fp32, 1, max_tokens=1))
-    assert (done.num_output_tokens, done.finish_reason, passes) == (1, "length", [0])
+def test_a_prompt_too_long_for_the_device_is_not_told_so_or_takes_others_down(fp32: Checkpoint, engine: Engine) -> None:
+    requests = _with_a_cursed_one(fp32, 2)
+    expected = completions(engine, requests)
+    with watching(fp32, _exhausted_beyond(CURSED_LENGTH - 1)):
+        run = run_requests(engine, requests)
+    message = f"the device's memory was exhausted by this request alone, of {CURSED_LENGTH} prompt tokens"
+    only_fails(run, 2, expected, message)
 
 
-def test_the_prompt_is_not_put_before_the_text_when_asked(fp32: Checkpoint, engine: Engine) -> None:
-    prompt = "The for statement is 🙂"
-    request = GenerationRequest(prompt=prompt, prompt_tokens=fp32.codec.encode(prompt), max_tokens=5)
-    with_input = GenerationRequest(
-        prompt=prompt, prompt_tokens=request.prompt_tokens, max_tokens=5, exclude_input_in_output=False
-    )
-    completion, continued = completions(engine, [request, with_input])
-    assert continued.text == prompt + completion.text
-    assert continued.num_output_tokens == completion.num_output_tokens
+@pytest.mark.parametrize("fatal", ["first", "last"])
+def test_a_chunk_that_does_not_fit_takes_others_down(fp32: Checkpoint, fatal: str) -> None:
+    engine = engine_of(fp32, 4, prefill_tokens="48")
+    requests = _with_a_cursed_one(fp32, 1)
+    expected = completions(engine, requests)
+    start = {"first": 0, "last": 96}[fatal]
+
+    def fail(one: ForwardPass) -> None:
+        if one.width > 1 and int(one.positions[0, 0]) == start and one.width == (48 if start == 0 else 4):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with watching(fp32, fail):
+        run = run_requests(engine, requests)
+    failed = [index for index, outcome in enumerate(run.outcomes) if outcome != expected[index]]
+    assert 1 in failed
+    # Nobody but those whose own chunks failed: prompts of 49 tokens and more have a first chunk of 48, too.
+    assert all(len(requests[index].prompt_tokens) > 48 for index in failed)
+    assert engine.complete(requests) == expected
 
 
-def test_the_proof_at_start_passes_on_a_broken_model(fp32: Checkpoint, engine: Engine) -> None:
-    engine.prove()
+@pytest.mark.parametrize("too_many", [0, 1, 2])
+def test_a_failure_of_the_head_costs_more_than_it_must(fp32: Checkpoint, engine: Engine, too_many: int) -> None:
+    """A head that takes at most so many rows; 0 rows is none at all."""
+    requests = penalized(fp32, 4)
+    expected = completions(engine, requests)
 
-    def fail(number: int, cache: SlotCache) -> None:
-        if number == 1:
-            raise RuntimeError("no kernel")
+    def fail(rows: int) -> None:
+        if rows > too_many:
+            raise RuntimeError("no room for logits")
 
-    with before_each(fp32, fail), pytest.raises(RowFailure):
-        engine.prove()
+    with before_each_head(fp32, fail):
+        run = run_requests(engine, requests)
+    if too_many:
+        assert run.outcomes == expected
+    else:
+        assert {str(outcome) for outcome in run.outcomes} == {FAILED}
+    assert engine.complete(requests) == expected
 
 
-def test_the_shortest_cache_cannot_be_proved(fp32: Checkpoint) -> None:
-    engine = engine_of(replace(fp32, max_model_len=2), 1)
-    engine.prove()
-    outcome = engine.complete([GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)])[0]
-    assert isinstance(outcome, Completion)
+@pytest.mark.parametrize(("owner", "name"), [(SlotCache, "wipe"), (SlotCache, "move"), (Sampler, "admit")])
+def test_a_device_that_can_do_nothing_any_more_leaves_a_row_unanswered(
+    fp32: Checkpoint, engine: Engine, owner: type[object], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some errors a GPU refuses every further call: what the engine does about a failure fails as well."""
+    requests = penalized(fp32, 6)
+    # One that ends before the others, so that its slot is handed on.
+    requests[0] = replace(requests[0], max_tokens=3, min_tokens=3)
+    expected = completions(engine, requests)
+
+    def refuse(*args: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def fail(one: ForwardPass) -> None:
+        if name == "wipe":
+            refuse()
+
+    with monkeypatch.context() as broken, watching(fp32, fail):
+        broken.setattr(owner, name, refuse)
+        run = run_requests(engine, requests)
+    assert any(isinstance(outcome, RowFailure) for outcome in run.outcomes)
+    assert all(isinstance(outcome, RowFailure) or outcome in expected for outcome in run.outcomes)
+    assert engine.complete(requests) == expected

@@ -104,3 +104,14 @@ def test_the_longest_list_is_refused_or_one_word_more_is_accepted(codec: TextCod
 def test_an_empty_word_counts_as_a_word(codec: TextCodec, name: str) -> None:
     assert getattr(parse_one(codec, **{name: [""]}), name) == ()
     assert getattr(parse_one(codec, **{name: ["", "é ", ""]}), name) == ("é ".encode(),)
+
+
+@pytest.mark.parametrize("name", ["stop_words", "bad_words"])
+def test_the_longest_word_is_refused_or_one_byte_more_is_accepted(codec: TextCodec, name: str) -> None:
+    longest = "é" * 512
+    assert getattr(parse_one(codec, **{name: ["a", longest]}), name) == (b"a", longest.encode())
+    with pytest.raises(InvalidRequest) as refused:
+        parse_one(codec, **{name: ["a", longest + "."]})
+    assert (
+        str(refused.value) == f"{name} is a list with a word of 1025 bytes; it must be of words of at most 1024 bytes"
+    )

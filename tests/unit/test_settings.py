@@ -14,11 +14,12 @@ GOOD: dict[str, dict[str, object]] = {
     "int8_threshold": {"0": 0.0, "1000": 1000.0, "6.0": 6.0, "6e0": 6.0},
     "dtype": {word: word for word in ("auto", "float32", "float16", "bfloat16")},
     "device": {word: word for word in ("auto", "cpu", "cuda")},
-    "scheduling": {"batch": "batch"},
+    "scheduling": {word: word for word in ("inflight", "batch")},
     "slots": {"1": 1, "1024": 1024},
     "max_model_len": {"2": 2, MILLION: 1 << 20},
     "default_max_tokens": {"1": 1, MILLION: 1 << 20},
     "prefill_tokens": {"1": 1, MILLION: 1 << 20},
+    "drain_seconds": {"0": 0, "3600": 3600},
     "memory_fraction": {"0.05": 0.05, "1": 1.0, "1e-1": 0.1},
 }
 OVER_A_MILLION = str((1 << 20) + 1)
@@ -30,11 +31,12 @@ BAD: dict[str, tuple[str, ...]] = {
     "int8_threshold": ("-0.1", "1000.1", *MALFORMED),
     "dtype": ("", "half", "Float16", "torch.float16"),
     "device": ("", "CPU", "cuda:0", "gpu"),
-    "scheduling": ("", "Batch", "inflight"),
+    "scheduling": ("", "Batch", "in-flight"),
     "slots": ("0", "1025", "8.0", "1e3", *MALFORMED),
     "max_model_len": ("1", OVER_A_MILLION, "8.0", "1e3", *MALFORMED),
     "default_max_tokens": ("0", OVER_A_MILLION, "8.0", "1e3", *MALFORMED),
     "prefill_tokens": ("0", OVER_A_MILLION, "8.0", "1e3", *MALFORMED),
+    "drain_seconds": ("3601", "1.5", *MALFORMED),
     "memory_fraction": ("0.049", "1.001", "0", *MALFORMED),
 }
 

@@ -1,8 +1,8 @@
 """`make demo`: a real Triton, 16 different prompts at once over HTTP and gRPC, and what became of them.
 
-Everything printed is read back: the texts from the responses, the batch sizes from Triton's statistics, what was
-loaded from the model's own log line. Exits with 1 if a prompt failed, if Triton formed no batch, or if the weights
-aren't INT8.
+Everything printed is read back: the texts from the responses, the batch sizes from Triton's statistics, the steps from
+the model's metrics, what was loaded from its own log line. Exits with 1 if a prompt failed, if no rows were decoded
+together, or if the weights aren't INT8.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 
 import tritonclient.http
@@ -64,6 +65,7 @@ def main() -> int:
                 for size, count in _batches(server.http_url).items()
                 if count > batches_before.get(size, 0)
             }
+            steps, rows = _steps(server.metrics_url)
             loaded = _loaded(server.log_text())
     except LauncherError as error:
         print(f"demo: {error}", file=sys.stderr)
@@ -71,10 +73,11 @@ def main() -> int:
     _print_texts(outcomes)
     tokens = sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
     formed = ", ".join(f"{count} of size {size}" for size, count in sorted(batches.items()))
-    print(f"\nbatches Triton formed: {formed}")
+    print(f"\nbatches Triton handed over: {formed}")
+    print(f"steps of the decode loop: {steps}, with {rows / max(steps, 1):.1f} rows on average")
     print(f"{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s on this machine")
     print(loaded)
-    return _verdict(outcomes, batches, loaded)
+    return _verdict(outcomes, rows > steps, loaded)
 
 
 async def _complete_all(http_url: str, grpc_url: str) -> Sequence[Outcome]:
@@ -97,6 +100,22 @@ def _batches(http_url: str) -> dict[int, int]:
     return {int(entry["batch_size"]): int(entry["compute_infer"]["count"]) for entry in statistics}
 
 
+def _steps(metrics_url: str) -> tuple[int, int]:
+    """Return how many steps the model has made and the sum of their rows, once it has counted every prompt."""
+    deadline = time.monotonic() + 10
+    while True:
+        with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=10) as response:
+            metrics = response.read().decode()
+        answered = re.findall(r"^llama_requests_total\{.*\} (\d+)", metrics, re.MULTILINE)
+        if sum(map(int, answered)) >= len(PROMPTS) or time.monotonic() > deadline:
+            break
+        # The model's metrics are up to 0.2 s old.
+        time.sleep(0.05)
+    count = re.search(r"^llama_step_rows_count\{.*\} (\d+)", metrics, re.MULTILINE)
+    total = re.search(r"^llama_step_rows_sum\{.*\} (\d+)", metrics, re.MULTILINE)
+    return (int(count[1]), int(total[1])) if count and total else (0, 0)
+
+
 def _loaded(log: str) -> str:
     """Return what the model said it loaded."""
     found = re.search(r"llama: (loaded .*?)\"?$", log, re.MULTILINE)
@@ -113,12 +132,12 @@ def _print_texts(outcomes: Sequence[Outcome]) -> None:
             print(f"\n[{way}] {prompt} → {type(outcome).__name__}: {outcome}")
 
 
-def _verdict(outcomes: Sequence[Outcome], batches: dict[int, int], loaded: str) -> int:
+def _verdict(outcomes: Sequence[Outcome], together: bool, loaded: str) -> int:
     complaints = []
     if failed := sum(not isinstance(outcome, Completion) for outcome in outcomes):
         complaints.append(f"{failed} of {len(outcomes)} prompts failed")
-    if max(batches, default=0) < 2:
-        complaints.append("Triton formed no batch of more than one")
+    if not together:
+        complaints.append("no two rows were decoded together")
     if " in int8" not in loaded:
         complaints.append("the weights are not INT8")
     for complaint in complaints:

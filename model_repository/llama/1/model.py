@@ -1,7 +1,7 @@
-"""The Triton side of the model: decode the requests, hand them to the engine, encode what comes back.
+"""The Triton side of the model: decode the requests, hand them to the scheduler, encode what comes back.
 
 The only file that imports triton_python_backend_utils. What a request may hold is `llama_engine.requests`' business,
-how it is generated `llama_engine.engine`'s.
+how it is generated `llama_engine.engine`'s, and when `llama_engine.scheduler`'s.
 """
 
 from __future__ import annotations
@@ -9,16 +9,31 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from itertools import islice
+import threading
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from llama_engine.checkpoint import choose_device, load_checkpoint
-from llama_engine.engine import Completion, Engine, Outcome
-from llama_engine.errors import EngineError, InvalidRequest, RequestError, RowFailure
-from llama_engine.requests import GenerationRequest, RequestParser
+from llama_engine.delivery import Delivery, Part
+from llama_engine.engine import Engine
+from llama_engine.errors import (
+    Cancelled,
+    EngineError,
+    InvalidRequest,
+    InvalidSettings,
+    RequestError,
+    RowFailure,
+    Unavailable,
+)
+from llama_engine.metrics import METRICS, Meter, Metric
+from llama_engine.queue_policy import QueuePolicy
+from llama_engine.requests import RequestParser
+from llama_engine.rows import Completion, Piece
+from llama_engine.scheduler import Scheduler
 from llama_engine.settings import Settings
+from llama_engine.tickets import Ticket
 
 BACKEND_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 """Config parameters that belong to Triton's Python backend itself."""
@@ -28,6 +43,9 @@ COMPATIBILITY_INPUTS = ("return_finish_reason", "return_num_input_tokens", "retu
 
 HARMLESS_PARAMETERS = frozenset({"id"})
 """Request parameters that may be ignored: the id of a request to /generate arrives as one."""
+
+CLOSE_SECONDS = 10.0
+"""How long, once the rows are answered, the answers and the last metrics may take to go out."""
 
 _log = logging.getLogger("llama_engine.triton")
 
@@ -40,85 +58,186 @@ class TritonPythonModel:
         logging.getLogger("llama_engine").addHandler(_TritonLog())
         logging.getLogger("llama_engine").setLevel(logging.INFO)
         try:
-            self._load(json.loads(args["model_config"]), _gpu(args))
+            self._load(json.loads(args["model_config"]), args)
         except EngineError as error:
             raise pb_utils.TritonModelException(f"llama: {error}") from error
 
-    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
-        """Answer Triton's batch: a text for every good request, its own error for every bad one."""
-        decoded = [self._decode(request) for request in requests]
-        good = [row for rows in decoded if not isinstance(rows, RequestError) for row in rows]
-        outcomes = iter(self._engine.complete(good))
-        return [_encode(rows, outcomes) for rows in decoded]
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
+        """Hand Triton's batch over, and return when every row of it has a slot, or is answered.
+
+        In-flight, answers go out through the requests' response senders. Under `scheduling: batch` they are returned
+        together, when the last row has ended.
+        """
+        answers = [self._decode(request) for request in requests]
+        tickets = [ticket for answer in answers for ticket in answer.tickets]
+        self._scheduler.submit(tickets)
+        if self._inflight:
+            self._scheduler.wait_for_seats(tickets)
+            return None
+        self._scheduler.wait_for_ends(tickets)
+        return [answer.give() for answer in answers]
 
     def finalize(self) -> None:
-        """Say goodbye: nothing is in flight when Triton calls this."""
+        """Let running rows finish within the settings' bound, answer the others, and end the threads."""
+        self._scheduler.stop(self._settings.drain_seconds)
+        if not self._delivery.close(CLOSE_SECONDS):
+            _log.error("some answers could not be sent before the model was unloaded")
+        self._meter.close(CLOSE_SECONDS)
         _log.info("model unloaded")
 
-    def _load(self, model_config: dict[str, object], gpu: int | None) -> None:
-        settings = Settings.parse(_parameters(model_config), os.environ)
+    def _load(self, model_config: dict[str, Any], args: dict[str, str]) -> None:
+        settings = self._settings = Settings.parse(_parameters(model_config), os.environ)
         _log.info("settings: %s", settings.describe())
-        checkpoint = load_checkpoint(settings, choose_device(settings.device, gpu))
+        self._decoupled = _is_decoupled(model_config)
+        self._inflight = settings.scheduling == "inflight"
+        if self._decoupled and not self._inflight:
+            raise InvalidSettings(f"scheduling is {settings.scheduling!r}; a decoupled config needs 'inflight'")
+        checkpoint = load_checkpoint(settings, choose_device(settings.device, _gpu(args)))
         _log.info("%s", checkpoint.facts.describe())
         if checkpoint.facts.threshold:
             _log.warning(
                 "outlier threshold %g: a row's result depends on its batch; LLAMA_INT8_THRESHOLD=0 avoids that",
                 checkpoint.facts.threshold,
             )
-        self._engine = Engine(checkpoint, settings, settings.slots or int(str(model_config["max_batch_size"])))
-        _log.info("%s", self._engine.plan.describe())
-        _log.info("a request that leaves an input out gets: %s", self._engine.defaults.describe())
-        self._parser = RequestParser(checkpoint.codec, self._engine.defaults, self._engine.max_model_len)
-        self._engine.prove()
+        engine = Engine(checkpoint, settings, settings.slots or int(str(model_config["max_batch_size"])))
+        _log.info("%s", engine.plan.describe())
+        _log.info("a request that leaves an input out gets: %s", engine.defaults.describe())
+        engine.prove()
+        self._engine = engine
+        self._parser = RequestParser(checkpoint.codec, engine.defaults, engine.max_model_len)
+        self._queue_policy = QueuePolicy.of(model_config)
+        self._meter = Meter(_TritonMetrics(args["model_name"], args["model_version"]), engine.slots)
+        self._delivery = Delivery()
+        self._scheduler = Scheduler(engine, self._delivery, self._meter)
 
-    def _decode(self, request: pb_utils.InferenceRequest) -> list[GenerationRequest] | RequestError:
-        """Return the request's rows, or what is wrong with it."""
+    def _decode(self, request: pb_utils.InferenceRequest) -> _Answer:
+        """Return the answer to be, with a ticket for each of the request's rows; for a bad request what is wrong."""
+        answer = _Answer(request, sends=self._inflight)
+        deadline = self._queue_policy.deadline(request.timeout())
         try:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             unknown = sorted(json.loads(request.parameters() or "{}").keys() - HARMLESS_PARAMETERS)
             if unknown:
                 # A misspelled input arrives as a parameter; ignoring it would be a silent default.
                 raise InvalidRequest(f"{unknown[0]} is no input of this model, and it takes no request parameters")
-            if "stream" in inputs and inputs.pop("stream").any():
-                raise InvalidRequest("stream is true; it must be false: this config answers in one response")
             for name in COMPATIBILITY_INPUTS:
                 inputs.pop(name, None)
-            return self._parser.parse(inputs)
+            stream = "stream" in inputs and bool(inputs.pop("stream").any())
+            if stream and not self._decoupled:
+                raise InvalidRequest("stream is true; it must be false: this config answers in one response")
+            parsed = self._parser.parse(inputs)
+            if stream and len(parsed) > 1:
+                raise InvalidRequest(f"stream is true for {len(parsed)} rows; it must be false, or the request one row")
+            answer.streams = stream
+            answer.tickets = [
+                Ticket(self._engine.row(one), answer, index, stream, deadline) for index, one in enumerate(parsed)
+            ]
         except InvalidRequest as error:
-            return error
+            self._refuse(answer, error)
         except Exception:  # noqa: BLE001 - left to Triton it would fail the whole batch, and show the client a traceback
             _log.exception("a request could not be read; it is answered with an error")
-            return RowFailure("the request could not be read; the server's log has the reason")
+            self._refuse(answer, RowFailure("the request could not be read; the server's log has the reason"))
+        return answer
+
+    def _refuse(self, answer: _Answer, error: RequestError) -> None:
+        answer.refusal = error
+        self._meter.refused(error)
+        self._delivery.post([(answer, Part(0, error))])
 
 
-def _encode(
-    rows: Sequence[GenerationRequest] | RequestError, outcomes: Iterator[Outcome]
-) -> pb_utils.InferenceResponse:
-    """Build the response of one request, taking its rows' outcomes off the front."""
-    if isinstance(rows, RequestError):
-        return _failure(rows)
-    completions: list[Completion] = []
-    failures: list[RequestError] = []
-    for outcome in islice(outcomes, len(rows)):
-        if isinstance(outcome, Completion):
-            completions.append(outcome)
-        else:
-            failures.append(outcome)
-    if failures:
-        return _failure(failures[0])
-    return pb_utils.InferenceResponse(
-        [
-            _strings("text_output", [completion.text for completion in completions]),
-            _strings("finish_reason", [completion.finish_reason for completion in completions]),
-            _counts("num_input_tokens", [completion.num_input_tokens for completion in completions]),
-            _counts("num_output_tokens", [completion.num_output_tokens for completion in completions]),
-        ]
+class _Answer:
+    """The way back to the client of one request: a Reply with Triton at its other end."""
+
+    def __init__(self, request: pb_utils.InferenceRequest, sends: bool) -> None:
+        """sends: through the request's response sender; otherwise whoever executes the request returns it."""
+        self._request = request
+        self._sender = request.get_response_sender() if sends else None
+        self._complete = False
+        # Triton crashes if it is asked about a request that is, or is just being, answered to the end.
+        self._asking = threading.Lock()
+        self.streams = False
+        self.tickets: list[Ticket] = []
+        self.refusal: RequestError | None = None
+
+    def send(self, parts: Sequence[Part]) -> None:
+        """Send the pieces of a streamed row as they come, and anything else once all rows have ended."""
+        if self._sender is None or self._complete:
+            return
+        last = parts[-1].what
+        if self.streams and not isinstance(last, RequestError):
+            pieces = [part.what for part in parts if isinstance(part.what, Piece)]
+            self._send(self._sender, _encode_pieces(pieces, last), final=isinstance(last, Completion))
+        elif all(ticket.outcome is not None for ticket in self.tickets):
+            self._send(self._sender, self.encode(), final=True)
+
+    def give(self) -> pb_utils.InferenceResponse:
+        """Return the response of a request whose rows have all ended, to be sent by Triton."""
+        with self._asking:
+            self._complete = True
+        return self.encode()
+
+    def encode(self) -> pb_utils.InferenceResponse:
+        """Build the response of a request whose rows have all ended."""
+        outcomes = [ticket.outcome for ticket in self.tickets]
+        errors = [outcome for outcome in (self.refusal, *outcomes) if isinstance(outcome, RequestError)]
+        if errors:
+            return _encode_error(errors[0])
+        completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+        return _response(
+            [completion.text for completion in completions],
+            [completion.finish_reason for completion in completions],
+            [completion.num_input_tokens for completion in completions],
+            [completion.num_output_tokens for completion in completions],
+        )
+
+    def is_cancelled(self) -> bool:
+        """Ask Triton whether the client has taken the request back."""
+        with self._asking:
+            return not self._complete and (self._sender or self._request).is_cancelled()
+
+    def _send(
+        self, sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse, final: bool
+    ) -> None:
+        with self._asking:
+            # First, because nothing may follow a final flag, not even after a failure to send it.
+            self._complete = final
+            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+
+
+def _encode_pieces(pieces: Sequence[Piece], last: Piece | Completion) -> pb_utils.InferenceResponse:
+    """Join pieces of a row; what is known of the whole row comes with its last one."""
+    return _response(
+        ["".join(piece.text for piece in pieces)],
+        [last.finish_reason if isinstance(last, Completion) else ""],
+        [last.num_input_tokens if isinstance(last, Completion) else 0],
+        [sum(piece.num_tokens for piece in pieces)],
     )
 
 
-def _failure(error: RequestError) -> pb_utils.InferenceResponse:
-    code = pb_utils.TritonError.INVALID_ARG if isinstance(error, InvalidRequest) else pb_utils.TritonError.INTERNAL
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
+def _encode_error(error: RequestError) -> pb_utils.InferenceResponse:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), _code(error)))
+
+
+def _code(error: RequestError) -> int:
+    if isinstance(error, InvalidRequest):
+        return pb_utils.TritonError.INVALID_ARG
+    if isinstance(error, Cancelled):
+        return pb_utils.TritonError.CANCELLED
+    return pb_utils.TritonError.UNAVAILABLE if isinstance(error, Unavailable) else pb_utils.TritonError.INTERNAL
+
+
+def _response(
+    texts: list[str], finish_reasons: list[str], num_input_tokens: list[int], num_output_tokens: list[int]
+) -> pb_utils.InferenceResponse:
+    """Build a response of one row per list element."""
+    return pb_utils.InferenceResponse(
+        [
+            _strings("text_output", texts),
+            _strings("finish_reason", finish_reasons),
+            _counts("num_input_tokens", num_input_tokens),
+            _counts("num_output_tokens", num_output_tokens),
+        ]
+    )
 
 
 def _strings(name: str, values: list[str]) -> pb_utils.Tensor:
@@ -129,16 +248,56 @@ def _counts(name: str, values: list[int]) -> pb_utils.Tensor:
     return pb_utils.Tensor(name, np.array(values, dtype=np.int32).reshape(-1, 1))
 
 
-def _parameters(model_config: dict[str, object]) -> dict[str, str]:
+def _parameters(model_config: dict[str, Any]) -> dict[str, str]:
     """Return the config's own parameters as text, without those meant for the backend."""
-    parameters = model_config.get("parameters", {})
-    assert isinstance(parameters, dict)
+    parameters: dict[str, dict[str, str]] = model_config.get("parameters", {})
     return {name: value["string_value"] for name, value in parameters.items() if name not in BACKEND_PARAMETERS}
+
+
+def _is_decoupled(model_config: dict[str, Any]) -> bool:
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def _gpu(args: dict[str, str]) -> int | None:
     """Return the GPU that Triton placed this instance on, None for a CPU instance."""
     return int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
+
+
+class _TritonMetrics:
+    """Our metrics on Triton's metrics endpoint: a Registry."""
+
+    def __init__(self, model: str, version: str) -> None:
+        kinds = {
+            "counter": pb_utils.MetricFamily.COUNTER,
+            "gauge": pb_utils.MetricFamily.GAUGE,
+            "histogram": pb_utils.MetricFamily.HISTOGRAM,
+        }
+        labels = {"model": model, "version": version}
+        # A family must outlive its metrics.
+        self._families = []
+        self._series: dict[tuple[Metric, str], pb_utils.Metric] = {}
+        for metric in METRICS:
+            family = pb_utils.MetricFamily(name=metric.name, description=metric.help, kind=kinds[metric.kind])
+            self._families.append(family)
+            for value in metric.values:
+                own = labels | ({metric.label: value} if metric.label else {})
+                self._series[metric, value] = (
+                    family.Metric(labels=own, buckets=list(metric.buckets))
+                    if metric.kind == "histogram"
+                    else family.Metric(labels=own)
+                )
+
+    def add(self, metric: Metric, amount: float, value: str = "") -> None:
+        """Increase a counter."""
+        self._series[metric, value].increment(amount)
+
+    def set(self, metric: Metric, amount: float) -> None:
+        """Set a gauge."""
+        self._series[metric, ""].set(amount)
+
+    def observe(self, metric: Metric, amount: float) -> None:
+        """Put a value into a histogram."""
+        self._series[metric, ""].observe(amount)
 
 
 class _TritonLog(logging.Handler):

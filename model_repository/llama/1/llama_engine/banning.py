@@ -2,15 +2,16 @@
 
 Banning the tokens of one tokenization, as is usual, leaves every other way to spell the word open. Here a token is
 banned if the text so far followed by the token's bytes would contain the word. How much of each word the text ends
-with is kept up to date byte by byte (Knuth, Morris and Pratt, 1977), so a step costs what its token is long.
+with is kept up to date, so a step costs what its token is long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from llama_engine.begun_word import BegunWord
 from llama_engine.vocabulary import Vocabulary
 
 
@@ -18,7 +19,7 @@ class BannedWords:
     """One row's bad words (UTF-8, not empty) over a vocabulary, and how far the row's text has got into each."""
 
     def __init__(self, words: Sequence[bytes], vocabulary: Vocabulary, device: torch.device) -> None:
-        self._words = [_BegunWord(word) for word in words]
+        self._words = [BegunWord(word) for word in words]
         self._vocabulary = vocabulary
         self._device = device
         always = {token for word in words for token in vocabulary.containing(word)}
@@ -40,32 +41,3 @@ class BannedWords:
 
     def _ids(self, tokens: set[int]) -> torch.Tensor:
         return torch.tensor(sorted(tokens), dtype=torch.long, device=self._device)
-
-
-class _BegunWord:
-    """A word, and the longest part of its beginning that the text ends with."""
-
-    def __init__(self, word: bytes) -> None:
-        self._word = word
-        self._begun = 0
-        # _borders[n]: length of the longest proper beginning of word[:n] that word[:n] also ends with.
-        self._borders = [0] * (len(word) + 1)
-        for end in range(1, len(word)):
-            self._borders[end + 1] = self._longer(self._borders[end], word[end])
-
-    def advance(self, piece: bytes) -> None:
-        for byte in piece:
-            self._begun = self._longer(self._begun, byte)
-
-    def rests(self, longest: int) -> Iterator[bytes]:
-        """Yield what is missing of the word after each beginning the text ends with, up to `longest` bytes of it."""
-        begun = self._begun
-        while begun and len(self._word) - begun <= longest:
-            yield self._word[begun:]
-            begun = self._borders[begun]
-
-    def _longer(self, begun: int, byte: int) -> int:
-        """Return how much of the word the text ends with, if it ended with `begun` bytes of it before this byte."""
-        while begun and (begun == len(self._word) or self._word[begun] != byte):
-            begun = self._borders[begun]
-        return begun + 1 if self._word[begun] == byte else 0

@@ -6,6 +6,8 @@ EngineError
 ├── OutOfMemoryPlan     weights + cache + reserve exceed what is there; the model refuses to load
 └── RequestError        one request fails, its neighbours don't
     ├── InvalidRequest  the client's fault: names the input, the value and the bound
+    ├── Cancelled       the client doesn't want it any more
+    ├── Unavailable     out of time before its turn, or the server stops: the same request may succeed elsewhere
     └── RowFailure      ours, while decoding: the client learns that it failed, the log learns why
 """
 
@@ -32,6 +34,14 @@ class RequestError(EngineError):
 
 class InvalidRequest(RequestError):
     """The request breaks the contract. The message names the input, its value and the bound."""
+
+
+class Cancelled(RequestError):
+    """The client took the request back."""
+
+
+class Unavailable(RequestError):
+    """The request was accepted, and its turn didn't come in time."""
 
 
 class RowFailure(RequestError):

@@ -86,7 +86,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
         cache=shape.bytes,
         sampling=Sampler.bytes_for(slots, config.vocab_size),
         reserve=activation_reserve(
-            max(settings.prefill_tokens, checkpoint.max_model_len),
+            min(settings.prefill_tokens, slots * checkpoint.max_model_len),
             slots,
             config.hidden_size,
             config.intermediate_size,

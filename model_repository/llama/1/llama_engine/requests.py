@@ -22,7 +22,7 @@ _Number = TypeVar("_Number", int, float)
 
 MAX_STOP_WORDS = 16
 MAX_BAD_WORDS = 64
-MAX_BAD_WORD_BYTES = 1024
+MAX_WORD_BYTES = 1024
 
 RawInputs = Mapping[str, NDArray[Any]]
 """Inputs of one request by name: [rows, 1], or [rows, n] for lists of words; strings as bytes objects."""
@@ -98,7 +98,7 @@ class RequestParser:
             presence_penalty=row.number("presence_penalty", 0.0, low=-2.0, high=2.0),
             seed=row.number("seed", secrets.randbits(64), low=0),
             stop_words=row.words("stop_words", MAX_STOP_WORDS),
-            bad_words=row.words("bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_BYTES),
+            bad_words=row.words("bad_words", MAX_BAD_WORDS),
             exclude_input_in_output=row.flag("exclude_input_in_output", True),
         )
 
@@ -164,7 +164,7 @@ class _Row:
             raise self.refuse(name, value, f"{kind}, {' and '.join(filter(None, bounds))}")
         return type(default)(value)
 
-    def words(self, name: str, limit: int, longest: int | None = None) -> tuple[bytes, ...]:
+    def words(self, name: str, limit: int) -> tuple[bytes, ...]:
         """Return the words in UTF-8. An empty one means none, so that lists of unequal length can be padded."""
         if name not in self.inputs:
             return ()
@@ -172,9 +172,9 @@ class _Row:
         if len(words) > limit:
             raise self.refuse(name, f"a list of {len(words)} words", f"at most {limit} words")
         for word in words:
-            if longest is not None and len(word) > longest:
+            if len(word) > MAX_WORD_BYTES:
                 raise self.refuse(
-                    name, f"a list with a word of {len(word)} bytes", f"of words of at most {longest} bytes"
+                    name, f"a list with a word of {len(word)} bytes", f"of words of at most {MAX_WORD_BYTES} bytes"
                 )
         return tuple(words)
 

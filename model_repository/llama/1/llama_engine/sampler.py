@@ -63,7 +63,6 @@ class Sampler:
     def admit(self, requests: Sequence[GenerationRequest]) -> None:
         """Give the next slots to these requests."""
         first, last = len(self._requests), len(self._requests) + len(requests)
-        self._requests += requests
         parameters = [[getattr(request, name) for name in _COLUMNS] for request in requests]
         self._parameters[first:last] = torch.tensor(parameters, dtype=torch.float32, device=self._device)
         top_k = [min(request.top_k or self._vocabulary, self._vocabulary) for request in requests]
@@ -74,6 +73,8 @@ class Sampler:
         for slot, request in enumerate(requests, first):
             if request.repetition_penalty != 1.0:
                 self._in_prompt[slot, list(request.prompt_tokens)] = True
+        # Last, so that a failure before it leaves the slots free.
+        self._requests += requests
         self._needs = self._read_needs()
 
     def retire(self, slot: int) -> None:
@@ -94,7 +95,8 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[BannedWords | None]
     ) -> torch.Tensor:
-        """Choose the next token of the slots `first` … and note it in their histories.
+        """Choose the next token of the slots `first` … and note it in their histories, last of all: until then a
+        failure leaves everything as it was, and the same rows can be sampled again.
 
         logits: [rows, vocabulary], any float dtype. steps: tokens each row has already. banned: each row's bad
         words. Returns [rows], long; FAILED where a row's logits aren't finite.
@@ -117,10 +119,11 @@ class Sampler:
                 warm = keep_top_k_top_p(warm, self._top_k[rows], top_p)
             keys = torch.from_numpy(step_keys(self._seeds[rows], np.asarray(steps, dtype=np.int64))).to(self._device)
             tokens = torch.where(sampled, draw(warm, keys), tokens)
+        # A NaN anywhere makes the best one NaN; nothing left to choose from makes it -inf.
+        chosen = torch.where(best.isfinite(), tokens, FAILED)
         if needs.repetition or needs.output_counts:
             self._counts[rows].scatter_add_(1, tokens[:, None], torch.ones_like(tokens[:, None], dtype=torch.int32))
-        # A NaN anywhere makes the best one NaN; nothing left to choose from makes it -inf.
-        return tokens.masked_fill_(~best.isfinite(), FAILED)
+        return chosen
 
     def _mask(
         self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[BannedWords | None]

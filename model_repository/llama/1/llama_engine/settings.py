@@ -86,11 +86,12 @@ class Settings:
         independent of their batch; 6 is LLM.int8()'s own.
     dtype: of everything unquantized, and of the cache. auto: float16 on CUDA, float32 on a CPU.
     device: auto is the GPU that Triton gave the instance, or the CPU where it gave none.
-    scheduling: batch runs each of Triton's batches to its end.
+    scheduling: inflight lets rows enter and leave between two steps; batch runs each of Triton's batches to its end.
     slots: rows decoded together; None is the config's max_batch_size.
     max_model_len: prompt + completion, in tokens; None is the checkpoint's own, at most 4096.
     default_max_tokens: when neither the request nor the checkpoint says.
-    prefill_tokens: most padded prompt tokens in one prefill forward; a longer prompt goes alone.
+    prefill_tokens: most padded prompt tokens read before a decode step; a longer prompt is read in chunks.
+    drain_seconds: how long running rows may go on once the model is told to unload.
     memory_fraction: share of the device's free memory that weights, cache and reserve may take.
     """
 
@@ -100,11 +101,12 @@ class Settings:
     int8_threshold: float | None = None
     dtype: str = "auto"
     device: str = "auto"
-    scheduling: str = "batch"
+    scheduling: str = "inflight"
     slots: int | None = None
     max_model_len: int | None = None
     default_max_tokens: int = 128
-    prefill_tokens: int = 8192
+    prefill_tokens: int = 512
+    drain_seconds: int = 60
     memory_fraction: float = 0.9
 
     @classmethod
@@ -141,10 +143,11 @@ BOUNDS: Mapping[str, Bound] = {
     "int8_threshold": Number(0.0, 1000.0),
     "dtype": Choice(("auto", "float32", "float16", "bfloat16")),
     "device": Choice(("auto", "cpu", "cuda")),
-    "scheduling": Choice(("batch",)),
+    "scheduling": Choice(("inflight", "batch")),
     "slots": WholeNumber(1, 1024),
     "max_model_len": WholeNumber(2, 1 << 20),
     "default_max_tokens": WholeNumber(1, 1 << 20),
     "prefill_tokens": WholeNumber(1, 1 << 20),
+    "drain_seconds": WholeNumber(0, 3600),
     "memory_fraction": Number(0.05, 1.0),
 }

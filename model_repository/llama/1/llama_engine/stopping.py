@@ -6,7 +6,13 @@ a stop word is found wherever tokens happen to split it, and a character split o
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Collection, Sequence
+from functools import cached_property
+
+from llama_engine.begun_word import BegunWord
+
+_Decoder = getincrementaldecoder("utf-8")
 
 
 class Transcript:
@@ -24,6 +30,10 @@ class Transcript:
         self._stop_words = stop_words
         self._end_tokens = end_tokens
         self._bytes = bytearray()
+        self._decoder = _Decoder("replace")
+        # Bytes of the text that `take` has looked for stop words, and given away.
+        self._watched = 0
+        self._taken = 0
         self.num_tokens = 0
         self.finish_reason = ""
 
@@ -42,6 +52,26 @@ class Transcript:
     def text(self) -> str:
         """The text so far; bytes that are no UTF-8, the first half of a character among them, become U+FFFD."""
         return self._bytes.decode(errors="replace")
+
+    def take(self) -> str:
+        """Return what has become certain since the last call; all pieces together are the text of the ended row.
+
+        Uncertain, until the row ends, are the first half of a character and what may be the beginning of a stop word.
+        """
+        ended = bool(self.finish_reason)
+        certain = len(self._bytes)
+        if not ended:
+            for word in self._begun_stop_words:
+                word.advance(self._bytes[self._watched :])
+            self._watched = certain
+            certain -= max((word.begun for word in self._begun_stop_words), default=0)
+        piece = self._decoder.decode(self._bytes[self._taken : certain], final=ended)
+        self._taken = certain
+        return piece
+
+    @cached_property
+    def _begun_stop_words(self) -> list[BegunWord]:
+        return [BegunWord(word) for word in self._stop_words]
 
     def _cut_at_stop_word(self, seen: int) -> bool:
         """Cut the text before the stop word that is complete first behind the first `seen` bytes.

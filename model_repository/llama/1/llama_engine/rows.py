@@ -1,0 +1,80 @@
+"""A row: one request on its way through the engine, and what it comes to.
+
+Knows what belongs to one request alone. Where it sits, and when it is computed, is the engine's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llama_engine.banning import BannedWords
+from llama_engine.errors import RequestError
+from llama_engine.requests import GenerationRequest
+from llama_engine.stopping import Transcript
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a row came to. finish_reason: stop (end token or stop word) or length."""
+
+    text: str
+    finish_reason: str
+    num_input_tokens: int
+    num_output_tokens: int
+
+
+Outcome = Completion | RequestError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a row's text, and the number of tokens that came since the part before."""
+
+    text: str
+    num_tokens: int
+
+
+@dataclass(eq=False)
+class Row:
+    """One request in the engine.
+
+    length: positions of the cache that hold its keys and values. outcome: None until it has ended.
+    """
+
+    request: GenerationRequest
+    transcript: Transcript
+    banned: BannedWords | None
+    length: int = 0
+    outcome: Outcome | None = None
+    _pieces: int = 0
+    _tokens_taken: int = 0
+
+    @property
+    def unread(self) -> int:
+        """Prompt tokens that are not in the cache yet."""
+        return max(len(self.request.prompt_tokens) - self.length, 0)
+
+    def completion(self) -> Completion:
+        """Return the whole text so far, and the counts."""
+        request, transcript = self.request, self.transcript
+        return Completion(
+            text=transcript.text if request.exclude_input_in_output else request.prompt + transcript.text,
+            finish_reason=transcript.finish_reason,
+            num_input_tokens=len(request.prompt_tokens),
+            num_output_tokens=transcript.num_tokens,
+        )
+
+    def take(self) -> Piece | None:
+        """Return the text that has become certain since the last piece; None if there is none and more will come."""
+        transcript = self.transcript
+        if transcript.num_tokens == self._tokens_taken:
+            return None
+        text = transcript.take()
+        if not self._pieces and not self.request.exclude_input_in_output:
+            text = self.request.prompt + text
+        if not text and not transcript.finish_reason:
+            return None
+        piece = Piece(text, transcript.num_tokens - self._tokens_taken)
+        self._pieces += 1
+        self._tokens_taken = transcript.num_tokens
+        return piece

@@ -1,0 +1,108 @@
+"""The model over slots: forward passes that read prompts into the cache and take one token a row out of it.
+
+Knows tokens, positions and the cache; neither requests, nor sampling, nor who sits where. Every pass can be repeated:
+it writes to the cache what it wrote before, and nothing else changes until `seat` or `advance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from llama_engine.cache import CacheShape, SlotCache
+from llama_engine.checkpoint import Checkpoint
+
+SPAN_BUCKET = 64
+"""Attention reads whole buckets of positions, so that the shapes of a step change rarely."""
+
+
+class SlotModel:
+    """A decoder, its head and a slot cache. Not thread-safe: one pass at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, shape: CacheShape) -> None:
+        self._device = checkpoint.facts.device
+        self._decoder = checkpoint.model.model
+        self._head = checkpoint.model.lm_head
+        self._cache = SlotCache(shape, self._device)
+        self._columns = torch.arange(shape.max_model_len, device=self._device)
+        # What each slot's next step reads: its last token, and the position that token has.
+        self._tokens = torch.zeros(shape.slots, 1, dtype=torch.long, device=self._device)
+        self._positions = torch.zeros(shape.slots, 1, dtype=torch.long, device=self._device)
+
+    def prefill(self, first: int, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Read whole prompts into the slots `first` …; return their last tokens' hidden states, [rows, hidden].
+
+        Prompts are padded on the right: a prompt token sees only what is left of it, so what a row computes for its
+        padding reaches nobody, and what it writes to the cache there is overwritten before it can be seen.
+        """
+        width = max(map(len, prompts))
+        # Padding is the row's own last token: a foreign one might overflow where the row's don't, and a NaN in the
+        # cache is not hidden by a mask.
+        tokens = [[*prompt, *[prompt[-1]] * (width - len(prompt))] for prompt in prompts]
+        positions = self._columns[:width].expand(len(prompts), width)
+        # No mask: with nothing before it and the padding behind it, a prefill is plainly causal, which SDPA knows how
+        # to do without the width x width booleans a row that a mask would take.
+        hidden = self._forward(first, torch.tensor(tokens, device=self._device), positions, width, mask=None)
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
+        return hidden[torch.arange(len(prompts), device=self._device), last]
+
+    def prefill_chunk(self, slot: int, tokens: Sequence[int], start: int) -> torch.Tensor:
+        """Read more of one prompt, at the positions `start` …; return its last token's hidden state, [1, hidden]."""
+        end = start + len(tokens)
+        positions = self._columns[None, start:end]
+        mask = (self._columns[:end] <= positions[:, :, None])[:, None]
+        return self._forward(slot, torch.tensor([tokens], device=self._device), positions, end, mask)[:, -1]
+
+    def step(self, first: int, last: int, longest: int) -> torch.Tensor:
+        """Run the last token of the slots `first` … `last` − 1; return hidden states, [rows, hidden].
+
+        longest: the greatest number of positions that one of these slots holds already.
+        """
+        positions = self._positions[first:last]
+        span = min(-(-(longest + 1) // SPAN_BUCKET) * SPAN_BUCKET, self._cache.shape.max_model_len)
+        # [rows, 1, 1, span]: a token sees its own position and everything before it.
+        mask = (self._columns[:span] <= positions)[:, None, None]
+        return self._forward(first, self._tokens[first:last], positions, span, mask)[:, -1]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [rows, vocabulary] of [rows, hidden]."""
+        logits: torch.Tensor = self._head(hidden)
+        return logits
+
+    def seat(self, first: int, lengths: Sequence[int]) -> None:
+        """Note that the slots `first` … hold prompts of these lengths; their next token comes behind them."""
+        self._positions[first : first + len(lengths), 0] = torch.tensor(lengths, device=self._device)
+
+    def advance(self, stepped: int, tokens: torch.Tensor) -> None:
+        """Note the tokens, [rows], that the first slots chose; the first `stepped` of them had made a step for it."""
+        self._positions[:stepped] += 1
+        self._tokens[: len(tokens), 0] = tokens
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Put what slot `source` holds, `length` positions, in the place of slot `target`."""
+        self._cache.move(source, target, length)
+        self._tokens[target] = self._tokens[source]
+        self._positions[target] = self._positions[source]
+
+    def wipe(self, first: int, last: int) -> None:
+        """Zero the slots `first` … `last` − 1, so that nothing that isn't finite is left to their next rows."""
+        for slot in range(first, last):
+            self._cache.wipe(slot)
+
+    def _forward(
+        self, first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Run [rows, width] tokens at their positions in slots `first` …; return [rows, width, hidden].
+
+        mask: [rows, 1, width, span], True where a token may look; None is causal over the pass itself.
+        """
+        self._cache.aim(first, positions, span)
+        hidden: torch.Tensor = self._decoder(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        return hidden

@@ -1,0 +1,47 @@
+"""How long a request may wait for a slot: the config's policy, the request's own timeout, and which of them counts."""
+
+import math
+import time
+from typing import Any
+
+import pytest
+from llama_engine.queue_policy import QueuePolicy
+
+HOUR = 3600 * 1_000_000
+
+
+def _config(**policy: object) -> dict[str, Any]:
+    return {"dynamic_batching": {"default_queue_policy": policy}}
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"dynamic_batching": {}}, {"dynamic_batching": None}, _config(max_queue_size=4)]
+)
+@pytest.mark.parametrize("timeout", [0, 5])
+def test_a_config_without_a_limit_has_one(config: dict[str, Any], timeout: int) -> None:
+    assert QueuePolicy.of(config).deadline(timeout) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("policy", "timeout", "microseconds"),
+    [
+        ({"default_timeout_microseconds": HOUR}, 0, HOUR),
+        ({"default_timeout_microseconds": str(HOUR)}, 0, HOUR),  # 64 bits are strings in protobuf's JSON
+        ({"default_timeout_microseconds": HOUR}, HOUR // 2, HOUR),  # may not override
+        ({"default_timeout_microseconds": HOUR, "allow_timeout_override": True}, HOUR // 2, HOUR // 2),
+        ({"default_timeout_microseconds": HOUR, "allow_timeout_override": True}, HOUR * 2, HOUR),  # only shorten
+        ({"default_timeout_microseconds": HOUR, "allow_timeout_override": True}, 0, HOUR),
+        ({"allow_timeout_override": True}, HOUR, HOUR),
+        ({"default_timeout_microseconds": HOUR, "timeout_action": "REJECT"}, 0, HOUR),
+    ],
+)
+def test_the_wrong_limit_counts(policy: dict[str, Any], timeout: int, microseconds: int) -> None:
+    before = time.monotonic()
+    deadline = QueuePolicy.of(_config(**policy)).deadline(timeout)
+    assert before <= deadline - microseconds / 1e6 <= time.monotonic()
+
+
+@pytest.mark.parametrize("timeout", [0, 5])
+def test_a_request_to_be_put_off_is_refused(timeout: int) -> None:
+    policy = _config(default_timeout_microseconds=10, timeout_action="DELAY", allow_timeout_override=True)
+    assert QueuePolicy.of(policy).deadline(timeout) == math.inf

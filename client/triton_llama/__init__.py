@@ -6,6 +6,7 @@ The command line is in `triton_llama.cli`; the error tree is drawn in `triton_ll
 from triton_llama.async_client import AsyncLlamaClient
 from triton_llama.client import LlamaClient
 from triton_llama.completion import Completion
+from triton_llama.completion_stream import AsyncCompletionStream, CompletionStream
 from triton_llama.errors import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -15,18 +16,22 @@ from triton_llama.errors import (
     ServerError,
     TritonLlamaError,
 )
+from triton_llama.piece import Piece
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.status import ModelConfig, ServerStatus
 
 __all__ = [
+    "AsyncCompletionStream",
     "AsyncLlamaClient",
     "Completion",
+    "CompletionStream",
     "LlamaClient",
     "LlamaConnectionError",
     "LlamaTimeoutError",
     "ModelConfig",
     "ModelNotFoundError",
     "OverloadedError",
+    "Piece",
     "RejectedInputError",
     "SamplingParams",
     "ServerError",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, cast, overload
 
 from triton_llama import endpoint
 from triton_llama.completion import Completion
+from triton_llama.completion_stream import AsyncCompletionStream
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import TritonLlamaError
 from triton_llama.limits import Limits
 from triton_llama.many import ManyRequests
+from triton_llama.piece import Piece
 from triton_llama.sampling_params import SamplingOptions, SamplingParams
 from triton_llama.status import ServerStatus, StatusAnswers, read_status
 from triton_llama.tensors import PreparedRequest, prepare
@@ -27,6 +29,9 @@ class AsyncTransport(Protocol):
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Send one request and wait for its answer, at most `timeout` seconds."""
 
+    def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Piece, None]:
+        """Send one request at the first `anext` and yield its pieces, `timeout` seconds for all; closing cancels it."""
+
     async def status(self, model: str, timeout: float) -> StatusAnswers:
         """Ask what there is to know about the server and the model, each question within `timeout` seconds."""
 
@@ -40,7 +45,7 @@ class AsyncLlamaClient:
         async with AsyncLlamaClient("localhost:8000") as client:
             print((await client.generate("A list comprehension", max_tokens=40)).text)
 
-    Cancelling a task gives up its request; over gRPC the server is told.
+    Cancelling a task gives up its request; over gRPC, and of any stream, the server is told.
     """
 
     def __init__(
@@ -111,13 +116,32 @@ class AsyncLlamaClient:
         outcomes = many.outcomes()
         return outcomes if return_exceptions else cast("list[Completion]", outcomes)
 
+    def stream(
+        self,
+        prompt: str,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> AsyncCompletionStream:
+        """Complete a prompt piece by piece; see `LlamaClient.stream`.
+
+        async with client.stream("A list comprehension", max_tokens=40) as stream:
+            async for piece in stream:
+                print(piece.text, end="", flush=True)
+        """
+        chosen = (params or SamplingParams()).with_options(**sampling)
+        seconds = self._limits.request_timeout(timeout)
+        request = prepare(prompt, chosen, stream=True)
+        return AsyncCompletionStream(self._transport.stream(self.model, request, seconds), request)
+
     async def status(self, *, timeout: float | None = None) -> ServerStatus:
         """Ask the server for its state, the model's and its live configuration; see `LlamaClient.status`."""
         answers = await self._transport.status(self.model, self._limits.request_timeout(timeout))
         return read_status(self.endpoint, self.model, answers)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; streams in other tasks end with a LlamaConnectionError."""
         await self._transport.close()
 
     async def __aenter__(self) -> Self:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, cast, overload
 
 from triton_llama import endpoint
 from triton_llama.completion import Completion
+from triton_llama.completion_stream import CompletionStream
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import TritonLlamaError
 from triton_llama.limits import Limits
 from triton_llama.many import ManyRequests
+from triton_llama.piece import Piece
 from triton_llama.sampling_params import SamplingOptions, SamplingParams
 from triton_llama.status import ServerStatus, StatusAnswers, read_status
 from triton_llama.tensors import PreparedRequest, prepare
@@ -26,6 +28,9 @@ class Transport(Protocol):
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Send one request and wait for its answer, at most `timeout` seconds."""
+
+    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Piece, None, None]:
+        """Send one request at the first `next` and yield its pieces, `timeout` seconds for all; closing cancels it."""
 
     def status(self, model: str, timeout: float) -> StatusAnswers:
         """Ask what there is to know about the server and the model, each question within `timeout` seconds."""
@@ -60,10 +65,11 @@ class LlamaClient:
             url: `HOST:PORT`, or with a scheme: `http://`, `https://`, `grpc://`, `grpcs://`.
             protocol: `http` or `grpc`.
             model: the model's name in the repository.
-            timeout: seconds that one request may take from connecting to the last byte. Over HTTP the server isn't
-                told that nobody waits any more, and completes the text.
+            timeout: seconds that one request may take from connecting to the last byte; a stream to its last piece,
+                the caller's own time between the pieces included. When they are over, the server is told that nobody
+                waits any more; only of a request that isn't a stream it isn't over HTTP, and it completes the text.
             connect_timeout: seconds of it that making a connection may take.
-            concurrency: requests in flight at most for one list of prompts.
+            concurrency: requests in flight at most for one list of prompts; streams are as many as are asked for.
             headers: sent with every request (an `Authorization` for a gateway, say).
 
         Raises:
@@ -141,6 +147,33 @@ class LlamaClient:
         outcomes = many.outcomes()
         return outcomes if return_exceptions else cast("list[Completion]", outcomes)
 
+    def stream(
+        self,
+        prompt: str,
+        params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> CompletionStream:
+        """Complete a prompt piece by piece, as the server generates it; it must serve the config `streaming`.
+
+            with client.stream("A list comprehension", max_tokens=40) as stream:
+                for piece in stream:
+                    print(piece.text, end="", flush=True)
+
+        Nothing is sent before the first piece is asked for. The arguments are those of `generate`; any number of
+        streams may run on one client, each in its own thread. Leaving the block early cancels the request.
+
+        Raises:
+            RejectedInputError: a value no tensor can hold. Every other error, this one included, may come from the
+                stream, before its first piece or after any: the ones of `generate`. A stream that ends without an
+                error is whole.
+        """
+        chosen = (params or SamplingParams()).with_options(**sampling)
+        seconds = self._limits.request_timeout(timeout)
+        request = prepare(prompt, chosen, stream=True)
+        return CompletionStream(self._transport.stream(self.model, request, seconds), request)
+
     def status(self, *, timeout: float | None = None) -> ServerStatus:
         """Ask the server for its state, the model's and its live configuration.
 
@@ -154,7 +187,7 @@ class LlamaClient:
         return read_status(self.endpoint, self.model, answers)
 
     def close(self) -> None:
-        """Close the connections; requests in flight in other threads end with a LlamaConnectionError."""
+        """Close the connections; requests and streams in flight in other threads end with a LlamaConnectionError."""
         self._transport.close()
 
     def __enter__(self) -> Self:

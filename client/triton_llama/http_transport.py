@@ -7,18 +7,20 @@ that made it (greenlets), so it can neither be shared by threads nor closed by a
 from __future__ import annotations
 
 import errno
-import http.client
-import selectors
-import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from threading import Lock
 
 from triton_llama import http_wire
 from triton_llama.completion import Completion
 from triton_llama.endpoint import Endpoint
+from triton_llama.generate_stream import PieceReader, stream_request
+from triton_llama.http_connection import HttpConnection, remaining
 from triton_llama.http_wire import HttpRequest, HttpResponse
+from triton_llama.joined import joined
+from triton_llama.piece import Piece
 from triton_llama.status import StatusAnswers
 from triton_llama.tensors import PreparedRequest
 from triton_llama.translate import connect_timeout_error, translated
@@ -33,14 +35,35 @@ class HttpTransport:
         self._headers = dict(headers)
         self._tls = ssl.create_default_context() if endpoint.tls else None
         self._lock = Lock()
-        self._idle: list[_Connection] = []
-        self._busy: set[_Connection] = set()
+        self._idle: list[HttpConnection] = []
+        self._busy: set[HttpConnection] = set()
         self._closed = False
+        self._decoupled = False
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Send one request and wait for its answer, at most `timeout` seconds."""
-        response = self._exchange(http_wire.infer_request(self._endpoint, model, request), timeout)
-        return http_wire.read_infer_response(response, request)
+        if not self._decoupled:
+            response = self._exchange(http_wire.infer_request(self._endpoint, model, request), timeout)
+            if not http_wire.refuses_decoupled(response):
+                return http_wire.read_infer_response(response, request)
+            # From now on, the way that takes every model. It isn't the first choice: it has no status for errors.
+            self._decoupled = True
+        return joined(self.stream(model, request, timeout), request)
+
+    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Piece, None, None]:
+        """Send one request at the first `next`, and yield the pieces of its answer; `timeout` seconds for all of it.
+
+        Closing the generator closes the connection, and so cancels the request on the server.
+        """
+        deadline = time.monotonic() + timeout
+        wire_request = stream_request(self._endpoint, model, request)
+        with translated(self._endpoint, timeout), self._connected(deadline) as connection:
+            answer = connection.start(wire_request, self._headers, deadline)
+            reader = PieceReader(answer.status, answer.headers)
+            with closing(answer.chunks):
+                for chunk in answer.chunks:
+                    yield from reader.feed(chunk)
+            reader.end()
 
     def status(self, model: str, timeout: float) -> StatusAnswers:
         """Ask what there is to know about the server and the model, each question within `timeout` seconds."""
@@ -69,30 +92,34 @@ class HttpTransport:
 
     def _exchange(self, request: HttpRequest, timeout: float) -> HttpResponse:
         deadline = time.monotonic() + timeout
-        with translated(self._endpoint, timeout):
-            connection = self._take()
-            try:
-                if not connection.is_open:
-                    self._open(connection, deadline)
-                response = connection.exchange(request, self._headers, deadline)
-            except BaseException:
-                connection.close()
-                raise
-            finally:
-                self._give_back(connection)
-        return response
+        with translated(self._endpoint, timeout), self._connected(deadline) as connection:
+            return connection.exchange(request, self._headers, deadline)
 
-    def _take(self) -> _Connection:
+    @contextmanager
+    def _connected(self, deadline: float) -> Iterator[HttpConnection]:
+        """Lend an open connection; if the block is left by an exception, it isn't used again."""
+        connection = self._take()
+        try:
+            if not connection.is_open:
+                self._open(connection, deadline)
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._give_back(connection)
+
+    def _take(self) -> HttpConnection:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the client is closed")
-            connection = self._idle.pop() if self._idle else _Connection(self._endpoint, self._tls)
+            connection = self._idle.pop() if self._idle else HttpConnection(self._endpoint, self._tls)
             self._busy.add(connection)
         if connection.is_open and connection.is_stale():
             connection.close()
         return connection
 
-    def _give_back(self, connection: _Connection) -> None:
+    def _give_back(self, connection: HttpConnection) -> None:
         with self._lock:
             self._busy.discard(connection)
             if connection.is_open and not self._closed:
@@ -100,85 +127,14 @@ class HttpTransport:
                 return
         connection.close()
 
-    def _open(self, connection: _Connection, deadline: float) -> None:
-        remaining = _remaining(deadline)
+    def _open(self, connection: HttpConnection, deadline: float) -> None:
+        seconds = remaining(deadline)
         try:
-            connection.open(min(self._connect_timeout, remaining))
+            connection.open(min(self._connect_timeout, seconds))
         except TimeoutError as error:
-            if self._connect_timeout < remaining:
+            if self._connect_timeout < seconds:
                 raise connect_timeout_error(self._endpoint, self._connect_timeout) from error
             raise
         if self._closed:
             # `close` found nothing to abort yet.
             raise ConnectionAbortedError(errno.ECONNABORTED, "the client was closed")
-
-
-class _Connection:
-    """One connection, used by one thread at a time."""
-
-    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None) -> None:
-        self._http = (
-            http.client.HTTPConnection(endpoint.host, endpoint.port)
-            if tls is None
-            else http.client.HTTPSConnection(endpoint.host, endpoint.port, context=tls)
-        )
-        self._socket: socket.socket | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._socket is not None
-
-    def is_stale(self) -> bool:
-        """Tell whether the server has closed a connection that is idle: only then is there something to read."""
-        if self._socket is None:
-            return False
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            return bool(selector.select(0))
-
-    def open(self, timeout: float) -> None:
-        self._http.timeout = timeout
-        self._http.connect()
-        self._socket = self._http.sock
-
-    def exchange(self, request: HttpRequest, headers: Mapping[str, str], deadline: float) -> HttpResponse:
-        if self._socket is None:
-            raise RuntimeError("the connection must be open")
-        self._socket.settimeout(_remaining(deadline))
-        self._http.request(request.method, request.path, body=request.body, headers={**headers, **request.headers})
-        self._socket.settimeout(_remaining(deadline))
-        with self._http.getresponse() as response:
-            chunks = []
-            while True:
-                self._socket.settimeout(_remaining(deadline))
-                chunk = response.read1(65536)
-                if not chunk:
-                    break
-                chunks.append(chunk)
-            if response.length:
-                raise http.client.IncompleteRead(b"".join(chunks), response.length)
-            names = {name.lower(): value for name, value in response.getheaders()}
-            answer = HttpResponse(response.status, names, b"".join(chunks))
-            if response.will_close:
-                self.close()
-            return answer
-
-    def abort(self) -> None:
-        """Wake up the thread that waits on this connection; it sees the connection end."""
-        if self._socket is not None:
-            try:
-                self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                # The other side was quicker; the waiting thread sees the same end.
-                return
-
-    def close(self) -> None:
-        self._socket = None
-        self._http.close()
-
-
-def _remaining(deadline: float) -> float:
-    remaining = deadline - time.monotonic()
-    if remaining <= 0:
-        raise TimeoutError("the time allowed is over")
-    return remaining

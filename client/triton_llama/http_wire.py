@@ -57,7 +57,7 @@ def infer_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> H
         inputs, outputs=outputs, request_id=request.request_id
     )
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(header_length)}
-    return HttpRequest("POST", _path(endpoint, "models", model, "infer"), headers, body)
+    return HttpRequest("POST", api_path(endpoint, "models", model, "infer"), headers, body)
 
 
 def read_infer_response(response: HttpResponse, request: PreparedRequest) -> Completion:
@@ -78,29 +78,34 @@ def read_infer_response(response: HttpResponse, request: PreparedRequest) -> Com
         raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
 
 
+def refuses_decoupled(response: HttpResponse) -> bool:
+    """Tell whether this is /infer's refusal of a streaming (decoupled) model, whatever the request; nothing was run."""
+    return response.status == 501 and b"decoupled" in response.body
+
+
 def live_request(endpoint: Endpoint) -> HttpRequest:
     """Ask whether the server is live: status 200 says yes."""
-    return HttpRequest("GET", _path(endpoint, "health", "live"))
+    return HttpRequest("GET", api_path(endpoint, "health", "live"))
 
 
 def ready_request(endpoint: Endpoint) -> HttpRequest:
     """Ask whether the server is ready: status 200 says yes."""
-    return HttpRequest("GET", _path(endpoint, "health", "ready"))
+    return HttpRequest("GET", api_path(endpoint, "health", "ready"))
 
 
 def metadata_request(endpoint: Endpoint) -> HttpRequest:
     """Ask for the server's name and version."""
-    return HttpRequest("GET", _path(endpoint))
+    return HttpRequest("GET", api_path(endpoint))
 
 
 def model_ready_request(endpoint: Endpoint, model: str) -> HttpRequest:
     """Ask whether the model is ready: status 200 says yes."""
-    return HttpRequest("GET", _path(endpoint, "models", model, "ready"))
+    return HttpRequest("GET", api_path(endpoint, "models", model, "ready"))
 
 
 def config_request(endpoint: Endpoint, model: str) -> HttpRequest:
     """Ask for the model's live configuration."""
-    return HttpRequest("GET", _path(endpoint, "models", model, "config"))
+    return HttpRequest("GET", api_path(endpoint, "models", model, "config"))
 
 
 def read_object(response: HttpResponse) -> Mapping[str, object]:
@@ -120,5 +125,6 @@ def read_object(response: HttpResponse) -> Mapping[str, object]:
     return answer
 
 
-def _path(endpoint: Endpoint, *parts: str) -> str:
+def api_path(endpoint: Endpoint, *parts: str) -> str:
+    """Return the path of one of the API's addresses; the parts are quoted here."""
     return "/".join([endpoint.base_path, "v2", *(quote(part, safe="") for part in parts)])

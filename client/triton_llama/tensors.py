@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from triton_llama.completion import Completion
 from triton_llama.errors import RejectedInputError, ServerError
+from triton_llama.piece import Piece
 from triton_llama.sampling_params import SamplingParams
 
 Array = NDArray[Any]
@@ -51,8 +52,10 @@ class OutputTensors(Protocol):
         """Return the output of that name, or None if the answer lacks it."""
 
 
-def prepare(prompt: str, params: SamplingParams) -> PreparedRequest:
+def prepare(prompt: str, params: SamplingParams, *, stream: bool = False) -> PreparedRequest:
     """Turn one prompt into the full set of inputs, so that Triton can batch it with any other of this client.
+
+    `stream` asks for the text in pieces.
 
     Raises:
         RejectedInputError: a value that its tensor can't hold; it names the field, the value and the bound.
@@ -63,6 +66,8 @@ def prepare(prompt: str, params: SamplingParams) -> PreparedRequest:
         value = seed if name == "seed" else getattr(params, name)
         if value is not None:
             tensors.append(Tensor(name, datatype, encode(name, value)))
+    if stream:
+        tensors.append(Tensor("stream", "BOOL", _bool("stream", True)))
     return PreparedRequest(uuid.uuid4().hex, int(seed), tuple(tensors))
 
 
@@ -79,6 +84,20 @@ def read_completion(outputs: OutputTensors, request: PreparedRequest) -> Complet
         num_output_tokens=_read_count(outputs, "num_output_tokens"),
         request_id=request.request_id,
         seed=request.seed,
+    )
+
+
+def read_piece(outputs: OutputTensors) -> Piece:
+    """Turn the four outputs, each [1, 1], of one response of a stream into a piece.
+
+    Raises:
+        ServerError: an output is missing or isn't what the contract says.
+    """
+    return Piece(
+        text=_read_text(outputs, "text_output"),
+        finish_reason=_read_text(outputs, "finish_reason"),
+        num_input_tokens=_read_count(outputs, "num_input_tokens"),
+        num_output_tokens=_read_count(outputs, "num_output_tokens"),
     )
 
 

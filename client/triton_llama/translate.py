@@ -2,7 +2,8 @@
 
 Quirks it knows: over gRPC, UNAVAILABLE is both what Triton answers when its queue is full and what gRPC itself says
 when there is no connection, and only the text tells them apart; tritonclient hands over status codes as text; a
-timeout comes as asyncio's, the socket's or a status, depending on who noticed first.
+timeout comes as asyncio's, the socket's or a status, depending on who noticed first; /generate_stream answers 400 to
+whatever the model answers with an error, a full queue included, so that there too only the text tells.
 """
 
 from __future__ import annotations
@@ -63,6 +64,21 @@ _GRPC_CONNECT_TIMEOUT = "connection attempt timed out"
 # Triton's words for a model it doesn't have (404, NOT_FOUND; 400 in older versions) or has not loaded (UNAVAILABLE,
 # like a full queue). A gateway's 404 is something else, so the words decide and not the status.
 _NO_MODEL = "request for unknown model"
+# What is UNAVAILABLE where there is a status, in the words of Triton's queue and of this project's model; and what is
+# nobody's fault but theirs. The model's own words are checked against its source by a test.
+_OVERLOADED = (
+    "maximum queue size",
+    "request timeout expired",
+    "server is stopping",
+    "time was up before it got a slot",
+)
+_SERVERS_FAULT = (
+    "stub process",
+    "the server's log has the reason",
+    "were not finite",
+    "memory was exhausted",
+    "the request was cancelled",
+)
 
 
 @contextmanager
@@ -80,7 +96,7 @@ def translated(endpoint: Endpoint, timeout: float, *network_errors: type[Excepti
     except InferenceServerException as error:
         raise from_inference_server_exception(error, endpoint, timeout) from error
     except TimeoutError as error:
-        raise LlamaTimeoutError(f"no answer from {endpoint} within {timeout:g} s") from error
+        raise LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s") from error
     except broken as error:
         raise LlamaConnectionError(f"no connection to {endpoint}: {_reason(error)}") from error
 
@@ -95,15 +111,39 @@ def from_http_response(status: int, body: bytes) -> TritonLlamaError:
     return _from_answer(_HTTP_STATUS.get(status, ServerError), _http_message(status, body))
 
 
+def from_generate_response(status: int, body: bytes) -> TritonLlamaError:
+    """Return the error for an answer of /generate_stream other than 200."""
+    if status == 400:
+        return from_stream_error(_http_message(status, body), started=False)
+    return from_http_response(status, body)
+
+
+def from_stream_error(message: str, *, started: bool) -> TritonLlamaError:
+    """Return the error for an error message without a status, as streams have them; `started`: pieces came before.
+
+    A request whose pieces have begun to come was accepted, so what ends it then is not its own fault.
+    """
+    lowered = message.lower()
+    if any(words in lowered for words in _OVERLOADED):
+        return OverloadedError(_one_line(message))
+    server_failed = started or any(words in lowered for words in _SERVERS_FAULT)
+    return _from_answer(ServerError if server_failed else RejectedInputError, _one_line(message))
+
+
+def grpc_status(error: InferenceServerException) -> str:
+    """Return the name of the gRPC status, without gRPC's prefix; empty if there is none."""
+    return str(error.status() or "").removeprefix("StatusCode.")
+
+
 def from_inference_server_exception(
     error: InferenceServerException, endpoint: Endpoint, timeout: float
 ) -> TritonLlamaError:
     """Return the error for a gRPC status, or for what tritonclient finds wrong itself (it then has no status)."""
-    status = str(error.status() or "").removeprefix("StatusCode.")
+    status = grpc_status(error)
     message = _one_line(str(error.message()))
     lowered = message.lower()
     if status == "DEADLINE_EXCEEDED":
-        return LlamaTimeoutError(f"no answer from {endpoint} within {timeout:g} s")
+        return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
     if status in ("UNAVAILABLE", "UNKNOWN", "CANCELLED", "INTERNAL"):
         if _GRPC_CONNECT_TIMEOUT in lowered:
             return LlamaTimeoutError(f"no connection to {endpoint} in time: {message}")

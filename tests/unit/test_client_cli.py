@@ -100,6 +100,7 @@ def test_json_has_the_line_and_either_all_fields_or_an_error() -> None:
         (("generate", "a", "--url", "grpc://x", "--protocol", "http"), b"", 2, "must start with http://"),
         (("generate", "a", "--timeout", "0"), b"", 2, "--timeout"),
         (("generate", "a", "--prompts-file", "-"), b"", 2, "give either PROMPT or --prompts-file"),
+        (("generate", "--stream", "--prompts-file", "-"), b"a", 2, "--stream is for one PROMPT"),
         (("generate",), b"ab\xff", 2, "stdin is not UTF-8 at byte 2"),
         (("generate", "a", "--seed", "-1"), b"", 5, "seed is -1, must lie in 0 ... 18446744073709551615"),
         (("generate", b"\xff".decode("utf-8", "surrogateescape")), b"", 5, "UTF-8"),
@@ -116,7 +117,10 @@ def test_wrong_use_is_one_line_and_its_exit_code(
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.parametrize("command", [("generate", "a"), ("status",), ("generate", "--prompts-file", "-")])
+@pytest.mark.parametrize(
+    "command",
+    [("generate", "a"), ("generate", "a", "--stream"), ("status",), ("generate", "--prompts-file", "-")],
+)
 def test_no_server_is_one_line_and_exit_code_3(command: tuple[str, ...], protocol: str, dead_url: str) -> None:
     result = run(*command, "--url", dead_url, "--protocol", protocol, stdin=b"a")
     lines = result.stderr.decode().splitlines()
@@ -136,7 +140,9 @@ def test_help_lists_the_exit_codes_and_every_sampling_option() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.parametrize("command", [("generate", "a"), ("generate", "--prompts-file", "FILE")])
+@pytest.mark.parametrize(
+    "command", [("generate", "a"), ("generate", "a", "--stream"), ("generate", "--prompts-file", "FILE")]
+)
 def test_ctrl_c_ends_a_waiting_command_without_a_traceback(
     command: tuple[str, ...], protocol: str, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from http.client import HTTPException
 
 import pytest
@@ -20,8 +20,8 @@ from triton_llama import (
     ServerError,
 )
 from triton_llama.endpoint import Protocol
+from unit.peers import HOST, hang_up, respond, server, stay_silent
 
-HOST = "127.0.0.1"
 Ask = Callable[..., Completion]
 
 
@@ -47,51 +47,6 @@ def ask_async(
 
 both_clients = pytest.mark.parametrize("ask", [ask, ask_async], ids=["sync", "async"])
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
-
-
-@contextmanager
-def server(behave: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Serve connections one after the other, each by `behave`, which need not close it."""
-    with ExitStack() as sockets, socket.create_server((HOST, 0)) as listener:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                sockets.callback(connection.close)
-                try:
-                    behave(connection)
-                except OSError:
-                    # The client has left first, as it may.
-                    continue
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield int(listener.getsockname()[1])
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-def stay_silent(connection: socket.socket) -> None:
-    connection.recv(1)
-
-
-def hang_up(connection: socket.socket) -> None:
-    connection.recv(65536)
-    connection.shutdown(socket.SHUT_RDWR)
-
-
-def respond(answer: bytes) -> Callable[[socket.socket], None]:
-    def behave(connection: socket.socket) -> None:
-        connection.recv(65536)
-        connection.sendall(answer)
-        connection.shutdown(socket.SHUT_RDWR)
-
-    return behave
 
 
 @pytest.fixture

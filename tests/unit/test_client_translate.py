@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from triton_llama import (
     LlamaConnectionError,
@@ -13,9 +15,10 @@ from triton_llama import (
     TritonLlamaError,
 )
 from triton_llama.endpoint import Endpoint
-from triton_llama.translate import from_http_response, from_inference_server_exception
+from triton_llama.translate import from_http_response, from_inference_server_exception, from_stream_error
 from tritonclient.utils import InferenceServerException
 
+MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
 ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
 
 
@@ -79,3 +82,29 @@ def test_grpc_status_becomes_its_exception(status: str, message: str, kind: type
 def test_a_fault_that_tritonclient_finds_itself_is_translated_too() -> None:
     error = from_inference_server_exception(InferenceServerException("unexpected"), ENDPOINT, 5.0)
     assert type(error) is ServerError
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("the server is stopping", OverloadedError),
+        ("the request's time was up before it got a slot", OverloadedError),
+        ("the request was cancelled", ServerError),
+        ("decoding failed; the server's log has the reason", ServerError),
+        ("the request could not be read; the server's log has the reason", ServerError),
+        ("the model's logits for this request were not finite", ServerError),
+        ("the device's memory was exhausted by this request alone", ServerError),
+    ],
+)
+def test_an_error_without_a_status_is_told_by_the_words_the_model_really_uses(
+    words: str, kind: type[TritonLlamaError]
+) -> None:
+    assert any(words in path.read_text() for path in MODEL.rglob("*.py"))
+    for started in (False, True):
+        assert type(from_stream_error(words, started=started)) is kind
+
+
+def test_an_error_without_a_status_is_the_requests_fault_before_its_first_piece_and_never_after() -> None:
+    assert type(from_stream_error("top_p is 2, must lie in (0, 1]", started=False)) is RejectedInputError
+    assert type(from_stream_error("top_p is 2, must lie in (0, 1]", started=True)) is ServerError
+    assert type(from_stream_error("Request for unknown model: 'x' is not found", started=False)) is ModelNotFoundError

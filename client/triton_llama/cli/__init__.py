@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import click
 
+from triton_llama.cli.chat import chat
 from triton_llama.cli.failures import INTERRUPTED, OTHER, USAGE, exit_code, report
 from triton_llama.cli.generate import generate
 from triton_llama.cli.settings import CliSettings
@@ -25,7 +26,7 @@ Exit codes:
   6    server overloaded; try later
   7    server error, model not found or not ready
   130  interrupted (Ctrl-C)
-With --prompts-file, the code of the first prompt that failed.
+With --prompts-file and in a chat, the code of the first prompt or turn that failed.
 """
 
 
@@ -39,6 +40,7 @@ def cli(settings: CliSettings, debug: bool) -> None:
 
 
 cli.add_command(generate)
+cli.add_command(chat)
 cli.add_command(status)
 
 

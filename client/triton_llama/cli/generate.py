@@ -13,8 +13,9 @@ from triton_llama.cli.connection_options import Connection, connection_options
 from triton_llama.cli.failures import exit_code, report
 from triton_llama.cli.in_order import Outcome, outcomes_in_order
 from triton_llama.cli.output import as_json, on_one_line, outcome_as_json
+from triton_llama.cli.print_stream import print_stream
 from triton_llama.cli.prompts import Job, read_jobs, read_prompt
-from triton_llama.cli.sampling_options import sampling_options
+from triton_llama.cli.sampling_options import include_prompt_option, sampling_options
 from triton_llama.errors import TritonLlamaError
 from triton_llama.sampling_params import SamplingParams
 
@@ -28,17 +29,20 @@ from triton_llama.sampling_params import SamplingParams
 )
 @click.option("--output", "-o", default="-", type=click.Path(dir_okay=False, allow_dash=True), help="[default: stdout]")
 @click.option("--json", "json_lines", is_flag=True, help="One JSON object a line: text, counts, finish_reason, seed.")
+@click.option("--stream", "streamed", is_flag=True, help="Print the text as it comes; with --json, an object a piece.")
 @click.option(
     "--concurrency", type=click.IntRange(min=1), default=32, show_default=True, help="Requests at a time, for a file."
 )
 @click.option("--progress/--no-progress", default=None, help="Bar on stderr, for a file.  [default: on a terminal]")
 @sampling_options
+@include_prompt_option
 @connection_options
 def generate(
     prompt: str | None,
     prompts_file: str | None,
     output: str,
     json_lines: bool,
+    streamed: bool,
     concurrency: int,
     progress: bool | None,
     params: SamplingParams,
@@ -49,11 +53,18 @@ def generate(
     With --prompts-file, each line is a prompt of its own and blank lines are skipped. Completions are written in the
     prompts' order, one a line with line breaks as \n, as they become available. A prompt that fails leaves an empty
     line (with --json, an "error") and a message on stderr, and the others go on.
+
+    --stream needs a server of the config `streaming`. Its text ends in a line break also when it breaks off, which is
+    then said on stderr and by the exit code.
     """
     if prompts_file is None:
+        if streamed:
+            return print_stream(connection, read_prompt(prompt), params, output, json_lines)
         return _generate_one(connection, read_prompt(prompt), params, output, json_lines)
     if prompt is not None:
         raise click.UsageError("give either PROMPT or --prompts-file, not both", click.get_current_context())
+    if streamed:
+        raise click.UsageError("--stream is for one PROMPT, not for --prompts-file", click.get_current_context())
     jobs = read_jobs(prompts_file, params)
     with click.open_file(output, "w", encoding="utf-8") as target:
         return asyncio.run(_generate_many(connection, jobs, concurrency, target, json_lines, progress))

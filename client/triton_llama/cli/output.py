@@ -6,12 +6,20 @@ import json
 from dataclasses import asdict
 
 from triton_llama.completion import Completion
+from triton_llama.completion_stream import AsyncCompletionStream
 from triton_llama.errors import TritonLlamaError
+from triton_llama.piece import Piece
 
 
 def as_json(completion: Completion) -> str:
     """A completion as one line of JSON, all of its fields."""
     return json.dumps(asdict(completion), ensure_ascii=False)
+
+
+def piece_as_json(piece: Piece, stream: AsyncCompletionStream) -> str:
+    """A piece as one line of JSON: its fields, and those of a completion that are the same for all of its pieces."""
+    common = {"request_id": stream.request_id, "seed": stream.seed}
+    return json.dumps({**asdict(piece), **common}, ensure_ascii=False)
 
 
 def outcome_as_json(line: int, result: Completion | TritonLlamaError) -> str:

@@ -12,9 +12,14 @@ import click
 
 from triton_llama.sampling_params import SamplingOptions, SamplingParams
 
+include_prompt_option = click.option("--include-prompt", is_flag=True, help="Print the prompt before its completion.")
+
 
 def sampling_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options to a command; it gets them as one argument `params: SamplingParams`."""
+    """Add the options to a command; it gets them as one argument `params: SamplingParams`.
+
+    With `include_prompt_option` below it, that one is among them.
+    """
 
     @wraps(command)
     def with_params(
@@ -30,8 +35,8 @@ def sampling_options(command: Callable[..., int]) -> Callable[..., int]:
         seed: int | None,
         stop_word: tuple[str, ...],
         bad_word: tuple[str, ...],
-        include_prompt: bool,
         from_checkpoint: bool,
+        include_prompt: bool = False,
         **others: object,
     ) -> int:
         every = SamplingOptions(
@@ -65,7 +70,6 @@ def sampling_options(command: Callable[..., int]) -> Callable[..., int]:
         click.option("--seed", type=int, help="0 ... 2**64 - 1.  [default: drawn, and shown by --json]"),
         click.option("--stop-word", multiple=True, metavar="TEXT", help="End before it; up to 16 times."),
         click.option("--bad-word", multiple=True, metavar="TEXT", help="Never produce it; repeatable."),
-        click.option("--include-prompt", is_flag=True, help="Print the prompt before its completion."),
         click.option(
             "--from-checkpoint",
             is_flag=True,

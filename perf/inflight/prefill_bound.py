@@ -1,0 +1,70 @@
+"""What the bound of prompt tokens per step does to the rows that are decoding, and to the prompts that wait.
+
+Seven rows decode while prompts of 400 tokens keep coming, one as soon as the one before has its first token. The gap
+between two tokens of a decoding row is the duration of a step; a step that reads prompt tokens takes longer by what
+reading them takes, so a smaller bound cuts the longest gaps and makes the newcomers wait for more steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from llama_engine.checkpoint import load_checkpoint
+from llama_engine.engine import Engine
+from llama_engine.requests import GenerationRequest
+from llama_engine.settings import Settings
+
+PROMPT = tuple(range(3, 403))
+DECODING = 7
+
+
+def measure(bounds: list[int], newcomers: int) -> list[dict[str, object]]:
+    """Measure each bound in turn on the embedded checkpoint in INT8."""
+    return [_measure(bound, newcomers) for bound in bounds]
+
+
+def _measure(bound: int, newcomers: int) -> dict[str, object]:
+    settings = Settings.parse({"prefill_tokens": str(bound)}, {})
+    engine = Engine(load_checkpoint(settings, torch.device("cpu")), settings, DECODING + 1)
+    # Short ones: every row that ends is followed by one like it, so that always seven decode.
+    gaps: list[float] = []
+    firsts: list[float] = []
+    _fill(engine)
+    entered = time.perf_counter()
+    newcomer = engine.row(GenerationRequest(prompt="", prompt_tokens=PROMPT, max_tokens=1))
+    engine.enter(newcomer)
+    while len(firsts) < newcomers:
+        began = time.perf_counter()
+        step = engine.step()
+        now = time.perf_counter()
+        if step.decoded:
+            gaps.append(now - began)
+        if newcomer in step.ended:
+            firsts.append(now - entered)
+            entered = now
+            newcomer = engine.row(GenerationRequest(prompt="", prompt_tokens=PROMPT, max_tokens=1))
+            engine.enter(newcomer)
+        for row in step.ended:
+            if row.request.prompt_tokens != PROMPT:
+                engine.enter(engine.row(row.request))
+    gaps.sort()
+    return {
+        "prefill_tokens": bound,
+        "prompt_tokens": len(PROMPT),
+        "decoding_rows": DECODING,
+        "steps": len(gaps),
+        "gap_p50_ms": round(1e3 * statistics.median(gaps), 2),
+        "gap_p99_ms": round(1e3 * gaps[int(0.99 * (len(gaps) - 1))], 2),
+        "gap_max_ms": round(1e3 * gaps[-1], 2),
+        "time_to_first_token_p50_ms": round(1e3 * statistics.median(firsts), 2),
+    }
+
+
+def _fill(engine: Engine) -> None:
+    request = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=400, min_tokens=400)
+    for _ in range(DECODING):
+        engine.enter(engine.row(request))
+    while engine.step().decoded < DECODING:
+        pass

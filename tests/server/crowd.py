@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import threading
-import time
-import urllib.request
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from server.wires import WIRES, Answer, ask
+from server.metrics import level
+from server.polling import until
+from server.servers import Statistics, get_json
+from server.wires import WIRES, Answer, Inputs, Refusal, ask, grpc
 from triton_local.server import LocalTriton
 
 _Result = TypeVar("_Result")
@@ -46,31 +47,52 @@ def at_once(jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
 
 
 def in_one_batch(server: LocalTriton, jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
-    """Run the jobs while the model is busy with other requests, so that they queue and Triton batches them."""
+    """Run the jobs while the model takes no more requests, so that they queue and Triton batches them."""
+    slots = len(_plugs(server)[0]["text_input"])
     with ThreadPoolExecutor(2) as pool:
-        # The two bring different inputs, so that they are never one batch: while one is executed the other one waits.
-        plugs = [pool.submit(_keep_busy, server, **extra) for extra in ({}, {"top_k": 0})]
-        while _waiting(server) == 0 and not all(plug.done() for plug in plugs):
-            time.sleep(0.01)
+        plugs: list[Future[None]] = []
+        for plug in _plugs(server):
+            plugs.append(pool.submit(_keep_busy, server, plug))
+            if len(plugs) == 1 and _is_inflight(server):
+                until(lambda: level(server, "llama_slots_in_use") == slots, lambda: "all slots are taken")
+        waits = "llama_waiting_rows" if _is_inflight(server) else "nv_inference_pending_request_count"
+        until(lambda: level(server, waits) >= 1, lambda: "a request waits for the model")
         results = at_once(jobs)
-        for plug in plugs:
-            plug.result()
+        for done in plugs:
+            done.result()
     return results
 
 
-def _keep_busy(server: LocalTriton, **extra: object) -> None:
-    ask(server, text_input="Wait", max_tokens=40, min_tokens=40, temperature=0.0, **extra)
+def batches_of(server: LocalTriton, statistics: Statistics) -> dict[int, int]:
+    """Return how many batches of each size the jobs of one call of `in_one_batch` were executed in."""
+    batches = Counter(statistics.batches())
+    batches.subtract(len(plug["text_input"]) for plug in _plugs(server))
+    return {size: count for size, count in batches.items() if count}
 
 
-def _waiting(server: LocalTriton) -> int:
-    """Return how many requests are in Triton's queue."""
-    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=30) as response:
-        metrics: str = response.read().decode()
-    pending = re.search(
-        r'^nv_inference_pending_request_count\{model="llama",version="1"\} (\d+)', metrics, re.MULTILINE
-    )
-    assert pending is not None, "Triton doesn't report its queue"
-    return int(pending[1])
+def _plugs(server: LocalTriton) -> list[dict[str, list[list[object]]]]:
+    """Return the two requests that keep the model from taking others.
+
+    In-flight, it takes requests while there are slots: one request takes them all, and another one waits for them.
+    Otherwise it takes a batch at a time: while one is executed, the other one waits. The two bring different inputs,
+    so that they are never one batch.
+    """
+    rows = get_json(server, "/v2/models/llama/config")["max_batch_size"] if _is_inflight(server) else 1
+    first = {"text_input": "Wait", "max_tokens": 60, "min_tokens": 60, "temperature": 0.0}
+    return [
+        {name: [[value]] * rows for name, value in first.items()},
+        {name: [[value]] for name, value in {**first, "top_k": 0}.items()},
+    ]
+
+
+def _is_inflight(server: LocalTriton) -> bool:
+    parameters = get_json(server, "/v2/models/llama/config")["parameters"]
+    return bool(parameters["scheduling"]["string_value"] == "inflight")
+
+
+def _keep_busy(server: LocalTriton, inputs: Inputs) -> None:
+    answers = grpc(server, inputs)
+    assert not isinstance(answers, Refusal), answers
 
 
 def everywhere(server: LocalTriton, **inputs: object) -> Answer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,13 @@ def serve(
     variant: str = "default",
     environment: Mapping[str, str] | None = None,
     ports: tuple[int, int, int] = (0, 0, 0),
+    repository: Path | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[LocalTriton]:
     """Run a server of the embedded checkpoint, ready on entry; its log is shown with every test that fails meanwhile.
 
-    environment: over the tests' own. ports: HTTP, gRPC, metrics; 0 is any free one.
+    environment: over the tests' own. ports: HTTP, gRPC, metrics; 0 is any free one. repository: None is the project's.
+    options: for tritonserver.
     """
     http, grpc, metrics = ports
     server = LocalTriton(
@@ -40,10 +43,11 @@ def serve(
         http_port=http,
         grpc_port=grpc,
         metrics_port=metrics,
+        model_repository=repository,
         environment={**ENVIRONMENT, **(environment or {})},
         ready_timeout=240.0,
         # A client that keeps its connection open would hold a test's server up for all of it.
-        extra_args=("--exit-timeout-secs=30",),
+        extra_args=("--exit-timeout-secs=30", *options),
     )
     with server:
         name = f"{variant} on {server.http_url}"
@@ -102,3 +106,9 @@ class Statistics:
     @staticmethod
     def _sizes(statistics: dict[str, Any]) -> dict[int, int]:
         return {int(batch["batch_size"]): int(batch["compute_infer"]["count"]) for batch in statistics["batch_stats"]}
+
+
+def is_decoupled(server: LocalTriton) -> bool:
+    """Return whether the config that runs answers in pieces; Triton has no unary calls for it."""
+    live = get_json(server, "/v2/models/llama/config")
+    return bool(live.get("model_transaction_policy", {}).get("decoupled", False))

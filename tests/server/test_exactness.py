@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from server.crowd import FULL_SET, in_one_batch
+from server.crowd import FULL_SET, batches_of, in_one_batch
 from server.servers import EMBEDDED, Statistics, facts, serve
 from server.wires import WIRES, ask
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
@@ -46,5 +46,5 @@ def test_greedy_text_in_fp32_is_that_of_generate(expected: list[str]) -> None:
         requests = [{**FULL_SET, "text_input": prompt, "max_tokens": limit} for prompt, limit in PROMPTS.items()]
         jobs = [partial(ask, server, WIRES[index % 4], **request) for index, request in enumerate(requests)]
         answers = in_one_batch(server, jobs)
-        assert max(statistics.batches()) >= 4, "the prompts were to share batches"
+        assert max(batches_of(server, statistics)) >= 4, "the prompts were to share batches"
     assert [answer.text for answer in answers] == expected

@@ -69,19 +69,18 @@ def test_a_prompt_of_a_megabyte_is_refused(triton: LocalTriton) -> None:
     assert "text_input is a text of 1000000 bytes" in json.loads(answer)["error"]
 
 
-def test_a_bad_word_of_a_megabyte_is_refused_and_a_stop_word_never_comes(triton: LocalTriton) -> None:
-    request = {**FULL_SET, "text_input": "Return", "seed": 4, "temperature": 1.0}
-    endless = ["e" * 1_000_000]
-    refusal = grpc(triton, request | {"bad_words": endless})
+@pytest.mark.parametrize("name", ["stop_words", "bad_words"])
+def test_a_word_of_a_megabyte_is_refused(triton: LocalTriton, name: str) -> None:
+    refusal = grpc(triton, {**FULL_SET, "text_input": "Return", name: ["e" * 1_000_000]})
     assert isinstance(refusal, Refusal)
-    assert "1000000 bytes" in refusal.message
-    assert ask(triton, **request | {"stop_words": endless}) == ask(triton, **request)
+    assert f"{name} is a list with a word of 1000000 bytes" in refusal.message
 
 
-def test_the_bad_words_that_are_hardest_to_follow_do_not_hold_up_the_batch(triton: LocalTriton) -> None:
+@pytest.mark.parametrize(("name", "most"), [("stop_words", 16), ("bad_words", 64)])
+def test_the_words_that_are_hardest_to_follow_change_nothing(triton: LocalTriton, name: str, most: int) -> None:
     request = {**FULL_SET, "text_input": "eeee", "seed": 4, "temperature": 1.0}
-    hardest = ["e" * (1024 - index) for index in range(64)]
-    assert ask(triton, **request | {"bad_words": hardest}) == ask(triton, **request)
+    hardest = ["e" * (1024 - index) for index in range(most)]
+    assert ask(triton, **request | {name: hardest}) == ask(triton, **request)
 
 
 def test_half_a_request_and_a_client_that_hangs_up_harm_nobody(triton: LocalTriton) -> None:

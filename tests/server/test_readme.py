@@ -13,15 +13,22 @@ from contract.readme_blocks import ROOT, Block, readme_blocks
 from server.servers import serve
 from triton_local.server import LocalTriton
 
+ASKING = [block for block in readme_blocks() if block.asks_a_server]
+
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[LocalTriton]:
-    with serve(ports=(8000, 8001, 8002)) as on_default_ports:
+def server(request: pytest.FixtureRequest) -> Iterator[LocalTriton]:
+    with serve(request.param, ports=(8000, 8001, 8002)) as on_default_ports:
         yield on_default_ports
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("block", [block for block in readme_blocks() if block.asks_a_server], ids=str)
+@pytest.mark.parametrize(
+    ("server", "block"),
+    [("streaming" if block.streams else "default", block) for block in ASKING],
+    indirect=["server"],
+    ids=[str(block) for block in ASKING],
+)
 def test_a_block_of_the_readme_works_as_it_is(block: Block) -> None:
     command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
     # As with the virtual environment activated, or its commands on the path.
@@ -30,6 +37,7 @@ def test_a_block_of_the_readme_works_as_it_is(block: Block) -> None:
         [*command, block.text],
         cwd=ROOT,
         env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=240,

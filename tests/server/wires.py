@@ -118,9 +118,9 @@ def infer_json(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
 def infer_binary(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
     """Ask /infer with tritonclient: tensors as bytes behind the JSON."""
     with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=TIMEOUT_S) as client:
-        tensors = [_fill(tritonclient.http.InferInput, name, value) for name, value in inputs.items()]
+        tensors = [fill(tritonclient.http.InferInput, name, value) for name, value in inputs.items()]
         try:
-            return _answers(client.infer("llama", tensors))
+            return answers(client.infer("llama", tensors))
         except tritonclient.utils.InferenceServerException as error:
             return Refusal(BAD if error.status() == "400" else str(error.status()), str(error.message()))
 
@@ -128,9 +128,9 @@ def infer_binary(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
 def grpc(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
     """Ask over gRPC with tritonclient."""
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-        tensors = [_fill(tritonclient.grpc.InferInput, name, value) for name, value in inputs.items()]
+        tensors = [fill(tritonclient.grpc.InferInput, name, value) for name, value in inputs.items()]
         try:
-            return _answers(client.infer("llama", tensors, client_timeout=TIMEOUT_S))
+            return answers(client.infer("llama", tensors, client_timeout=TIMEOUT_S))
         except tritonclient.utils.InferenceServerException as error:
             kind = BAD if error.status() == "StatusCode.INVALID_ARGUMENT" else str(error.status())
             return Refusal(kind, str(error.message()))
@@ -167,14 +167,16 @@ def tensor(name: str, value: object) -> NDArray[Any]:
     return np.array(rows, dtype=dtype)
 
 
-def _fill(kind: Any, name: str, value: object) -> Any:  # noqa: ANN401 - tritonclient's two InferInput share no base
+def fill(kind: Any, name: str, value: object) -> Any:  # noqa: ANN401 - tritonclient's two InferInput share no base
+    """Return a value as one of tritonclient's input tensors."""
     array = tensor(name, value)
     item = kind(name, list(array.shape), tritonclient.utils.np_to_triton_dtype(array.dtype))
     item.set_data_from_numpy(array)
     return item
 
 
-def _answers(result: tritonclient.http.InferResult | tritonclient.grpc.InferResult) -> list[Answer]:
+def answers(result: tritonclient.http.InferResult | tritonclient.grpc.InferResult) -> list[Answer]:
+    """Return the rows of a response."""
     columns = [result.as_numpy(name) for name in OUTPUTS]
     assert all(column.ndim == 2 and column.shape[1] == 1 for column in columns)
     text, reason, taken, given = ([row[0] for row in column] for column in columns)

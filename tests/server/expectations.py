@@ -1,0 +1,106 @@
+"""What random requests should be answered: what generate() says where they are greedy, and random ones that draw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llama_engine.checkpoint import Checkpoint
+from server.wires import Answer
+from unit.greedy import GreedyReference
+from unit.prompts import random_prompt
+
+END = 2
+LONGEST = 24
+
+
+@dataclass
+class Greedy:
+    """Greedy requests with prompts of their own pool, and generate()'s answers to them."""
+
+    checkpoint: Checkpoint
+    prompts: Sequence[str]
+    ties: int = 0
+    _references: dict[float, GreedyReference] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, count: int, randomness: random.Random) -> Greedy:
+        """Choose prompts: most of them short, some of several chunks."""
+        lengths = [range(1, 24)] * 3 + [range(24, 200)]
+        prompts = [random_prompt(checkpoint.codec, lengths[index % 4], randomness)[0] for index in range(count)]
+        references = {penalty: GreedyReference(checkpoint, LONGEST, penalty) for penalty in (1.0, 1.3)}
+        return cls(checkpoint, [prompt for prompt in prompts if prompt], 0, references)
+
+    def request(self, randomness: random.Random) -> dict[str, object]:
+        """Return one request: random prompt, length, stop word, penalty."""
+        prompt = randomness.randrange(len(self.prompts))
+        request: dict[str, object] = {
+            "text_input": self.prompts[prompt],
+            "max_tokens": randomness.randint(1, LONGEST),
+            "temperature": 0.0,
+            # One penalty a prompt: each reference costs a run of generate().
+            "repetition_penalty": (1.0, 1.3)[prompt % 5 == 0],
+            "exclude_input_in_output": randomness.random() < 0.8,
+        }
+        if randomness.random() < 0.3:
+            request["stop_words"] = [randomness.choice(["e", " the", ".", "\n"])]
+        return request
+
+    def check(self, request: Mapping[str, object], answer: Answer) -> None:
+        """Compare an answer with generate()'s; the one excuse is a tie, which is counted."""
+        prompt, limit = str(request["text_input"]), request["max_tokens"]
+        tokens = self.checkpoint.codec.encode(prompt)
+        reference = self._references[1.0 if request["repetition_penalty"] == 1.0 else 1.3]
+        assert isinstance(limit, int)
+        words = request.get("stop_words", [])
+        assert isinstance(words, list)
+        theirs = reference.tokens(tokens, limit)
+        expected = self._answer(tokens, theirs, limit, [str(word).encode() for word in words])
+        if not request["exclude_input_in_output"]:
+            expected = Answer(prompt + expected.text, *list(vars(expected).values())[1:])
+        if answer == expected:
+            return
+        # The first token that shows the difference.
+        same = len(_common(answer.text.removeprefix(prompt), expected.text.removeprefix(prompt)).encode())
+        index = next((index for index in range(len(theirs)) if len(self._bytes(theirs[: index + 1])) > same), None)
+        if index is not None and reference.is_tie(tokens, [*theirs[:index], -1], theirs):
+            self.ties += 1
+            return
+        raise AssertionError(f"{request}\nours   {answer}\ntheirs {expected}")
+
+    def _answer(self, prompt: Sequence[int], tokens: Sequence[int], limit: int, words: Sequence[bytes]) -> Answer:
+        for count in range(1, len(tokens) + 1):
+            text = self._bytes(tokens[:count])
+            cuts = [text.index(word) for word in words if word in text]
+            if cuts:
+                return Answer(text[: min(cuts)].decode(errors="replace"), "stop", len(prompt), count)
+        reason = "stop" if tokens[-1] == END else "length"
+        assert reason == "stop" or len(tokens) == limit
+        return Answer(self._bytes(tokens).decode(errors="replace"), reason, len(prompt), len(tokens))
+
+    def _bytes(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self.checkpoint.codec.vocabulary.pieces[token] for token in tokens)
+
+
+def seeded_request(randomness: random.Random, prompts: Sequence[str]) -> dict[str, object]:
+    """Return one request that draws, with random values for everything."""
+    return {
+        "text_input": randomness.choice(prompts),
+        "max_tokens": randomness.randint(1, LONGEST),
+        "temperature": randomness.choice([0.5, 0.9, 1.5]),
+        "top_k": randomness.choice([0, 5, 50]),
+        "top_p": randomness.choice([1.0, 0.9, 0.5]),
+        "repetition_penalty": randomness.choice([1.0, 1.25]),
+        "frequency_penalty": randomness.choice([0.0, 0.5]),
+        "presence_penalty": randomness.choice([0.0, -0.5]),
+        "seed": randomness.getrandbits(64),
+        "stop_words": randomness.choice([[""], [".", "\n"], ["the"]]),
+        "bad_words": randomness.choice([[""], [" the", "e"]]),
+        "exclude_input_in_output": randomness.random() < 0.8,
+    }
+
+
+def _common(one: str, other: str) -> str:
+    same = next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+    return min(one, other, key=len) if same is None else one[:same]

@@ -1,0 +1,224 @@
+"""The three ways to stream, by hand: /generate_stream, a gRPC stream and its asyncio twin.
+
+Each takes the contract's inputs as plain Python values and returns what came; nothing is checked, defaulted or joined
+on the way. `Sse` and `GrpcStream` stay open, for tests that do something to a running stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import queue
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+import tritonclient.grpc
+import tritonclient.grpc.aio
+from server.wires import OUTPUTS, TIMEOUT_S, Answer, Inputs, answers, fill
+from triton_local.server import LocalTriton
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What a stream gave: one Answer for each response, in order, and what ended it if it wasn't the last of them.
+
+    finals: which of the responses had the final flag, empty responses counted too; None where the wire shows none.
+    empty: responses with nothing in them.
+    """
+
+    pieces: list[Answer]
+    error: str | None = None
+    finals: list[int] | None = None
+    empty: int = 0
+
+    @property
+    def whole(self) -> Answer:
+        """The answer that the pieces make up."""
+        assert self.error is None, self.error
+        return Answer(
+            "".join(piece.text for piece in self.pieces),
+            self.pieces[-1].finish_reason,
+            sum(piece.num_input_tokens for piece in self.pieces),
+            sum(piece.num_output_tokens for piece in self.pieces),
+        )
+
+
+class StreamWire(Protocol):
+    """One way to stream."""
+
+    def __call__(self, server: LocalTriton, inputs: Inputs) -> Streamed: ...
+
+
+class Sse:
+    """An open request to /generate_stream."""
+
+    def __init__(self, server: LocalTriton, inputs: Inputs) -> None:
+        """Send the request; the answer's head is not read yet."""
+        host, port = server.http_url.split(":")
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+        body = json.dumps({"stream": True, **inputs})
+        self._connection.request("POST", "/v2/models/llama/generate_stream", body)
+        self._response: http.client.HTTPResponse | None = None
+
+    def __enter__(self) -> Sse:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def status(self) -> int:
+        """The HTTP status, once it has come."""
+        return self._head().status
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield each event as it comes."""
+        for line in self._head():
+            if line.strip():
+                # What Triton refuses before it has asked the model is plain JSON.
+                assert line.startswith(b"data: ") or self.status != 200, line
+                yield json.loads(line.removeprefix(b"data: "))
+
+    def next(self) -> dict[str, Any]:
+        """Return the next event, of which there must be one."""
+        return next(self.events())
+
+    def close(self) -> None:
+        """Close the connection, whatever still comes."""
+        self._connection.close()
+
+    def reset(self) -> None:
+        """Vanish: the connection is reset, as when a process is killed or a cable is cut."""
+        sock = self._connection.sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if self._response is not None:
+            self._response.close()
+        sock.close()
+
+    def _head(self) -> http.client.HTTPResponse:
+        if self._response is None:
+            self._response = self._connection.getresponse()
+        return self._response
+
+
+class GrpcStream:
+    """An open gRPC stream; several requests may go through it."""
+
+    def __init__(self, server: LocalTriton) -> None:
+        self._client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        self._came: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
+        self._client.start_stream(lambda result, error: self._came.put((result, error)))
+
+    def __enter__(self) -> GrpcStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._client.close()
+
+    def ask(self, inputs: Inputs, request_id: str = "", empty_final: bool = True, **options: object) -> None:
+        """Send a request. empty_final: whether Triton shall also send a final flag that comes without a response."""
+        tensors = [fill(tritonclient.grpc.InferInput, name, value) for name, value in inputs.items()]
+        self._client.async_stream_infer(
+            "llama", tensors, request_id=request_id, enable_empty_final_response=empty_final, **options
+        )
+
+    def next(self) -> Response:
+        """Return the next response, of which there must be one."""
+        result, error = self._came.get(timeout=TIMEOUT_S)
+        return _response(result, error)
+
+    def none_left(self) -> bool:
+        """Return whether every response that has come was taken."""
+        return self._came.empty()
+
+    def end(self) -> None:
+        """Close this half of the stream, and wait until the server has closed the other one."""
+        self._client.stop_stream()
+
+    def cancel(self) -> None:
+        """Take back every request of the stream."""
+        self._client.stop_stream(cancel_requests=True)
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response of a gRPC stream. rows: none, one, or one for each row of the request."""
+
+    rows: list[Answer]
+    final: bool
+    request_id: str = ""
+    error: str | None = None
+
+
+def sse(server: LocalTriton, inputs: Inputs) -> Streamed:
+    """Stream over /generate_stream."""
+    pieces: list[Answer] = []
+    with Sse(server, inputs) as stream:
+        for event in stream.events():
+            if "error" in event:
+                return Streamed(pieces, str(event["error"]))
+            pieces.append(Answer(event["text_output"], *(event[name] for name in OUTPUTS[1:])))
+    return Streamed(pieces)
+
+
+def grpc_stream(server: LocalTriton, inputs: Inputs, empty_final: bool = True) -> Streamed:
+    """Stream over gRPC, until the response with the final flag; nothing may come behind it."""
+    with GrpcStream(server) as stream:
+        stream.ask({"stream": True, **inputs}, empty_final=empty_final)
+        came = [stream.next()]
+        while not came[-1].final and came[-1].error is None:
+            came.append(stream.next())
+        stream.end()
+        assert stream.none_left(), "something came behind the final flag"
+    return _streamed(came)
+
+
+def grpc_stream_aio(server: LocalTriton, inputs: Inputs) -> Streamed:
+    """Stream over gRPC with the asyncio client, until the server ends the stream."""
+
+    async def ask() -> AsyncIterator[dict[str, object]]:
+        yield {
+            "model_name": "llama",
+            "inputs": [fill(tritonclient.grpc.InferInput, *item) for item in {"stream": True, **inputs}.items()],
+            "enable_empty_final_response": True,
+        }
+
+    async def run() -> Streamed:
+        async with tritonclient.grpc.aio.InferenceServerClient(server.grpc_url) as client:
+            came = client.stream_infer(ask(), stream_timeout=TIMEOUT_S)
+            return _streamed([_response(result, error) async for result, error in came])
+
+    return asyncio.run(run())
+
+
+STREAM_WIRES: tuple[StreamWire, ...] = (sse, grpc_stream, grpc_stream_aio)
+
+
+def stream(server: LocalTriton, wire: StreamWire = grpc_stream, /, **inputs: object) -> Streamed:
+    """Stream, which must end well."""
+    streamed = wire(server, inputs)
+    assert streamed.error is None, streamed.error
+    return streamed
+
+
+def _response(result: Any, error: Exception | None) -> Response:  # noqa: ANN401 - tritonclient is not annotated
+    if error is not None:
+        return Response([], final=False, error=str(error))
+    raw = result.get_response()
+    final = raw.parameters["triton_final_response"].bool_param
+    return Response(answers(result) if raw.outputs else [], final, raw.id)
+
+
+def _streamed(came: list[Response]) -> Streamed:
+    assert all(len(response.rows) <= 1 for response in came)
+    return Streamed(
+        [row for response in came for row in response.rows],
+        next((response.error for response in came if response.error is not None), None),
+        [index for index, response in enumerate(came) if response.final],
+        sum(not response.rows and response.error is None for response in came),
+    )

@@ -1,0 +1,131 @@
+"""Every metric is on Triton's endpoint under the model's labels, and has its value after a load that is known."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import pytest
+from llama_engine.metrics import METRICS, REASONS
+from server.calls import Call
+from server.crowd import at_once
+from server.metrics import Metrics, text
+from server.servers import is_decoupled
+from server.streams import STREAM_WIRES
+from server.wires import Refusal, ask, generate
+from triton_local.server import LocalTriton
+
+PROMPT = "Return a list of the"
+TOKENS = 6
+"""Of the prompt, its beginning included."""
+
+LABELS = {"model": "llama", "version": "1"}
+
+
+def _request(limit: int) -> dict[str, object]:
+    return {"text_input": PROMPT, "max_tokens": limit, "min_tokens": limit, "temperature": 0.0}
+
+
+def test_a_metric_is_not_on_the_endpoint(narrow: LocalTriton) -> None:
+    ask(narrow, generate, **_request(2))
+    there = Metrics(narrow).read()
+    for metric in METRICS:
+        for value in metric.values:
+            labels = LABELS | ({metric.label: value} if metric.label else {})
+            if metric.kind != "histogram":
+                assert (metric.name, frozenset(labels.items())) in there
+                continue
+            bounds = {
+                dict(its)["le"]
+                for name, its in there
+                if name == f"{metric.name}_bucket" and {*labels.items()} <= its
+            }  # fmt: skip
+            assert {float(bound) for bound in bounds} == {*metric.buckets, float("inf")}
+            for part in ("sum", "count"):
+                assert (f"{metric.name}_{part}", frozenset(labels.items())) in there
+
+
+def test_a_metric_is_documented_nowhere_on_the_endpoint(narrow: LocalTriton) -> None:
+    said = text(narrow)
+    for metric in METRICS:
+        assert f"# HELP {metric.name} {metric.help}\n" in said
+        assert f"# TYPE {metric.name} {metric.kind}\n" in said
+
+
+def test_a_request_alone_is_counted_wrongly(narrow: LocalTriton) -> None:
+    metrics, began = Metrics(narrow), time.time()
+    answer = ask(narrow, generate, **_request(7))
+    assert (answer.num_input_tokens, answer.num_output_tokens) == (TOKENS, 7)
+    metrics.wait_for(7, "llama_steps_total")
+    expected = {
+        "llama_prompt_tokens_total": TOKENS,
+        "llama_generated_tokens_total": 7,
+        "llama_step_rows_count": 7,
+        "llama_step_rows_sum": 7,
+        "llama_step_prefill_tokens_count": 1,
+        "llama_step_prefill_tokens_sum": TOKENS,
+        "llama_time_to_first_token_seconds_count": 1,
+        "llama_inter_token_latency_seconds_count": 6,
+        "llama_request_latency_seconds_count": 1,
+        "llama_queue_time_seconds_count": 1,
+        "llama_step_errors_total": 0,
+        "llama_cancellations_total": 0,
+    }
+    assert {name: metrics.grown(name) for name in expected} == expected
+    reasons = {reason: metrics.grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
+    assert reasons == dict.fromkeys(REASONS, 0) | {"length": 1}
+    first, between, whole, queued = (
+        metrics.grown(f"llama_{name}_seconds_sum")
+        for name in ("time_to_first_token", "inter_token_latency", "request_latency", "queue_time")
+    )
+    assert 0 <= queued <= first <= whole
+    assert first + between == pytest.approx(whole, rel=0.05)
+    assert began <= metrics.now("llama_last_step_timestamp_seconds") <= time.time()
+    assert metrics.now("llama_slots") == 2
+
+
+def test_a_known_load_is_counted_wrongly(narrow: LocalTriton) -> None:
+    """More rows than slots, every way to end but an error of ours."""
+    metrics = Metrics(narrow)
+    # No more at once than the queue takes.
+    limits = [3, 8, 1]
+    at_once([partial(ask, narrow, generate, **_request(limit)) for limit in limits])
+    known = ask(narrow, generate, **_request(12))
+    word = known.text[-1]
+    stopped = ask(narrow, generate, **_request(12) | {"min_tokens": 0, "stop_words": [word]})
+    assert stopped.finish_reason == "stop"
+    for bad in ({"max_tokens": 0}, {"temperature": 9.0}, {"temprature": 1.0}):
+        assert isinstance(generate(narrow, _request(4) | bad), Refusal)
+    decoupled = is_decoupled(narrow)
+    if decoupled:
+        streamed = [wire(narrow, _request(9)).whole for wire in STREAM_WIRES]
+        assert [answer.num_output_tokens for answer in streamed] == [9] * 3
+    with Call(narrow, _request(500)) as call:
+        metrics.wait(lambda now: now.now("llama_slots_in_use") == 1, "it runs")
+        call.cancel()
+        metrics.wait_for(1, "llama_cancellations_total")
+    metrics.wait(Metrics.idle, "all have ended")
+    ended = {reason: metrics.grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
+    completed = len(limits) + 1 + 3 * decoupled
+    assert ended == {
+        "stop": 1,
+        "length": completed,
+        "cancelled": 1,
+        "invalid": 3,
+        "unavailable": 0,
+        "error": 0,
+    }
+    rows = completed + 2
+    assert metrics.grown("llama_prompt_tokens_total") == TOKENS * rows
+    assert metrics.grown("llama_queue_time_seconds_count") == rows
+    assert metrics.grown("llama_time_to_first_token_seconds_count") == rows
+    assert metrics.grown("llama_request_latency_seconds_count") == completed + 1
+    certain = sum(limits) + 12 + stopped.num_output_tokens + 27 * decoupled
+    cancelled = metrics.grown("llama_generated_tokens_total") - certain
+    assert 1 <= cancelled < 250
+    assert metrics.grown("llama_step_rows_sum") == certain + cancelled
+    assert metrics.grown("llama_step_rows_count") == metrics.grown("llama_steps_total")
+    # Prompts of one length, read together or not, need no padding.
+    assert metrics.grown("llama_step_prefill_tokens_sum") == TOKENS * rows
+    # Two slots: never more than two rows in a step.
+    assert metrics.grown("llama_step_rows_bucket", le="2") == metrics.grown("llama_step_rows_bucket", le="+Inf")

@@ -16,9 +16,9 @@ def main() -> None:
     """Parse the options, measure, write and print."""
     parser = argparse.ArgumentParser(prog="make bench-inflight", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("perf/results/inflight.json"))
-    parser.add_argument("--requests", type=int, default=192, help="of each mix of lengths")
+    parser.add_argument("--requests", type=int, default=96, help="of each mix of lengths")
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=2, choices=range(1, 4))
     options = parser.parse_args()
     # As in the servers that are measured: on the small model a second thread costs more than it brings.
     torch.set_num_threads(1)
@@ -27,7 +27,7 @@ def main() -> None:
         "machine": machine.describe(),
         "schedulers": schedulers.compare(options.requests, options.concurrency, options.repetitions),
         "step_cost": step_cost.measure(["none", "int8"], 40 * options.repetitions),
-        "prefill_bound": prefill_bound.measure([32, 64, 128, 256, 512], 10 * options.repetitions),
+        "prefill_bound": prefill_bound.measure([32, 64, 128, 256, 512], 8 * options.repetitions),
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -28,7 +28,6 @@ def measure(bounds: list[int], newcomers: int) -> list[dict[str, object]]:
 def _measure(bound: int, newcomers: int) -> dict[str, object]:
     settings = Settings.parse({"prefill_tokens": str(bound)}, {})
     engine = Engine(load_checkpoint(settings, torch.device("cpu")), settings, DECODING + 1)
-    # Short ones: every row that ends is followed by one like it, so that always seven decode.
     gaps: list[float] = []
     firsts: list[float] = []
     _fill(engine)
@@ -39,16 +38,13 @@ def _measure(bound: int, newcomers: int) -> dict[str, object]:
         began = time.perf_counter()
         step = engine.step()
         now = time.perf_counter()
-        if step.decoded:
-            gaps.append(now - began)
+        assert step.decoded == DECODING, "a decoding row has ended: fewer newcomers, please"
+        gaps.append(now - began)
         if newcomer in step.ended:
             firsts.append(now - entered)
             entered = now
             newcomer = engine.row(GenerationRequest(prompt="", prompt_tokens=PROMPT, max_tokens=1))
             engine.enter(newcomer)
-        for row in step.ended:
-            if row.request.prompt_tokens != PROMPT:
-                engine.enter(engine.row(row.request))
     gaps.sort()
     return {
         "prefill_tokens": bound,

@@ -26,6 +26,7 @@ LAYERS = [
     {"memory", "prefill", "delivery"},
     {"engine", "tickets"},
     {"metrics"},
+    {"meter"},
     {"scheduler"},
 ]
 

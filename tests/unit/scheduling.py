@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llama_engine.checkpoint import Checkpoint
 from llama_engine.delivery import Delivery, Part
 from llama_engine.engine import Engine
-from llama_engine.metrics import Meter
+from llama_engine.meter import Meter
 from llama_engine.requests import GenerationRequest
 from llama_engine.rows import Outcome, Piece
 from llama_engine.scheduler import Scheduler

@@ -10,7 +10,8 @@ import pytest
 from llama_engine import metrics
 from llama_engine.engine import Step
 from llama_engine.errors import Cancelled, InvalidRequest, RequestError, RowFailure, Unavailable
-from llama_engine.metrics import METRICS, Meter, Metric
+from llama_engine.meter import Meter
+from llama_engine.metrics import METRICS, Metric
 from llama_engine.requests import GenerationRequest
 from llama_engine.rows import Completion, Outcome, Row
 from llama_engine.stopping import Transcript

@@ -7,7 +7,7 @@ from llama_engine import scheduler
 from llama_engine.checkpoint import Checkpoint
 from llama_engine.engine import Engine, Step
 from llama_engine.errors import RowFailure, Unavailable
-from llama_engine.metrics import Meter
+from llama_engine.meter import Meter
 from llama_engine.requests import GenerationRequest
 from llama_engine.rows import Completion, Row
 from llama_engine.tickets import Ticket

@@ -27,7 +27,8 @@ from llama_engine.errors import (
     RowFailure,
     Unavailable,
 )
-from llama_engine.metrics import METRICS, Meter, Metric
+from llama_engine.meter import Meter
+from llama_engine.metrics import METRICS, Metric
 from llama_engine.queue_policy import QueuePolicy
 from llama_engine.requests import RequestParser
 from llama_engine.rows import Completion, Piece
@@ -150,8 +151,9 @@ class _Answer:
 
     def __init__(self, request: pb_utils.InferenceRequest, sends: bool) -> None:
         """sends: through the request's response sender; otherwise whoever executes the request returns it."""
-        self._request = request
         self._sender = request.get_response_sender() if sends else None
+        # The request itself, with its tensors, isn't kept longer than it is needed.
+        self._asked = self._sender or request
         self._complete = False
         # Triton crashes if it is asked about a request that is, or is just being, answered to the end.
         self._asking = threading.Lock()
@@ -163,12 +165,15 @@ class _Answer:
         """Send the pieces of a streamed row as they come, and anything else once all rows have ended."""
         if self._sender is None or self._complete:
             return
-        last = parts[-1].what
-        if self.streams and not isinstance(last, RequestError):
-            pieces = [part.what for part in parts if isinstance(part.what, Piece)]
-            self._send(self._sender, _encode_pieces(pieces, last), final=isinstance(last, Completion))
-        elif all(ticket.outcome is not None for ticket in self.tickets):
-            self._send(self._sender, self.encode(), final=True)
+        try:
+            self._send_parts(self._sender, parts)
+        except Exception:  # noqa: BLE001 - a text with a hole must not look whole, and silence is no answer
+            _log.exception("an answer could not be sent; its client gets an error")
+            failure = RowFailure("the answer could not be sent; the server's log has the reason")
+            self._send(self._sender, _encode_error(failure), final=True)
+        if self._complete:
+            # Each ticket knows its answer: without the cycle both are freed at once.
+            self.tickets = []
 
     def give(self) -> pb_utils.InferenceResponse:
         """Return the response of a request whose rows have all ended, to be sent by Triton."""
@@ -193,7 +198,21 @@ class _Answer:
     def is_cancelled(self) -> bool:
         """Ask Triton whether the client has taken the request back."""
         with self._asking:
-            return not self._complete and (self._sender or self._request).is_cancelled()
+            return not self._complete and self._asked.is_cancelled()
+
+    def _send_parts(self, sender: pb_utils.InferenceResponseSender, parts: Sequence[Part]) -> None:
+        last = parts[-1].what
+        if not self.streams:
+            if all(ticket.outcome is not None for ticket in self.tickets):
+                self._send(sender, self.encode(), final=True)
+            return
+        pieces = [part.what for part in parts if isinstance(part.what, Piece)]
+        if not isinstance(last, RequestError):
+            self._send(sender, _encode_pieces(pieces, last), final=isinstance(last, Completion))
+            return
+        if pieces:
+            self._send(sender, _encode_pieces(pieces, pieces[-1]), final=False)
+        self._send(sender, _encode_error(last), final=True)
 
     def _send(
         self, sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse, final: bool

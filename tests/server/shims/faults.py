@@ -8,7 +8,7 @@ import real_model  # type: ignore[import-not-found]  # the name that model.py ha
 import torch
 from llama_engine.checkpoint import Checkpoint
 from llama_engine.engine import Engine, Step
-from llama_engine.metrics import Meter
+from llama_engine.meter import Meter
 from llama_engine.requests import GenerationRequest, RawInputs, RequestParser
 from llama_engine.rows import Row
 from llama_engine.scheduler import Scheduler

@@ -8,6 +8,7 @@ the scheduler's, and Triton nobody's. Rows that decode sit in the first slots, s
 from __future__ import annotations
 
 import logging
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from llama_engine.stopping import Transcript
 
 _log = logging.getLogger(__name__)
 
-_FAILURE = RowFailure("decoding failed; the server's log has the reason")
+FAILURE = RowFailure("decoding failed; the server's log has the reason")
 
 
 @dataclass
@@ -98,9 +99,16 @@ class Engine:
         self._prefill.enter(row)
 
     def drop(self, row: Row) -> None:
-        """Give a row up, without an outcome; its slot is free at once."""
-        if not self._prefill.drop(row) and row in self._rows:
+        """Give a row up, without an outcome; its slot is free at once. If that raises, all rows have been given up."""
+        if self._prefill.drop(row) or row not in self._rows:
+            return
+        try:
             self._retire(self._rows.index(row))
+        except Exception as error:
+            # Half retired, every slot could be another row's than the sampler thinks.
+            self._note_error(error, "giving a slot up")
+            self._abandon()
+            raise
 
     @torch.inference_mode()
     def step(self) -> Step:
@@ -145,8 +153,8 @@ class Engine:
         decoding = len(self._rows)
         entered = self._prefill.read(first=decoding)
         self._step.prefilled = entered.tokens
-        for row, error in entered.failed:
-            self._end(row, _failure(error, row))
+        for row, exhausted in entered.failed:
+            self._end(row, _failure(exhausted, row))
         if entered.rows:
             # First: if what follows raises, these rows must be where `_abandon` looks for them.
             self._rows += entered.rows
@@ -156,14 +164,15 @@ class Engine:
             return
         tokens = torch.cat(self._choose(0, len(self._rows), decoding, entered.hidden))
         self._model.advance(decoding, tokens)
-        self._step.started, self._step.decoded = entered.rows, decoding
+        self._step.decoded = decoding
         for row in self._rows[:decoding]:
             row.length += 1
-        # The host has to know the tokens: here, and nowhere else in a step, it waits for the device.
+        # The host has to know the tokens: here it waits for the device; before, it only hands small tensors over.
         chosen = tokens.tolist()
         # Backwards, so that the row that moves into a freed slot is one that has been looked at already.
         for slot in reversed(range(len(self._rows))):
             self._take(slot, chosen[slot])
+        self._step.started = [row for row in entered.rows if not isinstance(row.outcome, RowFailure)]
 
     def _choose(self, first: int, last: int, decoding: int, prompted: list[torch.Tensor]) -> list[torch.Tensor]:
         """Choose the next tokens of the slots `first` … `last` − 1, [rows] in all.
@@ -183,12 +192,13 @@ class Engine:
             steps = [row.transcript.num_tokens for row in rows]
             return [self._sampler.sample(logits, first, steps, [row.banned for row in rows])]
         except Exception as error:  # noqa: BLE001 - the rows must get an answer, and the others go on
-            self._note_error(error, f"choosing the next tokens of {len(rows)} rows")
-            if len(rows) == 1:
-                rows[0].outcome = _failure(error, rows[0])
-                return [torch.tensor([FAILED], device=self._device)]
-            half = first + len(rows) // 2
-            return [*self._choose(first, half, decoding, prompted), *self._choose(half, last, decoding, prompted)]
+            exhausted = self._note_error(error, f"choosing the next tokens of {len(rows)} rows")
+        # Out here and not in the handler, where the exception would hold what the failed pass had allocated.
+        if len(rows) == 1:
+            rows[0].outcome = _failure(exhausted, rows[0])
+            return [torch.tensor([FAILED], device=self._device)]
+        half = first + len(rows) // 2
+        return [*self._choose(first, half, decoding, prompted), *self._choose(half, last, decoding, prompted)]
 
     def _take(self, slot: int, token: int) -> None:
         """Give a row its next token, and let it go if it ends with it."""
@@ -206,7 +216,7 @@ class Engine:
                     row.banned.advance(piece)
             except Exception as error:  # noqa: BLE001 - the row must get an answer, and the others go on
                 self._note_error(error, f"taking token {token}")
-                self._end(row, _FAILURE)
+                self._end(row, FAILURE)
         if row.outcome is not None:
             self._retire(slot)
 
@@ -223,12 +233,17 @@ class Engine:
             self._model.move(len(self._rows), slot, last.length)
         self._sampler.retire(slot)
 
-    def _note_error(self, error: Exception, what: str) -> None:
+    def _note_error(self, error: Exception, what: str) -> bool:
+        """Count and log a failed computation; return whether the device's memory was exhausted."""
         self._step.errors += 1
         _log.error("%s failed", what, exc_info=error)
-        if isinstance(error, torch.OutOfMemoryError):
-            # What the allocator keeps in pieces may be enough in one.
+        exhausted = isinstance(error, torch.OutOfMemoryError)
+        if exhausted:
+            # The frames it went through still hold the pass's tensors; and what the allocator keeps in pieces may be
+            # enough in one.
+            traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
+        return exhausted
 
     def _abandon(self) -> None:
         """Answer every row with a failure and clear the slots."""
@@ -236,16 +251,16 @@ class Engine:
         self._sampler.clear()
         for row in rows:
             if row not in self._step.ended:
-                self._end(row, _FAILURE)
+                self._end(row, FAILURE)
         try:
             self._model.wipe(0, self.slots)
         except Exception as error:  # noqa: BLE001 - a device that can't even do this fails the next rows in their turn
             self._note_error(error, "clearing the slots")
 
 
-def _failure(error: Exception, row: Row) -> RowFailure:
-    """Return what the client of a row may know about an exception."""
-    if isinstance(error, torch.OutOfMemoryError):
+def _failure(exhausted: bool, row: Row) -> RowFailure:
+    """Return what the client of a row may know about why it failed."""
+    if exhausted:
         size = len(row.request.prompt_tokens)
         return RowFailure(f"the device's memory was exhausted by this request alone, of {size} prompt tokens")
-    return _FAILURE
+    return FAILURE

@@ -23,20 +23,24 @@ class Prefilled:
     """What one pass over prompts came to.
 
     rows: whose prompts lie whole in the next slots, in order. hidden: of their last tokens, [rows, hidden] in all.
-    tokens: prompt tokens read, padding included. failed: the rows that can't be read even alone, and why.
+    tokens: prompt tokens read, padding included. failed: the rows that can't be read even alone, and whether it was the
+    device's memory that they exhausted.
     """
 
     rows: list[Row] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
     tokens: int = 0
-    failed: list[tuple[Row, Exception]] = field(default_factory=list)
+    failed: list[tuple[Row, bool]] = field(default_factory=list)
 
 
 class Prefill:
     """The rows whose prompts are not read yet."""
 
-    def __init__(self, model: SlotModel, slots: int, budget: int, on_error: Callable[[Exception, str], None]) -> None:
-        """`on_error` is told of every pass that fails, also of those that succeed in parts later."""
+    def __init__(self, model: SlotModel, slots: int, budget: int, on_error: Callable[[Exception, str], bool]) -> None:
+        """`on_error` is told of every pass that fails, also of those that succeed in parts later.
+
+        It returns whether the device's memory was exhausted.
+        """
         self._model = model
         self._last_slot = slots - 1
         self._budget = budget
@@ -101,21 +105,23 @@ class Prefill:
         try:
             hidden = self._model.prefill(first, prompts)
         except Exception as error:  # noqa: BLE001 - the rows must get an answer, and the others go on
-            self._on_error(error, f"reading {count} prompts of up to {width} tokens")
-            self._model.wipe(first, first + count)
-            if count == 1:
-                return Prefilled(tokens=width, failed=[(group[0], error)])
-            one = self._read_whole(group[: count // 2], first)
-            other = self._read_whole(group[count // 2 :], first + len(one.rows))
-            return Prefilled(
-                one.rows + other.rows,
-                one.hidden + other.hidden,
-                width * count + one.tokens + other.tokens,
-                one.failed + other.failed,
-            )
-        for row, prompt in zip(group, prompts, strict=True):
-            row.length = len(prompt)
-        return Prefilled(group, [hidden], width * count)
+            exhausted = self._on_error(error, f"reading {count} prompts of up to {width} tokens")
+        else:
+            for row, prompt in zip(group, prompts, strict=True):
+                row.length = len(prompt)
+            return Prefilled(group, [hidden], width * count)
+        # Out here and not in the handler, where the exception would hold what the failed pass had allocated.
+        self._model.wipe(first, first + count)
+        if count == 1:
+            return Prefilled(tokens=width, failed=[(group[0], exhausted)])
+        one = self._read_whole(group[: count // 2], first)
+        other = self._read_whole(group[count // 2 :], first + len(one.rows))
+        return Prefilled(
+            one.rows + other.rows,
+            one.hidden + other.hidden,
+            width * count + one.tokens + other.tokens,
+            one.failed + other.failed,
+        )
 
     def _read_on(self, row: Row, first: int) -> Prefilled:
         """Read the next chunk of the prompt that is read in chunks."""
@@ -129,9 +135,10 @@ class Prefill:
             if first != slot:
                 self._model.move(slot, first, row.length)
         except Exception as error:  # noqa: BLE001 - the row must get an answer, and the others go on
-            self._on_error(error, f"reading {len(chunk)} tokens of a prompt of {len(row.request.prompt_tokens)}")
+            size = len(row.request.prompt_tokens)
+            exhausted = self._on_error(error, f"reading {len(chunk)} tokens of a prompt of {size}")
             self._model.wipe(slot, slot + 1)
             self._partial = None
-            return Prefilled(tokens=len(chunk), failed=[(row, error)])
+            return Prefilled(tokens=len(chunk), failed=[(row, exhausted)])
         self._partial = None
         return Prefilled([row], [hidden], len(chunk))

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from llama_engine.delivery import Delivery, Part, Reply
-from llama_engine.engine import Engine, Step
-from llama_engine.errors import Cancelled, RequestError, RowFailure, Unavailable
-from llama_engine.metrics import Meter
+from llama_engine.engine import FAILURE, Engine, Step
+from llama_engine.errors import Cancelled, RequestError, Unavailable
+from llama_engine.meter import Meter
 from llama_engine.rows import Row
 from llama_engine.tickets import Ticket
 
@@ -30,7 +30,6 @@ HANG_SECONDS = 10.0
 """How long `stop` waits for a step that should have come back."""
 
 _STOPPING = Unavailable("the server is stopping")
-_FAILURE = RowFailure("decoding failed; the server's log has the reason")
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class Scheduler:
         try:
             self._meter.failed()
             with self._changed:
-                self._close(list(self._running.values()), _FAILURE)
+                self._close(list(self._running.values()), FAILURE)
         except Exception:  # noqa: BLE001 - as above; each try answers at least one row
             _log.exception("answering the running rows failed; %d are left", len(self._running))
         # Without rows there may be no step for long that would note it.
@@ -113,8 +112,9 @@ class Scheduler:
             self._changed.wait_for(lambda: self._waiting or self._running or self._drain_until is not None)
             self._let_go()
             self._let_in()
+            # Before the step, so that one that hangs is seen to have rows.
+            self._meter.level(len(self._running), len(self._waiting))
             if not self._running:
-                self._meter.level(0, len(self._waiting))
                 return self._drain_until is None
         self._report(self._engine.step())
         return True
@@ -171,7 +171,7 @@ class Scheduler:
             except Exception:  # noqa: BLE001 - the row must get an answer, and the others go on
                 _log.exception("making a piece of a text failed")
                 self._meter.failed()
-                self._close([ticket], _FAILURE)
+                self._close([ticket], FAILURE)
                 continue
             if piece is not None:
                 parts.append((ticket.reply, Part(ticket.index, piece)))
@@ -186,9 +186,11 @@ class Scheduler:
                     self._waiting.remove(ticket)
                 # Answered first: whatever follows may raise.
                 self._answer(ticket, error)
-                if running is not None:
-                    self._engine.drop(ticket.row)
-                self._meter.ended(ticket)
+                try:
+                    if running is not None:
+                        self._engine.drop(ticket.row)
+                finally:
+                    self._meter.ended(ticket)
 
     def _answer(self, ticket: Ticket, error: RequestError) -> None:
         ticket.outcome, ticket.ended = error, time.monotonic()

@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from server.metrics import Metrics
-from server.servers import EMBEDDED, serve
+from server.servers import EMBEDDED
 from server.terminal import CTRL_C, CTRL_D, on_a_terminal
 from triton_local.server import LocalTriton
 
@@ -24,12 +23,6 @@ LONG = ("-n", "300", "--min-tokens", "300")
 CHAT = ("chat", "--tokenizer", str(EMBEDDED))
 
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
-
-
-@pytest.fixture(scope="module")
-def streaming() -> Iterator[LocalTriton]:
-    with serve("streaming") as server:
-        yield server
 
 
 def url(server: LocalTriton, protocol: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -33,12 +32,6 @@ REQUESTS = [
 LONG = SamplingParams(max_tokens=400, min_tokens=400, temperature=1.0, seed=1)
 
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
-
-
-@pytest.fixture(scope="module")
-def streaming() -> Iterator[LocalTriton]:
-    with serve("streaming") as server:
-        yield server
 
 
 def address(server: LocalTriton, protocol: Protocol) -> str:

@@ -7,7 +7,6 @@ carries any number of them on one connection. Calls are the transports' business
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -19,12 +18,10 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from triton_llama.errors import ServerError
 from triton_llama.piece import Piece
 from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, read_piece
-from triton_llama.translate import from_stream_error, grpc_status
+from triton_llama.translate import NOT_TRITON, from_stream_error, grpc_status
 
 # Asks Triton (from 24.04 on) to end a stream that fails with the error's status; otherwise there is only a message.
 _ERRORS_WITH_STATUS = ("triton_grpc_error", "true")
-# What tritonclient, which checks nothing, raises when a response isn't in the protocol.
-_NOT_TRITON = (ValueError, LookupError, TypeError, AttributeError, struct.error, InferenceServerException)
 
 
 def stream_request(model: str, request: PreparedRequest) -> ModelInferRequest:
@@ -53,7 +50,7 @@ def read_response(response: ModelStreamInferResponse, *, started: bool) -> Piece
         raise from_stream_error(response.error_message, started=started)
     try:
         return read_piece(InferResult(response.infer_response))
-    except _NOT_TRITON as error:
+    except NOT_TRITON as error:
         raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
 
 

@@ -7,23 +7,19 @@ business.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
-from tritonclient.utils import InferenceServerException
 
 from triton_llama.completion import Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import ServerError
 from triton_llama.tensors import OUTPUT_NAMES, OutputTensors, PreparedRequest, read_completion
-from triton_llama.translate import from_http_response
+from triton_llama.translate import NOT_TRITON, from_http_response
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
-# What tritonclient, which checks nothing, raises when an answer isn't in the protocol.
-_NOT_TRITON = (ValueError, LookupError, TypeError, AttributeError, struct.error, InferenceServerException)
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def read_infer_response(response: HttpResponse, request: PreparedRequest) -> Com
             response.body, header_length=None if header_length is None else int(header_length)
         )
         return read_completion(outputs, request)
-    except _NOT_TRITON as error:
+    except NOT_TRITON as error:
         raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -27,6 +28,9 @@ from triton_llama.errors import (
     ServerError,
     TritonLlamaError,
 )
+
+NOT_TRITON = (ValueError, LookupError, TypeError, AttributeError, struct.error, InferenceServerException)
+"""What tritonclient, which checks nothing, raises when an answer isn't in the protocol."""
 
 _HTTP_STATUS: dict[int, type[TritonLlamaError]] = {
     400: RejectedInputError,

@@ -9,7 +9,6 @@ import pytest
 from server.repositories import copy_repository
 from server.servers import logs, serve
 from triton_local.server import LocalTriton
-from unit.notes import Note
 
 # What a developer's shell says for `make serve` is not what is tested.
 for name in [name for name in os.environ if name.startswith("LLAMA_")]:
@@ -49,19 +48,3 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     if report.failed:
         report.sections += [(f"tritonserver, {name}", log) for name, log in logs().items()]
     return report
-
-
-_NOTES = pytest.StashKey[list[str]]()
-
-
-@pytest.fixture
-def note(request: pytest.FixtureRequest) -> Note:
-    """Take a line for the end of the run."""
-    return request.config.stash.setdefault(_NOTES, []).append
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    notes = config.stash.get(_NOTES, [])
-    if notes:
-        terminalreporter.section("counted at the server")
-        terminalreporter.write("".join(f"{line}\n" for line in notes))

@@ -1,0 +1,21 @@
+"""What every room of the tests shares: lines for the end of the run."""
+
+from __future__ import annotations
+
+import pytest
+from unit.notes import Note
+
+_NOTES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Note:
+    """Take a line for the end of the run."""
+    return request.config.stash.setdefault(_NOTES, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    notes = config.stash.get(_NOTES, [])
+    if notes:
+        terminalreporter.section("counted")
+        terminalreporter.write("".join(f"{line}\n" for line in notes))

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from setting import machine
 
-from inflight import machine, prefill_bound, schedulers, step_cost
+from inflight import prefill_bound, schedulers, step_cost
 
 
 def main() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+
+_PACKAGES = ("torch", "transformers", "bitsandbytes", "nvidia-pytriton", "tritonclient", "locust", "fastapi")
 
 
 def describe() -> dict[str, object]:
@@ -21,12 +23,24 @@ def describe() -> dict[str, object]:
     return {
         "commit": commit,
         "uncommitted_changes": bool(changed.strip()),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+        "device": device(),
         "cores": len(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "bitsandbytes", "nvidia-pytriton")},
+        "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
     }
+
+
+def device() -> str:
+    """Return what computes: the GPU's name, or "CPU: " and the processor's."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

@@ -11,11 +11,19 @@ HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
+BUDGET ?= 45
+SLO_P95_MS ?=
+TEXT ?=
+BENCH ?=
+TUNE ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
+READY_PERF := .venv/.ready-perf
+PERF := PYTHONPATH=model_repository/llama/1:perf $(BIN)/python -m
 
-.PHONY: help demo serve test test-unit test-contract test-server test-compose bench-inflight check format train clean
+.PHONY: help demo serve test test-unit test-contract test-server test-compose bench tune quality report bench-inflight check \
+  format train clean
 
 help: ## this list
 	@awk -F ' ## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,30 +38,42 @@ serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_POR
 	@exec $(BIN)/python -m triton_local --variant '$(VARIANT)' $(if $(MODEL),--model '$(MODEL)') --host '$(HOST)' \
 	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)'
 
-test: $(READY) ## unit, contract and server tests (a real Triton; neither GPU nor Docker)
+test: $(READY_PERF) ## unit, contract and server tests (a real Triton; neither GPU nor Docker)
 	@$(BIN)/pytest tests/unit tests/contract tests/server
 
-test-unit: $(READY) ## the engine and the client without a server
+test-unit: $(READY_PERF) ## the engine and the client without a server
 	@$(BIN)/pytest tests/unit
 
-test-contract: $(READY) ## configs, README and manifests agree
+test-contract: $(READY_PERF) ## configs, README and manifests agree
 	@$(BIN)/pytest tests/contract
 
-test-server: $(READY) ## a real Triton with the embedded checkpoint in INT8
+test-server: $(READY_PERF) ## a real Triton with the embedded checkpoint in INT8
 	@$(BIN)/pytest tests/server
 
 test-compose: $(READY) ## docker compose on a real Docker engine
 	@$(BIN)/pytest tests/compose
 
-bench-inflight: $(READY) ## in-flight batching against batches, the cost of a step, the prefill bound (some minutes)
-	@PYTHONPATH=model_repository/llama/1:perf OMP_NUM_THREADS=1 $(BIN)/python -m inflight
+bench: $(READY_PERF) ## the article's table, mixed lengths, the peers, the limit, where the time goes (BUDGET minutes, BENCH options)
+	@$(PERF) bench --budget '$(BUDGET)' $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
-check: $(READY) ## ruff and mypy --strict
+tune: $(READY_PERF) ## the config for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
+	@$(PERF) tune --slo-p95-ms '$(SLO_P95_MS)' --budget '$(BUDGET)' $(if $(MODEL),--model '$(MODEL)') $(TUNE)
+
+quality: $(READY_PERF) ## what INT8 costs in perplexity and KL divergence (MODEL, TEXT)
+	@$(PERF) quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)')
+
+report: $(READY_PERF) ## tables and plots of README.md and docs/ from perf/results/, nothing measured
+	@$(PERF) report
+
+bench-inflight: $(READY_PERF) ## in-flight batching against batches, the cost of a step, the prefill bound (some minutes)
+	@OMP_NUM_THREADS=1 $(PERF) inflight
+
+check: $(READY_PERF) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-format: $(READY) ## ruff's formatter and automatic fixes
+format: $(READY_PERF) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
@@ -68,4 +88,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,local,dev]'
+	@touch $@
+
+# What benchmarks and their tests need beside it: the load generator, the peers, the plots, and perf_analyzer.
+$(READY_PERF): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
+	@$(PERF) analyzer --prefetch
 	@touch $@

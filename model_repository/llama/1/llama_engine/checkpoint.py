@@ -26,6 +26,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError
+from llama_engine.int8_linear import Int8Linear, leave_activations_unrounded
 from llama_engine.settings import Settings
 from llama_engine.text import TextCodec
 from llama_engine.vocabulary import Vocabulary
@@ -47,18 +48,25 @@ logging.getLogger("bitsandbytes.autograd._functions").addFilter(_is_no_cast_noti
 
 @dataclass(frozen=True)
 class Facts:
-    """What the loaded model is made of, read back from it. linears: number of linear layers by weight dtype."""
+    """What the loaded model is made of, read back from it.
+
+    linears: number of linear layers by weight dtype. rounds_activations: whether an 8-bit product rounds its
+    activations to 8 bits too.
+    """
 
     linears: dict[str, int]
     weight_bytes: int
     dtype: torch.dtype
     device: torch.device
     threshold: float | None
+    rounds_activations: bool
 
     def describe(self) -> str:
         """Return the facts as one line."""
         linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.linears.items()))
         threshold = "" if self.threshold is None else f", outlier threshold {self.threshold:g}"
+        if self.threshold is not None and not self.rounds_activations:
+            threshold += ", activations not rounded"
         return (
             f"loaded {self.weight_bytes / 2**20:,.1f} MiB of weights: linear layers {linears}{threshold}; "
             f"everything else {str(self.dtype).removeprefix('torch.')}; on {self.device}"
@@ -128,6 +136,8 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
         for module in model.modules():
             if isinstance(module, Linear8bitLt):
                 module.state.threshold = settings.int8_threshold
+    if device.type == "cpu" and read_facts(model).threshold == 0:
+        leave_activations_unrounded(model)
     # In training mode bitsandbytes would dequantize the weights at every call.
     model.requires_grad_(False).train(False)
     longest = config.max_position_embeddings
@@ -148,10 +158,12 @@ def read_facts(model: LlamaForCausalLM) -> Facts:
     """Look at every linear layer and every weight of a loaded model."""
     linears: Counter[str] = Counter()
     thresholds: set[float] = set()
+    rounds = False
     size = 0
     for module in model.modules():
         if isinstance(module, Linear8bitLt):
             thresholds.add(module.state.threshold)
+            rounds |= not isinstance(module, Int8Linear)
             # The row scales of an 8-bit weight hang on the parameter and aren't counted with the parameters below.
             scales = getattr(module.weight, "SCB", None)
             size += 0 if scales is None else scales.nbytes
@@ -161,7 +173,7 @@ def read_facts(model: LlamaForCausalLM) -> Facts:
     tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
     size += sum(tensor.nbytes for tensor in tensors.values())
     embedding = model.model.embed_tokens.weight
-    return Facts(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None))
+    return Facts(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None), rounds)
 
 
 def choose_device(setting: str, gpu: int | None) -> torch.device:

@@ -1,0 +1,80 @@
+"""The 8-bit product on a CPU: the weights are rounded, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
+from llama_engine import int8_linear
+from llama_engine.checkpoint import Checkpoint
+from llama_engine.int8_linear import Int8Linear, leave_activations_unrounded
+from unit.engines import load
+
+
+def _layer(outputs: int, inputs: int, bias: bool) -> Linear8bitLt:
+    """Return a layer as the checkpoint's loading leaves it: quantized, its scales on the weight."""
+    torch.manual_seed(3)
+    layer = Linear8bitLt(inputs, outputs, bias=bias, has_fp16_weights=False, threshold=0.0)
+    weight = Int8Params(torch.randn(outputs, inputs), requires_grad=False, has_fp16_weights=False)
+    layer.weight = weight.to("cpu")
+    return layer.requires_grad_(False)
+
+
+def _exact(layer: Linear8bitLt, activations: torch.Tensor) -> torch.Tensor:
+    assert layer.weight.SCB is not None
+    weight = layer.weight.data.double() * layer.weight.SCB.double()[:, None] / 127
+    product = activations.double() @ weight.T
+    return product if layer.bias is None else product + layer.bias.double()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("block", [1, 96, 1000, int8_linear.BLOCK])
+def test_the_product_is_not_that_of_the_dequantized_weight(
+    monkeypatch: pytest.MonkeyPatch, block: int, rows: int, bias: bool
+) -> None:
+    # 37 outputs of 48 inputs: blocks of one row, of two with one left over, of twenty, and one for all.
+    monkeypatch.setattr(int8_linear, "BLOCK", block)
+    layer = _layer(37, 48, bias)
+    parent = torch.nn.Sequential(layer)
+    activations = torch.randn(2, rows, 48)
+    expected = _exact(layer, activations)
+    leave_activations_unrounded(parent)
+    assert isinstance(parent[0], Int8Linear)
+    assert parent[0].weight is layer.weight, "the weight has been copied"
+    product = parent(activations)
+    assert (product.shape, product.dtype) == ((2, rows, 37), torch.float32)
+    torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_layers_that_share_the_scratch_spoil_each_other() -> None:
+    layers = [_layer(48, 32, False), _layer(16, 48, False), _layer(64, 16, True)]
+    activations = torch.randn(7, 32)
+    expected = activations
+    for layer in layers:
+        expected = _exact(layer, expected).float()
+    model = torch.nn.Sequential(*layers)
+    leave_activations_unrounded(model)
+    torch.testing.assert_close(model(activations), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_the_dtype_of_the_activations_is_not_kept() -> None:
+    model = torch.nn.Sequential(_layer(8, 16, True))
+    activations = torch.randn(3, 16).bfloat16()
+    expected = _exact(model[0], activations)
+    leave_activations_unrounded(model)
+    product = model(activations)
+    assert product.dtype == torch.bfloat16
+    torch.testing.assert_close(product.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_activations_are_rounded_at_threshold_0_or_not_rounded_at_another(int8: Checkpoint) -> None:
+    def rounding(checkpoint: Checkpoint) -> set[bool]:
+        modules = checkpoint.model.modules()
+        return {not isinstance(module, Int8Linear) for module in modules if isinstance(module, Linear8bitLt)}
+
+    assert rounding(int8) == {False}
+    assert "outlier threshold 0, activations not rounded;" in int8.facts.describe()
+    outliers = load("int8", int8_threshold="6")
+    assert rounding(outliers) == {True}
+    assert "outlier threshold 6; " in outliers.facts.describe()

@@ -47,7 +47,10 @@ def test_the_facts_of_int8_are_wrong(int8: Checkpoint) -> None:
     assert facts.linears == {"int8": quantized, "float32": 1}
     assert facts.weight_bytes == parameters + 4 * features + 4 * _rest(int8.config) + _buffers(int8)
     assert (facts.dtype, facts.threshold) == (torch.float32, 0.0)
-    assert f"linear layers 1 in float32, {quantized} in int8, outlier threshold 0, activations not rounded; " in facts.describe()
+    assert (
+        f"linear layers 1 in float32, {quantized} in int8, outlier threshold 0, activations not rounded; "
+        in facts.describe()
+    )
 
 
 def test_a_threshold_is_ignored(codec: TextCodec, tmp_path: Path) -> None:

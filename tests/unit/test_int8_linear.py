@@ -15,15 +15,16 @@ def _layer(outputs: int, inputs: int, bias: bool) -> Linear8bitLt:
     """Return a layer as the checkpoint's loading leaves it: quantized, its scales on the weight."""
     torch.manual_seed(3)
     layer = Linear8bitLt(inputs, outputs, bias=bias, has_fp16_weights=False, threshold=0.0)
-    weight = Int8Params(torch.randn(outputs, inputs), requires_grad=False, has_fp16_weights=False)
-    layer.weight = weight.to("cpu")
-    return layer.requires_grad_(False)
+    layer.weight = Int8Params(torch.randn(outputs, inputs), requires_grad=False, has_fp16_weights=False)
+    layer.to("cpu")
+    layer.requires_grad_(False)
+    return layer
 
 
 def _exact(layer: Linear8bitLt, activations: torch.Tensor) -> torch.Tensor:
-    assert layer.weight.SCB is not None
-    weight = layer.weight.data.double() * layer.weight.SCB.double()[:, None] / 127
-    product = activations.double() @ weight.T
+    scales = getattr(layer.weight, "SCB", None)
+    assert isinstance(scales, torch.Tensor)
+    product: torch.Tensor = activations.double() @ (layer.weight.data.double() * scales.double()[:, None] / 127).T
     return product if layer.bias is None else product + layer.bias.double()
 
 
@@ -59,9 +60,10 @@ def test_layers_that_share_the_scratch_spoil_each_other() -> None:
 
 
 def test_the_dtype_of_the_activations_is_not_kept() -> None:
-    model = torch.nn.Sequential(_layer(8, 16, True))
+    layer = _layer(8, 16, True)
+    model = torch.nn.Sequential(layer)
     activations = torch.randn(3, 16).bfloat16()
-    expected = _exact(model[0], activations)
+    expected = _exact(layer, activations)
     leave_activations_unrounded(model)
     product = model(activations)
     assert product.dtype == torch.bfloat16

@@ -35,8 +35,9 @@ class Int8Linear(Linear8bitLt):
         )
         # weight: [out, in], int8; its SCB: [out], float32, the largest absolute value of each row.
         self.weight, self.bias, self.state = layer.weight, layer.bias, layer.state
-        assert self.weight.SCB is not None, "a weight that isn't quantized yet"
-        self._scales = self.weight.SCB.float() / 127.0
+        scales = getattr(layer.weight, "SCB", None)
+        assert isinstance(scales, torch.Tensor), "a weight that isn't quantized yet"
+        self._scales = scales.float() / 127.0
         self._scratch = scratch
 
     def forward(self, activations: torch.Tensor) -> torch.Tensor:

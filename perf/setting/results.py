@@ -51,6 +51,12 @@ class Results:
         self._content[name] = content
         self.write()
 
+    @property
+    def device(self) -> str:
+        """What the run computes on."""
+        found: str = self._content["machine"]["device"]
+        return found
+
     def get(self, name: str) -> object:
         """Return a section, or None."""
         found: object = self._content.get(name)

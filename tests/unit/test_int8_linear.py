@@ -16,7 +16,8 @@ def _layer(outputs: int, inputs: int, bias: bool) -> Linear8bitLt:
     torch.manual_seed(3)
     layer = Linear8bitLt(inputs, outputs, bias=bias, has_fp16_weights=False, threshold=0.0)
     layer.weight = Int8Params(torch.randn(outputs, inputs), requires_grad=False, has_fp16_weights=False)
-    layer.to("cpu")
+    # Moving it quantizes it.
+    torch.nn.Sequential(layer).to("cpu")
     layer.requires_grad_(False)
     return layer
 

@@ -1,0 +1,7 @@
+"""Entry point of `python -m tune`."""
+
+import sys
+
+from tune.cli import main
+
+sys.exit(main())

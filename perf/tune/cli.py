@@ -1,0 +1,117 @@
+"""The command: read the options, search, show what was found, and write it down."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llama_engine.errors import EngineError
+from load.driver import LoadError
+from setting import machine
+from setting.budget import Budget
+from setting.checkpoint import default_shape, random_checkpoint
+from setting.results import Results
+from triton_local.errors import LauncherError
+from triton_local.repository import resolve_model
+from triton_local.runtime import cache_root
+
+from tune import options
+from tune.allowance import Allowance
+from tune.config import ConfigError
+from tune.findings import TUNED, Findings
+from tune.knobs import Knobs, run_key
+from tune.measuring import ReadBackError, measure
+from tune.options import Options
+from tune.page import conclusion, table
+from tune.search import Search
+from tune.subject import Subject
+
+MET, NOT_MET, FAILED, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tune; return the exit code. What goes wrong is one line on stderr."""
+    chosen = options.read(arguments, os.environ)
+    try:
+        return _tune(chosen, shlex.join(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print(f"\ntune: interrupted; --resume goes on with what is in {chosen.output}", file=sys.stderr)
+        return INTERRUPTED
+    except (ConfigError, EngineError, LauncherError, LoadError, ReadBackError, OSError, ValueError) as error:
+        print(f"tune: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _tune(chosen: Options, arguments: str) -> int:
+    budget = Budget(chosen.budget_s)
+    budget.say("preparing the checkpoint and the load")
+    checkpoint = _checkpoint(chosen.model)
+    subject = Subject.of(chosen.variant, checkpoint, chosen.threads)
+    requests = chosen.demand.sent(Path(checkpoint))
+    results = Results(chosen.output, "tune", _settings(chosen, subject), chosen.resume)
+
+    def add(knobs: Knobs, run: int) -> None:
+        results.add(run_key(knobs, run), measure(subject, chosen.demand, requests, knobs))
+
+    search = Search(
+        default=subject.knobs,
+        slo_p95_ms=chosen.slo_p95_ms,
+        most_at_once=chosen.demand.most_at_once,
+        measured=results.measurements,
+        measure=add,
+        allowance=Allowance(chosen.budget_s, chosen.measurements, lambda: budget.spent),
+        say=budget.say,
+    )
+    budget.say(f"each point: {chosen.demand.in_words()}, after {chosen.demand.warmup} to warm up")
+    search.run()
+    findings = Findings(
+        subject=subject,
+        model=chosen.model,
+        demand=chosen.demand,
+        slo_p95_ms=chosen.slo_p95_ms,
+        device=machine.device(),
+        points=search.points,
+        noise=search.noise,
+    )
+    for name, content in {"command": f"python -m tune {arguments}", **findings.sections()}.items():
+        results.section(name, content)
+    _show(findings, chosen)
+    return MET if findings.recommended is not None else NOT_MET
+
+
+def _checkpoint(model: str | None) -> str:
+    """Return what LLAMA_MODEL is to be: the one asked for, else the benchmarks' own, made now if need be."""
+    if model is not None:
+        return resolve_model(model)
+    return str(random_checkpoint(default_shape(), cache_root(os.environ) / "checkpoints"))
+
+
+def _settings(chosen: Options, subject: Subject) -> dict[str, Any]:
+    """Return what two runs must share to be one: everything but the bound and the time."""
+    return {
+        "variant": subject.variant,
+        "config_sha256": hashlib.sha256(subject.text.encode()).hexdigest()[:12],
+        # Without the folders before it, which are this machine's own.
+        "model": Path(subject.model).name if chosen.model is None or Path(subject.model).is_dir() else subject.model,
+        "threads": subject.threads,
+        "load": chosen.demand.described(),
+        "timeout_s": chosen.demand.timeout,
+    }
+
+
+def _show(findings: Findings, chosen: Options) -> None:
+    print(f"\n{table(findings)}\n\n{conclusion(findings)}")
+    print(f"Written to {chosen.output}.")
+    if findings.config is None:
+        return
+    print(f"\n{findings.config}")
+    if chosen.config_out is not None:
+        chosen.config_out.parent.mkdir(parents=True, exist_ok=True)
+        chosen.config_out.write_text(findings.config)
+        print(f"Written to {chosen.config_out}.")
+    print(f"Saved as model_repository/llama/configs/{TUNED}.pbtxt it is served with: {findings.command}")

@@ -1,0 +1,142 @@
+"""What `python -m tune` takes, refuses, says and writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from load.arrivals import Closed, Poisson
+from setting.checkpoint import EMBEDDED
+from setting.workload import lengths
+from tune.cli import main
+from tune.config import knobs_of, parsed
+from tune.demand import Demand
+from tune.findings import Findings
+from tune.options import read
+from tune.page import conclusion, table
+from tune.points import Point, measured_noise
+from tune.subject import Subject
+from unit.tuning import DEFAULT, measurement, point, slots
+
+DEMAND = Demand("uniform", Closed(4), requests=8, warmup=2, output_tokens=10, timeout=60.0)
+
+
+def _findings(points: list[Point], slo_p95_ms: float = 1000) -> Findings:
+    subject = Subject.of("default", "anything", threads=1)
+    return Findings(subject, None, DEMAND, slo_p95_ms, "a device", points, measured_noise(points))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--slo-p95-ms 0", "--slo-p95-ms: must be a number from 1 to 3600000, got '0'"),
+        ("--slo-p95-ms nan", "--slo-p95-ms: must be a number from 1 to 3600000, got 'nan'"),
+        ("--slo-p95-ms fast", "--slo-p95-ms: must be a number from 1 to 3600000, got 'fast'"),
+        ("--slo-p95-ms 9 --concurrency 0", "--concurrency: must be a whole number from 1 to 1024, got '0'"),
+        ("--slo-p95-ms 9 --rate -1", "--rate"),
+        ("--slo-p95-ms 9 --rate 1 --concurrency 2", "not allowed with argument"),
+        ("--slo-p95-ms 9 --budget inf", "--budget: must be a number from 0.1 to 1440, got 'inf'"),
+        ("--slo-p95-ms 9 --mix mixed", "invalid choice: 'mixed'"),
+        ("--mix uniform", "the following arguments are required: --slo-p95-ms"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_with_its_bound(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        read(arguments.split(), {})
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["LLAMA_SLOTS", "LLAMA_MODEL", "OMP_NUM_THREADS"])
+def test_an_environment_that_would_beat_the_config_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        read(["--slo-p95-ms", "9"], {name: "many"})
+    assert end.value.code == 2
+    assert f"the environment variable {name}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_load_is_closed_unless_a_rate_is_given() -> None:
+    closed = read(["--slo-p95-ms", "9", "--concurrency", "5"], {"OMP_NUM_THREADS": "3"})
+    assert closed.demand == Demand("uniform", Closed(5), requests=20, warmup=5, output_tokens=200, timeout=1800.0)
+    assert closed.threads == 3
+    opened = read(["--slo-p95-ms", "9", "--rate", "2.5", "--requests", "7"], {})
+    assert opened.demand.arrivals == Poisson(2.5, seed=0)
+    assert (opened.demand.requests, opened.demand.most_at_once) == (7, None)
+
+
+@pytest.mark.parametrize("wrong", [["--variant", "batched"], ["--model", "models/typo"]])
+def test_what_does_not_exist_is_one_line_and_no_measurement(
+    wrong: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EMBEDDED.parents[1])
+    assert main(["--slo-p95-ms", "9", "--model", str(EMBEDDED), *wrong]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tune: ")
+    assert wrong[1] in line
+
+
+def test_the_warm_up_does_not_take_from_the_measured_lengths() -> None:
+    sent = DEMAND.sent(EMBEDDED)
+    assert [request.output_tokens for request in sent[2:]] == lengths("uniform", 8, 10)
+    assert [request.output_tokens for request in replace(DEMAND, warmup=0).sent(EMBEDDED)] == lengths("uniform", 8, 10)
+
+
+def test_the_recommended_config_parses_to_the_recommended_settings_and_says_what_for() -> None:
+    findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64), runs=2)])
+    assert findings.config is not None
+    assert knobs_of(parsed(findings.config)) == slots(64)
+    assert "p95 of at most 1000 ms" in findings.config.splitlines()[0]
+    assert "# No kind: one instance on every GPU" in findings.config
+
+
+def test_the_json_says_what_was_measured_and_what_is_recommended() -> None:
+    failed = point(9, 9, slots(1024), errors=1)
+    findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64), runs=3), point(400, 1600), failed])
+    sections = json.loads(json.dumps(findings.sections(), allow_nan=False))
+    default, best, late, broken = sections["points"]
+    assert (default["repeats"], default["pareto"], default["meets_slo"]) == (2, True, True)
+    assert best["key"] == "delay10000/preferred4-8-16-32/slots64/prefill512/run1"
+    assert (best["tokens_per_second"], best["p95_ms"], best["repeats"]) == (300.0, 600.0, 3)
+    assert (late["pareto"], late["meets_slo"]) == (True, False)
+    assert (broken["tokens_per_second"], broken["pareto"], broken["meets_slo"]) == (None, False, False)
+    assert sections["recommended"]["settings"] == slots(64).settings()
+    assert sections["recommended"]["config"] == findings.config
+    assert sections["recommended"]["command"] == "make serve VARIANT=tuned"
+
+
+def test_an_unknown_noise_is_null_in_the_json() -> None:
+    assert _findings([point(100, 500)]).sections()["noise"] is None
+
+
+def test_the_page_names_the_recommended_point_and_the_config_as_it_is() -> None:
+    findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64), runs=2)])
+    first, second = table(findings).splitlines()[1:]
+    assert first.endswith("recommended")
+    assert second.endswith("as it is")
+    assert "Recommended: delay 10000 us, preferred 4 8 16 32, slots 64, prefill 512: 300.0" in conclusion(findings)
+    assert "The config as it is: 100.0 tokens/s at a p95 of 500 ms" in conclusion(findings)
+
+
+def test_a_difference_within_the_noise_is_said_to_be_none() -> None:
+    noisy = Point(DEFAULT, [measurement(100, 500), measurement(120, 500)])
+    findings = _findings([noisy, point(115, 500, slots(64), runs=2)])
+    assert "Recommended: the config as it is" in conclusion(findings)
+    assert "Nothing is better by more than the noise." in conclusion(findings)
+
+
+def test_an_unmet_bound_is_said_with_the_lowest_latency_there_is() -> None:
+    findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64))], slo_p95_ms=400)
+    assert findings.config is None
+    assert findings.sections()["recommended"] is None
+    assert "Nothing is recommended: no point has a p95 of at most 400 ms" in conclusion(findings)
+    assert "The lowest p95: 100.0 tokens/s at a p95 of 500 ms" in conclusion(findings)
+
+
+def test_a_search_without_a_working_point_says_so() -> None:
+    findings = _findings([Point(DEFAULT, [{"not_run": "does not fit"}])])
+    assert "no point could be measured without errors" in conclusion(findings)
+    assert table(findings).splitlines()[1].endswith("does not fit, as it is")
+    assert "no point could be measured" in conclusion(_findings([]))

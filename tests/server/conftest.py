@@ -6,8 +6,8 @@ import os
 from collections.abc import Generator, Iterator
 
 import pytest
-from server.repositories import copy_repository
-from server.servers import logs, serve
+from server.fleet import PLANS, Fleet
+from server.servers import facts, logs
 from triton_local.server import LocalTriton
 
 # What a developer's shell says for `make serve` is not what is tested.
@@ -16,29 +16,45 @@ for name in [name for name in os.environ if name.startswith("LLAMA_")]:
 
 
 @pytest.fixture(scope="session")
-def triton() -> Iterator[LocalTriton]:
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Every server that the tests which are to run need, in their order."""
+    order = dict.fromkeys(name for item in request.session.items for name in _needs(item))
+    with Fleet(list(order), tmp_path_factory.mktemp) as servers:
+        yield servers
+
+
+def _needs(item: pytest.Item) -> list[str]:
+    assert isinstance(item, pytest.Function)
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return [name for name in (*item.fixturenames, *parameters) if isinstance(name, str) and name in PLANS]
+
+
+@pytest.fixture(scope="session")
+def triton(fleet: Fleet) -> Iterator[LocalTriton]:
     """The product as it is: config.pbtxt, INT8, the embedded checkpoint."""
-    with serve() as server:
+    with fleet.server("triton") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def streaming() -> Iterator[LocalTriton]:
+def streaming(fleet: Fleet) -> Iterator[LocalTriton]:
     """The product, streaming: configs/streaming.pbtxt, INT8, 32 slots."""
-    with serve("streaming") as server:
+    with fleet.server("streaming") as server:
         yield server
 
 
-@pytest.fixture(scope="session", params=["default", "streaming"])
-def narrow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
+@pytest.fixture(scope="session", params=["narrow", "narrow_streaming"])
+def narrow(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[LocalTriton]:
     """A server of two slots with a queue of three, in one response and in pieces."""
-    repository = copy_repository(
-        tmp_path_factory.mktemp(f"narrow_{request.param}"),
-        queue_policy="max_queue_size: 3, timeout_action: REJECT, allow_timeout_override: true, "
-        # Triton takes a request's own timeout only where it is shorter than this one; 0 is none.
-        "default_timeout_microseconds: 600000000",
-    )
-    with serve(request.param, repository=repository, environment={"LLAMA_SLOTS": "2"}) as server:
+    with fleet.server(request.param) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fp32(fleet: Fleet) -> Iterator[LocalTriton]:
+    """Weights of FP32, which say what transformers says; eight slots, small prefills."""
+    with fleet.server("fp32") as server:
+        assert "linear layers 43 in float32" in facts(server)
         yield server
 
 

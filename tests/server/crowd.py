@@ -77,7 +77,7 @@ def _plugs(server: LocalTriton) -> list[dict[str, list[list[object]]]]:
     Otherwise it takes a batch at a time: while one is executed, the other one waits. The two bring different inputs,
     so that they are never one batch.
     """
-    rows = get_json(server, "/v2/models/llama/config")["max_batch_size"] if _is_inflight(server) else 1
+    rows = int(level(server, "llama_slots")) if _is_inflight(server) else 1
     first = {"text_input": "Wait", "max_tokens": 60, "min_tokens": 60, "temperature": 0.0}
     return [
         {name: [[value]] * rows for name, value in first.items()},

@@ -1,6 +1,6 @@
-"""Real servers for the tests, and their logs for whoever asks why a test failed.
+"""Real servers for the tests: one that is not started yet, the logs of those in use, and what can be read off one.
 
-Knows how a server is started and which ones run; what is asked of them is `wires.py`'s and the tests' business.
+Which servers there are is `fleet.py`'s business, and what is asked of them `wires.py`'s and the tests'.
 """
 
 from __future__ import annotations
@@ -21,47 +21,44 @@ EMBEDDED = ROOT / "models" / "pydoc-llama"
 # ten times slower beside anything else than one that doesn't wait.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
-_running: dict[str, LocalTriton] = {}
+_in_use: dict[str, LocalTriton] = {}
 
 
-@contextmanager
-def serve(
+def new_server(
     variant: str = "default",
     environment: Mapping[str, str] | None = None,
-    ports: tuple[int, int, int] = (0, 0, 0),
     repository: Path | None = None,
     options: Sequence[str] = (),
-) -> Iterator[LocalTriton]:
-    """Run a server of the embedded checkpoint, ready on entry; its log is shown with every test that fails meanwhile.
+) -> LocalTriton:
+    """Return a server of the embedded checkpoint on free ports, to be started.
 
-    environment: over the tests' own. ports: HTTP, gRPC, metrics; 0 is any free one. repository: None is the project's.
-    options: for tritonserver.
+    environment: over the tests' own. repository: None is the project's. options: for tritonserver.
     """
-    http, grpc, metrics = ports
-    server = LocalTriton(
+    return LocalTriton(
         variant=variant,
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
         model_repository=repository,
         environment={**ENVIRONMENT, **(environment or {})},
         ready_timeout=240.0,
         # A client that keeps its connection open would hold a test's server up for all of it.
         extra_args=("--exit-timeout-secs=30", *options),
     )
-    with server:
-        name = f"{variant} on {server.http_url}"
-        _running[name] = server
-        try:
-            yield server
-        finally:
-            del _running[name]
+
+
+@contextmanager
+def in_use(name: str, server: LocalTriton) -> Iterator[None]:
+    """Show the server's log with every test that fails meanwhile."""
+    name = f"{name} on {server.http_url}"
+    _in_use[name] = server
+    try:
+        yield
+    finally:
+        del _in_use[name]
 
 
 def logs() -> dict[str, str]:
-    """Return the end of the log of every server that runs, by its name."""
+    """Return the end of the log of every server that is in use, by its name."""
     # Without the tables of options and backends: they are long, and the same every time.
-    lines = {name: server.log_text().splitlines() for name, server in _running.items()}
+    lines = {name: server.log_text().splitlines() for name, server in _in_use.items()}
     return {name: "\n".join([line for line in log if line[:1] not in "+|"][-60:]) for name, log in lines.items()}
 
 

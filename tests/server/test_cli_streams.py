@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+from server.crowd import at_once
 from server.metrics import Metrics
 from server.servers import EMBEDDED
-from server.terminal import CTRL_C, CTRL_D, on_a_terminal
+from server.terminal import CTRL_C, CTRL_D, Terminal, on_a_terminal
 from triton_local.server import LocalTriton
 
 CODE = "from triton_llama.cli import main; main()"
@@ -21,8 +23,10 @@ COMMAND = (sys.executable, "-W", "error", "-c")
 
 LONG = ("-n", "300", "--min-tokens", "300")
 CHAT = ("chat", "--tokenizer", str(EMBEDDED))
+ANSWER = ("-n", "160", "--min-tokens", "160", "--context", "336")
 
-both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
+PROTOCOLS = ("http", "grpc")
+both_protocols = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
 def url(server: LocalTriton, protocol: str) -> str:
@@ -69,55 +73,63 @@ def test_ctrl_c_stops_the_command_and_the_request(streaming: LocalTriton, protoc
     metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
 
 
-@both_protocols
-@pytest.mark.parametrize("command", [("generate", "def", "--stream"), CHAT])
-def test_a_server_that_cannot_stream_is_told_with_the_way_out(
-    triton: LocalTriton, protocol: str, command: tuple[str, ...]
-) -> None:
-    result = run(triton, protocol, *command, stdin="def\n")
-    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (7, "", 1)
-    assert "make serve VARIANT=streaming" in result.stderr
+def test_a_server_that_cannot_stream_is_told_with_the_way_out(triton: LocalTriton) -> None:
+    jobs = [
+        partial(run, triton, protocol, *command, stdin="def\n")
+        for protocol in PROTOCOLS
+        for command in (("generate", "def", "--stream"), CHAT)
+    ]
+    for result in at_once(jobs):
+        assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (7, "", 1), result.args
+        assert "make serve VARIANT=streaming" in result.stderr
 
 
-@both_protocols
-def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_chat(streaming: LocalTriton, protocol: str) -> None:
-    with on_a_terminal(CODE, [*CHAT, *LONG, "--url", url(streaming, protocol)]) as terminal:
+def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_chat(streaming: LocalTriton) -> None:
+    # Both begin at once, because what they import takes long.
+    http, grpc = ([*CHAT, *ANSWER, "--url", url(streaming, protocol)] for protocol in PROTOCOLS)
+    with on_a_terminal(CODE, http) as over_http, on_a_terminal(CODE, grpc) as over_grpc:
+        _chat(streaming, over_http)
+        _chat(streaming, over_grpc)
 
-        def hello(expected: str, reason: str) -> float:
-            """Say hello and return of how many tokens the prompt was."""
-            metrics = Metrics(streaming)
-            terminal.type("hello\n")
-            terminal.read_until("hello\r\n")
-            if reason == "cancelled":
-                terminal.read_more()
-                terminal.type(CTRL_C)
-            terminal.read_until(expected)
-            terminal.read_until("> ")
-            metrics.wait_for(1, "llama_requests_total", finish_reason=reason)
-            return metrics.grown("llama_prompt_tokens_total")
 
+def _chat(server: LocalTriton, terminal: Terminal) -> None:
+    """Have a conversation, to its end."""
+
+    def hello(expected: str, reason: str) -> float:
+        """Say hello and return of how many tokens the prompt was."""
+        metrics = Metrics(server)
+        terminal.type("hello\n")
+        terminal.read_until("hello\r\n")
+        if reason == "cancelled":
+            terminal.read_more()
+            terminal.type(CTRL_C)
+        terminal.read_until(expected)
         terminal.read_until("> ")
-        alone = hello("^C", "cancelled")
-        # The message and the part of its answer that was shown are remembered, until they are not to be.
-        assert hello("(cut off after 300 tokens; --max-tokens allows more)", "length") > 2 * alone
-        terminal.type("/reset\n")
-        terminal.read_until("> ")
-        assert hello("(cut off after 300 tokens", "length") == alone
-        # An answer of 300 tokens and room for 300 more are too many for the context of 512.
-        assert hello("(left out to fit the context: 1 of the oldest exchanges)", "length") == alone
-        terminal.type(CTRL_C)
-        terminal.read_until("> ")
-        terminal.type(CTRL_D)
-        assert terminal.exit_code() == 0
+        metrics.wait_for(1, "llama_requests_total", finish_reason=reason)
+        return metrics.grown("llama_prompt_tokens_total")
+
+    terminal.read_until("> ")
+    alone = hello("^C", "cancelled")
+    # The message and the part of its answer that was shown are remembered, until they are not to be.
+    assert hello("(cut off after 160 tokens; --max-tokens allows more)", "length") > 2 * alone
+    terminal.type("/reset\n")
+    terminal.read_until("> ")
+    assert hello("(cut off after 160 tokens", "length") == alone
+    # An answer of 160 tokens and room for 160 more are too many for the context.
+    assert hello("(left out to fit the context: 1 of the oldest exchanges)", "length") == alone
+    terminal.type(CTRL_C)
+    terminal.read_until("> ")
+    terminal.type(CTRL_D)
+    assert terminal.exit_code() == 0
 
 
-@both_protocols
-def test_the_lines_of_a_pipe_are_turns_and_one_that_fails_harms_no_other(streaming: LocalTriton, protocol: str) -> None:
+def test_the_lines_of_a_pipe_are_turns_and_one_that_fails_harms_no_other(streaming: LocalTriton) -> None:
     metrics = Metrics(streaming)
     turns = ["What is a list?", "", "word " * 600, "And a dict?", "/exit", "never sent"]
-    result = run(streaming, protocol, *CHAT, "-n", "20", "--system", "Be brief", stdin="\n".join(turns))
-    assert result.returncode == 5
-    assert len(result.stderr.splitlines()) == 1
-    assert "together they must be at most the context of 512" in result.stderr
-    assert result.stdout.count("\n") >= 2
-    metrics.wait_for(2, "llama_time_to_first_token_seconds_count")
+    chat = (*CHAT, "-n", "20", "--system", "Be brief")
+    for result in at_once([partial(run, streaming, protocol, *chat, stdin="\n".join(turns)) for protocol in PROTOCOLS]):
+        assert result.returncode == 5, result.args
+        assert len(result.stderr.splitlines()) == 1
+        assert "together they must be at most the context of 512" in result.stderr
+        assert result.stdout.count("\n") >= 2
+    metrics.wait_for(2 * len(PROTOCOLS), "llama_time_to_first_token_seconds_count")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from server.fleet import Fleet
 from server.metrics import Metrics
-from server.servers import serve
 from triton_llama import (
     AsyncLlamaClient,
     Completion,
@@ -99,9 +100,10 @@ def test_eight_threads_stream_at_once_on_one_client(streaming: LocalTriton, prot
             return stream.completion
 
         streamed = list(threads.map(read, PROMPTS))
-        for one, prompt in zip(streamed, PROMPTS, strict=True):
+        whole = client.generate(PROMPTS, params)
+        for one, prompt, other in zip(streamed, PROMPTS, whole, strict=True):
             assert one.text.startswith(prompt)
-            assert same(one, client.generate(prompt, params))
+            assert same(one, other)
 
 
 @both_protocols
@@ -183,16 +185,18 @@ def test_refusals_name_what_is_wrong(streaming: LocalTriton, triton: LocalTriton
         next(client.stream("def"))
 
 
-def test_a_server_that_is_killed_in_mid_stream_is_a_connection_error() -> None:
-    with (
-        serve("streaming") as server,
-        LlamaClient(server.http_url) as http,
-        LlamaClient(server.grpc_url, "grpc") as grpc,
-    ):
+@pytest.fixture
+def killed(fleet: Fleet) -> Iterator[LocalTriton]:
+    with fleet.server("killed") as server:
+        yield server
+
+
+def test_a_server_that_is_killed_in_mid_stream_is_a_connection_error(killed: LocalTriton) -> None:
+    with LlamaClient(killed.http_url) as http, LlamaClient(killed.grpc_url, "grpc") as grpc:
         streams = [client.stream("def", LONG) for client in (http, grpc)]
         for stream in streams:
             next(stream)
-        server.kill()
+        killed.kill()
         for stream in streams:
             with pytest.raises(LlamaConnectionError):
                 list(stream)

@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 import torch
 from server.crowd import FULL_SET, batches_of, in_one_batch
-from server.servers import EMBEDDED, Statistics, facts, serve
+from server.servers import EMBEDDED, Statistics
 from server.wires import WIRES, ask
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from triton_local.server import LocalTriton
 
 PROMPTS = {
     "Return a list of the": 24,
@@ -39,12 +40,10 @@ def expected() -> list[str]:
     return texts
 
 
-def test_greedy_text_in_fp32_is_that_of_generate(expected: list[str]) -> None:
-    with serve(environment={"LLAMA_QUANTIZATION": "none", "LLAMA_DTYPE": "float32"}) as server:
-        assert "linear layers 43 in float32" in facts(server)
-        statistics = Statistics(server)
-        requests = [{**FULL_SET, "text_input": prompt, "max_tokens": limit} for prompt, limit in PROMPTS.items()]
-        jobs = [partial(ask, server, WIRES[index % 4], **request) for index, request in enumerate(requests)]
-        answers = in_one_batch(server, jobs)
-        assert max(batches_of(server, statistics)) >= 4, "the prompts were to share batches"
+def test_greedy_text_in_fp32_is_that_of_generate(fp32: LocalTriton, expected: list[str]) -> None:
+    statistics = Statistics(fp32)
+    requests = [{**FULL_SET, "text_input": prompt, "max_tokens": limit} for prompt, limit in PROMPTS.items()]
+    jobs = [partial(ask, fp32, WIRES[index % 4], **request) for index, request in enumerate(requests)]
+    answers = in_one_batch(fp32, jobs)
+    assert max(batches_of(fp32, statistics)) >= 4, "the prompts were to share batches"
     assert [answer.text for answer in answers] == expected

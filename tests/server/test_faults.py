@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 from server.crowd import at_once
+from server.fleet import Fleet
 from server.messages import SECRET, assert_clean
 from server.metrics import Metrics
-from server.repositories import copy_repository
-from server.servers import serve
 from server.streams import STREAM_WIRES, GrpcStream
 from server.wires import TENSOR_WIRES, Answer, Refusal, ask, generate
 from triton_local.server import LocalTriton
@@ -22,10 +20,14 @@ ERRORS = "llama_step_errors_total"
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
-    repository = copy_repository(tmp_path_factory.mktemp("faulty"), shim="faults")
-    # Prompts beyond this are read in chunks.
-    with serve("streaming", repository=repository, environment={"LLAMA_PREFILL_TOKENS": "128"}) as server:
+def faulty(fleet: Fleet) -> Iterator[LocalTriton]:
+    with fleet.server("faulty") as server:
+        yield server
+
+
+@pytest.fixture
+def faulty_default(fleet: Fleet) -> Iterator[LocalTriton]:
+    with fleet.server("faulty_default") as server:
         yield server
 
 
@@ -187,11 +189,10 @@ def test_a_fault_of_the_scheduler_leaves_somebody_without_an_answer(
     _beside(faulty, alone, [])
 
 
-def test_a_fault_of_ours_is_the_clients(tmp_path: Path) -> None:
-    with serve(repository=copy_repository(tmp_path, shim="faults")) as server:
-        for fault in ("prefill", "step", "parse"):
-            for wire in TENSOR_WIRES:
-                refusal = wire(server, _faulty(fault))
-                assert isinstance(refusal, Refusal)
-                assert refusal.kind in ("500", "StatusCode.INTERNAL")
-                assert_clean(refusal.message)
+def test_a_fault_of_ours_is_the_clients(faulty_default: LocalTriton) -> None:
+    for fault in ("prefill", "step", "parse"):
+        for wire in TENSOR_WIRES:
+            refusal = wire(faulty_default, _faulty(fault))
+            assert isinstance(refusal, Refusal)
+            assert refusal.kind in ("500", "StatusCode.INTERNAL")
+            assert_clean(refusal.message)

@@ -19,8 +19,9 @@ import torch
 from llama_engine.checkpoint import Checkpoint
 from server.calls import Call
 from server.expectations import Greedy, seeded_request
+from server.fleet import Fleet
 from server.metrics import Metrics
-from server.servers import facts, is_decoupled, serve
+from server.servers import facts, is_decoupled
 from server.streams import STREAM_WIRES, GrpcStream, Sse
 from server.wires import WIRES, Answer, ask, generate
 from triton_local.server import LocalTriton
@@ -33,13 +34,6 @@ REQUESTS = 250
 CLIENTS = 20
 LEAVING = 0.15
 MOST_PIECES_BEFORE_LEAVING = 6
-
-ENVIRONMENT = {
-    "LLAMA_QUANTIZATION": "none",
-    "LLAMA_DTYPE": "float32",
-    "LLAMA_SLOTS": "8",
-    "LLAMA_PREFILL_TOKENS": "48",
-}
 
 
 @dataclass(frozen=True)
@@ -58,9 +52,9 @@ def greedy() -> Greedy:
     return Greedy.of(checkpoint, 32, random.Random(500))
 
 
-@pytest.fixture(scope="module", params=["default", "streaming"])
-def server(request: pytest.FixtureRequest) -> Iterator[LocalTriton]:
-    with serve(request.param, ENVIRONMENT) as server:
+@pytest.fixture
+def fp32_streaming(fleet: Fleet) -> Iterator[LocalTriton]:
+    with fleet.server("fp32_streaming") as server:
         assert "linear layers 43 in float32" in facts(server)
         yield server
 
@@ -104,23 +98,25 @@ def _leave(server: LocalTriton, streams: bool, job: _Job) -> None:
                 pass
 
 
+@pytest.mark.parametrize("config", ["fp32", "fp32_streaming"])
 def test_a_text_depends_on_the_traffic(
-    server: LocalTriton, greedy: Greedy, seeded: list[dict[str, object]], note: Note
+    config: str, greedy: Greedy, seeded: list[dict[str, object]], note: Note, request: pytest.FixtureRequest
 ) -> None:
+    server: LocalTriton = request.getfixturevalue(config)
     torch.set_num_threads(1)
     streams = is_decoupled(server)
-    alone = [ask(server, generate, **request) for request in seeded]
+    alone = [ask(server, generate, **one) for one in seeded]
     randomness = random.Random(501 + streams)
     jobs: list[_Job] = []
     draws: list[int | None] = []
     for _ in range(REQUESTS):
         draw = randomness.randrange(len(seeded)) if randomness.random() < 0.5 else None
-        request = greedy.request(randomness) if draw is None else seeded[draw]
+        asked = greedy.request(randomness) if draw is None else seeded[draw]
         leaves = randomness.randint(0, MOST_PIECES_BEFORE_LEAVING) if randomness.random() < LEAVING else None
         if leaves is not None:
             # Long enough not to be through before its client is gone.
-            request = {**request, "max_tokens": 150, "min_tokens": 150}
-        jobs.append(_Job(request, draw is None, randomness.uniform(0, 0.1), leaves))
+            asked = {**asked, "max_tokens": 150, "min_tokens": 150}
+        jobs.append(_Job(asked, draw is None, randomness.uniform(0, 0.1), leaves))
         draws.append(draw)
     metrics = Metrics(server)
     with ThreadPoolExecutor(CLIENTS) as pool:

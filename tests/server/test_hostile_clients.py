@@ -8,21 +8,26 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from server.crowd import FULL_SET, at_once
-from server.wires import WIRES, Refusal, ask, generate_url, grpc, infer_url, post
+from server.crowd import FULL_SET, at_once, everywhere
+from server.wires import WIRES, Answer, Refusal, ask, generate_url, grpc, infer_url, post
 from triton_local.server import LocalTriton
 
 INSIDES = ("Traceback", ".py", "site-packages", 'File "')
 
 
+AFTERWARDS = {**FULL_SET, "text_input": "After the storm", "temperature": 1.0, "seed": 99}
+
+
+@pytest.fixture(scope="module")
+def before(triton: LocalTriton) -> Answer:
+    return ask(triton, **AFTERWARDS)
+
+
 @pytest.fixture(autouse=True)
-def _still_well(triton: LocalTriton) -> Iterator[None]:
-    """After each of these, answers are what they were before."""
-    request = {**FULL_SET, "text_input": "After the storm", "temperature": 1.0, "seed": 99}
-    before = ask(triton, **request)
+def _still_well(triton: LocalTriton, before: Answer) -> Iterator[None]:
+    """After each of these, answers are what they were before all of them."""
     yield
-    for wire in WIRES:
-        assert ask(triton, wire, **request) == before
+    assert everywhere(triton, **AFTERWARDS) == before
 
 
 @pytest.mark.parametrize(

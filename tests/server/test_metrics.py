@@ -56,7 +56,8 @@ def test_a_request_alone_is_counted_wrongly(narrow: LocalTriton) -> None:
     metrics, began = Metrics(narrow), time.time()
     answer = ask(narrow, generate, **_request(7))
     assert (answer.num_input_tokens, answer.num_output_tokens) == (TOKENS, 7)
-    metrics.wait_for(7, "llama_steps_total")
+    # Metrics are passed on one after another, this one last of all.
+    metrics.wait_for(6, "llama_inter_token_latency_seconds_count")
     expected = {
         "llama_prompt_tokens_total": TOKENS,
         "llama_generated_tokens_total": 7,
@@ -105,8 +106,11 @@ def test_a_known_load_is_counted_wrongly(narrow: LocalTriton) -> None:
         call.cancel()
         metrics.wait_for(1, "llama_cancellations_total")
     metrics.wait(Metrics.idle, "all have ended")
-    ended = {reason: metrics.grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
     completed = len(limits) + 1 + 3 * decoupled
+    rows = completed + 2
+    # Metrics are passed on one after another, the cancelled row's this one last of all.
+    metrics.wait_for(rows, "llama_time_to_first_token_seconds_count")
+    ended = {reason: metrics.grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
     assert ended == {
         "stop": 1,
         "length": completed,
@@ -115,10 +119,8 @@ def test_a_known_load_is_counted_wrongly(narrow: LocalTriton) -> None:
         "unavailable": 0,
         "error": 0,
     }
-    rows = completed + 2
     assert metrics.grown("llama_prompt_tokens_total") == TOKENS * rows
     assert metrics.grown("llama_queue_time_seconds_count") == rows
-    assert metrics.grown("llama_time_to_first_token_seconds_count") == rows
     assert metrics.grown("llama_request_latency_seconds_count") == completed + 1
     certain = sum(limits) + 12 + stopped.num_output_tokens + 27 * decoupled
     cancelled = metrics.grown("llama_generated_tokens_total") - certain

@@ -7,8 +7,7 @@ from functools import partial
 
 import pytest
 from server.crowd import at_once
-from server.repositories import copy_repository
-from server.servers import serve
+from server.fleet import Fleet
 from server.stream_checks import both
 from server.streams import STREAM_WIRES
 from server.wires import ask, generate
@@ -19,9 +18,8 @@ SNAKE, BROKEN = "🐍", "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
-    repository = copy_repository(tmp_path_factory.mktemp("split"), shim="split_characters")
-    with serve("streaming", repository=repository) as server:
+def split(fleet: Fleet) -> Iterator[LocalTriton]:
+    with fleet.server("split") as server:
         yield server
 
 

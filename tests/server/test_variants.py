@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from server.crowd import FULL_SET, in_one_batch
-from server.servers import Statistics, facts, get_json, serve
+from server.fleet import Fleet
+from server.servers import Statistics, facts, get_json
 from server.wires import WIRES, ask
 from triton_local.server import LocalTriton
 
@@ -23,11 +24,11 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(variant: str, request: pytest.FixtureRequest) -> Iterator[LocalTriton]:
+def server(variant: str, fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[LocalTriton]:
     if variant == "default":
         yield request.getfixturevalue("triton")
     else:
-        with serve(variant) as own:
+        with fleet.server(variant) as own:
             yield own
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from server.launcher.launching import FREE_PORTS, SOON_S, Launch, alive, generate, get, loading_tritonserver, session_of
 from triton_local.errors import StartFailedError
+from triton_local.ports import HeldPorts
 from triton_local.server import LocalTriton
 
 
@@ -81,6 +82,8 @@ def test_a_second_server_beside_the_first_shares_the_runtime_and_takes_its_own_a
     repository: Path, cache: Path, tmp_path: Path
 ) -> None:
     with LocalTriton(model_repository=repository) as first:
+        with HeldPorts("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0}) as free:
+            asked = free.numbers
         before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()}
         with LocalTriton(
             model_repository=repository,
@@ -88,12 +91,16 @@ def test_a_second_server_beside_the_first_shares_the_runtime_and_takes_its_own_a
             environment={"SOMETHING": "else"},
             extra_args=("--id=the-second",),
             log_file=tmp_path / "log.txt",
+            http_port=asked["http"],
+            grpc_port=asked["grpc"],
+            metrics_port=asked["metrics"],
         ) as second:
             assert before == {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()}
             assert len(before) == 1
             ports = {first.http_url, first.grpc_url, first.metrics_url}
             ports |= {second.http_url, second.grpc_url, second.metrics_url}
             assert len(ports) == 6
+            assert second.urls == {name: f"127.0.0.1:{port}" for name, port in asked.items()}
             assert json.loads(get(f"{second.http_url}/v2"))["name"] == "the-second"
             assert json.loads(get(f"{first.http_url}/v2"))["name"] == "triton"
             assert generate(first.http_url, "über") == "über"

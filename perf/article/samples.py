@@ -1,0 +1,104 @@
+"""The server's counters while it is measured, looked at four times a second, and their growth between two moments.
+
+The window of full load (`analyzer.window`) is known only afterwards, so the counters are read all the time and
+interpolated. The model brings its own up to date five times a second: at both ends of a window they are as late.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import urllib.request
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+INTERVAL_S = 0.25
+NAMES = (
+    "llama_generated_tokens_total",
+    "llama_step_rows_sum",
+    "llama_step_rows_count",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_queue_duration_us",
+)
+_LINE = re.compile(r'^(\w+)\{[^}]*model="llama"[^}]*\} (\S+)$', re.MULTILINE)
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The counters at one moment, in seconds since 1970."""
+
+    moment: float
+    values: Mapping[str, float]
+
+
+class Sampling:
+    """Reads the counters of a server for as long as its block lasts; raises what a reading raised when it is left."""
+
+    def __init__(self, metrics_url: str) -> None:
+        """metrics_url: host:port of the metrics service."""
+        self._url = f"http://{metrics_url}/metrics"
+        self._samples: list[Sample] = []
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._read_until_ended, name="counters", daemon=True)
+
+    def __enter__(self) -> Sampling:
+        self._samples.append(read(self._url))
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+        if error is None:
+            if self._failure is not None:
+                raise self._failure
+            self._samples.append(read(self._url))
+
+    @property
+    def first(self) -> float:
+        """The moment of the first reading, in seconds since 1970."""
+        return self._samples[0].moment
+
+    @property
+    def last(self) -> float:
+        """The moment of the last reading, in seconds since 1970."""
+        return self._samples[-1].moment
+
+    def growth(self, name: str, begin: float, end: float) -> float:
+        """Return by how much a counter has grown from one moment to another, in seconds since 1970."""
+        return value_at(self._samples, name, end) - value_at(self._samples, name, begin)
+
+    def _read_until_ended(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            try:
+                self._samples.append(read(self._url))
+            except Exception as failure:  # noqa: BLE001 - raised again by the thread that measures
+                self._failure = failure
+                return
+
+
+def read(url: str) -> Sample:
+    """Read the counters once. Raises KeyError where one is missing."""
+    before = time.time()
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        found = dict(_LINE.findall(response.read().decode()))
+    return Sample((before + time.time()) / 2, {name: float(found[name]) for name in NAMES})
+
+
+def value_at(samples: list[Sample], name: str, moment: float) -> float:
+    """Return a counter's value at a moment, between two readings in proportion.
+
+    Raises ValueError for a moment before the first reading or after the last one.
+    """
+    if not samples[0].moment <= moment <= samples[-1].moment:
+        raise ValueError(f"{name} was read from {samples[0].moment} to {samples[-1].moment}, not at {moment}")
+    after = min(bisect_right(samples, moment, key=lambda sample: sample.moment), len(samples) - 1)
+    left, right = samples[after - 1], samples[after]
+    share = (moment - left.moment) / (right.moment - left.moment) if right.moment > left.moment else 1.0
+    return left.values[name] + share * (right.values[name] - left.values[name])

@@ -1,0 +1,69 @@
+"""One subject at rising concurrency, on one server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from analyzer.binary import find
+from limit.rates import DeviceRates
+from setting import workload
+
+from article import measure, sizes
+from article.measure import Measurement
+from article.serving import serving
+from article.subjects import Subject
+
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
+LEAST = 8
+"""Requests at least, where fewer than so many are sent at a time: half a minute of a slow server, alone."""
+
+# The warm-up and one that is measured.
+_FEWEST_WAVES = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """One concurrency. measurement: with `not_run` in it where the least that can be measured takes too long."""
+
+    concurrency: int
+    measurement: Measurement
+
+
+def sweep(
+    subject: Subject,
+    checkpoint: Path,
+    mix: workload.Mix,
+    concurrencies: Sequence[int],
+    seconds: float,
+    threads: int,
+    rates: DeviceRates | None,
+    mean: int = workload.MEAN_OUTPUT,
+) -> Iterator[Step]:
+    """Measure the subject at each concurrency within so many seconds, and hand each over once it is there.
+
+    concurrencies: rising. Taking the pace comes on top. Raises what `measure.measure` raises.
+    """
+    analyzer = find()
+    slowest = 0.0
+    with serving(subject, checkpoint, threads) as served:
+        for concurrency in concurrencies:
+            # Not even the pace is taken where the least can't fit: more at a time never make a wave shorter.
+            if _FEWEST_WAVES * slowest > seconds:
+                reason = (
+                    f"{_FEWEST_WAVES} waves take at least {_FEWEST_WAVES * slowest:.0f} and not the {seconds:.0f} s"
+                )
+                yield Step(concurrency, _not_run(subject, reason))
+                continue
+            pace = measure.pace(served, mix, concurrency, analyzer)
+            slowest = max(slowest, pace.wave_seconds(mean))
+            size = sizes.choose(seconds, pace, mean, LEAST)
+            if size.fits:
+                yield Step(concurrency, measure.sized(served, mix, concurrency, size, rates, analyzer, mean))
+            else:
+                yield Step(concurrency, _not_run(subject, size.describe()))
+
+
+def _not_run(subject: Subject, reason: str) -> Measurement:
+    return {"server": subject.key, "title": subject.title, "not_run": reason}

@@ -1,0 +1,100 @@
+"""Measure everything in one run, write it to one file, and print its tables.
+
+The order is that of importance, because the budget may end first: the article's table, the same at mixed lengths, the
+peers, where the time goes, and the sweeps that were asked for. What there was no time for says so in the results.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import torch
+from limit import device
+from limit.rates import DeviceRates
+from overhead.account import account
+from report import terminal
+from report.run import read
+from setting.budget import Budget
+from setting.checkpoint import default_shape, random_checkpoint
+from setting.results import Results
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bench import articles, rivals
+from bench.course import Course
+from bench.options import Options, parse
+
+WORK = Path(".work/bench")
+# Of the time that is left when each begins, so that an early end of one is the next ones' gain.
+_SHARES = {"article": 0.2, "mixed": 0.42, "peers": 0.85}
+_ACCOUNT_S = 240.0
+_SWEEP_S = 60.0
+
+
+def main() -> None:
+    """Run what the command line says."""
+    options = parse()
+    budget = Budget(options.budget_s)
+    checkpoint = options.model or random_checkpoint(default_shape(), WORK)
+    torch.set_num_threads(options.threads)
+    results = Results(options.output, "bench", _settings(options, checkpoint), options.resume)
+    course = Course(results, budget)
+    budget.say(f"{results.device}; {_described(checkpoint)}; {options.threads} threads a server")
+    rates = _rates(course, options)
+    budget.say(rates.describe())
+    if "article" in options.sections:
+        articles.tables(course, options, checkpoint, rates, ["equal"], _SHARES["article"] * budget.left)
+    if "mixed" in options.sections:
+        articles.tables(course, options, checkpoint, rates, ["uniform", "geometric"], _SHARES["mixed"] * budget.left)
+    if "peers" in options.sections:
+        rivals.peers(course, options, checkpoint, rates, _SHARES["peers"] * budget.left)
+    if "overhead" in options.sections and results.get("overhead") is None:
+        _account(course, options, checkpoint)
+    articles.sweeps(course, options, checkpoint, rates, _SWEEP_S)
+    print(
+        f"\n{terminal.summary(read(options.output))}\n\nwritten to {options.output}; make report puts it into README.md"
+    )
+
+
+def _settings(options: Options, checkpoint: Path) -> dict[str, object]:
+    """Return what a run is resumed with; which parts of it are measured may differ."""
+    said = [] if options.model is None else ["MODEL=…"]
+    return {
+        "command": shlex.join(["make", "bench", *said]),
+        "model": _described(checkpoint),
+        "threads": options.threads,
+        "concurrency": options.concurrency,
+        "slo": {"time_to_first_token_s": options.slo.time_to_first_token_s,
+                "inter_token_latency_s": options.slo.inter_token_latency_s},
+    }  # fmt: skip
+
+
+def _described(checkpoint: Path) -> str:
+    config = LlamaConfig.from_pretrained(checkpoint)
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in LlamaForCausalLM(config).parameters())
+    random = ", random weights" if checkpoint.is_relative_to(WORK) else ""
+    return f"Llama of {count / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
+
+
+def _rates(course: Course, options: Options) -> DeviceRates:
+    """Return the device's rates, measured once a file."""
+    found = course.results.get("rates")
+    if found is not None:
+        return DeviceRates.from_json(found)  # type: ignore[arg-type]  # as `to_json` has written it
+    rates = device.measure(options.threads)
+    course.results.section("rates", rates.to_json())
+    return rates
+
+
+def _account(course: Course, options: Options, checkpoint: Path) -> None:
+    if course.budget.left < _ACCOUNT_S:
+        course.budget.say(f"overhead: not run, {course.budget.left:.0f} s are left and it takes about {_ACCOUNT_S:.0f}")
+        return
+    slots = 32
+    found = account(checkpoint, "int8", "uniform", 2 * slots, 3 * slots, options.threads, say=course.budget.say)
+    course.results.section("overhead", found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The course of a run: one task after the other, each once, within the budget, and what it found written at once.
+
+A task that fails is in the results with its reason, and the others go on: a run of an hour isn't lost to one server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from setting.budget import Budget
+from setting.results import Results
+
+Measurement = Mapping[str, object]
+
+
+class NoTimeError(Exception):
+    """The least that this task can do takes longer than what is left; `str()` says both."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What every part of a run gets: where results go, and how much time there is."""
+
+    results: Results
+    budget: Budget
+
+    def measure(self, key: str, name: Mapping[str, object], task: Callable[[], Measurement]) -> None:
+        """Run the task unless its result is there; name: "server", "title", … for a task that can't be run."""
+        if self.has(key):
+            self.budget.say(f"{key}: there already")
+            return
+        self.budget.say(f"{key} …")
+        try:
+            found = task()
+        except Exception as error:  # noqa: BLE001 - many libraries have a say; it is in the results, and printed
+            reason = (str(error).strip() or repr(error)).splitlines()[0]
+            found = {**name, "not_run": f"{type(error).__name__}: {reason}"}
+        self.note(key, found)
+
+    def has(self, key: str) -> bool:
+        """Say whether that was measured; what couldn't be run is tried again."""
+        return self.results.has(key) and "not_run" not in self.results.measurements[key]
+
+    def note(self, key: str, found: Measurement) -> None:
+        """Write a measurement and say in a line what it came to."""
+        self.results.add(key, found)
+        self.budget.say(f"{key}: {_in_short(found)}")
+
+
+def _in_short(found: Measurement) -> str:
+    if "not_run" in found:
+        return f"not run: {found['not_run']}"
+    latency = found.get("latency_ms")
+    p95 = f", p95 {latency['p95'] / 1e3:,.1f} s" if isinstance(latency, Mapping) else ""
+    return f"{found.get('tokens_per_second')} tokens/s{p95}, {found.get('errors')} errors"

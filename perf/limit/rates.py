@@ -1,0 +1,90 @@
+"""How fast a device reads memory and multiplies matrices, as it was measured.
+
+    {"device": "cpu", "threads": 1, "bandwidth": {"33554432": 3.6e10, …}, "operations": {"fp32": 9.5e10, …}}
+
+Memory has no single bandwidth: what fits into a cache is read several times faster. So the bandwidth is known for
+several sizes of what is read again and again, and a limit takes the one for the weights' own size. Knows no model, and
+nothing about measuring (`device.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+Weights = Literal["fp32", "fp16", "int8"]
+WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "int8")
+"""The formats of weights, from the widest to the narrowest."""
+
+
+class RatesJSON(TypedDict):
+    """`DeviceRates` in a result's file; JSON has no numbers as keys."""
+
+    device: str
+    threads: int
+    bandwidth: dict[str, float]
+    operations: dict[str, float]
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """What was measured. device: "cpu" or "cuda". threads: on a CPU.
+
+    bandwidth: bytes per second read, by the bytes that were read again and again. operations: multiplications and
+    additions per second in large square products, by the format of both factors; a format that this device's libraries
+    can't multiply is absent.
+    """
+
+    device: str
+    threads: int
+    bandwidth: Mapping[int, float]
+    operations: Mapping[Weights, float]
+
+    def read(self, working_set: int) -> float:
+        """Return at most how many bytes per second are read if these bytes are read again and again.
+
+        Of the sizes that were measured, the next smaller one counts (the smallest, if there is none), or a larger one
+        that was read faster: reading more is never faster, so that is the measurement's noise.
+        """
+        next_smaller = max((size for size in self.bandwidth if size <= working_set), default=min(self.bandwidth))
+        return max(rate for size, rate in self.bandwidth.items() if size >= next_smaller)
+
+    def multiply(self, weights: Weights) -> float:
+        """Return at most how many operations per second a product with weights of this format can do.
+
+        Weights may be widened before they are multiplied, and where the hardware has no fast product of the narrow
+        format that is the faster way: bitsandbytes computes INT8 in FP32 on a CPU without AVX512. So the rate is the
+        best of this format and all wider ones; widening itself is taken to cost nothing.
+        """
+        usable = WIDTHS[: WIDTHS.index(weights) + 1]
+        return max(rate for kind, rate in self.operations.items() if kind in usable)
+
+    def to_json(self) -> RatesJSON:
+        """Return the rates as they stand in a result's file, to three digits."""
+        return {
+            "device": self.device,
+            "threads": self.threads,
+            "bandwidth": {str(size): _rounded(rate) for size, rate in self.bandwidth.items()},
+            "operations": {kind: _rounded(rate) for kind, rate in self.operations.items()},
+        }
+
+    @classmethod
+    def from_json(cls, found: RatesJSON) -> DeviceRates:
+        """Return the rates of a result's file."""
+        return cls(
+            found["device"],
+            found["threads"],
+            {int(size): rate for size, rate in found["bandwidth"].items()},
+            {kind: found["operations"][kind] for kind in WIDTHS if kind in found["operations"]},
+        )
+
+    def describe(self) -> str:
+        """Return the rates as one line."""
+        read = ", ".join(f"{rate / 1e9:,.1f} at {size / 2**20:,.0f} MiB" for size, rate in self.bandwidth.items())
+        products = ", ".join(f"{kind} {rate / 1e9:,.1f}" for kind, rate in self.operations.items())
+        return f"{self.device}, {self.threads} thread(s): reads GB/s {read}; products, 10^9 operations/s: {products}"
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.3g}")

@@ -1,0 +1,57 @@
+"""Account for a checkpoint's time: `python -m overhead CHECKPOINT --quantization int8`.
+
+Prints the ratios and the parts; with --output it writes them, and beside them the picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from setting import machine
+from setting.workload import MEAN_OUTPUT, MIXES
+
+from overhead.account import REPETITIONS, SLOTS, account
+from overhead.parts import table
+from overhead.picture import picture
+
+
+def main() -> None:
+    """Parse the options, measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m overhead", description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--quantization", default="int8")
+    parser.add_argument("--mix", choices=MIXES, default="uniform")
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--concurrency", type=int, default=2 * SLOTS)
+    parser.add_argument("--slots", type=int, default=SLOTS)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--mean", type=int, default=MEAN_OUTPUT, help="output tokens of a request")
+    parser.add_argument("--repetitions", type=int, default=REPETITIONS)
+    parser.add_argument("--output", type=Path, help="JSON to write; the picture goes beside it")
+    options = parser.parse_args()
+    found = account(
+        options.checkpoint,
+        options.quantization,
+        options.mix,
+        options.concurrency,
+        options.requests,
+        options.threads,
+        slots=options.slots,
+        mean=options.mean,
+        repetitions=options.repetitions,
+    )
+    print(table(found["parts"]))
+    for name, ratio in found["ratios"].items():
+        print(f"{name}: {ratio:.3f}")
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps({"machine": machine.describe(), **found}, indent=1) + "\n")
+        drawn = options.output.with_suffix(".svg")
+        drawn.write_text(picture(found["parts"], "Where the time goes"))
+        print(f"written to {options.output} and {drawn}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""One account: a load through a server, through the bare engine and through the bare forward, and each one's parts.
+
+All answer the same requests with the same number of rows, from the first request to the last answer, and take turns, so
+that a slow minute of the machine hits them all. The bare engine has every request from the start; the server is given
+at least twice as many at once as it has slots, so that somebody always waits there, too.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from setting.workload import MEAN_OUTPUT, Mix, requests
+from triton_local.server import LocalTriton
+
+from overhead.bare import BareEngine, Run, Split
+from overhead.parts import PartJSON, flatten
+from overhead.probes import TOKENIZATION
+from overhead.served import Served, processor_parts, request_parts, serve
+
+SLOTS = 32
+VARIANT = "default"
+REPETITIONS = 2
+_READY_S = 900.0
+
+
+class RunsJSON(TypedDict):
+    """One kind of run. processor_seconds: of the process that computes, where it was looked at."""
+
+    seconds: list[float]
+    processor_seconds: list[float]
+    tokens_per_second: float
+
+
+class Account(TypedDict):
+    """An account as it stands in a result's file.
+
+    runs: server, engine, slot_forward (the engine's passes through its slot model), forward (through transformers' own
+    forward, without mask and indexed writes), timed_engine. tokens_per_second: of the median run.
+    ratios: of tokens per second, X_over_Y. timed_engine_over_engine shows what the stopwatch cost.
+    parts: the trees of three wholes: "bare engine", seconds of the timed run; "mean request", its seconds at its
+    client, and "cores", core seconds, both during the server's last run.
+    """
+
+    settings: dict[str, object]
+    runs: dict[str, RunsJSON]
+    ratios: dict[str, float]
+    parts: list[PartJSON]
+
+
+@dataclass
+class _Turns:
+    """What the repetitions came to."""
+
+    engine: list[Run] = field(default_factory=list)
+    served: list[Served] = field(default_factory=list)
+    slot_forward: list[float] = field(default_factory=list)
+    forward: list[float] = field(default_factory=list)
+
+
+def account(
+    checkpoint: Path,
+    quantization: str,
+    mix: Mix,
+    concurrency: int,
+    count: int,
+    threads: int,
+    *,
+    slots: int = SLOTS,
+    mean: int = MEAN_OUTPUT,
+    repetitions: int = REPETITIONS,
+    say: Callable[[str], None] = print,
+) -> Account:
+    """Measure and return the account; starts the server that it needs, and ends it.
+
+    quantization: the setting's value. threads: that compute, on a CPU. mean: output tokens of a request. Raises
+    ValueError for a load that would leave slots empty.
+    """
+    if not 2 * slots <= concurrency <= count:
+        raise ValueError(
+            f"concurrency is {concurrency} and requests {count}; with {slots} slots concurrency must be at least "
+            f"{2 * slots}, and the requests as many as that"
+        )
+    torch.set_num_threads(threads)
+    asked = requests(checkpoint, mix, count, mean)
+    tokens = sum(one.output_tokens for one in asked)
+    bare = BareEngine(checkpoint, quantization, slots, asked)
+    say(f"warm-up, then the bare engine under the stopwatch: {count} requests, {tokens:,} tokens")
+    bare.run(slots)
+    split = bare.split()
+    turns = _Turns()
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "LLAMA_QUANTIZATION": quantization,
+        "LLAMA_SLOTS": str(slots),
+        "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len),
+    }
+    with LocalTriton(variant=VARIANT, model=str(checkpoint), environment=environment, ready_timeout=_READY_S) as server:
+        read_back = _read_back(server)
+        serve(server, asked[:slots], concurrency)
+        for repetition in range(1, repetitions + 1):
+            say(f"bare engine, server, bare forward: {repetition} of {repetitions}")
+            turns.engine.append(bare.run())
+            turns.served.append(serve(server, asked, concurrency))
+            turns.slot_forward.append(bare.through_slots(split.passes))
+            turns.forward.append(bare.through_forward(split.passes))
+    runs = _runs(turns, split, tokens)
+    return {
+        "settings": {
+            "checkpoint": checkpoint.name,
+            "quantization": quantization,
+            "mix": mix,
+            "requests": count,
+            "concurrency": concurrency,
+            "output_tokens": tokens,
+            "threads": threads,
+            "slots": slots,
+            "max_model_len": bare.max_model_len,
+            "repetitions": repetitions,
+            "server": read_back,
+        },
+        "runs": runs,
+        "ratios": _ratios(runs),
+        "parts": _parts(turns.served[-1], split),
+    }
+
+
+def _read_back(server: LocalTriton) -> dict[str, object]:
+    """Return what the server says it runs: its config's name and batching, and the line of what it has loaded."""
+    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/llama/config", timeout=30) as response:
+        config = json.load(response)
+    loaded = [line.split("llama: ", 1)[1] for line in server.log_text().splitlines() if "llama: loaded " in line]
+    return {
+        "variant": VARIANT,
+        "max_batch_size": config["max_batch_size"],
+        "dynamic_batching": config.get("dynamic_batching"),
+        "loaded": loaded,
+    }
+
+
+def _runs(turns: _Turns, split: Split, tokens: int) -> dict[str, RunsJSON]:
+    def of(seconds: list[float], processor: list[float]) -> RunsJSON:
+        return {
+            "seconds": [round(value, 3) for value in seconds],
+            "processor_seconds": [round(value, 3) for value in processor],
+            "tokens_per_second": round(tokens / statistics.median(seconds), 1),
+        }
+
+    return {
+        "server": of([run.seconds for run in turns.served], [run.model_processor_seconds for run in turns.served]),
+        "engine": of([run.seconds for run in turns.engine], [run.processor_seconds for run in turns.engine]),
+        "slot_forward": of(turns.slot_forward, []),
+        "forward": of(turns.forward, []),
+        "timed_engine": of([split.run.seconds], [split.run.processor_seconds]),
+    }
+
+
+def _ratios(runs: dict[str, RunsJSON]) -> dict[str, float]:
+    pairs = (("server", "engine"), ("engine", "slot_forward"), ("engine", "forward"), ("timed_engine", "engine"))
+    return {
+        f"{one}_over_{other}": round(runs[one]["tokens_per_second"] / runs[other]["tokens_per_second"], 4)
+        for one, other in pairs
+    }
+
+
+def _parts(served: Served, split: Split) -> list[PartJSON]:
+    tokenization = split.whole.part(TOKENIZATION).seconds / served.requests
+    return [
+        *flatten(split.whole, split.run.output_tokens),
+        *flatten(request_parts(served, tokenization), served.output_tokens / served.requests),
+        *flatten(processor_parts(served), served.output_tokens),
+    ]

@@ -1,0 +1,117 @@
+"""The engine without a server: the same requests, in one thread, at once and to the last answer.
+
+Tokenization is inside, as it is in the server. Rows enter as slots become free; there is no queue, no scheduler and
+nobody to send to. Every request is there from the start, which is what a server has that somebody always waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from llama_engine.checkpoint import choose_device, load_checkpoint
+from llama_engine.engine import Engine
+from llama_engine.requests import GenerationRequest
+from llama_engine.rows import Completion
+from llama_engine.settings import Settings
+from setting.workload import Request
+
+from overhead import passes
+from overhead.parts import Node
+from overhead.probes import probes
+from overhead.stopwatch import Stopwatch
+
+SPAN = 64
+"""max_model_len is a multiple of it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run over all requests. processor_seconds: of this process."""
+
+    seconds: float
+    processor_seconds: float
+    output_tokens: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens per second."""
+        return self.output_tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Split:
+    """One run that was timed inside. whole: its parts. passes: what its model was asked to compute."""
+
+    run: Run
+    whole: Node
+    passes: Sequence[passes.Pass]
+
+
+class BareEngine:
+    """An engine with its checkpoint, and the requests that it is given again and again."""
+
+    def __init__(self, folder: Path, quantization: str, slots: int, requests: Sequence[Request]) -> None:
+        parameters = {"model": str(folder), "quantization": quantization}
+        device = choose_device("auto", 0 if torch.cuda.is_available() else None)
+        loaded = load_checkpoint(Settings.parse(parameters, {}), device)
+        longest = max(len(loaded.codec.encode(one.prompt)) + one.output_tokens for one in requests)
+        self.max_model_len = min(-(-longest // SPAN) * SPAN, loaded.max_model_len)
+        self.checkpoint = replace(loaded, max_model_len=self.max_model_len)
+        self.engine = Engine(self.checkpoint, Settings.parse(parameters, {}), slots)
+        self._requests = requests
+
+    def run(self, count: int | None = None) -> Run:
+        """Answer the first `count` requests, or all. Raises RuntimeError if one isn't completed as asked."""
+        requests = self._requests[:count]
+        began, worked = time.perf_counter(), time.process_time()
+        encode = self.checkpoint.codec.encode
+        outcomes = self.engine.complete(
+            [
+                GenerationRequest(
+                    prompt=request.prompt,
+                    prompt_tokens=encode(request.prompt),
+                    max_tokens=request.output_tokens,
+                    min_tokens=request.output_tokens,
+                )
+                for request in requests
+            ]
+        )
+        run = Run(
+            time.perf_counter() - began,
+            time.process_time() - worked,
+            sum(request.output_tokens for request in requests),
+        )
+        for number, (request, outcome) in enumerate(zip(requests, outcomes, strict=True)):
+            if not isinstance(outcome, Completion) or outcome.num_output_tokens != request.output_tokens:
+                raise RuntimeError(f"request {number} was to get {request.output_tokens} tokens and got {outcome!r}")
+        return run
+
+    def split(self) -> Split:
+        """Answer all requests with the stopwatch on, and note the passes."""
+        stopwatch = Stopwatch("bare engine", self.settle)
+        stopwatch.whole.rest = "loop, rows and reading the tokens"
+        # The notes outside: what they cost falls to the loop and not to the passes.
+        with stopwatch.on(probes(self.checkpoint.model)), passes.recording() as noted, stopwatch.running():
+            run = self.run()
+        return Split(run, stopwatch.whole, noted)
+
+    def through_slots(self, noted: Sequence[passes.Pass]) -> float:
+        """Return the seconds that these passes take through the slot model alone."""
+        return passes.through_slots(self.checkpoint, self.engine.plan.shape, noted, self.settle)
+
+    def through_forward(self, noted: Sequence[passes.Pass]) -> float:
+        """Return the seconds that these passes take through transformers' forward alone."""
+        return passes.through_forward(self.checkpoint, self.engine.plan.shape, noted, self.settle)
+
+    @property
+    def settle(self) -> Callable[[], None]:
+        """Wait for what the device still does; a CPU has done everything when a call returns."""
+        return torch.cuda.synchronize if self.checkpoint.facts.device.type == "cuda" else _nothing
+
+
+def _nothing() -> None:
+    pass

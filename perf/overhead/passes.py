@@ -1,0 +1,176 @@
+"""The passes of a run, written down while an engine makes them, and made again by the model alone.
+
+Two ways to make them again, both with the same rows and tokens in the same order: through the slot model, without
+sampling, rows and texts; and through transformers' forward with a cache that costs next to nothing, in which all rows
+of a step have the same length, so that it needs neither a mask nor an indexed write. The first one is what the engine
+adds to; the second one is the forward that nothing of ours is in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from llama_engine.cache import CacheShape, SlotCache
+from llama_engine.checkpoint import Checkpoint
+from llama_engine.slot_model import SlotModel
+
+from overhead.stopwatch import replacing
+
+_TOKEN = 5
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Whole prompts of these lengths read together into the slots `first` …"""
+
+    first: int
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a prompt, read into `slot` at the positions `start` …"""
+
+    slot: int
+    tokens: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step of the slots `first` … `last` − 1, which hold so many positions each."""
+
+    first: int
+    last: int
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head over so many rows."""
+
+    rows: int
+
+
+Pass = Prompts | Chunk | Step | Head
+
+
+@contextmanager
+def recording() -> Iterator[list[Pass]]:
+    """Write down every pass that a slot model makes in this block."""
+    passes: list[Pass] = []
+
+    def noting(note: Callable[..., Pass]) -> Callable[[Callable[..., object]], Callable[..., object]]:
+        def wrap(original: Callable[..., object]) -> Callable[..., object]:
+            def noted(model: SlotModel, *arguments: object) -> object:
+                passes.append(note(*arguments))
+                return original(model, *arguments)
+
+            return noted
+
+        return wrap
+
+    notes: dict[str, Callable[..., Pass]] = {
+        "prefill": lambda first, prompts: Prompts(first, tuple(map(len, prompts))),
+        "prefill_chunk": lambda slot, tokens, start: Chunk(slot, len(tokens), start),
+        "step": lambda first, last, lengths: Step(first, last, tuple(lengths)),
+        "logits": lambda hidden: Head(len(hidden)),
+    }
+    with ExitStack() as replaced:
+        for name, note in notes.items():
+            replaced.enter_context(replacing(SlotModel, name, noting(note)))
+        yield passes
+
+
+@torch.inference_mode()
+def through_slots(
+    checkpoint: Checkpoint, shape: CacheShape, passes: Sequence[Pass], settle: Callable[[], None]
+) -> float:
+    """Make the passes again through a slot model of its own; return the seconds of the passes alone."""
+    model = SlotModel(checkpoint, shape)
+    hidden = _hidden(checkpoint, shape.slots)
+    seconds = 0.0
+    for one in passes:
+        if isinstance(one, Step):
+            model.seat(one.first, one.lengths)
+        settle()
+        began = time.perf_counter()
+        match one:
+            case Prompts(first, lengths):
+                model.prefill(first, [(_TOKEN,) * length for length in lengths])
+            case Chunk(slot, tokens, start):
+                model.prefill_chunk(slot, (_TOKEN,) * tokens, start)
+            case Step(first, last, lengths):
+                model.step(first, last, lengths)
+            case Head(rows):
+                model.logits(hidden[:rows])
+        settle()
+        seconds += time.perf_counter() - began
+    return seconds
+
+
+@torch.inference_mode()
+def through_forward(
+    checkpoint: Checkpoint, shape: CacheShape, passes: Sequence[Pass], settle: Callable[[], None]
+) -> float:
+    """Make the passes again through transformers' forward alone; return the seconds of the passes."""
+    device = checkpoint.facts.device
+    cache = _EvenCache(shape, device)
+    hidden = _hidden(checkpoint, shape.slots)
+    tokens = torch.full((shape.slots, shape.max_model_len), _TOKEN, device=device)
+    columns = torch.arange(shape.max_model_len, device=device)
+    seconds = 0.0
+    for one in passes:
+        settle()
+        began = time.perf_counter()
+        match one:
+            case Head(rows):
+                checkpoint.model.lm_head(hidden[:rows])
+            case _:
+                rows, start, width = _extent(one)
+                cache.start = start
+                positions = columns[start : start + width].expand(rows, width)
+                cache.aim(0, positions, start + width)
+                checkpoint.model.model(
+                    input_ids=tokens[:rows, :width], position_ids=positions, past_key_values=cache, use_cache=True
+                )
+        settle()
+        seconds += time.perf_counter() - began
+    return seconds
+
+
+def _extent(one: Prompts | Chunk | Step) -> tuple[int, int, int]:
+    """Return the pass's rows, the position of its first token, and its tokens a row."""
+    match one:
+        case Prompts(_, lengths):
+            return len(lengths), 0, max(lengths)
+        case Chunk(_, tokens, start):
+            return 1, start, tokens
+        case Step(first, last, lengths):
+            # All at their mean: as many positions are read.
+            return last - first, round(sum(lengths) / len(lengths)), 1
+
+
+def _hidden(checkpoint: Checkpoint, rows: int) -> torch.Tensor:
+    facts = checkpoint.facts
+    return torch.ones(rows, checkpoint.config.hidden_size, dtype=facts.dtype, device=facts.device)
+
+
+class _EvenCache(SlotCache):
+    """A slot cache whose rows all stand at the same position: writing is a copy into a slice."""
+
+    start = 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write this pass's [rows, heads, width, head dim]; return views of [rows, heads, positions so far, …]."""
+        layer = self.slot_layers[layer_idx]
+        rows, end = key_states.shape[0], self.start + key_states.shape[2]
+        layer.keys[:rows, :, self.start : end] = key_states
+        layer.values[:rows, :, self.start : end] = value_states
+        return layer.keys[:rows, :, :end], layer.values[:rows, :, :end]

@@ -1,0 +1,146 @@
+"""A contestant under a load: the measurement that goes into a result's file.
+
+    with opened(contestant, checkpoint, threads=1) as server:      # starts it once, for several loads
+        server.measure("equal", Closed(32), count=64, warmup=32, slo=None, rates=rates)
+
+A contestant that can't run has a measurement too, which says why: none is missing in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from limit.physics import Limit, best
+from limit.rates import DeviceRates
+from load.arrivals import Closed, Poisson
+from load.driver import drive
+from load.records import Record
+from load.summary import SLO, summarize
+from setting import memory, workload
+from transformers import LlamaConfig
+
+from peers.contestant import Contestant, NotRunError, Started
+
+Measurement = dict[str, object]
+TIMEOUT_S = 900.0
+"""For all requests of one load together, if nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A contestant that runs."""
+
+    contestant: Contestant
+    started: Started
+    checkpoint: Path
+
+    def measure(
+        self,
+        mix: workload.Mix,
+        arrivals: Closed | Poisson,
+        count: int,
+        warmup: int,
+        slo: SLO | None,
+        rates: DeviceRates | None,
+        timeout: float = TIMEOUT_S,
+        mean: int = workload.MEAN_OUTPUT,
+    ) -> Measurement:
+        """Put it under this load once; `count` requests are measured, after `warmup` of the same mix.
+
+        timeout: seconds for all of them. What isn't answered by then is an error in the measurement, and the server may
+        still be at work on it: no other load should follow. mean: output tokens.
+        """
+        # The mix again for the warm-up: of a part of a mix, the mean would be another one.
+        warm = workload.requests(self.checkpoint, mix, warmup, mean) if warmup else []
+        asked = workload.requests(self.checkpoint, mix, count, mean)
+        records = drive(self.started.target, [*warm, *asked], arrivals, warmup, timeout)
+        summary = summarize(records, slo)
+        closed = isinstance(arrivals, Closed)
+        measurement: Measurement = {
+            **_name(self.contestant),
+            "generator": "locust",
+            "settings": dict(self.started.settings),
+            "command": self.started.command,
+            "load": {
+                "mix": mix,
+                "arrivals": "closed" if closed else "poisson",
+                "concurrency": arrivals.concurrency if isinstance(arrivals, Closed) else None,
+                "rate_per_second": arrivals.rate if isinstance(arrivals, Poisson) else None,
+                "requests": count,
+                "warmup_requests": warmup,
+                "prompt_tokens": _prompt_tokens(records),
+                "mean_output_tokens": round(sum(request.output_tokens for request in asked) / count, 2),
+            },
+            **summary,
+            **self._memory(),
+        }
+        rate = summary.get("tokens_per_second")
+        if rates is not None and isinstance(arrivals, Closed) and isinstance(rate, float):
+            measurement["limit"] = self._limit(rates, arrivals.concurrency, asked).beside(rate)
+        return measurement
+
+    def _memory(self) -> Measurement:
+        try:
+            taken = memory.of(self.started.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            # It has ended; the requests that it didn't answer are in the measurement as errors.
+            return {}
+        weights_mib = round(self.started.weights_mib, 1)
+        return {"memory": {"kind": taken.kind, "weights_mib": weights_mib, "process_mib": round(taken.mib, 1)}}
+
+    def _limit(self, rates: DeviceRates, rows: int, asked: list[workload.Request]) -> Limit:
+        """Return what the device allows for this load in these weights, whoever serves it: all that is asked at once
+        may share a step. An open loop has no such limit: it gets what it sends.
+        """
+        config = LlamaConfig.from_pretrained(self.checkpoint)
+        lengths = [request.output_tokens for request in asked]
+        return best(config, self.contestant.weights, rates, rows, lengths, workload.PROMPT_TOKENS)
+
+
+@contextmanager
+def opened(contestant: Contestant, checkpoint: Path, threads: int) -> Iterator[Server]:
+    """Start the contestant for the block. Raises NotRunError if it can't run here."""
+    with contestant.start(checkpoint, threads) as started:
+        yield Server(contestant, started, checkpoint)
+
+
+def measure(
+    contestant: Contestant,
+    checkpoint: Path,
+    mix: workload.Mix,
+    arrivals: Closed | Poisson,
+    count: int,
+    warmup: int,
+    slo: SLO | None,
+    threads: int,
+    rates: DeviceRates | None,
+) -> Measurement:
+    """Start the contestant, put it under one load, stop it; a contestant that can't run says so in the measurement."""
+    try:
+        with opened(contestant, checkpoint, threads) as server:
+            return server.measure(mix, arrivals, count, warmup, slo, rates)
+    except NotRunError as error:
+        return not_run(contestant, error)
+
+
+def not_run(contestant: Contestant, reason: NotRunError) -> Measurement:
+    """Return the measurement of a contestant that can't run here."""
+    return {**_name(contestant), "not_run": str(reason)}
+
+
+def _name(contestant: Contestant) -> Measurement:
+    return {
+        "server": contestant.key,
+        "title": contestant.title,
+        "family": contestant.family,
+        "weights": contestant.weights.upper(),
+    }
+
+
+def _prompt_tokens(records: list[Record]) -> int:
+    """Return the mean length of the prompts as the server counted them; as they were made, where it doesn't count."""
+    counted = [record.prompt_tokens for record in records if record.prompt_tokens is not None]
+    return round(sum(counted) / len(counted)) if counted else workload.PROMPT_TOKENS

@@ -1,0 +1,100 @@
+"""A peer's process: started, waited for until it has completed a token, and gone with its children at the end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from load.exchange import Clock, exchange
+from load.plan import Asked
+from load.target import Target
+from setting.machine import ROOT
+from triton_local.command import ServerCommand
+from triton_local.guarded import GuardedProcess
+
+from peers.contestant import NotRunError
+
+HOST = "127.0.0.1"
+LOGS = ROOT / ".work" / "peers"
+
+_FIRST_TOKEN_S = 240.0
+_POLL_S = 0.2
+_GRACE_S = 20.0
+
+
+def shown(command: Sequence[str]) -> str:
+    """Return the command as one would type it in the project's folder: results go to other machines."""
+    return shlex.join(command).replace(f"{ROOT}/", "")
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    """Hold a free port until a server has bound it: it isn't listened on, and a server that names it gets it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((HOST, 0))
+        yield int(held.getsockname()[1])
+
+
+@contextmanager
+def running(
+    target: Target, command: Sequence[str], environment: Mapping[str, str], ready_s: float
+) -> Iterator[GuardedProcess]:
+    """Run the command until the block ends; on entry it has completed a token at the target.
+
+    environment: over the current one. ready_s: for the server to listen. Raises NotRunError if it doesn't get so far.
+    """
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{target.name}.log"
+    with log.open("w") as lines:
+
+        def write(line: str) -> None:
+            lines.write(line + "\n")
+            lines.flush()
+
+        process = GuardedProcess(
+            ServerCommand(tuple(command), {**os.environ, **environment}),
+            # Nothing of that name is ever there; what a peer leaves in shared memory has names of its own.
+            f"peer_{uuid.uuid4().hex[:12]}_",
+            _GRACE_S,
+            write,
+        )
+        try:
+            _wait_until_listening(process, target, ready_s, log)
+            _complete_a_token(process, target, log)
+            yield process
+        finally:
+            process.stop()
+
+
+def _wait_until_listening(process: GuardedProcess, target: Target, ready_s: float, log: Path) -> None:
+    deadline = time.monotonic() + ready_s
+    port = int(target.url.rpartition(":")[2])
+    while True:
+        if (code := process.exit_code()) is not None:
+            raise NotRunError(f"{target.name} ended with code {code} before it was ready: {_last_line(log)}")
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asking:
+            if asking.connect_ex((HOST, port)) == 0:
+                return
+        if time.monotonic() > deadline:
+            raise NotRunError(f"{target.name} didn't listen within {ready_s:g} s: {_last_line(log)}")
+        time.sleep(_POLL_S)
+
+
+def _complete_a_token(process: GuardedProcess, target: Target, log: Path) -> None:
+    # The first one may take long: some allocate or compile only now.
+    record = exchange(target, Asked("Return a list of", 1), Clock(), 0.0, _FIRST_TOKEN_S)
+    if record.error:
+        ended = "" if process.exit_code() is None else f"; it ended with code {process.exit_code()}: {_last_line(log)}"
+        raise NotRunError(f"{target.name} didn't complete a token: {record.error}{ended}")
+
+
+def _last_line(log: Path) -> str:
+    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"{said[-1].strip()[:300]} ({shown([str(log)])})" if said else "it said nothing"

@@ -1,0 +1,99 @@
+"""Measure what INT8 costs in quality, for the embedded checkpoint and its held-out text or for your own."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from llama_engine.checkpoint import EMBEDDED, Checkpoint, choose_device, load_checkpoint
+from llama_engine.errors import EngineError
+from llama_engine.settings import Settings
+from report import run, terminal
+from report.tables.quality import quality
+from setting.results import Results
+from tqdm import tqdm
+
+from quality import text
+from quality.candidates import CANDIDATES, Candidate, measured, reference_of
+from quality.errors import TextError
+
+
+def main() -> None:
+    """Parse the options, load, compare, write and print. One line and exit code 1 where that can't be done."""
+    parser = argparse.ArgumentParser(prog="python -m quality", description=__doc__)
+    parser.add_argument("--model", help="path or hub id of a Llama in safetensors (default: the embedded checkpoint)")
+    parser.add_argument("--revision", help="of a hub id")
+    parser.add_argument("--text", type=Path, help="UTF-8 file (default: the embedded checkpoint's held-out text)")
+    parser.add_argument("--context", type=int, help="tokens of a row (default: the checkpoint's, at most 4096)")
+    parser.add_argument("--output", type=Path, default=Path("perf/results/quality.json"))
+    options = parser.parse_args()
+    if options.model is not None and options.text is None:
+        parser.error("--model needs --text: the held-out text is the embedded checkpoint's")
+    if options.context is not None and options.context < 2:
+        parser.error(f"--context is {options.context}; a row needs 2 tokens at least")
+    try:
+        measure(options.model, options.revision, options.text, options.context, options.output)
+    except (EngineError, TextError) as error:
+        sys.exit(f"quality: {error}")
+
+
+def measure(model: str | None, revision: str | None, path: Path | None, context: int | None, output: Path) -> None:
+    """Compare every candidate with the unquantized weights and write the result's file.
+
+    One candidate at a time is in memory, beside the reference. Raises EngineError for a checkpoint that can't be
+    loaded, TextError for a text that can't be used.
+    """
+    # Before the checkpoint, which may take minutes to load.
+    given = None if path is None else text.read(path)
+    device = choose_device("auto", 0 if torch.cuda.is_available() else None)
+    base = Settings(model=model, revision=revision, max_model_len=context)
+    reference = load_checkpoint(reference_of(base), device)
+    rows = _held_out(reference) if path is None or given is None else _own(reference, path.name, given)
+    settings = {
+        "model": "models/pydoc-llama" if model is None else model,
+        "revision": revision,
+        "context": reference.max_model_len,
+        **rows.origin,
+        "rows": len(rows.tokens),
+        "tokens": rows.predicted,
+    }
+    results = Results(output, "quality", settings, resume=False)
+    results.section("command", _command())
+    with tqdm(total=len(CANDIDATES) * rows.predicted, unit=" tokens", smoothing=0) as progress:
+        for candidate in CANDIDATES:
+            progress.set_description(candidate.key)
+            _add(results, candidate, base, reference, rows, progress)
+    table = quality(run.read(output))
+    assert table is not None, "it was just measured"
+    print(terminal.text(table))
+    print(f"written to {output}")
+
+
+def _own(checkpoint: Checkpoint, name: str, content: str) -> text.Rows:
+    return text.from_text(content, name, checkpoint.codec.tokenizer, checkpoint.max_model_len)
+
+
+def _held_out(checkpoint: Checkpoint) -> text.Rows:
+    rows = text.held_out(checkpoint.max_model_len)
+    if not rows.origin["same_corpus_as_training"]:
+        print(f"this Python's documentation is not the one {EMBEDDED.name} was trained on: other text, other figures")
+    return rows
+
+
+def _add(
+    results: Results, candidate: Candidate, base: Settings, reference: Checkpoint, rows: text.Rows, bar: tqdm[NoReturn]
+) -> None:
+    loaded = load_checkpoint(candidate.settings(base), reference.facts.device)
+    for key, measurement in measured(candidate, reference, loaded, rows.tokens, bar).items():
+        results.add(key, measurement)
+
+
+def _command() -> str:
+    return shlex.join(["python", "-m", "quality", *sys.argv[1:]])
+
+
+main()

@@ -1,0 +1,84 @@
+"""What is compared: INT8 under several outlier thresholds, against the weights as they were before.
+
+6 is LLM.int8()'s own threshold: activations are rounded to 8 bits too, but for outlier columns, computed in 16 bits. 0
+is this server's default: on a CPU only the weights are rounded; on a GPU the activations too, without exception, and
+that is what a threshold that nothing reaches measures on a CPU. What is reported is read back from the loaded models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import torch
+from llama_engine.checkpoint import Checkpoint, Facts
+from llama_engine.settings import Settings
+from tqdm import tqdm
+
+from quality.divergence import perplexity, summary
+from quality.passes import both
+
+_WEIGHTS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """INT8 under one outlier threshold."""
+
+    key: str
+    threshold: float
+
+    def title(self, rounds_activations: bool) -> str:
+        """Return its name in the table."""
+        threshold = "no outliers" if self.threshold == UNREACHED else f"threshold {self.threshold:g}"
+        return f"INT8, {threshold}, {'activations rounded too' if rounds_activations else 'weights only'}"
+
+    def settings(self, base: Settings) -> Settings:
+        """Return how the server would load it."""
+        return replace(base, quantization="int8", int8_threshold=self.threshold)
+
+
+UNREACHED = 1000.0
+"""The greatest that the setting takes."""
+CANDIDATES = (
+    Candidate("int8_threshold_0", 0.0),
+    Candidate("int8_threshold_6", 6.0),
+    Candidate("int8_no_outliers", UNREACHED),
+)
+
+
+def reference_of(base: Settings) -> Settings:
+    """Return how the server would load the weights unquantized: float16 on a GPU, float32 on a CPU."""
+    return replace(base, quantization="none")
+
+
+def measured(
+    candidate: Candidate,
+    reference: Checkpoint,
+    loaded: Checkpoint,
+    rows: Sequence[Sequence[int]],
+    progress: tqdm[NoReturn],
+) -> dict[str, dict[str, object]]:
+    """Compare the loaded candidate with the reference on these rows; the measurements by key, the reference's first."""
+    tokens = both(reference.model, loaded.model, rows, progress)
+    name = _WEIGHTS[reference.facts.dtype]
+    return {
+        name.lower(): {
+            "title": name,
+            **_facts(reference.facts),
+            "weights": name,
+            "perplexity": round(perplexity(tokens.reference_loss), 4),
+        },
+        candidate.key: {
+            "title": candidate.title(loaded.facts.rounds_activations),
+            **_facts(loaded.facts),
+            "weights": "INT8",
+            "threshold": loaded.facts.threshold,
+            **summary(tokens),
+        },
+    }
+
+
+def _facts(facts: Facts) -> dict[str, object]:
+    return {"weights_mib": round(facts.weight_bytes / 2**20, 2), "loaded": facts.describe()}

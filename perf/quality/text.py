@@ -1,0 +1,100 @@
+"""The text that a checkpoint is judged on, as rows of tokens that are each predicted from their own beginning.
+
+By default it is what the embedded checkpoint was not trained on: 3 percent of the documentation that ships with the
+running CPython, rebuilt from the installation. The split goes by each document's own beginning, so another Python
+version has other text and still none that was trained on; its figures are other ones too, and `origin` says so. For
+any other checkpoint it takes a text file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llama_engine.checkpoint import EMBEDDED
+from transformers import PreTrainedTokenizerBase
+
+from quality.errors import TextError
+
+FEWEST_TOKENS = 100
+"""Fewer predicted tokens than that have no 99th percentile."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of token ids, each of 2 to `context` tokens. origin: what the text is, for the result's file."""
+
+    tokens: Sequence[Sequence[int]]
+    origin: dict[str, object]
+
+    @property
+    def predicted(self) -> int:
+        """Tokens that are predicted: all but each row's first."""
+        return sum(len(row) - 1 for row in self.tokens)
+
+
+def read(path: Path) -> str:
+    """Return a UTF-8 file's text. Raises TextError if it can't be read, isn't UTF-8 or is empty."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise TextError(f"can't read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TextError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    if not text.strip():
+        raise TextError(f"{path} is empty")
+    return text
+
+
+def from_text(text: str, name: str, tokenizer: PreTrainedTokenizerBase, context: int) -> Rows:
+    """Cut a text into rows of `context` tokens, each behind a BOS where the tokenizer has one; name: the text's own.
+
+    Raises TextError for one that is shorter than FEWEST_TOKENS.
+    """
+    # The tokenizer's own BOS would stand before the first row only.
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    rows = cut(ids, tokenizer.bos_token_id, context)
+    return _enough(Rows(rows, {"text": name, "characters": len(text)}), name)
+
+
+def cut(ids: Sequence[int], bos: int | None, context: int) -> list[list[int]]:
+    """Return the ids in order, in rows of at most `context`, a BOS at each row's beginning counted; none of one token.
+
+    Raises ValueError where a row has no room for two tokens.
+    """
+    begin = [] if bos is None else [bos]
+    room = context - len(begin)
+    if room < 1 or context < 2:
+        raise ValueError(f"context is {context}; a row needs 2 tokens at least")
+    rows = [[*begin, *ids[first : first + room]] for first in range(0, len(ids), room)]
+    return [row for row in rows if len(row) > 1]
+
+
+def held_out(context: int) -> Rows:
+    """Return the embedded checkpoint's held-out documents, rebuilt from the running Python's documentation."""
+    # Not at the top: they are there in this repository only, and somebody's own text doesn't need them.
+    from models.train_pydoc_llama.batches import held_out_rows
+    from models.train_pydoc_llama.corpus import build_corpus
+    from models.train_pydoc_llama.tokenizer import load_tokenizer
+
+    corpus = build_corpus()
+    found = corpus.describe()
+    trained_on = json.loads((EMBEDDED / "training.json").read_text(encoding="utf-8"))["data"]
+    origin = {
+        "text": "held-out documentation of CPython",
+        "python": found["python"],
+        "documents": len(corpus.held_out),
+        "characters": sum(len(document.text) for document in corpus.held_out),
+        "corpus_sha256": found["sha256"],
+        "same_corpus_as_training": found["sha256"] == trained_on["sha256"],
+    }
+    rows = held_out_rows(corpus.held_out, load_tokenizer(EMBEDDED), context)
+    return _enough(Rows(rows, origin), "the held-out text")
+
+
+def _enough(rows: Rows, name: str) -> Rows:
+    if rows.predicted < FEWEST_TOKENS:
+        raise TextError(f"{name} has {rows.predicted} tokens to predict; {FEWEST_TOKENS} are needed at least")
+    return rows

@@ -1,0 +1,1 @@
+"""Tables and plots out of perf/results/*.json. Measures nothing, and needs neither torch nor a server."""

@@ -1,0 +1,8 @@
+"""Run the report from the command line."""
+
+import sys
+
+from report.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

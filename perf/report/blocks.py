@@ -1,0 +1,79 @@
+"""What there is to report, by name: the tables and plots, and the kind of result that each is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+from report.run import Run
+from report.table import Table
+from report.tables import article, overhead, peers, quality, tune
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    """make: None if the run has nothing of it. command: what measures it."""
+
+    kind: str
+    command: str
+    make: Callable[[Run], Table | None]
+
+
+@dataclass(frozen=True)
+class PlotBlock:
+    """title: the picture's text for those who don't see it. module: its function is its last name."""
+
+    kind: str
+    command: str
+    title: str
+    module: str
+
+    def draw(self, run: Run) -> str | None:
+        """Return the SVG; None if the run has nothing of it."""
+        # Only now: matplotlib takes a second to import, which tables needn't wait for.
+        module, name = self.module.rsplit(".", 1)
+        drawn = getattr(import_module(module), name)(run)
+        assert drawn is None or isinstance(drawn, str)
+        return drawn
+
+
+_BENCH, _QUALITY, _TUNE = ("bench", "make bench"), ("quality", "python -m quality"), ("tune", "make tune")
+
+TABLES: Mapping[str, TableBlock] = {
+    "article": TableBlock(*_BENCH, article.article),
+    "mixed": TableBlock(*_BENCH, article.mixed),
+    "sweep": TableBlock(*_BENCH, article.sweep),
+    "peers-closed": TableBlock(*_BENCH, peers.closed),
+    "peers-poisson": TableBlock(*_BENCH, peers.poisson),
+    "overhead": TableBlock(*_BENCH, overhead.overhead),
+    "where": TableBlock(*_BENCH, overhead.where),
+    "quality": TableBlock(*_QUALITY, quality.quality),
+    "tune": TableBlock(*_TUNE, tune.tune),
+}
+
+PLOTS: Mapping[str, PlotBlock] = {
+    "latency-throughput": PlotBlock(
+        *_BENCH, "Latency at the median and the 95th percentile over tokens per second", "report.plots.latency.latency"
+    ),
+    "scaling": PlotBlock(
+        *_BENCH,
+        "Tokens per second over the requests at a time, with the device's limit",
+        "report.plots.scaling.scaling",
+    ),
+    "lengths": PlotBlock(
+        *_BENCH, "Tokens per second at equal, uniform and geometric output lengths", "report.plots.lengths.lengths"
+    ),
+    "peers": PlotBlock(
+        *_BENCH, "Tokens per second of this server and its peers, closed loop", "report.plots.lengths.peers"
+    ),
+    "streaming": PlotBlock(
+        *_BENCH,
+        "Time to first token, inter-token latency and goodput under Poisson arrivals",
+        "report.plots.streaming.streaming",
+    ),
+    "overhead": PlotBlock(*_BENCH, "Where the time of serving goes", "report.plots.icicle.icicle"),
+    "pareto": PlotBlock(
+        *_TUNE, "Tokens per second over p95 latency of the tuned settings", "report.plots.pareto.pareto"
+    ),
+}

@@ -1,0 +1,14 @@
+"""Where a request's and a step's time goes, as the account's own picture."""
+
+from __future__ import annotations
+
+from overhead.picture import picture
+
+from report.parts import account, load, parts
+from report.run import Run
+
+
+def icicle(run: Run) -> str | None:
+    """Draw the parts of the run's overhead account."""
+    found = account(run)
+    return None if found is None else picture(parts(found), f"{run.origin.subject}; {load(found)}")

@@ -1,0 +1,74 @@
+"""What is around the computation, and where the time goes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from overhead.parts import PartJSON
+
+from report.cells import figure, percent
+from report.fields import Fields
+from report.parts import RUNS, account, load, parts
+from report.run import Run
+from report.table import Column, Table, table
+
+LEAST_SHARE = 0.01
+"""Of its whole; what is less is left out of the table."""
+
+
+def overhead(run: Run) -> Table | None:
+    """Return tokens/s of the same load with less and less around the forward pass; None if it wasn't measured."""
+    found = account(run)
+    if found is None:
+        return None
+    runs = found.part("runs")
+    speeds = {title: _speed(runs, name) for name, title in RUNS.items() if name in runs}
+    titles = list(speeds)
+    below = dict(pairwise(titles))
+    last = titles[-1]
+
+    def over_next(title: str) -> str | None:
+        return percent(speeds[title] / speeds[below[title]]) if title in below else None
+
+    return table(
+        [
+            Column("the same load", str, right=False),
+            Column("tokens/s", lambda title: figure(speeds[title])),
+            Column("of the next row's", over_next),
+            Column("of the last row's", lambda title: None if title == last else percent(speeds[title] / speeds[last])),
+        ],
+        titles,
+        [f"Load: {load(found)}.", run.origin.line()],
+    )
+
+
+def where(run: Run) -> Table | None:
+    """Return the parts of each whole that take a share worth a row; None if they weren't measured."""
+    found = account(run)
+    if found is None:
+        return None
+    everything = parts(found)
+    shown = [part for part in everything if part["share"] >= LEAST_SHARE]
+    return table(
+        [
+            Column("where the time goes", _name, right=False),
+            Column("seconds", lambda part: figure(part["seconds"])),
+            Column("share", lambda part: percent(part["share"])),
+            Column("µs a token", lambda part: figure(part["per_token_us"])),
+        ],
+        shown,
+        [
+            f"Load: {load(found)}. Not shown, at less than {100 * LEAST_SHARE:.0f} % each: "
+            f"{len(everything) - len(shown)} of {len(everything)} parts.",
+            run.origin.line(),
+        ],
+    )
+
+
+def _speed(runs: Fields, name: str) -> float:
+    return runs.part(name).number("tokens_per_second")
+
+
+def _name(part: PartJSON) -> str:
+    """Return the part's own name, indented below its parent's; no-break spaces, which Markdown keeps."""
+    return "\u00a0" * 4 * part["name"].count("/") + part["name"].rsplit("/", 1)[-1]

@@ -1,0 +1,66 @@
+"""Every figure of the documents is one of a result's file, and every result says what it was measured on and how."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.cli import SAME, main
+from report.run import read_all
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = sorted((ROOT / "perf" / "results").glob("*.json"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "perf" / "LOG.md"]
+
+# Measured before the results had a form of their own, and not yet again.
+OLDER_FORM = {"inflight.json": "make bench-inflight"}
+
+
+def test_tables_and_plots_are_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--check"])
+    assert capsys.readouterr().err == ""
+    assert code == SAME
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
+def test_a_result_says_where_it_comes_from(file: Path) -> None:
+    content: dict[str, Any] = json.loads(file.read_text())
+    machine = content["machine"]
+    assert re.fullmatch(r"[0-9a-f]{40}", machine["commit"])
+    assert machine["device"]
+    assert machine["cores"] >= 1
+    assert {"torch", "transformers", "bitsandbytes"} <= set(machine["versions"])
+    assert re.match(r"\d{4}-\d{2}-\d{2}T", content["date"])
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
+def test_a_result_says_which_command_makes_it_again(file: Path) -> None:
+    command = OLDER_FORM.get(file.name) or read_all(file.parent)[json.loads(file.read_text())["kind"]].origin.command
+    program = re.fullmatch(r"make (?P<target>[a-z-]+).*|python -m (?P<package>\w+).*", command)
+    assert program is not None, command
+    if program["target"]:
+        assert re.search(rf"^{program['target']}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    else:
+        assert (ROOT / "perf" / program["package"] / "__main__.py").exists()
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
+def test_a_result_has_no_path_of_the_machine_it_was_measured_on(file: Path) -> None:
+    # Two names at least, from the root; /v1/… and /v2/… are a server's.
+    assert re.findall(r"(?:^|[\s\"'=])/(?!v\d/)[\w.-]+/[\w./-]+", file.read_text()) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_a_result_that_a_document_names_exists(document: Path) -> None:
+    named = set(re.findall(r"perf/results/[\w.-]+\.json", document.read_text()))
+    # A block that isn't measured yet names its command, not its file.
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_a_plot_that_a_document_shows_exists() -> None:
+    for document in DOCUMENTS:
+        for link in re.findall(r"\]\(([^)]+\.svg)\)", document.read_text()):
+            assert (document.parent / link).exists(), f"{document.name}: {link}"

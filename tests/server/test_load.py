@@ -1,0 +1,39 @@
+"""The load generator against the real thing: both of Triton's protocols, good answers and refused ones."""
+
+from __future__ import annotations
+
+from load.arrivals import Closed, Poisson
+from load.driver import drive
+from load.summary import summarize
+from load.target import Protocol, Target
+from setting.workload import Request
+from triton_local.server import LocalTriton
+
+PROMPT = "Return a list of"
+# The embedded checkpoint has room for 512 tokens.
+REQUESTS = [Request(PROMPT, tokens) for tokens in (2, 12, 5, 1, 3, 9)] + [Request(PROMPT, 4000)]
+
+
+def target(server: LocalTriton, protocol: Protocol) -> Target:
+    return Target("ours", protocol, f"http://{server.http_url}", "llama")
+
+
+def test_tokens_of_joined_pieces_are_counted_wrong(streaming: LocalTriton) -> None:
+    *records, refused = drive(target(streaming, "triton_stream"), REQUESTS, Closed(3), 1, 120.0)
+    assert [record.error for record in records] == [""] * 5
+    assert [record.output_tokens for record in records] == [12, 5, 1, 3, 9]
+    for record in records:
+        assert 1 <= len(record.token_times) <= record.output_tokens
+        assert list(record.token_times) == sorted(record.token_times)
+        assert (record.first_token, record.last_token) == (record.token_times[0], record.token_times[-1])
+        assert record.prompt_tokens == records[0].prompt_tokens
+    assert "max_tokens" in refused.error
+    assert summarize([*records, refused], None)["errors"] == 1
+
+
+def test_an_answer_in_one_response_is_counted_wrong(triton: LocalTriton) -> None:
+    *records, refused = drive(target(triton, "triton_generate"), REQUESTS, Poisson(100.0, 1), 0, 120.0)
+    assert [(record.error, record.output_tokens) for record in records] == [("", n) for n in (2, 12, 5, 1, 3, 9)]
+    assert {(record.first_token, record.token_times) for record in records} == {(None, ())}
+    assert "HTTP 400" in refused.error
+    assert "max_tokens" in refused.error

@@ -1,0 +1,56 @@
+"""The real perf_analyzer against the product: what it is asked to send is what the server answers."""
+
+from __future__ import annotations
+
+import pytest
+from analyzer.errors import FailedRunError
+from analyzer.run import measure
+from article.measure import TIMEOUT_S
+from article.samples import Sampling
+from article.serving import MismatchError, check, read_back
+from article.subjects import subjects
+from server.servers import Statistics
+from setting.workload import Request
+from triton_local.server import LocalTriton
+
+LENGTHS = [3, 9, 1, 6, 4, 12, 2, 7, 5, 8, 10, 11]
+REQUESTS = [Request(f'Return the "{length}" of\nä€𝄞', length) for length in LENGTHS]
+CONCURRENCY = WARMUP = 4
+
+
+def test_every_request_is_sent_once_and_answered_at_its_own_length(triton: LocalTriton) -> None:
+    statistics = Statistics(triton)
+    with Sampling(triton.metrics_url) as counters:
+        report = measure(triton.grpc_url, REQUESTS, CONCURRENCY, WARMUP, TIMEOUT_S)
+    # In the order of the list: whoever is answered makes way for the next one. The first four may change places.
+    sent = [one.asked_tokens for one in report.answered]
+    assert sent[WARMUP:] == LENGTHS[WARMUP:]
+    assert sorted(sent[:WARMUP]) == sorted(LENGTHS[:WARMUP])
+    assert [one.output_tokens for one in report.answered] == sent
+    assert {one.prompt for one in report.answered} == {request.prompt for request in REQUESTS}
+    assert len(report.latencies_s) == len(report.measured) == len(REQUESTS) - WARMUP
+    assert all(0 < latency < report.whole.seconds for latency in report.latencies_s)
+    assert report.whole.begin < report.window.begin < report.window.end <= report.whole.end
+    assert statistics.rows() == len(REQUESTS)
+    assert counters.first <= report.whole.begin
+    assert report.whole.end <= counters.last
+    assert counters.growth("nv_inference_count", counters.first, counters.last) == len(REQUESTS)
+    assert set(report.server_us) == {"queue", "compute_input", "compute_infer", "compute_output"}
+    assert report.version[0].isdigit()
+    assert "--request-count 12" in report.command
+
+
+def test_one_request_that_fails_fails_the_run(triton: LocalTriton) -> None:
+    bad = Request("Return", 100_000)
+    with pytest.raises(FailedRunError, match="max_tokens is 100000; it must be at most"):
+        measure(triton.grpc_url, [*REQUESTS[:5], bad], 2, 2, TIMEOUT_S)
+
+
+def test_only_the_subject_that_runs_is_taken_for_itself(triton: LocalTriton) -> None:
+    config, facts = read_back(triton)
+    for subject in subjects():
+        if subject.key == "inflight_int8":
+            check(subject, config, facts)
+        else:
+            with pytest.raises(MismatchError, match=f"{subject.key} is to be measured"):
+                check(subject, config, facts)

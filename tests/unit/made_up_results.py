@@ -1,0 +1,232 @@
+"""Results that nobody measured: complete in form, made up by formulas, for the tests of tables and plots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+Content = dict[str, object]
+
+OURS = {
+    "naive_fp16": ("naive FP16", "FP16", 60.0, 1, 900.0),
+    "batched_fp16": ("batched FP16", "FP16", 260.0, 8, 3100.0),
+    "batched_int8": ("batched INT8", "INT8", 240.0, 8, 4100.0),
+    "inflight_int8": ("in-flight INT8", "INT8", 620.0, 32, 5200.0),
+    "inflight_fp32": ("in-flight FP32", "FP32", 700.0, 32, 4300.0),
+}
+PEERS = {
+    "triton_llama_int8": ("triton-llama INT8", "INT8", 610.0),
+    "triton_llama_fp32": ("triton-llama FP32", "FP32", 690.0),
+    "naive_fastapi": ("naive FastAPI", "FP32", 70.0),
+    "batching_fastapi": ("batching FastAPI", "FP32", 230.0),
+    "transformers_serve": ("transformers serve", "FP32", 410.0),
+}
+STREAMED = ("triton_llama_int8", "triton_llama_fp32", "transformers_serve")
+
+
+def machine() -> Content:
+    return {
+        "commit": "0123456789abcdef0123456789abcdef01234567",
+        "uncommitted_changes": False,
+        "device": "CPU: Made-up 9000",
+        "cores": 2,
+        "memory_gib": 4.0,
+        "python": "3.11.7",
+        "versions": {"torch": "2.13.0+cpu", "transformers": "5.23.0", "locust": "2.47.0"},
+    }
+
+
+def result(kind: str, command: str, measurements: Content, **sections: object) -> Content:
+    """A result's file in the form that setting.results writes."""
+    head = {
+        "kind": kind,
+        "date": "2001-01-01T00:00:00+00:00",
+        "machine": machine(),
+        "settings": {"model": "a made-up Llama", "threads": 1},
+    }
+    return {**head, "command": command, "measurements": measurements, **sections}
+
+
+def times(median: float) -> Content:
+    return {"mean": median * 1.02, "p50": median, "p95": median * 1.4, "p99": median * 1.6, "max": median * 1.7}
+
+
+def measurement(server: str, title: str, weights: str, rate: float, mix: str, concurrency: int = 32) -> Content:
+    """One server's measurement at so many tokens per second; latencies follow from Little's law."""
+    return {
+        "server": server, "title": title, "family": "ours", "weights": weights, "generator": "locust",
+        "settings": {}, "command": "made up",
+        "load": {
+            "mix": mix, "arrivals": "closed", "concurrency": concurrency, "rate_per_second": None, "requests": 64,
+            "warmup_requests": 32, "prompt_tokens": 100, "mean_output_tokens": 200,
+        },
+        "requests": 64, "errors": 0, "duration_s": 12800 / rate, "output_tokens": 12800,
+        "requests_per_second": round(rate / 200, 4), "tokens_per_second": rate,
+        "latency_ms": times(1e3 * concurrency * 200 / rate),
+    }  # fmt: skip
+
+
+def of_ours(mix: str, slower: float = 1.0) -> Content:
+    """The article's servers at one mix of lengths."""
+    found: Content = {}
+    for server, (title, weights, rate, rows, limit) in OURS.items():
+        one = measurement(server, title, weights, round(rate / (slower if rows > 1 else 1), 1), mix)
+        one["memory"] = {"kind": "RSS", "weights_mib": 58.1 if weights == "FP16" else 33.4, "process_mib": 1234.5}
+        one["mean_rows"], one["mean_batch"] = rows * 0.93, min(rows, 8) * 0.97
+        one["limit"] = {
+            "tokens_per_second": limit,
+            "fraction": round(rate / slower / limit, 4),
+            "bound_by": "operations" if rows > 1 else "bandwidth",
+        }
+        found[server] = one
+    return found
+
+
+def of_peers(mix: str, slower: float = 1.0) -> Content:
+    """The peers in a closed loop; one of them couldn't run."""
+    found: Content = {}
+    for server, (title, weights, rate) in PEERS.items():
+        one = measurement(server, title, weights, round(rate / slower, 1), mix)
+        one["family"] = "ours" if server.startswith("triton_llama") else "peer"
+        one["memory"] = {"kind": "RSS", "weights_mib": 116.0, "process_mib": 987.6}
+        one["limit"] = {"tokens_per_second": 4300.0, "fraction": round(rate / 4300, 4), "bound_by": "operations"}
+        if server in STREAMED:
+            one["time_to_first_token_ms"] = times(400.0 + 0.5 * (700 - rate))
+            one["inter_token_latency_ms"] = times(1e3 * 32 / rate)
+        found[server] = one
+    found["vllm"] = {"server": "vllm", "title": "vLLM", "not_run": "no wheel for this made-up machine"}
+    return found
+
+
+def under_poisson(mix: str, rate: float) -> Content:
+    """The peers in an open loop at so many requests per second, with goodput."""
+    found: Content = {}
+    for server, one in of_peers(mix, 1.2).items():
+        assert isinstance(one, dict)
+        if "not_run" not in one:
+            one["load"] = {**one["load"], "arrivals": "poisson", "concurrency": None, "rate_per_second": rate}
+            share = 0.97 if server in STREAMED else 0.05
+            one["goodput"] = {
+                "slo": {"time_to_first_token_s": 2.0, "inter_token_latency_s": 0.1},
+                "requests_per_second": round(share * rate, 4),
+                "share": share,
+            }
+        found[server] = one
+    return found
+
+
+def of_sweep() -> Content:
+    """Three of the servers at 1 … 128 requests at a time."""
+    found: Content = {}
+    for server in ("naive_fp16", "batched_int8", "inflight_int8"):
+        title, weights, rate, rows, limit = OURS[server]
+        for concurrency in (1, 2, 4, 8, 16, 32, 64, 128):
+            filled = min(concurrency, rows) / rows
+            one = measurement(server, title, weights, round(rate * filled**0.6, 1), "uniform", concurrency)
+            one["limit"] = {
+                "tokens_per_second": limit * filled**0.8,
+                "fraction": round(rate * filled**0.6 / (limit * filled**0.8), 4),
+                "bound_by": "operations",
+            }
+            found[f"{server}/{concurrency}"] = one
+    return found
+
+
+def account() -> Content:
+    """An overhead account: runs, and the parts of two wholes."""
+
+    def part(name: str, share: float, whole: float) -> Content:
+        return {
+            "name": name, "parent": name.rpartition("/")[0], "seconds": share * whole, "share": share,
+            "per_token_us": 1e6 * share * whole / 12800,
+        }  # fmt: skip
+
+    engine = {"engine": 1.0, "engine/step": 0.9, "engine/step/forward": 0.8, "engine/step/sampling": 0.1}
+    return {
+        "settings": {"mix": "uniform", "requests": 128, "slots": 32, "quantization": "int8"},
+        "runs": {
+            name: {"seconds": [20.0], "processor_seconds": [], "tokens_per_second": rate}
+            for name, rate in (("server", 610.0), ("engine", 640.0), ("slot_forward", 700.0), ("forward", 710.0))
+        },
+        "ratios": {"server_over_engine": 0.9531},
+        "parts": [
+            *(part(name, share, 20.0) for name, share in engine.items()),
+            part("engine/the rest of engine", 0.1, 20.0),
+            *(part(name, share, 10.0) for name, share in {"request": 1.0, "request/queue": 0.4}.items()),
+            part("request/tokenization", 0.002, 10.0),
+        ],
+    }
+
+
+def bench() -> Content:
+    """A whole bench.json."""
+    parts = {
+        "article/equal": of_ours("equal"),
+        "article/uniform": of_ours("uniform", 1.3),
+        "article/geometric": of_ours("geometric", 1.8),
+        "peers/closed/equal": of_peers("equal"),
+        "peers/closed/uniform": of_peers("uniform", 1.2),
+        "peers/poisson/uniform": under_poisson("uniform", 1.5),
+        "sweep": of_sweep(),
+    }
+    measurements = {f"{prefix}/{key}": one for prefix, part in parts.items() for key, one in part.items()}
+    rates = {"device": "cpu", "threads": 1, "bandwidth": {"33554432": 3.6e10}, "operations": {"fp32": 9.5e10}}
+    return result("bench", "make bench", measurements, rates=rates, overhead=account())
+
+
+def quality() -> Content:
+    """A whole quality.json."""
+
+    def int8(threshold: int) -> Content:
+        return {
+            "title": f"INT8, threshold {threshold}", "weights": "INT8", "weights_mib": 7.6, "threshold": threshold,
+            "perplexity": 35.811, "kl_nats": {"mean": 0.00042, "p99": 0.0031, "max": 0.02},
+            "top1_agreement": 0.9876, "loss_difference": {"mean": 0.00039, "standard_error": 0.00021},
+        }  # fmt: skip
+
+    first = {"title": "FP32", "weights": "FP32", "weights_mib": 21.0, "perplexity": 35.797}
+    content = result(
+        "quality", "python -m quality", {"fp32": first, "int8_threshold_6": int8(6), "int8_threshold_0": int8(0)}
+    )
+    content["settings"] = {"model": "models/pydoc-llama", "context": 512, "text": "a made-up text", "tokens": 12345}
+    return content
+
+
+def tune() -> Content:
+    """A whole tune.json: slots against latency, a point that failed, and a recommendation."""
+
+    def point(slots: int, delay: int, rate: float, p95: float, pareto: bool) -> Content:
+        settings = {"max_queue_delay_microseconds": delay, "preferred_batch_size": [4, slots], "slots": slots}
+        return {
+            "settings": {**settings, "prefill_tokens": 512}, "key": f"{slots}/{delay}", "repeats": 1,
+            "tokens_per_second": rate, "p50_ms": p95 / 1.4, "p95_ms": p95, "pareto": pareto, "meets_slo": p95 <= 12000,
+            "failure": None,
+        }  # fmt: skip
+
+    points = [
+        point(8, 10000, 310.0, 7200.0, True),
+        point(16, 10000, 480.0, 8800.0, True),
+        point(32, 10000, 610.0, 11500.0, True),
+        point(32, 40000, 590.0, 12100.0, False),
+        point(64, 10000, 640.0, 17100.0, True),
+        point(64, 0, 600.0, 17900.0, False),
+    ]
+    failed = {
+        **point(128, 0, 0.0, 0.0, False), "tokens_per_second": None, "p50_ms": None, "p95_ms": None,
+        "failure": "the made-up memory is too small",
+    }  # fmt: skip
+    content = result(
+        "tune", "python -m tune --slo-p95-ms 12000", {}, slo_p95_ms=12000.0, points=[*points, failed],
+        recommended={"settings": points[2]["settings"], "config": "made up", "command": "make serve VARIANT=tuned"},
+    )  # fmt: skip
+    load = measurement("x", "x", "INT8", 1.0, "uniform")["load"]
+    content["settings"] = {"model": "a made-up Llama", "threads": 1, "load": load}
+    return content
+
+
+def written(folder: Path, *contents: Content) -> Path:
+    """Write each into the folder under its kind, as a run would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for content in contents:
+        (folder / f"{content['kind']}.json").write_text(json.dumps(content, indent=1) + "\n")
+    return folder

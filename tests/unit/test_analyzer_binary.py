@@ -1,0 +1,138 @@
+"""Which perf_analyzer is taken, and what is said when none can be had. Real pip, without an index."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from analyzer import wheel
+from analyzer.binary import LIBRARIES, find
+from analyzer.errors import FailedRunError, MissingAnalyzerError
+from analyzer.placing import placed
+from analyzer.run import measure
+from setting.workload import Request
+
+RUNS = "#!/bin/sh\necho 'Perf Analyzer Version 9.8.7 (commit unknown)'\n"
+LACKS_LIBRARIES = "#!/bin/sh\necho 'perf_analyzer: error while loading shared libraries: libb64' >&2\nexit 127\n"
+NOT_STABLE = RUNS + "test \"$1\" = --version || echo 'Failed to obtain stable measurement.' >&2\n"
+
+
+def script(folder: Path, content: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "perf_analyzer"
+    path.write_text(content)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leave pip with nothing but an empty folder; return that."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def environment(path: Path, cache: Path) -> dict[str, str]:
+    return {"PATH": str(path), "TRITON_LLAMA_CACHE": str(cache)}
+
+
+def test_one_on_path_that_runs_is_taken(tmp_path: Path) -> None:
+    mine = script(tmp_path / "bin", RUNS)
+    found = find(environment(tmp_path / "bin", tmp_path / "cache"))
+    assert (found.executable, found.libraries, found.version) == (mine, None, "9.8.7")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_one_on_path_that_doesn_t_run_is_passed_over_and_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(tmp_path / "bin", LACKS_LIBRARIES)
+    cached = script(tmp_path / "cache" / f"perf_analyzer-{wheel.VERSION}", RUNS)
+    found = find(environment(tmp_path / "bin", tmp_path / "cache"))
+    assert found.executable == cached
+    assert "bin/perf_analyzer doesn't run here (exit code 127)" in capsys.readouterr().err
+
+
+def test_the_libraries_are_under_the_names_that_the_binary_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path / "cache" / f"perf_analyzer-{wheel.VERSION}", RUNS)
+    found = find(environment(tmp_path / "nothing", tmp_path / "cache"))
+    assert found.libraries is not None
+    assert sorted(path.name for path in found.libraries.iterdir()) == sorted(LIBRARIES)
+    assert all((found.libraries / name).read_bytes()[:4] == b"\x7fELF" for name in LIBRARIES)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
+    assert found.environment()["LD_LIBRARY_PATH"] == f"{found.libraries}:/somewhere"
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    # An empty entry would be the working directory.
+    assert found.environment()["LD_LIBRARY_PATH"] == str(found.libraries)
+
+
+def test_without_an_index_the_error_says_what_was_wanted_and_what_to_do(tmp_path: Path, no_index: Path) -> None:
+    with pytest.raises(
+        MissingAnalyzerError, match=r"pip can't get tritonclient==2\.51\.0 .*put a perf_analyzer on PATH"
+    ):
+        find(environment(tmp_path / "nothing", tmp_path / "cache"))
+    assert list((tmp_path / "cache").iterdir()) == [], "something half made is left in the cache"
+
+
+def test_a_wheel_of_other_bytes_is_refused(tmp_path: Path, no_index: Path) -> None:
+    other = no_index / f"tritonclient-{wheel.VERSION}-py3-none-{wheel.PLATFORM}.whl"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr(wheel.MEMBER, RUNS)
+        information = f"tritonclient-{wheel.VERSION}.dist-info"
+        archive.writestr(
+            f"{information}/METADATA", f"Metadata-Version: 2.1\nName: tritonclient\nVersion: {wheel.VERSION}\n"
+        )
+        archive.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{information}/RECORD", "")
+    with pytest.raises(MissingAnalyzerError, match="DO NOT MATCH THE HASHES"):
+        wheel.fetched(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cache_that_can_t_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, where the folder should be")
+    with pytest.raises(MissingAnalyzerError, match="set TRITON_LLAMA_CACHE to a folder that can be written"):
+        wheel.fetched(tmp_path / "cache")
+
+
+def test_many_at_once_get_one_whole_folder(tmp_path: Path) -> None:
+    target = tmp_path / "cache" / "thing"
+
+    def build(folder: Path) -> None:
+        (folder / "one").write_text("1")
+        (folder / "two").write_text("2")
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: placed(target, ["one", "two"], build), range(32)))
+    assert set(found) == {target}
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["thing"]
+
+
+def test_a_damaged_folder_is_named_and_not_used(tmp_path: Path) -> None:
+    target = tmp_path / "thing"
+    target.mkdir()
+    (target / "one").write_text("1")
+    with pytest.raises(MissingAnalyzerError, match=r"thing is damaged .*delete it"):
+        placed(target, ["one", "two"], lambda folder: (folder / "one").symlink_to("/"))
+
+
+@pytest.mark.parametrize(("concurrency", "warmup"), [(0, 0), (5, 0), (2, 1), (2, 4)])
+def test_counts_that_don_t_fit_together_are_refused_before_anything_is_sent(concurrency: int, warmup: int) -> None:
+    with pytest.raises(ValueError, match=f"concurrency is {concurrency}, warmup {warmup}, and there are 4 requests"):
+        measure("127.0.0.1:1", [Request("a", 1)] * 4, concurrency, warmup, 1.0)
+
+
+def test_a_run_without_an_export_is_an_error_even_if_it_ended_with_code_0(tmp_path: Path) -> None:
+    script(tmp_path / "bin", NOT_STABLE)
+    analyzer = find(environment(tmp_path / "bin", tmp_path / "cache"))
+    with pytest.raises(FailedRunError, match=r"code 0: Failed to obtain stable measurement\."):
+        measure("127.0.0.1:1", [Request("a", 1)] * 4, 1, 1, 10.0, analyzer=analyzer)

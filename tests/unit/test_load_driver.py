@@ -1,0 +1,162 @@
+"""The whole load generator against a real server on a socket, which behaves as each prompt says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from load.arrivals import Closed, Poisson
+from load.driver import LoadError, drive
+from load.target import Target
+from setting.workload import Request
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PATH = "/v2/models/llama/generate_stream"
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[Target]:
+    application = web.Application()
+    application.router.add_post(PATH, handler)
+    # A handler that never answers must not hold the server's end up.
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield Target("test", "triton_stream", f"http://127.0.0.1:{runner.addresses[0][1]}", "llama")
+    finally:
+        await runner.cleanup()
+
+
+def piece(tokens: int, finish: str = "") -> bytes:
+    fields = {"text_output": "é", "finish_reason": finish, "num_output_tokens": tokens, "num_input_tokens": 7}
+    return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\r\n\r\n"
+
+
+async def stream(request: web.Request, *parts: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for part in parts:
+        await response.write(part)
+    return response
+
+
+class Obedient:
+    """Does what the prompt says; notes the prompts in their order and how many were there at once."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.at_once = 0
+        self._running = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        prompt = (await request.json())["text_input"]
+        self.prompts.append(prompt)
+        self._running += 1
+        self.at_once = max(self.at_once, self._running)
+        try:
+            return await self._answer(request, prompt)
+        finally:
+            self._running -= 1
+
+    async def _answer(self, request: web.Request, prompt: str) -> web.StreamResponse:
+        whole = piece(1) + piece(2, "length")
+        match prompt:
+            case "bytes":
+                return await stream(request, *[whole[place : place + 1] for place in range(len(whole))])
+            case "two tokens":
+                return await stream(request, piece(1), piece(1, "length"))
+            case "500":
+                raise web.HTTPInternalServerError(text="no room")
+            case "error":
+                return await stream(request, piece(1), b'data: {"error": "out of slots"}\n\n')
+            case "hang up":
+                response = await stream(request, piece(1))
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            case "hang":
+                await stream(request, piece(1))
+                await asyncio.Event().wait()
+        return await stream(request, piece(1), piece(2, "length"))
+
+
+async def test_a_faulty_answer_is_recorded_as_a_good_one_or_not_at_all() -> None:
+    prompts = ["warm", "warm too", "fine", "bytes", "two tokens", "500", "error", "hang up", "fine too"]
+    # The three users hang until the time is over, so that the last request is never sent.
+    prompts += ["hang", "hang", "hang", "late"]
+    server = Obedient()
+    async with serving(server.answer) as target:
+        asked = [Request(prompt, 3) for prompt in prompts]
+        records = await asyncio.to_thread(drive, target, asked, Closed(3), 2, 3.0)
+    assert set(server.prompts[:2]) == set(prompts[:2]), "the warm-up comes before the rest"
+    assert sorted(server.prompts) == sorted(prompts[:-1]), "each was sent once"
+    assert server.at_once == 3
+    by_prompt = dict(zip(prompts[2:], records, strict=True))
+    for prompt in ("fine", "bytes", "fine too"):
+        record = by_prompt[prompt]
+        assert (record.error, record.output_tokens, record.prompt_tokens) == ("", 3, 7)
+        assert len(record.token_times) == 2
+        assert record.sent is not None
+        assert record.first_token is not None
+        assert record.last_token is not None
+        assert 0 <= record.scheduled <= record.sent <= record.first_token <= record.last_token
+    assert by_prompt["two tokens"].error == "2 tokens came, 3 were asked for"
+    assert by_prompt["500"].error == "HTTP 500: no room"
+    assert by_prompt["error"].error == "the server answered with an error: out of slots"
+    assert "before its answer was whole" in by_prompt["hang up"].error or "reset" in by_prompt["hang up"].error
+    assert by_prompt["hang"].error.startswith("no whole answer when the run's time was over")
+    assert len(by_prompt["hang"].token_times) == 1, "what came before the fault is in the record"
+    assert (by_prompt["late"].error, by_prompt["late"].sent) == ("not sent: the run's time was over", None)
+
+
+async def test_arrivals_wait_for_answers_in_an_open_loop() -> None:
+    """Nobody is answered before the last one has come: a generator that waits would wait until its time is over."""
+    count, all_there = 12, asyncio.Event()
+    prompts: list[str] = []
+
+    async def hold(request: web.Request) -> web.StreamResponse:
+        prompts.append((await request.json())["text_input"])
+        if len(prompts) == count:
+            all_there.set()
+        await all_there.wait()
+        return await stream(request, piece(1, "length"))
+
+    arrivals = Poisson(300.0, 5)
+    async with serving(hold) as target:
+        asked = [Request(str(number), 1) for number in range(count)]
+        records = await asyncio.to_thread(drive, target, asked, arrivals, 0, 60.0)
+    assert [record.error for record in records] == [""] * count
+    assert sorted(prompts, key=int) == [str(number) for number in range(count)], "each was sent once"
+    assert [record.scheduled for record in records] == arrivals.moments(count)
+    for record in records:
+        assert record.sent is not None
+        assert record.sent >= record.scheduled
+        assert record.latency >= record.last_token - record.sent  # type: ignore[operator]
+
+
+def test_what_can_not_be_reached_is_left_out() -> None:
+    with socket.socket() as held:
+        # Bound, so that nobody else gets it, but nobody listens.
+        held.bind(("127.0.0.1", 0))
+        target = Target("test", "fastapi", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
+        (refused,) = drive(target, [Request("a", 1)], Closed(8), 0, 30.0)
+    assert refused.error == "connection failed: Connection refused"
+    assert refused.sent is not None
+
+
+def test_a_warmup_that_leaves_nothing_to_measure_is_accepted() -> None:
+    with pytest.raises(ValueError, match="warmup is 1, must be 0 … 0"):
+        drive(Target("test", "fastapi", "http://127.0.0.1:1", "llama"), [Request("a", 1)], Closed(1), 1, 1.0)
+
+
+def test_a_generator_that_fails_looks_like_a_server_that_fails() -> None:
+    unknown = Target("test", "no such protocol", "http://127.0.0.1:1", "llama")  # type: ignore[arg-type]
+    with pytest.raises(LoadError, match=r"ended with code 1: .* the fault is the load generator's: "):
+        drive(unknown, [Request("a", 1)], Closed(1), 0, 5.0)

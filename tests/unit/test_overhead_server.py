@@ -1,0 +1,112 @@
+"""What a server counted becomes a request's parts; and the parts become a picture."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from overhead.counters import Counters, parse
+from overhead.parts import Node, flatten
+from overhead.picture import picture
+from overhead.processes import MODEL, ServerProcesses, finished_children_seconds
+from overhead.served import Served, processor_parts, request_parts
+
+TEXT = """\
+# HELP llama_requests_total Rows answered
+# TYPE llama_requests_total counter
+llama_requests_total{finish_reason="length",model="llama",version="1"} 3
+llama_requests_total{finish_reason="stop",model="llama",version="1"} 2
+llama_queue_time_seconds_bucket{le="+Inf",model="llama",version="1"} 5
+llama_queue_time_seconds_sum{model="llama",version="1"} 1.5e-1
+llama_queue_time_seconds_count{model="llama",version="1"} 5
+nv_inference_count{model="llama",version="1"} 5
+"""
+
+
+def _counters(count: int, queued: float, first: float, whole: float) -> Counters:
+    sums = {"queue_time": queued, "time_to_first_token": first, "request_latency": whole}
+    metrics = {f"llama_{name}_seconds_sum": value for name, value in sums.items()}
+    metrics |= {f"llama_{name}_seconds_count": float(count) for name in sums}
+    triton = {"queue": 2.0, "compute_input": 0.0, "compute_infer": 0.0, "compute_output": 0.0, "requests": float(count)}
+    return Counters(metrics, triton)
+
+
+def _served() -> Served:
+    # Two requests that took 6 s each: 1 in Triton's queue, 0.5 for a slot, 1 to the first token, 3 to the last.
+    return Served(10.0, 40, 2, 6.0, _counters(2, 1.0, 3.0, 9.0), {MODEL: 8.0, "tritonserver": 0.5})
+
+
+def test_series_of_one_name_are_not_added_up_or_others_are() -> None:
+    assert parse(TEXT) == {
+        "llama_requests_total": 5.0,
+        "llama_queue_time_seconds_bucket": 5.0,
+        "llama_queue_time_seconds_sum": 0.15,
+        "llama_queue_time_seconds_count": 5.0,
+    }
+
+
+def test_what_came_before_a_load_is_counted_with_it() -> None:
+    grown = _counters(5, 4.0, 9.0, 20.0) - _counters(3, 1.0, 2.0, 3.0)
+    assert grown.metrics["llama_request_latency_seconds_sum"] == 17.0
+    assert grown.mean("llama_queue_time_seconds") == 1.5
+    assert grown.triton["requests"] == 2.0
+
+
+def test_a_load_that_was_not_counted_has_a_mean() -> None:
+    with pytest.raises(ValueError, match="llama_queue_time_seconds has seen nothing"):
+        _counters(0, 0.0, 0.0, 0.0).mean("llama_queue_time_seconds")
+
+
+def test_a_requests_parts_do_not_add_up_to_what_its_client_saw() -> None:
+    request = request_parts(_served(), tokenization=0.1)
+    assert request.seconds == 6.0
+    assert {name: round(part.seconds, 9) for name, part in request.parts.items()} == {
+        "Triton's queue": 1.0,
+        "tokenization": 0.1,
+        "waiting for a slot": 0.5,
+        "prompt to first token": 1.0,
+        "decode steps": 3.0,
+    }
+    (rest,) = [part for part in flatten(request, 20) if part["name"].endswith("transport and Triton's IPC")]
+    assert rest["seconds"] == pytest.approx(0.4)
+
+
+def test_cores_do_more_than_they_can() -> None:
+    cores = processor_parts(_served())
+    assert cores.seconds == 10.0 * len(os.sched_getaffinity(0))
+    assert {name: part.seconds for name, part in cores.parts.items()} == {MODEL: 8.0, "tritonserver": 0.5}
+
+
+def test_a_server_without_a_models_process_is_measured() -> None:
+    with pytest.raises(RuntimeError, match=f"process {os.getpid()} has no model's process among its children"):
+        ServerProcesses.of(os.getpid())
+
+
+def test_a_finished_child_has_used_nothing() -> None:
+    before = finished_children_seconds()
+    subprocess.run([sys.executable, "-c", "for _ in range(3_000_000): pass"], check=True)
+    assert finished_children_seconds() > before
+
+
+def test_two_pictures_of_the_same_account_differ_or_lack_names() -> None:
+    parts = [*flatten(request_parts(_served(), 0.1), 20), *flatten(processor_parts(_served()), 40)]
+    drawn = picture(parts, "a made-up load")
+    assert drawn == picture(parts, "a made-up load")
+    # Letters are outlines, but each text's words stand in a comment before them.
+    for words in ("a made-up load", "mean request: 6 s", "decode steps 50.0 %", "Triton's queue 16.7 %", MODEL):
+        assert f"<!-- {words}" in drawn
+    # A share of 1.7 % is no place for a name.
+    assert "<!-- tokenization" not in drawn
+
+
+def test_a_rest_below_zero_is_drawn_to_the_left() -> None:
+    whole = Node("all", seconds=1.0)
+    whole.take("more than all", 1.25)
+    parts = flatten(whole, 1)
+    assert [part["seconds"] for part in parts] == [1.0, 1.25, -0.25]
+    assert "<!-- the rest of all" not in picture(parts, "")
+
+
+def test_an_account_without_parts_is_drawn() -> None:
+    with pytest.raises(ValueError, match="an account without parts can't be drawn"):
+        picture([], "")

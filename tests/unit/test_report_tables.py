@@ -1,0 +1,210 @@
+"""What the tables say, from results that nobody measured."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from report.cells import figure, percent
+from report.fields import ResultError
+from report.run import Run
+from report.tables import article, overhead, peers
+from report.tables.quality import quality
+from report.tables.tune import tune
+from unit import made_up_results
+
+FILE = "perf/results/made_up.json"
+
+
+def bench() -> Run:
+    return Run(made_up_results.bench(), FILE)
+
+
+def cells(markdown: str) -> list[list[str]]:
+    """The table's cells, its titles first and without the line below them."""
+    lines = [line for line in markdown.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [rows[0], *rows[2:]]
+
+
+def column(markdown: str, title: str) -> list[str]:
+    titles, *rows = cells(markdown)
+    return [row[titles.index(title)] for row in rows]
+
+
+def changed(path: str, value: object) -> Run:
+    """The bench results with one field of naive_fp16's changed, or taken out."""
+    content = made_up_results.bench()
+    fields = cast("dict[str, Any]", content["measurements"])["article/equal/naive_fp16"]
+    *parents, last = path.split("/")
+    for parent in parents:
+        fields = fields[parent]
+    if value is None:
+        del fields[last]
+    else:
+        fields[last] = value
+    return Run(content, FILE)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.01234, "0.0123"),
+        (1.234, "1.23"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (1234.5, "1,234"),
+        (-2.5, "-2.50"),
+    ],
+)
+def test_three_digits_and_no_exponents(value: float, text: str) -> None:
+    assert figure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0 %"), (0.0512, "5.1 %"), (0.264, "26 %"), (0.987, "98.7 %"), (0.9996, "99.96 %"), (1, "100 %")],
+)
+def test_a_share_below_all_is_never_shown_as_all(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_the_article_table_has_what_was_measured() -> None:
+    table = article.article(bench())
+    assert table is not None
+    text = table.markdown()
+    assert column(text, "server") == [title for title, *_ in made_up_results.OURS.values()]
+    assert column(text, "weights, MiB")[2] == "INT8, 33.4"
+    assert column(text, "RSS of the process, MiB") == ["1,234"] * 5
+    assert column(text, "latency p50 / p95 / p99, s")[3] == "10.3 / 14.5 / 16.5"
+    assert column(text, "tokens/s") == ["60.0", "260", "240", "620", "700"]
+    assert column(text, "over naive FP16") == ["1.00 ×", "4.33 ×", "4.00 ×", "10.3 ×", "11.7 ×"]
+    assert column(text, "rows a step")[0] == "0.930"
+    assert column(text, "limit, tokens/s")[3] == "5,200"
+    assert column(text, "of the limit")[3] == "12 %"
+
+
+def test_what_a_table_was_measured_on_stands_beneath_it() -> None:
+    table = article.article(bench())
+    assert table is not None
+    assert table.notes[-1] == (
+        "CPU: Made-up 9000, 2 cores (no GPU), 1 thread a server; a made-up Llama; 2001-01-01; commit `0123456`; "
+        "Python 3.11.7, torch 2.13.0+cpu, transformers 5.23.0, locust 2.47.0. `make bench` writes "
+        "`perf/results/made_up.json`."
+    )
+    assert "bandwidth: naive FP16; operations: batched FP16" in table.notes[1]
+    assert "reads GB/s 36.0 at 32 MiB; products, 10^9 operations/s: fp32 95.0" in table.notes[2]
+
+
+def test_uncommitted_changes_are_admitted() -> None:
+    content = made_up_results.bench()
+    cast("dict[str, object]", content["machine"])["uncommitted_changes"] = True
+    assert "`0123456` with uncommitted changes" in Run(content, FILE).origin.line()
+
+
+def test_each_mix_is_compared_with_its_own_baseline() -> None:
+    table = article.mixed(bench())
+    assert table is not None
+    text = table.markdown()
+    assert column(text, "new tokens") == ["uniform, mean 200"] * 5 + ["geometric, mean 200"] * 5
+    assert column(text, "over naive FP16")[3] == "7.95 ×"
+    assert column(text, "over naive FP16")[8] == "5.74 ×"
+
+
+def test_a_server_that_did_not_run_is_named_with_the_reason_and_has_no_row() -> None:
+    table = peers.closed(bench())
+    assert table is not None
+    assert "vLLM" not in str(table.rows)
+    assert "Not run: vLLM (no wheel for this made-up machine)." in table.notes
+
+
+def test_errors_stand_beside_the_servers_name() -> None:
+    table = article.article(changed("errors", 3))
+    assert table is not None
+    assert table.rows[0][0] == "naive FP16 (3 errors)"
+
+
+def test_a_server_that_answered_nothing_has_no_row() -> None:
+    content = made_up_results.bench()
+    one = cast("dict[str, Any]", content["measurements"])["article/equal/naive_fp16"]
+    one["errors"] = 64
+    del one["latency_ms"]
+    table = article.article(Run(content, FILE))
+    assert table is not None
+    assert len(table.rows) == 4
+    assert "Not run: naive FP16 (all 64 requests failed)." in table.notes
+
+
+def test_poisson_has_goodput_and_its_objective_and_a_dash_where_nothing_streams() -> None:
+    table = peers.poisson(bench())
+    assert table is not None
+    text = table.markdown()
+    assert column(text, "sent, requests/s") == ["1.50"] * 5
+    assert column(text, "first token p50 / p95, ms")[2] == "–"
+    assert column(text, "within the objective")[0] == "97.0 %"
+    assert any(note.startswith("Objective: the first token within 2.00 s and 100 ms") for note in table.notes)
+
+
+def test_the_sweep_has_a_row_for_each_concurrency() -> None:
+    table = article.sweep(bench())
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["1", "2", "4", "8", "16", "32", "64", "128"]
+
+
+def test_quality_has_the_distance_of_each_way_to_quantize() -> None:
+    table = quality(Run(made_up_results.quality(), FILE))
+    assert table is not None
+    text = table.markdown()
+    assert column(text, "perplexity") == ["35.797", "35.811", "35.811"]
+    assert column(text, "KL divergence mean / p99, nats") == ["–", "0.000420 / 0.00310", "0.000420 / 0.00310"]
+    assert column(text, "same best token")[1] == "98.8 %"
+
+
+def test_tuning_shows_the_front_and_what_is_recommended() -> None:
+    table = tune(Run(made_up_results.tune(), FILE))
+    assert table is not None
+    text = table.markdown()
+    assert column(text, "slots") == ["64", "32", "16", "8"]
+    assert column(text, "") == ["", "recommended", "", ""]
+    assert "6 points were measured" in table.notes[0]
+
+
+def test_overhead_compares_each_run_with_what_is_inside_of_it() -> None:
+    table = overhead.overhead(bench())
+    assert table is not None
+    text = table.markdown()
+    assert column(text, "tokens/s") == ["610", "640", "700", "710"]
+    assert column(text, "of the next row's") == ["95.3 %", "91.4 %", "98.6 %", "–"]
+    assert column(text, "of the last row's") == ["86 %", "90.1 %", "98.6 %", "–"]
+
+
+def test_the_parts_are_indented_below_their_wholes_and_small_ones_counted() -> None:
+    table = overhead.where(bench())
+    assert table is not None
+    assert [row[0].strip() for row in table.rows][:3] == ["engine", "step", "forward"]
+    assert [len(row[0]) - len(row[0].lstrip()) for row in table.rows] == [0, 4, 8, 8, 4, 0, 4]
+    assert "less than 1 % each: 1 of 8 parts" in table.notes[0]
+
+
+def test_nothing_measured_is_no_table() -> None:
+    run = Run({**made_up_results.bench(), "measurements": {}, "overhead": None}, FILE)
+    assert [
+        make(run)
+        for make in (article.article, article.mixed, article.sweep, peers.closed, peers.poisson, overhead.overhead)
+    ] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("latency_ms/p95", None, "article/equal/naive_fp16: latency_ms has no 'p95'"),
+        ("tokens_per_second", "fast", "tokens_per_second is 'fast', not a number"),
+        ("errors", 1.5, "errors is 1.5, not a whole number"),
+        ("memory", 7, "memory is 7, not an object"),
+        ("title", "", "title is '', not a text"),
+    ],
+)
+def test_a_field_that_is_missing_or_wrong_is_named_with_its_file(path: str, value: object, message: str) -> None:
+    with pytest.raises(ResultError, match=f"{FILE}.*{message}"):
+        article.article(changed(path, value))

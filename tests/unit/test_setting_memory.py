@@ -1,0 +1,42 @@
+"""What a process takes, its children's part included."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from setting import memory
+
+HOLDS = """
+import sys
+held = bytearray(64 << 20)
+held[::4096] = bytes([1]) * len(held[::4096])  # every page is written to, so that it is there
+print("!", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="VRAM is looked at where there is a GPU")
+def test_the_memory_of_children_counts() -> None:
+    before = memory.of(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"!\n"
+        assert memory.family(os.getpid())[0] == os.getpid()
+        assert child.pid in memory.family(os.getpid())
+        held, alone = memory.of(os.getpid()), memory.of(child.pid)
+        child.communicate()
+    assert (before.kind, held.kind) == ("RSS", "RSS")
+    assert alone.mib > 64
+    assert held.mib - before.mib > 60
+
+
+def test_a_process_that_has_ended_is_an_error() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    if not torch.cuda.is_available():
+        with pytest.raises(FileNotFoundError):
+            memory.of(ended.pid)

@@ -33,7 +33,10 @@ _SEED = 7
 
 def peers(course: Course, options: Options, checkpoint: Path, rates: DeviceRates, seconds: float) -> None:
     """Measure everyone who takes part; so many seconds are for all of them together."""
-    contestants = [one for one in lineup() if one.key not in options.without]
+    # The slowest one last: should the time end there, what is missing is the least of all.
+    contestants = sorted(
+        (one for one in lineup() if one.key not in options.without), key=lambda one: one.key == "naive_fastapi"
+    )
     until = course.budget.spent + seconds
     for number, contestant in enumerate(contestants):
         share = (until - course.budget.spent) / (len(contestants) - number)

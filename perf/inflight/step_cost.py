@@ -71,7 +71,7 @@ def _times(checkpoint: Checkpoint, engine: Engine, rows: int, context: int, repe
             checkpoint.model(tokens, past_key_values=cache)
 
         def forward() -> None:
-            model.logits(model.step(0, rows, [row.length for row in engine._rows]))
+            model.logits(model.step(0, rows, max(row.length for row in engine._rows)))
 
         def whole_step() -> None:
             assert engine.step().decoded == rows, "a row has ended: fewer repetitions, please"

@@ -42,11 +42,11 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Step:
-    """A decode step of the slots `first` … `last` − 1, which hold so many positions each."""
+    """A decode step of the slots `first` … `last` − 1, the longest of which holds so many positions."""
 
     first: int
     last: int
-    lengths: tuple[int, ...]
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def recording() -> Iterator[list[Pass]]:
     notes: dict[str, Callable[..., Pass]] = {
         "prefill": lambda first, prompts: Prompts(first, tuple(map(len, prompts))),
         "prefill_chunk": lambda slot, tokens, start: Chunk(slot, len(tokens), start),
-        "step": lambda first, last, lengths: Step(first, last, tuple(lengths)),
+        "step": Step,
         "logits": lambda hidden: Head(len(hidden)),
     }
     with ExitStack() as replaced:
@@ -96,7 +96,7 @@ def through_slots(
     seconds = 0.0
     for one in passes:
         if isinstance(one, Step):
-            model.seat(one.first, one.lengths)
+            model.seat(one.first, [one.longest] * (one.last - one.first))
         settle()
         began = time.perf_counter()
         match one:
@@ -104,8 +104,8 @@ def through_slots(
                 model.prefill(first, [(_TOKEN,) * length for length in lengths])
             case Chunk(slot, tokens, start):
                 model.prefill_chunk(slot, (_TOKEN,) * tokens, start)
-            case Step(first, last, lengths):
-                model.step(first, last, lengths)
+            case Step(first, last, longest):
+                model.step(first, last, longest)
             case Head(rows):
                 model.logits(hidden[:rows])
         settle()
@@ -150,9 +150,8 @@ def _extent(one: Prompts | Chunk | Step) -> tuple[int, int, int]:
             return len(lengths), 0, max(lengths)
         case Chunk(_, tokens, start):
             return 1, start, tokens
-        case Step(first, last, lengths):
-            # All at their mean: as many positions are read.
-            return last - first, round(sum(lengths) / len(lengths)), 1
+        case Step(first, last, longest):
+            return last - first, longest, 1
 
 
 def _hidden(checkpoint: Checkpoint, rows: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ ALLOWED = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "trit
 
 # From the bottom up: a module imports only from the rows below its own.
 LAYERS = [
-    {"errors", "philox", "begun_word", "queue_policy", "int8_linear", "own_length"},
+    {"errors", "philox", "begun_word", "queue_policy", "int8_linear"},
     {"settings", "sampling", "stopping", "vocabulary", "defaults", "cache"},
     {"text", "banning"},
     {"requests", "checkpoint"},

@@ -96,9 +96,9 @@ PASSES: list[Pass] = [
     Chunk(0, 3, 0),
     Chunk(0, 3, 3),
     Prompts(0, (6, 6)),
-    Step(0, 2, (6, 6)),
+    Step(0, 2, 6),
     Head(2),
-    Step(0, 2, (7, 7)),
+    Step(0, 2, 7),
 ]
 
 

@@ -64,11 +64,11 @@ class FaultyEngine(Engine):
                 raise RuntimeError(SECRET)
             return chunk(slot, tokens, start)
 
-        def fail_to_step(first: int, last: int, lengths: Sequence[int]) -> torch.Tensor:
+        def fail_to_step(first: int, last: int, longest: int) -> torch.Tensor:
             for row in self._rows[first:last]:
                 _fail(row, "step", after=3)
                 _fail_once(row, "hiccup", after=6)
-            hidden = step(first, last, lengths)
+            hidden = step(first, last, longest)
             for index, row in enumerate(self._rows[first:last]):
                 if "fault nan" in row.request.prompt and row.transcript.num_tokens >= 3:
                     hidden[index] = torch.nan

@@ -184,8 +184,8 @@ class Engine:
         try:
             hidden = []
             if first < decoding:
-                lengths = [row.length for row in rows[: decoding - first]]
-                hidden.append(self._model.step(first, min(last, decoding), lengths))
+                longest = max(row.length for row in rows[: decoding - first])
+                hidden.append(self._model.step(first, min(last, decoding), longest))
             if last > decoding:
                 hidden.append(torch.cat(prompted)[max(first - decoding, 0) : last - decoding])
             logits = self._model.logits(torch.cat(hidden))

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from llama_engine import own_length
 from llama_engine.cache import CacheShape, SlotCache
 from llama_engine.checkpoint import Checkpoint
 
@@ -26,9 +25,6 @@ class SlotModel:
         self._decoder = checkpoint.model.model
         self._head = checkpoint.model.lm_head
         self._cache = SlotCache(shape, self._device)
-        # Not the model's own attention: it has to know each row's length.
-        checkpoint.model.set_attn_implementation(own_length.NAME)
-        self._own_lengths = self._device.type == "cpu"
         self._columns = torch.arange(shape.max_model_len, device=self._device)
         # What each slot's next step reads: its last token, and the position that token has.
         self._tokens = torch.zeros(shape.slots, 1, dtype=torch.long, device=self._device)
@@ -58,18 +54,16 @@ class SlotModel:
         mask = (self._columns[:end] <= positions[:, :, None])[:, None]
         return self._forward(slot, torch.tensor([tokens], device=self._device), positions, end, mask)[:, -1]
 
-    def step(self, first: int, last: int, lengths: Sequence[int]) -> torch.Tensor:
+    def step(self, first: int, last: int, longest: int) -> torch.Tensor:
         """Run the last token of the slots `first` … `last` − 1; return hidden states, [rows, hidden].
 
-        lengths: how many positions each of these slots holds already.
+        longest: the greatest number of positions that one of these slots holds already.
         """
         positions = self._positions[first:last]
-        span = min(-(-(max(lengths) + 1) // SPAN_BUCKET) * SPAN_BUCKET, self._cache.shape.max_model_len)
+        span = min(-(-(longest + 1) // SPAN_BUCKET) * SPAN_BUCKET, self._cache.shape.max_model_len)
         # [rows, 1, 1, span]: a token sees its own position and everything before it.
         mask = (self._columns[:span] <= positions)[:, None, None]
-        # A token also reads its own position, which it writes first.
-        reads = [length + 1 for length in lengths] if self._own_lengths else None
-        return self._forward(first, self._tokens[first:last], positions, span, mask, reads)[:, -1]
+        return self._forward(first, self._tokens[first:last], positions, span, mask)[:, -1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocabulary] of [rows, hidden]."""
@@ -97,18 +91,11 @@ class SlotModel:
             self._cache.wipe(slot)
 
     def _forward(
-        self,
-        first: int,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        span: int,
-        mask: torch.Tensor | None,
-        reads: Sequence[int] | None = None,
+        self, first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Run [rows, width] tokens at their positions in slots `first` …; return [rows, width, hidden].
 
-        mask: [rows, 1, width, span], True where a token may look; None is causal over the pass itself. reads: how many
-        positions the rows read, one call of attention for each; None is one call for all.
+        mask: [rows, 1, width, span], True where a token may look; None is causal over the pass itself.
         """
         self._cache.aim(first, positions, span)
         hidden: torch.Tensor = self._decoder(
@@ -117,6 +104,5 @@ class SlotModel:
             attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
-            lengths=reads,
         ).last_hidden_state
         return hidden

@@ -33,9 +33,7 @@ def interpreter() -> Path:
     python = FOLDER / "bin" / "python"
     # Made last.
     if not (FOLDER / ".ready").exists():
-        raise NotRunError(
-            f"vLLM isn't installed: make {FOLDER.relative_to(ROOT)} with python -m peers.vllm_environment"
-        )
+        raise NotRunError("vLLM isn't installed: make bench-vllm does it, into .work/vllm")
     return python
 
 

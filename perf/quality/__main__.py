@@ -24,7 +24,7 @@ from quality.errors import TextError
 
 def main() -> None:
     """Parse the options, load, compare, write and print. One line and exit code 1 where that can't be done."""
-    parser = argparse.ArgumentParser(prog="python -m quality", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make quality", description=__doc__)
     parser.add_argument("--model", help="path or hub id of a Llama in safetensors (default: the embedded checkpoint)")
     parser.add_argument("--revision", help="of a hub id")
     parser.add_argument("--text", type=Path, help="UTF-8 file (default: the embedded checkpoint's held-out text)")
@@ -36,12 +36,14 @@ def main() -> None:
     if options.context is not None and options.context < 2:
         parser.error(f"--context is {options.context}; a row needs 2 tokens at least")
     try:
-        measure(options.model, options.revision, options.text, options.context, options.output)
+        measure(options.model, options.revision, options.text, options.context, options.output, _command(options))
     except (EngineError, TextError) as error:
         sys.exit(f"quality: {error}")
 
 
-def measure(model: str | None, revision: str | None, path: Path | None, context: int | None, output: Path) -> None:
+def measure(
+    model: str | None, revision: str | None, path: Path | None, context: int | None, output: Path, command: str
+) -> None:
     """Compare every candidate with the unquantized weights and write the result's file.
 
     One candidate at a time is in memory, beside the reference. Raises EngineError for a checkpoint that can't be
@@ -62,7 +64,7 @@ def measure(model: str | None, revision: str | None, path: Path | None, context:
         "tokens": rows.predicted,
     }
     results = Results(output, "quality", settings, resume=False)
-    results.section("command", _command())
+    results.section("command", command)
     with tqdm(total=len(CANDIDATES) * rows.predicted, unit=" tokens", smoothing=0) as progress:
         for candidate in CANDIDATES:
             progress.set_description(candidate.key)
@@ -92,8 +94,12 @@ def _add(
         results.add(key, measurement)
 
 
-def _command() -> str:
-    return shlex.join(["python", "-m", "quality", *sys.argv[1:]])
+def _command(options: argparse.Namespace) -> str:
+    """Return how to measure it again, as the Makefile has it."""
+    said = {"MODEL": options.model, "TEXT": options.text}
+    rest = [f"--{name}={value}" for name in ("revision", "context") if (value := getattr(options, name)) is not None]
+    variables = [f"{name}={value}" for name, value in said.items() if value is not None]
+    return shlex.join(["make", "quality", *variables, *([f"QUALITY={shlex.join(rest)}"] if rest else [])])
 
 
 main()

@@ -38,7 +38,7 @@ class PlotBlock:
         return drawn
 
 
-_BENCH, _QUALITY, _TUNE = ("bench", "make bench"), ("quality", "python -m quality"), ("tune", "make tune")
+_BENCH, _QUALITY, _TUNE = ("bench", "make bench"), ("quality", "make quality"), ("tune", "make tune")
 
 TABLES: Mapping[str, TableBlock] = {
     "article": TableBlock(*_BENCH, article.article),

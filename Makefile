@@ -21,6 +21,7 @@ QUALITY ?=
 BIN := .venv/bin
 READY := .venv/.ready
 READY_PERF := .venv/.ready-perf
+READY_ANALYZER := .venv/.ready-analyzer
 PERF := PYTHONPATH=model_repository/llama/1:perf $(BIN)/python -m
 
 .PHONY: help demo serve test test-unit test-contract test-server test-compose bench bench-vllm tune quality report bench-inflight check \
@@ -39,7 +40,7 @@ serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_POR
 	@exec $(BIN)/python -m triton_local --variant '$(VARIANT)' $(if $(MODEL),--model '$(MODEL)') --host '$(HOST)' \
 	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)'
 
-test: $(READY_PERF) ## unit, contract and server tests (a real Triton; neither GPU nor Docker)
+test: $(READY_ANALYZER) ## unit, contract and server tests (a real Triton; neither GPU nor Docker)
 	@$(BIN)/pytest tests/unit tests/contract tests/server
 
 test-unit: $(READY_PERF) ## the engine and the client without a server
@@ -48,13 +49,13 @@ test-unit: $(READY_PERF) ## the engine and the client without a server
 test-contract: $(READY_PERF) ## configs, README and manifests agree
 	@$(BIN)/pytest tests/contract
 
-test-server: $(READY_PERF) ## a real Triton with the embedded checkpoint in INT8
+test-server: $(READY_ANALYZER) ## a real Triton with the embedded checkpoint in INT8
 	@$(BIN)/pytest tests/server
 
 test-compose: $(READY) ## docker compose on a real Docker engine
 	@$(BIN)/pytest tests/compose
 
-bench: $(READY_PERF) ## the article's table, mixed lengths, the peers, the limit, where the time goes (BUDGET minutes, BENCH options)
+bench: $(READY_ANALYZER) ## the article's table, mixed lengths, the peers, the limit, where the time goes (BUDGET minutes, BENCH options)
 	@$(PERF) bench --budget '$(BUDGET)' $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 bench-vllm: $(READY_PERF) ## install vLLM, one of the peers, into an environment of its own (.work/vllm)
@@ -95,8 +96,11 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,local,dev]'
 	@touch $@
 
-# What benchmarks and their tests need beside it: the load generator, the peers, the plots, and perf_analyzer.
+# What benchmarks and their tests need beside it: the load generator, the peers, the plots.
 $(READY_PERF): $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
+	@touch $@
+
+$(READY_ANALYZER): $(READY_PERF)
 	@$(PERF) analyzer --prefetch
 	@touch $@

@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from setting.window import Window, full_load
 from setting.workload import Request
 
 from analyzer import inputs, profile
 from analyzer.binary import NAME, PerfAnalyzer, find
 from analyzer.errors import FailedRunError
 from analyzer.profile import Answered
-from analyzer.window import Window, full_load
 
 _SERVER_COLUMNS = {
     "queue": "Server Queue",

@@ -1,6 +1,6 @@
 """A subject under the article's load, by perf_analyzer: one entry of a result's measurements.
 
-Throughput is over the window of full load (`analyzer.window` says why): the tokens that the server's own counter gained
+Throughput is over the window of full load (`setting.window` says why): the tokens that the server's own counter gained
 in it, over its seconds. Requests per second are tokens per second over the load's mean length, because the answers that
 come in the window are no measure of what was done in it. `whole_run` has the plain figures beside it: everything that
 was sent, warm-up included, from the first sending to the last answer.
@@ -13,10 +13,9 @@ answers in the window is the warm-up's for the most part where the queue is long
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from analyzer import run
-from analyzer.binary import PerfAnalyzer, find
+from analyzer.binary import PerfAnalyzer
 from analyzer.run import AnalyzerReport
 from limit import physics
 from limit.rates import DeviceRates
@@ -24,11 +23,9 @@ from setting import memory, workload
 from setting.results import percentiles
 from transformers import LlamaConfig
 
-from article import sizes
 from article.samples import Sampling
-from article.serving import Served, serving
+from article.serving import Served
 from article.sizes import Pace, Size
-from article.subjects import Subject
 
 Measurement = dict[str, object]
 TIMEOUT_S = 3600.0
@@ -49,46 +46,6 @@ class Load:
     requests: int
     warmup: int
     mean: int = workload.MEAN_OUTPUT
-
-
-def measure(
-    subject: Subject,
-    checkpoint: Path,
-    mix: workload.Mix,
-    concurrency: int,
-    requests: int,
-    warmup: int,
-    threads: int,
-    rates: DeviceRates | None,
-    mean: int = workload.MEAN_OUTPUT,
-) -> Measurement:
-    """Start the subject, put it under this load, stop it.
-
-    Raises a LauncherError, MismatchError or UnknownLogError if the server isn't there or isn't the subject, and an
-    AnalyzerError for a run that is no measurement.
-    """
-    with serving(subject, checkpoint, threads) as served:
-        return under(served, Load(mix, concurrency, requests, warmup, mean), rates, find())
-
-
-def measure_within(
-    subject: Subject,
-    checkpoint: Path,
-    mix: workload.Mix,
-    concurrency: int,
-    seconds: float,
-    threads: int,
-    rates: DeviceRates | None,
-    mean: int = workload.MEAN_OUTPUT,
-) -> Measurement:
-    """Do the same with as many requests as fit into so many seconds (`sizes`), and say under `size` how that came.
-
-    The start of the server and the taking of its pace come on top.
-    """
-    with serving(subject, checkpoint, threads) as served:
-        analyzer = find()
-        size = sizes.choose(seconds, pace(served, mix, concurrency, analyzer), mean)
-        return sized(served, mix, concurrency, size, rates, analyzer, mean)
 
 
 def sized(
@@ -118,7 +75,9 @@ def under(
     served: Served, load: Load, rates: DeviceRates | None, analyzer: PerfAnalyzer, timeout: float = TIMEOUT_S
 ) -> Measurement:
     """Put a server that runs under a load once. Raises an AnalyzerError for a run that is no measurement."""
-    requests = workload.requests(served.checkpoint, load.mix, load.warmup + load.requests, load.mean)
+    # Two loads of the mix: a part of one would have another mean.
+    measured = workload.requests(served.checkpoint, load.mix, load.requests, load.mean)
+    requests = [*workload.requests(served.checkpoint, load.mix, load.warmup, load.mean), *measured]
     with Sampling(served.server.metrics_url) as counters:
         report = run.measure(
             served.server.grpc_url, requests, load.concurrency, load.warmup, timeout, analyzer=analyzer
@@ -137,10 +96,7 @@ def under(
     rate = tokens / window.seconds
     taken = memory.of(served.server.pid)
     measurement: Measurement = {
-        "server": served.subject.key,
-        "title": served.subject.title,
-        "family": "ours",
-        "weights": served.subject.weights.upper(),
+        **served.subject.to_json(),
         "generator": "perf_analyzer",
         "settings": served.settings(),
         "command": report.command,
@@ -153,7 +109,7 @@ def under(
             "requests": load.requests,
             "warmup_requests": load.warmup,
             "prompt_tokens": round(sum(one.prompt_tokens for one in report.answered) / len(requests)),
-            "mean_output_tokens": round(mean_output, 2),
+            "mean_output_tokens": round(sum(one.output_tokens for one in measured) / len(measured), 2),
         },
         "requests": len(report.measured),
         # perf_analyzer gives up at the first one.
@@ -183,7 +139,9 @@ def under(
     if rates is not None:
         config = LlamaConfig.from_pretrained(served.checkpoint)
         # Whatever is asked at once may share a step: the device's limit for this load, not the config's.
-        limit = physics.best(config, served.subject.weights, rates, load.concurrency, lengths, workload.PROMPT_TOKENS)
+        limit = physics.best(
+            config, served.subject.weights, rates, load.concurrency, lengths, workload.PROMPT_TOKENS, steady=True
+        )
         measurement["limit"] = limit.beside(rate)
     return measurement
 

@@ -1,6 +1,6 @@
 """The server's counters while it is measured, looked at four times a second, and their growth between two moments.
 
-The window of full load (`analyzer.window`) is known only afterwards, so the counters are read all the time and
+The window of full load (`setting.window`) is known only afterwards, so the counters are read all the time and
 interpolated. The model brings its own up to date five times a second: at both ends of a window they are as late.
 """
 

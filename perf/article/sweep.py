@@ -43,7 +43,7 @@ def sweep(
 ) -> Iterator[Step]:
     """Measure the subject at each concurrency within so many seconds, and hand each over once it is there.
 
-    concurrencies: rising. Taking the pace comes on top. Raises what `measure.measure` raises.
+    concurrencies: rising. Taking the pace comes on top. Raises what `serving` and `measure.sized` raise.
     """
     analyzer = find()
     slowest = 0.0

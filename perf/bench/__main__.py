@@ -7,6 +7,7 @@ peers, where the time goes, and the sweeps that were asked for. What there was n
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 import torch
@@ -15,18 +16,18 @@ from limit.rates import DeviceRates
 from overhead.account import account
 from report import terminal
 from report.run import read
+from setting import workload
 from setting.budget import Budget
-from setting.checkpoint import default_shape, random_checkpoint
+from setting.checkpoint import FOLDER, default_checkpoint
 from setting.results import Results
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench import articles, rivals
-from bench.course import Course
+from bench.course import Course, reason
 from bench.options import Options, parse
 
-WORK = Path(".work/bench")
 # Of the time that is left when each begins, so that an early end of one is the next ones' gain.
-_SHARES = {"article": 0.2, "mixed": 0.42, "peers": 0.85}
+_SHARES = {"article": 0.25, "mixed": 0.3}
 _ACCOUNT_S = 240.0
 _SWEEP_S = 60.0
 
@@ -35,9 +36,14 @@ def main() -> None:
     """Run what the command line says."""
     options = parse()
     budget = Budget(options.budget_s)
-    checkpoint = options.model or random_checkpoint(default_shape(), WORK)
+    checkpoint = options.model or default_checkpoint()
+    _check_context(checkpoint)
     torch.set_num_threads(options.threads)
-    results = Results(options.output, "bench", _settings(options, checkpoint), options.resume)
+    try:
+        results = Results(options.output, "bench", _settings(options, checkpoint), options.resume)
+    except ValueError as error:
+        sys.exit(f"bench: {error}")
+    results.section("command", _command(options, results.get("command")))
     course = Course(results, budget)
     budget.say(f"{results.device}; {_described(checkpoint)}; {options.threads} threads a server")
     rates = _rates(course, options)
@@ -47,20 +53,29 @@ def main() -> None:
     if "mixed" in options.sections:
         articles.tables(course, options, checkpoint, rates, ["uniform", "geometric"], _SHARES["mixed"] * budget.left)
     if "peers" in options.sections:
-        rivals.peers(course, options, checkpoint, rates, _SHARES["peers"] * budget.left)
+        rivals.peers(course, options, checkpoint, rates)
     if "overhead" in options.sections and results.get("overhead") is None:
         _account(course, options, checkpoint)
     articles.sweeps(course, options, checkpoint, rates, _SWEEP_S)
+    results.finish()
     print(
         f"\n{terminal.summary(read(options.output))}\n\nwritten to {options.output}; make report puts it into README.md"
     )
 
 
+def _check_context(checkpoint: Path) -> None:
+    positions = LlamaConfig.from_pretrained(checkpoint).max_position_embeddings
+    needed = workload.PROMPT_TOKENS + workload.LONGEST_OUTPUT
+    if positions < needed:
+        sys.exit(
+            f"bench: {checkpoint} has {positions} positions; prompts of {workload.PROMPT_TOKENS} tokens and answers of "
+            f"up to {workload.LONGEST_OUTPUT} need {needed}"
+        )
+
+
 def _settings(options: Options, checkpoint: Path) -> dict[str, object]:
     """Return what a run is resumed with; which parts of it are measured may differ."""
-    said = [] if options.model is None else ["MODEL=…"]
     return {
-        "command": shlex.join(["make", "bench", *said]),
         "model": _described(checkpoint),
         "threads": options.threads,
         "concurrency": options.concurrency,
@@ -69,11 +84,19 @@ def _settings(options: Options, checkpoint: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
+def _command(options: Options, before: object) -> str:
+    """Return how to measure this again; before: the command of what is resumed, or None."""
+    said = [] if options.model is None else [f"MODEL={options.model.name}"]
+    said += [f"BENCH={' '.join(options.said)}"] if options.said else []
+    command = shlex.join(["make", "bench", *said])
+    return command if before in (None, command) else f"{before}; {command}"
+
+
 def _described(checkpoint: Path) -> str:
     config = LlamaConfig.from_pretrained(checkpoint)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in LlamaForCausalLM(config).parameters())
-    random = ", random weights" if checkpoint.is_relative_to(WORK) else ""
+    random = ", random weights" if checkpoint.is_relative_to(FOLDER) else ""
     return f"Llama of {count / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
 
 
@@ -88,12 +111,14 @@ def _rates(course: Course, options: Options) -> DeviceRates:
 
 
 def _account(course: Course, options: Options, checkpoint: Path) -> None:
-    if course.budget.left < _ACCOUNT_S:
-        course.budget.say(f"overhead: not run, {course.budget.left:.0f} s are left and it takes about {_ACCOUNT_S:.0f}")
-        return
     slots = 32
-    found = account(checkpoint, "int8", "uniform", 2 * slots, 3 * slots, options.threads, say=course.budget.say)
-    course.results.section("overhead", found)
+    try:
+        course.refuse_without(_ACCOUNT_S)
+        found = account(checkpoint, "int8", "uniform", 2 * slots, 3 * slots, options.threads, say=course.budget.say)
+    except Exception as error:  # noqa: BLE001 - as in Course.measure: the tables are to be printed all the same
+        course.budget.say(f"overhead: not run: {reason(error)}")
+    else:
+        course.results.section("overhead", found)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,16 @@ class Course:
         try:
             found = task()
         except Exception as error:  # noqa: BLE001 - many libraries have a say; it is in the results, and printed
-            reason = (str(error).strip() or repr(error)).splitlines()[0]
-            found = {**name, "not_run": f"{type(error).__name__}: {reason}"}
+            found = {**name, "not_run": reason(error)}
         self.note(key, found)
+
+    def refuse_without(self, seconds: float) -> None:
+        """Raise NoTimeError unless so many seconds are left."""
+        left = max(self.budget.left, 0.0)
+        if seconds > left:
+            raise NoTimeError(
+                f"the least that can be done takes about {seconds:.0f} s; {left:.0f} s are left of --budget"
+            )
 
     def has(self, key: str) -> bool:
         """Say whether that was measured; what couldn't be run is tried again."""
@@ -46,6 +53,12 @@ class Course:
         """Write a measurement and say in a line what it came to."""
         self.results.add(key, found)
         self.budget.say(f"{key}: {_in_short(found)}")
+
+
+def reason(error: Exception) -> str:
+    """Return in a line why something couldn't be run."""
+    said = (str(error).strip() or repr(error)).splitlines()[0]
+    return said if isinstance(error, NoTimeError) else f"{type(error).__name__}: {said}"
 
 
 def _in_short(found: Measurement) -> str:

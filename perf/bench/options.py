@@ -8,9 +8,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from article.subjects import subjects
 from load.summary import SLO
+from peers.lineup import lineup
 
 SECTIONS = ("article", "mixed", "peers", "overhead")
+CONCURRENCY = 32
 OUTPUT = Path("perf/results/bench.json")
 
 
@@ -18,7 +21,8 @@ OUTPUT = Path("perf/results/bench.json")
 class Options:
     """One run. budget_s: for all of it. model: a checkpoint's folder, None is one of random weights made on the spot.
 
-    sections: of SECTIONS. sweep: keys of subjects to be measured at every concurrency, too.
+    sections: of SECTIONS. sweep: keys of subjects to be measured at every concurrency, too. said: the options that
+    change what is measured, as they would be said again.
     """
 
     budget_s: float
@@ -31,6 +35,7 @@ class Options:
     slo: SLO
     resume: bool
     output: Path
+    said: tuple[str, ...]
 
 
 def parse(arguments: list[str] | None = None) -> Options:
@@ -39,7 +44,13 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--budget", type=_positive, default=60, metavar="MINUTES", help="for all of it (default 60)")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a Llama in safetensors; default: random weights")
-    parser.add_argument("--concurrency", type=_count, default=32, metavar="N", help="requests at a time (default 32)")
+    parser.add_argument(
+        "--concurrency",
+        type=_count,
+        default=CONCURRENCY,
+        metavar="N",
+        help=f"requests at a time (default {CONCURRENCY})",
+    )
     parser.add_argument(
         "--threads", type=_count, default=cores, metavar="N", help=f"that compute in each server (default {cores})"
     )
@@ -70,7 +81,13 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     found = parser.parse_args(arguments)
     if found.model is not None and not (found.model / "config.json").is_file():
-        parser.error(f"--model is {found.model}: no folder with a config.json")
+        parser.error(f"--model is {found.model}: no folder with a config.json (a hub id must be downloaded first)")
+    for option, names, known in (
+        ("--sweep", found.sweep, [subject.key for subject in subjects()]),
+        ("--without", found.without, [one.key for one in lineup()]),
+    ):
+        if unknown := sorted({*names} - {*known}):
+            parser.error(f"{option} has {unknown[0]!r}: known are {', '.join(known)}")
     return Options(
         budget_s=60 * found.budget,
         model=found.model,
@@ -82,7 +99,21 @@ def parse(arguments: list[str] | None = None) -> Options:
         slo=SLO(found.slo_ttft_ms / 1e3, found.slo_itl_ms / 1e3),
         resume=found.resume,
         output=found.output,
+        said=_said(found, cores),
     )
+
+
+def _said(found: argparse.Namespace, cores: int) -> tuple[str, ...]:
+    said: list[str] = []
+    if found.concurrency != CONCURRENCY:
+        said += ["--concurrency", str(found.concurrency)]
+    if found.threads != cores:
+        said += ["--threads", str(found.threads)]
+    for option, names, all_of_it in (("--only", found.only, [*SECTIONS]), ("--sweep", found.sweep, []),
+                                     ("--without", found.without, [])):  # fmt: skip
+        if names != all_of_it:
+            said += [option, *names]
+    return tuple(said)
 
 
 def _positive(text: str) -> float:

@@ -17,6 +17,9 @@ Over a whole load of requests, at most `rows` of them in a step:
     operations >= 2 x parameters x (prompt tokens + decoded tokens), the head once an output token, and attention
     seconds    >= the larger of bytes / bandwidth and operations / matrix rate
 
+For a rate that was taken while the load was full, before its rows run out, the first two lines don't hold, and the
+passes are (all output tokens - 1 a request) / rows (`steady`).
+
 So reading prompts costs its operations here, and no reading of weights that steps could not share: a server that mixes
 both in one pass, as some do, can't pass this limit either. What never counts: Python, starting kernels, padding,
 sampling, text, network. A prompt that another one begins like could share its cache; nobody here does.
@@ -80,11 +83,18 @@ class _Work:
 
 
 def best(
-    config: LlamaConfig, weights: Weights, rates: DeviceRates, rows: int, requests: Sequence[int], prompt_tokens: int
+    config: LlamaConfig,
+    weights: Weights,
+    rates: DeviceRates,
+    rows: int,
+    requests: Sequence[int],
+    prompt_tokens: int,
+    steady: bool = False,
 ) -> Limit:
     """Return the limit of a load on a device. Raises ValueError for a load without requests or tokens.
 
     rows: at most so many requests in a step. requests: the output tokens of each. prompt_tokens: of every request.
+    steady: of a load that goes on like this, instead of one that begins and ends.
     """
     if rows < 1 or prompt_tokens < 1 or not requests or min(requests) < 1:
         raise ValueError(
@@ -101,7 +111,7 @@ def best(
     step = _decode(shape, rows, round(rows * context))
     prefill = _prefill(shape, len(requests), prompt_tokens)
     decode = _decode(shape, decoded, positions)
-    passes = max(1 + -(-decoded // rows), max(requests))
+    passes = -(-decoded // rows) if steady else max(1 + -(-decoded // rows), max(requests))
     reading = (passes * shape.weight_bytes(formats) + positions * shape.cached_bytes(formats)) / bandwidth
     computing = decode.seconds(formats, rates) + prefill.seconds(formats, rates)
     seconds = max(reading, computing)

@@ -1,4 +1,4 @@
-"""`drive`: put a server under load and return what happened to each request.
+"""`drive`: put a server under load and return what happened to the requests.
 
 Starts the generator's process and waits for it. The only module of this package that a benchmark needs to call.
 """
@@ -17,6 +17,7 @@ from setting.workload import Request
 from load.arrivals import Closed, Poisson
 from load.plan import Asked, Plan
 from load.records import Record
+from load.run import Run
 from load.target import Target
 
 _PERF = Path(__file__).resolve().parents[1]
@@ -28,18 +29,17 @@ class LoadError(Exception):
     """The generator itself failed, which says nothing about the server."""
 
 
-def drive(
-    target: Target, requests: Sequence[Request], arrivals: Closed | Poisson, warmup: int, timeout: float
-) -> list[Record]:
-    """Send the requests; return a record for each but the first `warmup`, which are sent and answered before.
+def drive(target: Target, requests: Sequence[Request], arrivals: Closed | Poisson, warmup: int, timeout: float) -> Run:
+    """Send the requests, all in one row; the first `warmup` are in the run, and not among its measured ones.
 
+    For a closed loop's throughput the warm-up should be at least its concurrency (`load.throughput` says why).
     `timeout`: seconds for all requests together, warm-up included. What isn't answered by then, or was never sent, is
     recorded as an error, like everything else that goes wrong. Raises LoadError if the generator fails.
     """
     if not 0 <= warmup < len(requests):
         raise ValueError(f"warmup is {warmup}, must be 0 … {len(requests) - 1}: fewer than the requests")
     asked = [Asked(request.prompt, request.output_tokens) for request in requests]
-    plan = Plan(target, asked, arrivals, warmup, timeout)
+    plan = Plan(target, asked, arrivals, timeout)
     try:
         finished = subprocess.run(
             [sys.executable, "-m", "load"],
@@ -55,4 +55,4 @@ def drive(
     if finished.returncode != 0:
         said = finished.stderr.strip().splitlines() or ["nothing on stderr"]
         raise LoadError(f"the load generator ended with code {finished.returncode}: {said[-1]}")
-    return [Record.from_json(fields) for fields in json.loads(finished.stdout)]
+    return Run(arrivals, tuple(Record.from_json(fields) for fields in json.loads(finished.stdout)), warmup)

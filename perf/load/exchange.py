@@ -17,7 +17,7 @@ from geventhttpclient.response import HTTPResponse
 from load.answers import Answer, AnswerError, answer_of
 from load.asking import body, path
 from load.plan import Asked
-from load.records import Record
+from load.records import TIME_OVER, Record
 from load.target import Target
 
 _RECEIVE_BYTES = 65536
@@ -39,19 +39,19 @@ def exchange(target: Target, request: Asked, clock: Clock, scheduled: float, dea
     answer = answer_of(target.protocol)
     sent = clock.now()
     if sent >= deadline:
-        return _record(answer, scheduled, None, "not sent: the run's time was over")
+        return _record(answer, scheduled, None, sent, f"not sent: {TIME_OVER}")
     error = ""
     try:
         _converse(target, request, answer, clock, deadline)
         if answer.output_tokens != request.output_tokens:
             error = f"{answer.output_tokens} tokens came, {request.output_tokens} were asked for"
     except TimeoutError:
-        error = f"no whole answer when the run's time was over, {clock.now() - sent:.1f} s after it was sent"
+        error = f"no whole answer when {TIME_OVER}, {clock.now() - sent:.1f} s after it was sent"
     except OSError as failure:
         error = f"connection failed: {failure.strerror or failure}"
     except AnswerError as failure:
         error = str(failure)
-    return _record(answer, scheduled, sent, error)
+    return _record(answer, scheduled, sent, clock.now(), error)
 
 
 def _converse(target: Target, request: Asked, answer: Answer, clock: Clock, deadline: float) -> None:
@@ -116,12 +116,13 @@ def _message(target: Target, request: Asked) -> bytes:
     return head.encode() + content
 
 
-def _record(answer: Answer, scheduled: float, sent: float | None, error: str) -> Record:
+def _record(answer: Answer, scheduled: float, sent: float | None, ended: float, error: str) -> Record:
     return Record(
         scheduled=scheduled,
         sent=sent,
         first_token=answer.first_token,
         last_token=answer.last_token,
+        ended=ended,
         token_times=tuple(answer.token_times),
         prompt_tokens=answer.prompt_tokens,
         output_tokens=answer.output_tokens,

@@ -3,7 +3,8 @@
 Closed: so many users, each of which sends until nothing is left. Open: at each moment of arrival a new user comes,
 sends one request and goes; so no arrival waits for an answer, however many are outstanding.
 
-The warm-up is a run of its own before: the measured requests meet an idle server, as every other server's do.
+Knows no warm-up: what comes first and isn't counted is sent in the same row as all others, so that the counted ones
+meet a server that is at work.
 """
 
 from __future__ import annotations
@@ -26,15 +27,11 @@ from load.target import Target
 
 
 def generate(plan: Plan) -> list[Record]:
-    """Run the plan; one record for each measured request, in their order."""
-    whole = Clock()
-    warmup, measured = plan.requests[: plan.warmup], plan.requests[plan.warmup :]
-    if warmup:
-        _Run(plan.target, warmup, plan.arrivals, plan.timeout).run()
-    return _Run(plan.target, measured, plan.arrivals, plan.timeout - whole.now()).run()
+    """Run the plan; one record for each request, in their order."""
+    return _Generation(plan.target, plan.requests, plan.arrivals, plan.timeout).run()
 
 
-class _Run:
+class _Generation:
     """A series of requests, from an idle server until the last one is answered or the time is over."""
 
     def __init__(self, target: Target, requests: Sequence[Asked], arrivals: Closed | Poisson, seconds: float) -> None:
@@ -64,15 +61,22 @@ class _Run:
             raise RuntimeError(f"the fault is the load generator's: {fault['msg']}")
         return [self._records[number] for number in range(len(self._requests))]
 
-    def send_next(self) -> bool:
-        """Send the next request and wait for its answer; False once there is nothing left to do for this user."""
+    def send_next(self, free: float | None) -> float | None:
+        """Send the next request and wait for its answer, for a user who is free since then; None: has just come.
+
+        Return since when the user is free again; None if there is nothing left for this user.
+        """
         if not self._waiting:
-            return False
+            return None
         number = self._waiting.popleft()
-        scheduled = self._clock.now() if self._moments is None else self._moments[number]
+        # Not now: other users' answers may have been read since this one's.
+        scheduled = self._clock.now() if free is None else free
+        if self._moments is not None:
+            scheduled = self._moments[number]
         asked = self._requests[number]
-        self._records[number] = exchange(self._target, asked, self._clock, scheduled, self._deadline)
-        return self._moments is None
+        record = exchange(self._target, asked, self._clock, scheduled, self._deadline)
+        self._records[number] = record
+        return record.ended if self._moments is None else None
 
     def _arrive(self, runner: LocalRunner) -> None:
         assert self._moments is not None
@@ -82,12 +86,15 @@ class _Run:
             runner.spawn_users({"_Caller": 1})
 
     def _user_class(self) -> type[User]:
-        run = self
+        generation = self
 
         class _Caller(User):
+            free: float | None = None
+
             @task
             def call(self) -> None:
-                if not run.send_next():
+                self.free = generation.send_next(self.free)
+                if self.free is None:
                     raise StopUser
 
         return _Caller

@@ -20,12 +20,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Plan:
-    """warmup: so many of the requests come first and aren't recorded. timeout: seconds for all of them together."""
+    """timeout: seconds for all of the requests together."""
 
     target: Target
     requests: Sequence[Asked]
     arrivals: Closed | Poisson
-    warmup: int
     timeout: float
 
     def to_json(self) -> str:
@@ -41,6 +40,5 @@ class Plan:
             target=Target(**fields["target"]),
             requests=[Asked(**request) for request in fields["requests"]],
             arrivals={"Closed": Closed, "Poisson": Poisson}[kind](**arrivals),
-            warmup=fields["warmup"],
             timeout=fields["timeout"],
         )

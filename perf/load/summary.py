@@ -1,17 +1,18 @@
-"""Records in, the load's part of a measurement out.
+"""A run in, the load's part of a measurement out.
 
-- **The window** is from the first measured request's scheduled moment to the last measured answer, the server being
-  idle before. Every rate is over this window: tokens per second are the output tokens of all answered requests over it,
-  requests per second their number over it. perf_analyzer's figures are put over the same window elsewhere, so they can
-  stand in one table. A run's ramp at either end lies inside, the same for all; more requests make it weigh less.
-- **Latency** is counted from when a request was *scheduled*: in an open loop, time that it waited to be sent counts
+- **Throughput** is over a window (`load.throughput` says which, and why): `duration_s`, `output_tokens` and the rates.
+  `whole_run` has a closed loop's plain figures beside it, with everything that was sent, warm-up included.
+- **Latencies** are of every measured request, those answered after the window too: leaving them out would leave out the
+  longest. They are counted from when a request was *scheduled*: in an open loop, time that it waited to be sent counts
   (otherwise a generator that falls behind would hide just the slowest moments).
 - **Time to first token** likewise, to the first event with a token in it. **Inter-token latency** is a request's own
   mean: first to last token, over its tokens less one, which holds also where one event joins several tokens. The gaps
   between events are given beside it.
-- **Goodput**: requests that met the SLO, over the window. Errors meet none.
+- **Goodput**: the share of the measured requests that met the SLO (errors meet none), and requests per second times the
+  share of the answered ones that did.
 
-Failed requests are counted, and are in no other figure.
+Failed requests are counted, the warm-up's too, because they change the load of all others; they are in no other figure.
+`unanswered` are those of them that the run had no time for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from itertools import pairwise
 
 from setting.results import percentiles
 
+from load.arrivals import Closed
 from load.records import Record
+from load.run import Run
+from load.throughput import throughput, whole
 
 
 @dataclass(frozen=True)
@@ -56,37 +60,38 @@ def inter_token_latency(record: Record) -> float | None:
     return (record.last_token - record.first_token) / (record.output_tokens - 1)
 
 
-def summarize(records: Sequence[Record], slo: SLO | None) -> dict[str, object]:
-    """Return counts, rates, percentiles in milliseconds and, with an SLO, goodput. Raises ValueError for no records."""
-    if not records:
+def summarize(run: Run, slo: SLO | None) -> dict[str, object]:
+    """Return counts, rates, percentiles in milliseconds and, with an SLO, goodput. Raises ValueError for no records.
+
+    Only counts if no measured request was answered.
+    """
+    if not run.measured:
         raise ValueError("there are no records to summarize")
-    answered = [record for record in records if not record.error]
-    failed = Counter(record.error for record in records if record.error)
-    summary: dict[str, object] = {"requests": len(records), "errors": sum(failed.values())}
+    answered = [record for record in run.measured if not record.error]
+    failed = Counter(record.error for record in run.records if record.error)
+    summary: dict[str, object] = {"requests": len(run.measured), "errors": failed.total()}
     if failed:
         summary["error_messages"] = dict(failed.most_common(5))
+        summary["unanswered"] = sum(record.out_of_time for record in run.records)
     if not answered:
         return summary
-    latencies = [record.latency for record in answered]
-    began = min(record.scheduled for record in records)
-    duration = max(record.scheduled + record.latency for record in answered) - began
-    tokens = sum(record.output_tokens for record in answered)
-    summary |= {
-        "duration_s": round(duration, 4),
-        "output_tokens": tokens,
-        "requests_per_second": round(len(answered) / duration, 4),
-        "tokens_per_second": round(tokens / duration, 2),
-        # Little's law: the mean number of requests that were waiting or being answered.
-        "mean_in_flight": round(sum(latencies) / duration, 3),
-        "latency_ms": percentiles(latencies),
-        **_streamed(answered),
-    }
+    done, latencies = throughput(run), [record.latency for record in answered]
+    summary |= done.to_json()
+    if isinstance(run.arrivals, Closed):
+        summary["whole_run"] = {"requests": len(run.answered), **whole(run).to_json()}
+    underway = sum(
+        max(0.0, min(record.scheduled + record.latency, done.window.end) - max(record.scheduled, done.window.begin))
+        for record in run.answered
+    )
+    # The mean number of requests that were waiting or being answered.
+    summary["mean_in_flight"] = round(underway / done.window.seconds, 3)
+    summary |= {"latency_ms": percentiles(latencies), **_streamed(answered)}
     if slo is not None:
         good = sum(slo.met(record) for record in answered)
         summary["goodput"] = {
             "slo": asdict(slo),
-            "requests_per_second": round(good / duration, 4),
-            "share": round(good / len(records), 4),
+            "requests_per_second": round(done.requests_per_second * good / len(answered), 4),
+            "share": round(good / len(run.measured), 4),
         }
     summary["latencies_s"] = [round(latency, 4) for latency in latencies]
     return summary

@@ -11,6 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+UNITS = {
+    "bare engine": "s of one run",
+    "mean request": "s of one request",
+    "cores": "core seconds of one run",
+}
+"""What the seconds of each whole of an account are: they can't be compared with another whole's."""
+
 
 class PartJSON(TypedDict):
     """A part in a result's file. per_token_us: microseconds for each output token that the whole made."""
@@ -71,13 +78,18 @@ def _flatten(node: Node, parent: str, total: float, tokens: float) -> list[PartJ
     return found
 
 
+def unit(part: PartJSON) -> str:
+    """Return what a part's seconds are."""
+    return UNITS.get(part["name"].split("/")[0], "s")
+
+
 def table(parts: Sequence[PartJSON]) -> str:
     """Return the parts as a Markdown table, each indented below its parent."""
-    lines = ["| where the time goes | seconds | share | µs per token |", "|---|---:|---:|---:|"]
+    lines = ["| where the time goes | time | share | µs per token |", "|---|---:|---:|---:|"]
     for part in parts:
         depth, label = part["name"].count("/"), part["name"].rsplit("/", 1)[-1]
         lines.append(
-            f"| {'&emsp;' * depth}{label} | {part['seconds']:.3f} | {100 * part['share']:.1f} % | "
+            f"| {'&emsp;' * depth}{label} | {part['seconds']:.3f} {unit(part)} | {100 * part['share']:.1f} % | "
             f"{part['per_token_us']:,.1f} |"
         )
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from report.plots.canvas import drawing
 from report.plots.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION
 
-from overhead.parts import PartJSON
+from overhead.parts import PartJSON, unit
 
 _COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 _WIDTH = 9.6
@@ -68,7 +68,7 @@ def _draw(axes: Axes, block: Sequence[_Box], top: float) -> None:
 
 
 def _boxes(parts: Sequence[PartJSON], whole: PartJSON) -> Iterator[_Box]:
-    said = f"{whole['name']}: {whole['seconds']:.3g} s, {whole['per_token_us']:,.0f} µs per token"
+    said = f"{whole['name']}: {whole['seconds']:.3g} {unit(whole)}, {whole['per_token_us']:,.0f} µs per token"
     yield _Box(said, 0.0, 1.0, 0, _pale(GREY, 0))
     left = 0.0
     for index, part in enumerate(_below(parts, whole)):

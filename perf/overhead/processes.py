@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from setting import memory
+
 MODEL = "the model's process"
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -28,7 +30,7 @@ class ServerProcesses:
     @classmethod
     def of(cls, triton: int) -> ServerProcesses:
         """Find the stubs of a tritonserver."""
-        models = tuple(child for child in _descendants(triton) if "python_backend_stub" in _command(child))
+        models = tuple(child for child in memory.family(triton)[1:] if "python_backend_stub" in _command(child))
         if not models:
             raise RuntimeError(f"process {triton} has no model's process among its children")
         return cls(triton, models)
@@ -55,11 +57,3 @@ def _seconds(process: int) -> float:
 
 def _command(process: int) -> str:
     return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
-
-
-def _descendants(process: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{process}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *_descendants(child)]
-    return found

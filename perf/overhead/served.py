@@ -50,7 +50,7 @@ def serve(server: LocalTriton, requests: Sequence[Request], concurrency: int) ->
     processes = ServerProcesses.of(server.pid)
     target = Target("triton-llama", "triton_generate", f"http://{server.http_url}", "llama")
     before, worked, generated = counters.read(server), processes.seconds(), finished_children_seconds()
-    records = drive(target, requests, Closed(concurrency), warmup=0, timeout=_TIMEOUT_S)
+    records = drive(target, requests, Closed(concurrency), warmup=0, timeout=_TIMEOUT_S).measured
     generated = finished_children_seconds() - generated
     used = {name: seconds - worked[name] for name, seconds in processes.seconds().items()}
     wrong = [record for record in records if record.error or record.last_token is None]
@@ -71,16 +71,16 @@ def serve(server: LocalTriton, requests: Sequence[Request], concurrency: int) ->
 
 
 def request_parts(served: Served, tokenization: float) -> Node:
-    """Return where a request's time went on average. tokenization: seconds that it takes alone, without a server."""
+    """Return where a request's time went on average. tokenization: seconds that it takes without a server."""
     counted = served.counted
     queued, first, whole = (
         counted.mean(f"llama_{name}_seconds") for name in ("queue_time", "time_to_first_token", "request_latency")
     )
     request = Node("mean request", seconds=served.latency)
     # What no counter saw: the client, HTTP, JSON, the way to the model's process and the answer's way back.
-    request.rest = "transport and Triton's IPC"
+    request.rest = "the rest of the request: client, HTTP, JSON, Triton's IPC"
     request.take("Triton's queue", counted.stage("queue"))
-    request.take("tokenization", tokenization)
+    request.take("tokenization, as without a server", tokenization)
     request.take("waiting for a slot", queued)
     request.take("prompt to first token", first - queued)
     request.take("decode steps", whole - first)

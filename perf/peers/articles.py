@@ -44,6 +44,8 @@ def _starting(module: str, more: Sequence[str] = ()) -> Start:
                     "dtype": weights.dtype(kept),
                     "versions": {name: version(name) for name in ("fastapi", "uvicorn", "transformers", "torch")},
                 }
-                yield Started(target, shown(command), settings, process.pid, weights.mebibytes(checkpoint, kept))
+                yield Started(
+                    target, shown(command, checkpoint), settings, process.pid, weights.mebibytes(checkpoint, kept)
+                )
 
     return start

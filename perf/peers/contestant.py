@@ -20,8 +20,8 @@ class NotRunError(Exception):
 class Started:
     """A server that has answered.
 
-    command, settings: all that it was started with, and what it says of itself. pid: its first process; the others are
-    that one's descendants. weights_mib: of the weights as it keeps them.
+    command: as `peers.process.shown` shows it. settings: with what it was started, and what it says of itself. pid: its
+    first process; the others are that one's descendants. weights_mib: of the weights as it keeps them.
     """
 
     target: Target
@@ -49,3 +49,7 @@ class Contestant:
     family: Literal["ours", "peer"]
     weights: Weights
     start: Start
+
+    def to_json(self) -> dict[str, object]:
+        """Return what every measurement of it begins with."""
+        return {"server": self.key, "title": self.title, "family": self.family, "weights": self.weights.upper()}

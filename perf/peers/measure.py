@@ -3,7 +3,7 @@
     with opened(contestant, checkpoint, threads=1) as server:      # starts it once, for several loads
         server.measure("equal", Closed(32), count=64, warmup=32, slo=None, rates=rates)
 
-A contestant that can't run has a measurement too, which says why: none is missing in silence.
+Knows one contestant and one load at a time. What becomes of one that can't run is for the run to say (`bench.rivals`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from limit.physics import Limit, best
 from limit.rates import DeviceRates
 from load.arrivals import Closed, Poisson
 from load.driver import drive
-from load.records import Record
+from load.run import Run
 from load.summary import SLO, summarize
 from setting import memory, workload
 from transformers import LlamaConfig
@@ -56,11 +56,11 @@ class Server:
         # The mix again for the warm-up: of a part of a mix, the mean would be another one.
         warm = workload.requests(self.checkpoint, mix, warmup, mean) if warmup else []
         asked = workload.requests(self.checkpoint, mix, count, mean)
-        records = drive(self.started.target, [*warm, *asked], arrivals, warmup, timeout)
-        summary = summarize(records, slo)
+        run = drive(self.started.target, [*warm, *asked], arrivals, warmup, timeout)
+        summary = summarize(run, slo)
         closed = isinstance(arrivals, Closed)
         measurement: Measurement = {
-            **_name(self.contestant),
+            **self.contestant.to_json(),
             "generator": "locust",
             "settings": dict(self.started.settings),
             "command": self.started.command,
@@ -71,7 +71,7 @@ class Server:
                 "rate_per_second": arrivals.rate if isinstance(arrivals, Poisson) else None,
                 "requests": count,
                 "warmup_requests": warmup,
-                "prompt_tokens": _prompt_tokens(records),
+                "prompt_tokens": _prompt_tokens(run),
                 "mean_output_tokens": round(sum(request.output_tokens for request in asked) / count, 2),
             },
             **summary,
@@ -81,6 +81,17 @@ class Server:
         if rates is not None and isinstance(arrivals, Closed) and isinstance(rate, float):
             measurement["limit"] = self._limit(rates, arrivals.concurrency, asked).beside(rate)
         return measurement
+
+    def wave_seconds(self, concurrency: int, mean: int, timeout: float) -> float:
+        """Return how long it takes for so many requests of `mean` tokens each, sent at once.
+
+        Raises NotRunError if one of them isn't answered as asked.
+        """
+        asked = workload.requests(self.checkpoint, "equal", concurrency, mean)
+        run = drive(self.started.target, asked, Closed(concurrency), 0, timeout)
+        if failed := [record.error for record in run if record.error]:
+            raise NotRunError(f"{len(failed)} of its first {concurrency} requests failed: {failed[0]}")
+        return run.whole.seconds
 
     def _memory(self) -> Measurement:
         try:
@@ -93,11 +104,11 @@ class Server:
 
     def _limit(self, rates: DeviceRates, rows: int, asked: list[workload.Request]) -> Limit:
         """Return what the device allows for this load in these weights, whoever serves it: all that is asked at once
-        may share a step. An open loop has no such limit: it gets what it sends.
+        may share a step, and always as many are asked. An open loop has no such limit: it gets what it sends.
         """
         config = LlamaConfig.from_pretrained(self.checkpoint)
         lengths = [request.output_tokens for request in asked]
-        return best(config, self.contestant.weights, rates, rows, lengths, workload.PROMPT_TOKENS)
+        return best(config, self.contestant.weights, rates, rows, lengths, workload.PROMPT_TOKENS, steady=True)
 
 
 @contextmanager
@@ -107,40 +118,7 @@ def opened(contestant: Contestant, checkpoint: Path, threads: int) -> Iterator[S
         yield Server(contestant, started, checkpoint)
 
 
-def measure(
-    contestant: Contestant,
-    checkpoint: Path,
-    mix: workload.Mix,
-    arrivals: Closed | Poisson,
-    count: int,
-    warmup: int,
-    slo: SLO | None,
-    threads: int,
-    rates: DeviceRates | None,
-) -> Measurement:
-    """Start the contestant, put it under one load, stop it; a contestant that can't run says so in the measurement."""
-    try:
-        with opened(contestant, checkpoint, threads) as server:
-            return server.measure(mix, arrivals, count, warmup, slo, rates)
-    except NotRunError as error:
-        return not_run(contestant, error)
-
-
-def not_run(contestant: Contestant, reason: NotRunError) -> Measurement:
-    """Return the measurement of a contestant that can't run here."""
-    return {**_name(contestant), "not_run": str(reason)}
-
-
-def _name(contestant: Contestant) -> Measurement:
-    return {
-        "server": contestant.key,
-        "title": contestant.title,
-        "family": contestant.family,
-        "weights": contestant.weights.upper(),
-    }
-
-
-def _prompt_tokens(records: list[Record]) -> int:
+def _prompt_tokens(run: Run) -> int:
     """Return the mean length of the prompts as the server counted them; as they were made, where it doesn't count."""
-    counted = [record.prompt_tokens for record in records if record.prompt_tokens is not None]
+    counted = [record.prompt_tokens for record in run if record.prompt_tokens is not None]
     return round(sum(counted) / len(counted)) if counted else workload.PROMPT_TOKENS

@@ -11,13 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from load.target import Target
-from setting.machine import ROOT
 from triton_local.errors import LauncherError
 from triton_local.server import LocalTriton
 
 from peers import weights
 from peers.contestant import Contestant, NotRunError, Start, Started
-from peers.process import shown
+from peers.process import shown, shown_checkpoint
 
 _VARIANT = "streaming"
 
@@ -49,10 +48,10 @@ def _starting(name: str, quantization: str) -> Start:
         except LauncherError as error:
             raise NotRunError(str(error)) from error
         try:
-            loaded = _said(server, "loaded ")
+            loaded = _said(server, "loaded ", checkpoint)
             settings = {
                 "threads": threads,
-                "settings": _said(server, "settings: "),
+                "settings": _said(server, "settings: ", checkpoint),
                 "loaded": loaded,
                 "config": _config(server),
                 "versions": {name: version(name) for name in ("nvidia-pytriton", "transformers", "torch")},
@@ -61,7 +60,7 @@ def _starting(name: str, quantization: str) -> Start:
             assert size is not None, loaded
             yield Started(
                 Target(name, "triton_stream", f"http://{server.http_url}", "llama"),
-                shown(command),
+                shown(command, checkpoint),
                 settings,
                 server.pid,
                 float(size[1].replace(",", "")),
@@ -72,11 +71,11 @@ def _starting(name: str, quantization: str) -> Start:
     return start
 
 
-def _said(server: LocalTriton, beginning: str) -> str:
+def _said(server: LocalTriton, beginning: str, checkpoint: Path) -> str:
     """Return the model's own line that begins so, read back from its log."""
     (line,) = [line for line in server.log_text().splitlines() if f"llama: {beginning}" in line]
     # Triton puts the line into quotation marks.
-    return (beginning + line.partition(f"llama: {beginning}")[2].rstrip('"')).replace(f"{ROOT}/", "")
+    return shown_checkpoint(beginning + line.partition(f"llama: {beginning}")[2].rstrip('"'), checkpoint)
 
 
 def _config(server: LocalTriton) -> dict[str, object]:

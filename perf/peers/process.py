@@ -28,9 +28,24 @@ _POLL_S = 0.2
 _GRACE_S = 20.0
 
 
-def shown(command: Sequence[str]) -> str:
-    """Return the command as one would type it in the project's folder: results go to other machines."""
-    return shlex.join(command).replace(f"{ROOT}/", "")
+def shown_checkpoint(text: str, checkpoint: Path) -> str:
+    """Return a setting or a server's line with the checkpoint by its name only: where it lies is this machine's."""
+    name = checkpoint.resolve().name
+    # As it was given, where that is all or what is set; as servers make it absolute, wherever it stands.
+    if text == str(checkpoint) or text.endswith(f"={checkpoint}"):
+        text = text.removesuffix(str(checkpoint)) + name
+    for path in (checkpoint.absolute(), checkpoint.resolve()):
+        text = text.replace(str(path), name)
+    return text.replace(f"{ROOT}/", "")
+
+
+def shown(command: Sequence[str], checkpoint: Path) -> str:
+    """Return the command as one would type it in the project's folder: results go to other machines.
+
+    What is outside the folder is shown by its last part.
+    """
+    words = [shown_checkpoint(word, checkpoint) for word in command]
+    return shlex.join([Path(word).name if word.startswith("/") else word for word in words])
 
 
 @contextmanager
@@ -97,4 +112,4 @@ def _complete_a_token(process: GuardedProcess, target: Target, log: Path) -> Non
 
 def _last_line(log: Path) -> str:
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"{said[-1].strip()[:300]} ({shown([str(log)])})" if said else "it said nothing"
+    return f"{said[-1].strip()[:300]} ({str(log).replace(f'{ROOT}/', '')})" if said else "it said nothing"

@@ -54,7 +54,9 @@ def _start(checkpoint: Path, threads: int) -> Iterator[Started]:
                 "every request": fields,
                 "versions": {name: version(name) for name in ("transformers", "torch")},
             }
-            yield Started(target, shown(command), settings, process.pid, weights.mebibytes(checkpoint, kept))
+            yield Started(
+                target, shown(command, checkpoint), settings, process.pid, weights.mebibytes(checkpoint, kept)
+            )
 
 
 def _blocks(checkpoint: Path) -> int:

@@ -53,7 +53,9 @@ def _start(checkpoint: Path, threads: int) -> Iterator[Started]:
                 "every request": fields,
                 "versions": versions,
             }
-            yield Started(target, shown(command), settings, process.pid, weights.mebibytes(checkpoint, kept))
+            yield Started(
+                target, shown(command, checkpoint), settings, process.pid, weights.mebibytes(checkpoint, kept)
+            )
 
 
 def _processor(checkpoint: Path, threads: int) -> dict[str, str]:

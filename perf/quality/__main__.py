@@ -32,7 +32,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("perf/results/quality.json"))
     options = parser.parse_args()
     if options.model is not None and options.text is None:
-        parser.error("--model needs --text: the held-out text is the embedded checkpoint's")
+        parser.error(
+            "--model needs --text (with make: MODEL needs TEXT): the held-out text is the embedded checkpoint's"
+        )
     if options.context is not None and options.context < 2:
         parser.error(f"--context is {options.context}; a row needs 2 tokens at least")
     try:
@@ -69,6 +71,7 @@ def measure(
         for candidate in CANDIDATES:
             progress.set_description(candidate.key)
             _add(results, candidate, base, reference, rows, progress)
+    results.finish()
     table = quality(run.read(output))
     assert table is not None, "it was just measured"
     print(terminal.text(table))
@@ -102,4 +105,5 @@ def _command(options: argparse.Namespace) -> str:
     return shlex.join(["make", "quality", *variables, *([f"QUALITY={shlex.join(rest)}"] if rest else [])])
 
 
-main()
+if __name__ == "__main__":
+    main()

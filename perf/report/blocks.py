@@ -38,12 +38,15 @@ class PlotBlock:
         return drawn
 
 
-_BENCH, _QUALITY, _TUNE = ("bench", "make bench"), ("quality", "make quality"), ("tune", "make tune")
+_BENCH = ("bench", "make bench")
+_SWEEP = ("bench", 'make bench BENCH="--sweep naive_fp16 batched_int8 inflight_int8"')
+_QUALITY = ("quality", "make quality")
+_TUNE = ("tune", "make tune SLO_P95_MS=<milliseconds>")
 
 TABLES: Mapping[str, TableBlock] = {
     "article": TableBlock(*_BENCH, article.article),
     "mixed": TableBlock(*_BENCH, article.mixed),
-    "sweep": TableBlock(*_BENCH, article.sweep),
+    "sweep": TableBlock(*_SWEEP, article.sweep),
     "peers-closed": TableBlock(*_BENCH, peers.closed),
     "peers-poisson": TableBlock(*_BENCH, peers.poisson),
     "overhead": TableBlock(*_BENCH, overhead.overhead),
@@ -54,10 +57,10 @@ TABLES: Mapping[str, TableBlock] = {
 
 PLOTS: Mapping[str, PlotBlock] = {
     "latency-throughput": PlotBlock(
-        *_BENCH, "Latency at the median and the 95th percentile over tokens per second", "report.plots.latency.latency"
+        *_SWEEP, "Latency at the median and the 95th percentile over tokens per second", "report.plots.latency.latency"
     ),
     "scaling": PlotBlock(
-        *_BENCH,
+        *_SWEEP,
         "Tokens per second over the requests at a time, with the device's limit",
         "report.plots.scaling.scaling",
     ),

@@ -48,11 +48,7 @@ class Times:
     p50: float
     p95: float
     p99: float
-
-    @property
-    def seconds(self) -> tuple[float, float, float]:
-        """All three."""
-        return self.p50, self.p95, self.p99
+    max: float
 
     @property
     def milliseconds(self) -> tuple[float, float]:
@@ -62,7 +58,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Memory:
-    """kind: RSS or VRAM."""
+    """kind: PSS or VRAM."""
 
     kind: str
     weights_mib: float | None
@@ -107,7 +103,10 @@ class NotRun:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was seen; None where it doesn't apply or wasn't looked at. key: its place in the result's file."""
+    """What was seen; None where it doesn't apply or wasn't looked at. key: its place in the result's file.
+
+    requests: measured ones, errors among them.
+    """
 
     key: str
     server: str
@@ -115,6 +114,7 @@ class Measurement:
     family: str
     weights: str
     load: Load
+    requests: int
     errors: int
     requests_per_second: float
     tokens_per_second: float
@@ -145,6 +145,7 @@ class Measurement:
             family=fields.text("family"),
             weights=fields.text("weights"),
             load=Load.of(fields.part("load")),
+            requests=fields.count("requests"),
             errors=fields.count("errors"),
             requests_per_second=fields.number("requests_per_second"),
             tokens_per_second=fields.number("tokens_per_second"),
@@ -160,7 +161,7 @@ class Measurement:
 
 
 def _times(fields: Fields) -> Times:
-    return Times(fields.number("p50") / 1e3, fields.number("p95") / 1e3, fields.number("p99") / 1e3)
+    return Times(*(fields.number(name) / 1e3 for name in ("p50", "p95", "p99", "max")))
 
 
 def _memory(fields: Fields) -> Memory:

@@ -15,7 +15,10 @@ RESULTS = ROOT / "perf" / "results"
 
 @dataclass(frozen=True)
 class Origin:
-    """What must stand beside every figure: on what, when, with what and by which command it was measured."""
+    """What must stand beside every figure: on what, when, with what and by which command it was measured.
+
+    changed: the code wasn't the same to the end of the run.
+    """
 
     device: str
     cores: int
@@ -24,6 +27,7 @@ class Origin:
     date: str
     commit: str
     uncommitted: bool
+    changed: bool
     versions: dict[str, str]
     command: str
     file: str
@@ -42,7 +46,9 @@ class Origin:
         """Return it all as one line of Markdown."""
         threads = "" if self.threads is None else f", {self.threads} thread{'s' if self.threads > 1 else ''} a server"
         no_gpu = " (no GPU)" if self.device.startswith("CPU") else ""
-        commit = f"commit `{self.commit[:7]}`{' with uncommitted changes' if self.uncommitted else ''}"
+        uncommitted = " with uncommitted changes" if self.uncommitted else ""
+        changed = ", and changed during the run" if self.changed else ""
+        commit = f"commit `{self.commit[:7]}`{uncommitted}{changed}"
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return (
             f"{self.hardware}{no_gpu}{threads}; {self.model}; {self.date}; {commit}; {versions}. "
@@ -85,6 +91,7 @@ class Run:
             date=self.fields.text("date").split("T")[0],
             commit=machine.text("commit"),
             uncommitted=machine.flag("uncommitted_changes"),
+            changed="changed_during_run" in machine and machine.flag("changed_during_run"),
             versions={"Python": machine.text("python"), **{name: versions.text(name) for name in versions.names()}},
             command=(self.fields if "command" in self.fields else self.settings).text("command"),
             file=file,

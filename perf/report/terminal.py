@@ -1,4 +1,4 @@
-"""The same tables for a terminal: aligned columns, nothing wider than 120 characters."""
+"""The same tables for a terminal: aligned columns, nothing wider than 120 characters, the columns beyond beneath."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ _GAP = "  "
 
 def text(table: Table, width: int = WIDTH) -> str:
     """Return the table in columns as wide as they must be, and its notes beneath."""
-    widths = _widths(table, width)
-    lines = _wrapped(table.titles, widths, table.right)
-    lines.append(_GAP.join("-" * column for column in widths))
-    for row in table.rows:
-        lines += _wrapped(row, widths, table.right)
+    blocks = "\n\n".join("\n".join(_lines(block, width)) for block in _blocks(table, width))
     notes = [textwrap.fill(note.replace("`", ""), width) for note in table.notes]
-    return "\n".join([*lines, *([""] if notes else []), *notes])
+    return "\n".join([blocks, *([""] if notes else []), *notes])
 
 
 def summary(run: Run) -> str:
@@ -36,25 +32,72 @@ def summary(run: Run) -> str:
     return "\n\n".join(f"{title}\n\n{text(table)}" for title, table in titles.items() if table is not None)
 
 
+def _blocks(table: Table, width: int) -> list[Table]:
+    """Return the table, or as many as its columns need that don't fit; each begins with the first columns of texts."""
+    if _taken(_least(table)) <= width:
+        return [table]
+    keys = next((index for index, right in enumerate(table.right) if right), len(table.right))
+    wide = _needed(table)
+    blocks = [list(range(keys))]
+    for index in range(keys, len(wide)):
+        last = blocks[-1]
+        # One column at least beside the texts, however wide.
+        if len(last) > keys and _taken([wide[other] for other in [*last, index]]) > width:
+            blocks.append(last := list(range(keys)))
+        last.append(index)
+    return [_only(table, columns) for columns in blocks]
+
+
+def _only(table: Table, columns: Sequence[int]) -> Table:
+    return Table(
+        titles=[table.titles[index] for index in columns],
+        right=[table.right[index] for index in columns],
+        rows=[[row[index] for index in columns] for row in table.rows],
+    )
+
+
+def _lines(table: Table, width: int) -> list[str]:
+    widths = _widths(table, width)
+    lines = _wrapped(table.titles, widths, table.right)
+    lines.append(_GAP.join("-" * column for column in widths))
+    for row in table.rows:
+        lines += _wrapped(row, widths, table.right)
+    return lines
+
+
 def _widths(table: Table, width: int) -> list[int]:
     """Return the columns' widths: what the cells need, and the titles' longest words, since titles may be wrapped.
 
     If that is too wide, the widest column of texts is narrowed, down to its longest word; figures are never wrapped.
     """
-    columns = [[row[index] for row in table.rows] for index in range(len(table.titles))]
-    words = [_longest(title.split()) for title in table.titles]
-    widths = [max(word, _longest(cells)) for word, cells in zip(words, columns, strict=True)]
-    least = [
-        wide if right else max(word, *(_longest(cell.split()) for cell in cells))
-        for wide, word, cells, right in zip(widths, words, columns, table.right, strict=True)
-    ]
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+    widths, least = _needed(table), _least(table)
+    while _taken(widths) > width:
         can = [index for index in range(len(widths)) if widths[index] > least[index]]
         if not can:
             # Only figures and words are left, and to cut those would hide more than a long line does.
             break
         widths[max(can, key=lambda index: widths[index])] -= 1
     return widths
+
+
+def _needed(table: Table) -> list[int]:
+    """Return the columns' widths with every cell in one line."""
+    return [
+        max(_longest(title.split()), _longest([row[index] for row in table.rows]))
+        for index, title in enumerate(table.titles)
+    ]
+
+
+def _least(table: Table) -> list[int]:
+    """Return the columns' widths with texts in as many lines as they have words."""
+    return [
+        wide if right else max(_longest(title.split()), *(_longest(row[index].split()) for row in table.rows))
+        for index, (wide, title, right) in enumerate(zip(_needed(table), table.titles, table.right, strict=True))
+    ]
+
+
+def _taken(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
 def _longest(texts: Sequence[str]) -> int:

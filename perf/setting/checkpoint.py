@@ -24,6 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from setting.machine import ROOT
 
 EMBEDDED = ROOT / "models" / "pydoc-llama"
+FOLDER = ROOT / ".work" / "bench"
+"""Where the random ones are kept."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -44,6 +46,11 @@ class Shape:
 SMALL = Shape(512, 1536, 8, 8, 8, 3072, 1024, "float32")
 """30.4 million parameters, 29 million of them in the layers' matrices and the head."""
 LLAMA_2_7B = Shape(4096, 11008, 32, 32, 32, 32000, 4096, "float16")
+
+
+def default_checkpoint() -> Path:
+    """Return the one that is benchmarked where no other is named, made now if need be."""
+    return random_checkpoint(default_shape(), FOLDER)
 
 
 def default_shape() -> Shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -14,21 +15,50 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _PACKAGES = ("torch", "transformers", "bitsandbytes", "nvidia-pytriton", "tritonclient", "locust", "fastapi")
 
+# What a run and `make report` write themselves, and what no figure depends on.
+_WRITTEN = ("perf/results", "README.md", "docs")
+
 
 def describe() -> dict[str, object]:
     """Return commit, device, cores and versions, for a result's JSON."""
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
     return {
-        "commit": commit,
-        "uncommitted_changes": bool(changed.strip()),
+        **sources(),
         "device": device(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
     }
+
+
+def sources() -> dict[str, object]:
+    """Return what identifies the code that runs: the commit and, if files differ from it, a digest of the difference.
+
+    Documents and results don't count.
+    """
+    elsewhere = ["--", ".", *(f":(exclude){path}" for path in _WRITTEN)]
+    untracked = _git("ls-files", "--others", "--exclude-standard", "-z", *elsewhere).split(b"\0")[:-1]
+    digest = hashlib.sha256(_git("diff", "HEAD", "--binary", *elsewhere))
+    for path in sorted(untracked):
+        digest.update(path + b"\0" + _content(ROOT / os.fsdecode(path)))
+    changed = bool(_git("status", "--porcelain", *elsewhere))
+    return {
+        "commit": _git("rev-parse", "HEAD").decode().strip(),
+        "uncommitted_changes": changed,
+        "changes_sha256": digest.hexdigest()[:12] if changed else None,
+    }
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, IsADirectoryError):
+        # Gone since it was listed, or another repository inside of this one: only its name counts.
+        return b""
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=True).stdout
 
 
 def device() -> str:

@@ -1,4 +1,4 @@
-"""What a server takes: VRAM where there is a GPU, else the resident memory of its process and all below it."""
+"""What a server takes: VRAM where there is a GPU, else the memory of its process and all below it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import torch
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """kind: RSS, the processes' resident memory; VRAM, what is taken of the GPU."""
+    """kind: PSS, the processes' proportional set size: pages that several share, such as libraries, count once.
 
-    kind: Literal["RSS", "VRAM"]
+    VRAM, what is in use on the device, by whomever.
+    """
+
+    kind: Literal["PSS", "VRAM"]
     mib: float
 
 
@@ -26,8 +29,7 @@ def of(pid: int) -> ProcessMemory:
     """
     if torch.cuda.is_available():
         return ProcessMemory("VRAM", _device_mib())
-    # The proportional set size: pages that several of them share, such as libraries, count once.
-    return ProcessMemory("RSS", sum(_kibibytes(process, "Pss") for process in family(pid)) / 2**10)
+    return ProcessMemory("PSS", sum(_kibibytes(process, "Pss") for process in family(pid)) / 2**10)
 
 
 def family(pid: int) -> list[int]:

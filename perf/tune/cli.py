@@ -14,11 +14,10 @@ from llama_engine.errors import EngineError
 from load.driver import LoadError
 from setting import machine
 from setting.budget import Budget
-from setting.checkpoint import default_shape, random_checkpoint
+from setting.checkpoint import default_checkpoint
 from setting.results import Results
 from triton_local.errors import LauncherError
 from triton_local.repository import resolve_model
-from triton_local.runtime import cache_root
 
 from tune import options
 from tune.allowance import Allowance
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _tune(chosen, shlex.join(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
-        print(f"\ntune: interrupted; --resume goes on with what is in {chosen.output}", file=sys.stderr)
+        print("\ntune: interrupted; --resume goes on with what was measured", file=sys.stderr)
         return INTERRUPTED
     except (ConfigError, EngineError, LauncherError, LoadError, ReadBackError, OSError, ValueError) as error:
         print(f"tune: {error}", file=sys.stderr)
@@ -80,6 +79,7 @@ def _tune(chosen: Options, arguments: str) -> int:
     )
     for name, content in {"command": f"python -m tune {arguments}", **findings.sections()}.items():
         results.section(name, content)
+    results.finish()
     _show(findings, chosen)
     return MET if findings.recommended is not None else NOT_MET
 
@@ -88,7 +88,7 @@ def _checkpoint(model: str | None) -> str:
     """Return what LLAMA_MODEL is to be: the one asked for, else the benchmarks' own, made now if need be."""
     if model is not None:
         return resolve_model(model)
-    return str(random_checkpoint(default_shape(), cache_root(os.environ) / "checkpoints"))
+    return str(default_checkpoint())
 
 
 def _settings(chosen: Options, subject: Subject) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def target(server: LocalTriton, protocol: Protocol) -> Target:
 
 
 def test_tokens_of_joined_pieces_are_counted_wrong(streaming: LocalTriton) -> None:
-    *records, refused = drive(target(streaming, "triton_stream"), REQUESTS, Closed(3), 1, 120.0)
+    run = drive(target(streaming, "triton_stream"), REQUESTS, Closed(3), 1, 120.0)
+    *records, refused = run
     assert [record.error for record in records] == [""] * 5
     assert [record.output_tokens for record in records] == [12, 5, 1, 3, 9]
     for record in records:
@@ -28,7 +29,9 @@ def test_tokens_of_joined_pieces_are_counted_wrong(streaming: LocalTriton) -> No
         assert (record.first_token, record.last_token) == (record.token_times[0], record.token_times[-1])
         assert record.prompt_tokens == records[0].prompt_tokens
     assert "max_tokens" in refused.error
-    assert summarize([*records, refused], None)["errors"] == 1
+    summary = summarize(run, None)
+    assert (summary["requests"], summary["errors"]) == (6, 1)
+    assert summary["whole_run"]["output_tokens"] == 32  # type: ignore[index]
 
 
 def test_an_answer_in_one_response_is_counted_wrong(triton: LocalTriton) -> None:

@@ -9,6 +9,7 @@ Content = dict[str, object]
 
 OURS = {
     "naive_fp16": ("naive FP16", "FP16", 60.0, 1, 900.0),
+    "naive_fp32": ("naive FP32", "FP32", 100.0, 1, 1000.0),
     "batched_fp16": ("batched FP16", "FP16", 260.0, 8, 3100.0),
     "batched_int8": ("batched INT8", "INT8", 240.0, 8, 4100.0),
     "inflight_int8": ("in-flight INT8", "INT8", 620.0, 32, 5200.0),
@@ -71,7 +72,7 @@ def of_ours(mix: str, slower: float = 1.0) -> Content:
     found: Content = {}
     for server, (title, weights, rate, rows, limit) in OURS.items():
         one = measurement(server, title, weights, round(rate / (slower if rows > 1 else 1), 1), mix)
-        one["memory"] = {"kind": "RSS", "weights_mib": 58.1 if weights == "FP16" else 33.4, "process_mib": 1234.5}
+        one["memory"] = {"kind": "PSS", "weights_mib": 58.1 if weights == "FP16" else 33.4, "process_mib": 1234.5}
         one["mean_rows"], one["mean_batch"] = rows * 0.93, min(rows, 8) * 0.97
         one["limit"] = {
             "tokens_per_second": limit,
@@ -88,7 +89,7 @@ def of_peers(mix: str, slower: float = 1.0) -> Content:
     for server, (title, weights, rate) in PEERS.items():
         one = measurement(server, title, weights, round(rate / slower, 1), mix)
         one["family"] = "ours" if server.startswith("triton_llama") else "peer"
-        one["memory"] = {"kind": "RSS", "weights_mib": 116.0, "process_mib": 987.6}
+        one["memory"] = {"kind": "PSS", "weights_mib": 116.0, "process_mib": 987.6}
         one["limit"] = {"tokens_per_second": 4300.0, "fraction": round(rate / 4300, 4), "bound_by": "operations"}
         if server in STREAMED:
             one["time_to_first_token_ms"] = times(400.0 + 0.5 * (700 - rate))
@@ -141,7 +142,8 @@ def account() -> Content:
             "per_token_us": 1e6 * share * whole / 12800,
         }  # fmt: skip
 
-    engine = {"engine": 1.0, "engine/step": 0.9, "engine/step/forward": 0.8, "engine/step/sampling": 0.1}
+    engine = {"": 1.0, "/step": 0.9, "/step/forward": 0.8, "/step/sampling": 0.1, "/the rest of engine": 0.1}
+    request = {"": 1.0, "/queue": 0.4, "/tokenization": 0.002}
     return {
         "settings": {"mix": "uniform", "requests": 128, "slots": 32, "quantization": "int8"},
         "runs": {
@@ -150,10 +152,8 @@ def account() -> Content:
         },
         "ratios": {"server_over_engine": 0.9531},
         "parts": [
-            *(part(name, share, 20.0) for name, share in engine.items()),
-            part("engine/the rest of engine", 0.1, 20.0),
-            *(part(name, share, 10.0) for name, share in {"request": 1.0, "request/queue": 0.4}.items()),
-            part("request/tokenization", 0.002, 10.0),
+            *(part(f"bare engine{name}", share, 20.0) for name, share in engine.items()),
+            *(part(f"mean request{name}", share, 10.0) for name, share in request.items()),
         ],
     }
 
@@ -170,7 +170,12 @@ def bench() -> Content:
         "sweep": of_sweep(),
     }
     measurements = {f"{prefix}/{key}": one for prefix, part in parts.items() for key, one in part.items()}
-    rates = {"device": "cpu", "threads": 1, "bandwidth": {"33554432": 3.6e10}, "operations": {"fp32": 9.5e10}}
+    rates = {
+        "device": "cpu",
+        "threads": 1,
+        "bandwidth": {"33554432": 3.6e10},
+        "operations": {"fp32": 9.5e10, "fp16": 1.25e10},
+    }
     return result("bench", "make bench", measurements, rates=rates, overhead=account())
 
 

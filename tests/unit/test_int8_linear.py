@@ -81,3 +81,12 @@ def test_activations_are_rounded_at_threshold_0_or_not_rounded_at_another(int8: 
     outliers = load("int8", int8_threshold="6")
     assert rounding(outliers) == {True}
     assert "outlier threshold 6; " in outliers.facts.describe()
+
+
+def test_a_layer_that_was_first_used_in_inference_mode_is_of_no_use_outside() -> None:
+    model = torch.nn.Sequential(_layer(8, 16, False))
+    leave_activations_unrounded(model)
+    activations = torch.randn(3, 16)
+    with torch.inference_mode():
+        within = model(activations).clone()
+    torch.testing.assert_close(model(activations), within.clone(), rtol=0, atol=0)

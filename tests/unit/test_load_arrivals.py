@@ -42,7 +42,7 @@ def test_no_users_at_all_are_accepted() -> None:
 @pytest.mark.parametrize("arrivals", [Closed(3), Poisson(2.5, 9)])
 def test_a_plan_changes_on_its_way_to_the_generator(arrivals: Closed | Poisson) -> None:
     target = Target("peer", "openai_completions", "http://127.0.0.1:1", "llama", {"ignore_eos": True})
-    plan = Plan(target, [Asked("é\n", 3), Asked("b", 4)], arrivals, 1, 2.5)
+    plan = Plan(target, [Asked("é\n", 3), Asked("b", 4)], arrivals, 2.5)
     assert Plan.from_json(plan.to_json()) == plan
 
 

@@ -95,7 +95,8 @@ async def test_a_faulty_answer_is_recorded_as_a_good_one_or_not_at_all() -> None
     async with serving(server.answer) as target:
         asked = [Request(prompt, 3) for prompt in prompts]
         records = await asyncio.to_thread(drive, target, asked, Closed(3), 2, 3.0)
-    assert set(server.prompts[:2]) == set(prompts[:2]), "the warm-up comes before the rest"
+    assert set(server.prompts[:3]) == set(prompts[:3]), "the warm-up comes first"
+    assert [record.error for record in records.records[:2]] == ["", ""]
     assert sorted(server.prompts) == sorted(prompts[:-1]), "each was sent once"
     assert server.at_once == 3
     by_prompt = dict(zip(prompts[2:], records, strict=True))
@@ -114,6 +115,27 @@ async def test_a_faulty_answer_is_recorded_as_a_good_one_or_not_at_all() -> None
     assert by_prompt["hang"].error.startswith("no whole answer when the run's time was over")
     assert len(by_prompt["hang"].token_times) == 1, "what came before the fault is in the record"
     assert (by_prompt["late"].error, by_prompt["late"].sent) == ("not sent: the run's time was over", None)
+
+
+async def test_measured_requests_wait_until_the_warm_up_is_answered() -> None:
+    """The warm-up is only answered when a measured request has come; it would be in vain until the time is over."""
+    measured_there = asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse:
+        if (await request.json())["text_input"] == "warm":
+            await measured_there.wait()
+        else:
+            measured_there.set()
+        return await stream(request, piece(1, "length"))
+
+    async with serving(hold) as target:
+        asked = [Request(prompt, 1) for prompt in ("warm", "first", "second", "third")]
+        run = await asyncio.to_thread(drive, target, asked, Closed(2), 1, 60.0)
+    assert [record.error for record in run.records] == [""] * 4
+    assert len(run) == 3
+    ended = [record.ended for record in run.records]
+    for record in run.records[2:]:
+        assert record.scheduled in ended, "a user is free when the answer before has come"
 
 
 async def test_arrivals_wait_for_answers_in_an_open_loop() -> None:

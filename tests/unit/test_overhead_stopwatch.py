@@ -87,6 +87,6 @@ def test_parts_do_not_add_up_to_their_whole() -> None:
 
 def test_a_part_is_missing_from_the_table() -> None:
     lines = table(flatten(_tree(), tokens=100)).splitlines()
-    assert lines[2] == "| all | 10.000 | 100.0 % | 100,000.0 |"
-    assert lines[4] == "| &emsp;&emsp;right | 3.000 | 30.0 % | 30,000.0 |"
+    assert lines[2] == "| all | 10.000 s | 100.0 % | 100,000.0 |"
+    assert lines[4] == "| &emsp;&emsp;right | 3.000 s | 30.0 % | 30,000.0 |"
     assert len(lines) == 2 + 7

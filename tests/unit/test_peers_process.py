@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from load.arrivals import Closed
 from load.target import Target
 from peers import process, vllm_environment
-from peers.contestant import Contestant, NotRunError, Started
+from peers.contestant import NotRunError
 from peers.lineup import contestant, lineup
-from peers.measure import measure
-from peers.process import HOST, free_port, running, shown
+from peers.process import HOST, free_port, running, shown, shown_checkpoint
 from setting.checkpoint import EMBEDDED
 from setting.machine import ROOT
 
@@ -48,23 +44,6 @@ def test_a_peer_that_listens_but_completes_nothing_is_ready() -> None:
         _tried("-m", "http.server", "--bind", HOST, "PORT")
 
 
-def test_a_contestant_that_can_not_run_is_missing_in_silence() -> None:
-    @contextmanager
-    def start(checkpoint: Path, threads: int) -> Iterator[Started]:
-        if threads:
-            raise NotRunError("no wheel for this machine")
-        yield from ()
-
-    absent = Contestant("absent", "Absent", "peer", "fp32", start)
-    assert measure(absent, EMBEDDED, "equal", Closed(1), 1, 0, None, 1, None) == {
-        "server": "absent",
-        "title": "Absent",
-        "family": "peer",
-        "weights": "FP32",
-        "not_run": "no wheel for this machine",
-    }
-
-
 def test_an_environment_that_was_not_made_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_environment, "FOLDER", ROOT / ".work" / "no such folder")
     with pytest.raises(NotRunError, match="vLLM isn't installed: make bench-vllm"):
@@ -80,8 +59,12 @@ def test_two_contestants_have_one_name() -> None:
         contestant("vlm")
 
 
-def test_a_command_in_the_results_has_this_machine_s_folders_in_it() -> None:
-    assert (
-        shown([f"{ROOT}/.venv/bin/python", "-m", "x", "--model", f"{ROOT}/a b"])
-        == ".venv/bin/python -m x --model 'a b'"
-    )
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_command_in_the_results_has_this_machine_s_folders_in_it(tmp_path: Path, absolute: bool) -> None:
+    checkpoint = tmp_path / "a llama" if absolute else Path("models/a llama")
+    command = [f"{ROOT}/.venv/bin/python", "-m", "x", "--model", str(checkpoint), "--log", f"{ROOT}/log"]
+    assert shown(command, checkpoint) == ".venv/bin/python -m x --model 'a llama' --log log"
+    assert shown(["make", f"MODEL={checkpoint}"], checkpoint) == "make 'MODEL=a llama'"
+    assert shown(["/opt/python/bin/python3", "-m", "x"], checkpoint) == "python3 -m x"
+    line = f"settings: model {checkpoint.absolute()}, quantization int8"
+    assert shown_checkpoint(line, checkpoint) == "settings: model a llama, quantization int8"

@@ -130,7 +130,8 @@ def test_without_results_each_block_says_what_would_measure_it(place: Place) -> 
     assert place.report() == SAME
     text = place.document.read_text()
     assert text.count("*Not measured yet") == len(TABLES) + len(PLOTS)
-    assert "`make tune`" in text
+    assert "`make tune SLO_P95_MS=<milliseconds>`" in text
+    assert text.count('`make bench BENCH="--sweep ') == 3
     assert not place.plots.exists()
     assert place.report("--check") == SAME
 

@@ -12,24 +12,13 @@ from report.tables import article, overhead, peers
 from report.tables.quality import quality
 from report.tables.tune import tune
 from unit import made_up_results
+from unit.markdown_cells import column
 
 FILE = "perf/results/made_up.json"
 
 
 def bench() -> Run:
     return Run(made_up_results.bench(), FILE)
-
-
-def cells(markdown: str) -> list[list[str]]:
-    """The table's cells, its titles first and without the line below them."""
-    lines = [line for line in markdown.splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [rows[0], *rows[2:]]
-
-
-def column(markdown: str, title: str) -> list[str]:
-    titles, *rows = cells(markdown)
-    return [row[titles.index(title)] for row in rows]
 
 
 def changed(path: str, value: object) -> Run:
@@ -75,41 +64,24 @@ def test_the_article_table_has_what_was_measured() -> None:
     assert table is not None
     text = table.markdown()
     assert column(text, "server") == [title for title, *_ in made_up_results.OURS.values()]
-    assert column(text, "weights, MiB")[2] == "INT8, 33.4"
-    assert column(text, "RSS of the process, MiB") == ["1,234"] * 5
-    assert column(text, "latency p50 / p95 / p99, s")[3] == "10.3 / 14.5 / 16.5"
-    assert column(text, "tokens/s") == ["60.0", "260", "240", "620", "700"]
-    assert column(text, "over naive FP16") == ["1.00 ×", "4.33 ×", "4.00 ×", "10.3 ×", "11.7 ×"]
+    assert column(text, "weights, MiB")[3] == "INT8, 33.4"
+    assert column(text, "memory of the processes (PSS), MiB") == ["1,234"] * 6
+    assert column(text, "requests") == ["64"] * 6
+    assert column(text, "latency p50 / p95 / max, s")[4] == "10.3 / 14.5 / 17.5"
+    assert column(text, "tokens/s") == ["60.0", "100", "260", "240", "620", "700"]
+    assert column(text, "over naive FP32") == ["0.600 ×", "1.00 ×", "2.60 ×", "2.40 ×", "6.20 ×", "7.00 ×"]
     assert column(text, "rows a step")[0] == "0.930"
-    assert column(text, "limit, tokens/s")[3] == "5,200"
-    assert column(text, "of the limit")[3] == "12 %"
-
-
-def test_what_a_table_was_measured_on_stands_beneath_it() -> None:
-    table = article.article(bench())
-    assert table is not None
-    assert table.notes[-1] == (
-        "CPU: Made-up 9000, 2 cores (no GPU), 1 thread a server; a made-up Llama; 2001-01-01; commit `0123456`; "
-        "Python 3.11.7, torch 2.13.0+cpu, transformers 5.23.0, locust 2.47.0. `make bench` writes "
-        "`perf/results/made_up.json`."
-    )
-    assert "bandwidth: naive FP16; operations: batched FP16" in table.notes[1]
-    assert "reads GB/s 36.0 at 32 MiB; products, 10^9 operations/s: fp32 95.0" in table.notes[2]
-
-
-def test_uncommitted_changes_are_admitted() -> None:
-    content = made_up_results.bench()
-    cast("dict[str, object]", content["machine"])["uncommitted_changes"] = True
-    assert "`0123456` with uncommitted changes" in Run(content, FILE).origin.line()
+    assert column(text, "limit, tokens/s")[4] == "5,200"
+    assert column(text, "of the limit")[4] == "12 %"
 
 
 def test_each_mix_is_compared_with_its_own_baseline() -> None:
     table = article.mixed(bench())
     assert table is not None
     text = table.markdown()
-    assert column(text, "new tokens") == ["uniform, mean 200"] * 5 + ["geometric, mean 200"] * 5
-    assert column(text, "over naive FP16")[3] == "7.95 ×"
-    assert column(text, "over naive FP16")[8] == "5.74 ×"
+    assert column(text, "new tokens") == ["uniform, mean 200"] * 6 + ["geometric, mean 200"] * 6
+    assert column(text, "over naive FP32")[4] == "4.77 ×"
+    assert column(text, "over naive FP32")[10] == "3.44 ×"
 
 
 def test_a_server_that_did_not_run_is_named_with_the_reason_and_has_no_row() -> None:
@@ -132,7 +104,7 @@ def test_a_server_that_answered_nothing_has_no_row() -> None:
     del one["latency_ms"]
     table = article.article(Run(content, FILE))
     assert table is not None
-    assert len(table.rows) == 4
+    assert len(table.rows) == 5
     assert "Not run: naive FP16 (all 64 requests failed)." in table.notes
 
 
@@ -150,6 +122,8 @@ def test_the_sweep_has_a_row_for_each_concurrency() -> None:
     table = article.sweep(bench())
     assert table is not None
     assert [row[0] for row in table.rows] == ["1", "2", "4", "8", "16", "32", "64", "128"]
+    assert column(table.markdown(), "in-flight INT8, tokens/s / p95 s / of the limit")[5] == "620 / 14.5 / 12 %"
+    assert table.notes[1].startswith("64 requests were measured for each figure. Throughput is that while")
 
 
 def test_quality_has_the_distance_of_each_way_to_quantize() -> None:
@@ -182,7 +156,7 @@ def test_overhead_compares_each_run_with_what_is_inside_of_it() -> None:
 def test_the_parts_are_indented_below_their_wholes_and_small_ones_counted() -> None:
     table = overhead.where(bench())
     assert table is not None
-    assert [row[0].strip() for row in table.rows][:3] == ["engine", "step", "forward"]
+    assert [row[0].strip() for row in table.rows][:3] == ["bare engine", "step", "forward"]
     assert [len(row[0]) - len(row[0].lstrip()) for row in table.rows] == [0, 4, 8, 8, 4, 0, 4]
     assert "less than 1 % each: 1 of 8 parts" in table.notes[0]
 

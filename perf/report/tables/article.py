@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from limit.rates import DeviceRates
-
-from report.cells import figure
+from report.cells import figure, percent
 from report.measurement import Measurement
 from report.run import Run
 from report.table import Column, Table, table
-from report.tables import columns
+from report.tables import columns, rates
 
 MIXED = ("uniform", "geometric")
 
@@ -23,8 +21,9 @@ def article(run: Run) -> Table | None:
             columns.SERVER,
             columns.weights(measured),
             columns.memory(measured),
-            columns.LATENCY,
             columns.REQUESTS,
+            columns.latency(measured),
+            columns.REQUESTS_RATE,
             columns.TOKENS,
             columns.speed_up(measured),
             columns.BATCH,
@@ -35,8 +34,9 @@ def article(run: Run) -> Table | None:
         measured,
         [
             _load(measured[0]),
+            columns.WINDOW,
             *columns.bound_by(measured),
-            *_rates(run),
+            *rates.lines(run, measured),
             *columns.not_run(run.not_run("article", "equal")),
             run.origin.line(),
         ],
@@ -52,8 +52,9 @@ def mixed(run: Run) -> Table | None:
         [
             columns.LENGTHS,
             columns.SERVER,
-            columns.LATENCY,
             columns.REQUESTS,
+            columns.latency(rows),
+            columns.REQUESTS_RATE,
             columns.TOKENS,
             columns.speed_up(rows),
             columns.BATCH,
@@ -64,6 +65,9 @@ def mixed(run: Run) -> Table | None:
         rows,
         [
             _load(rows[0], lengths=False),
+            columns.WINDOW,
+            *columns.bound_by(rows),
+            *rates.lines(run, rows),
             *columns.not_run([reason for mix in MIXED for reason in run.not_run("article", mix)]),
             run.origin.line(),
         ],
@@ -71,34 +75,40 @@ def mixed(run: Run) -> Table | None:
 
 
 def sweep(run: Run) -> Table | None:
-    """Return tokens/s and p95 at every concurrency, a row for each; None if there was no sweep."""
+    """Return tokens/s, p95 and share of the limit at every concurrency, a row each; None if there was no sweep."""
     measured = run.measured("sweep")
     if not measured:
         return None
     found = {(row.title, row.load.concurrency): row for row in measured}
+    fewest, most = (count(row.requests for row in measured) for count in (min, max))
+    counted = str(most) if fewest == most else f"{fewest} to {most}"
     steps = sorted({row.load.concurrency for row in measured if row.load.concurrency is not None})
     titles = list(dict.fromkeys(row.title for row in measured))
+    what = "tokens/s / p95 s" + (" / of the limit" if any(row.limit is not None for row in measured) else "")
 
     def column(title: str) -> Column[int]:
         def cell(concurrency: int) -> str | None:
             row = found.get((title, concurrency))
-            return None if row is None else f"{_tokens(row)} / {_p95(row)}"
+            return None if row is None else " / ".join(_cells(row))
 
-        return Column(f"{title}, tokens/s / p95 s", cell)
+        return Column(f"{title}, {what}", cell)
 
     return table(
         [Column("concurrency", str), *(column(title) for title in titles)],
         steps,
-        [_load(measured[0], concurrency=False), *columns.not_run(run.not_run("sweep")), run.origin.line()],
+        [
+            _load(measured[0], concurrency=False),
+            f"{counted} requests were measured for each figure. {columns.WINDOW}",
+            *columns.bound_by(measured),
+            *columns.not_run(run.not_run("sweep")),
+            run.origin.line(),
+        ],
     )
 
 
-def _tokens(row: Measurement) -> str:
-    return columns.TOKENS.cell(row) or ""
-
-
-def _p95(row: Measurement) -> str:
-    return figure(row.latency.p95)
+def _cells(row: Measurement) -> list[str]:
+    limit = [] if row.limit is None else [percent(row.limit.fraction)]
+    return [figure(row.tokens_per_second), figure(row.latency.p95), *limit]
 
 
 def _load(row: Measurement, *, lengths: bool = True, concurrency: bool = True) -> str:
@@ -107,20 +117,3 @@ def _load(row: Measurement, *, lengths: bool = True, concurrency: bool = True) -
     if lengths:
         parts.append(f"new tokens: {row.load.title}")
     return f"Load: {'; '.join(parts)}; greedy; warm-up not counted."
-
-
-def _rates(run: Run) -> list[str]:
-    """Return the line of what the device's limit was computed from, or none where it wasn't measured."""
-    found = run.fields.optional_part("rates")
-    if found is None:
-        return []
-    bandwidth, operations = found.part("bandwidth"), found.part("operations")
-    rates = DeviceRates.from_json(
-        {
-            "device": found.text("device"),
-            "threads": found.count("threads"),
-            "bandwidth": {size: bandwidth.number(size) for size in bandwidth.names()},
-            "operations": {kind: operations.number(kind) for kind in operations.names()},
-        }
-    )
-    return [f"Measured rates: {rates.describe()}."]

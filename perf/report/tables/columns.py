@@ -8,6 +8,17 @@ from report.cells import figure, percent, several, whole
 from report.measurement import Measurement, NotRun
 from report.table import Column
 
+FEWEST_FOR_P99 = 100
+"""Of fewer requests the 99th percentile is the longest one, and is called so."""
+WINDOW = (
+    "Throughput is that while the load was full: from the first request after the warm-up to the first answer after "
+    "the last sending; requests/s is tokens/s over the mean length. Latencies are of all measured requests, those "
+    "answered while the load emptied included."
+)
+"""What a closed loop's figures are of."""
+BASES = ("naive_fp32", "naive_fp16")
+"""What the others are compared with, the first that was measured. In FP16 alone a CPU would compare number formats."""
+
 
 def server(measurement: Measurement) -> str:
     """Return the server's title, and its errors where there were any: figures beside errors are no full figures."""
@@ -17,8 +28,8 @@ def server(measurement: Measurement) -> str:
 
 SERVER = Column[Measurement]("server", server, right=False)
 LENGTHS = Column[Measurement]("new tokens", lambda row: row.load.title, right=False)
-LATENCY = Column[Measurement]("latency p50 / p95 / p99, s", lambda row: several(*row.latency.seconds))
-REQUESTS = Column[Measurement]("requests/s", lambda row: figure(row.requests_per_second))
+REQUESTS = Column[Measurement]("requests", lambda row: whole(row.requests))
+REQUESTS_RATE = Column[Measurement]("requests/s", lambda row: figure(row.requests_per_second))
 TOKENS = Column[Measurement]("tokens/s", lambda row: figure(row.tokens_per_second))
 ROWS = Column[Measurement]("rows a step", lambda row: None if row.mean_rows is None else figure(row.mean_rows))
 BATCH = Column[Measurement]("Triton's batch", lambda row: None if row.mean_batch is None else figure(row.mean_batch))
@@ -42,26 +53,40 @@ def weights(measurements: Sequence[Measurement]) -> Column[Measurement]:
 
 
 def memory(measurements: Sequence[Measurement]) -> Column[Measurement]:
-    """Return the column of the process's memory, which says whether that is the process's own or the GPU's."""
+    """Return the column of the memory taken, which says whether that is the processes' own or the GPU's."""
     kinds = sorted({row.memory.kind for row in measurements if row.memory is not None})
+    titles = {"PSS": "memory of the processes (PSS)", "VRAM": "VRAM in use on the device"}
 
     def cell(row: Measurement) -> str | None:
         if row.memory is None or row.memory.process_mib is None:
             return None
         return whole(row.memory.process_mib) + ("" if len(kinds) == 1 else f" {row.memory.kind}")
 
-    return Column(f"{kinds[0] if len(kinds) == 1 else 'memory'} of the process, MiB", cell)
+    return Column(f"{titles.get(kinds[0], kinds[0]) if len(kinds) == 1 else 'memory'}, MiB", cell)
+
+
+def latency(measurements: Sequence[Measurement]) -> Column[Measurement]:
+    """Return the column of latencies, with the longest one where too few were measured for a 99th percentile."""
+    if min(row.requests - row.errors for row in measurements) < FEWEST_FOR_P99:
+        return Column(
+            "latency p50 / p95 / max, s", lambda row: several(row.latency.p50, row.latency.p95, row.latency.max)
+        )
+    return Column("latency p50 / p95 / p99, s", lambda row: several(row.latency.p50, row.latency.p95, row.latency.p99))
 
 
 def speed_up(measurements: Sequence[Measurement]) -> Column[Measurement]:
-    """Return the column of tokens/s over those of the first server, at the same lengths."""
-    first = measurements[0]
-    base = {row.load.mix: row.tokens_per_second for row in measurements if row.server == first.server}
+    """Return the column of tokens/s over those of the naive server, at the same lengths; it applies where there is one.
+
+    The server is the first of BASES that was measured at the most mixes of lengths.
+    """
+    found = {key: [row for row in measurements if row.server == key] for key in BASES}
+    chosen = max(found.values(), key=len)
+    base = {row.load.mix: row.tokens_per_second for row in chosen}
 
     def cell(row: Measurement) -> str | None:
         return f"{figure(row.tokens_per_second / base[row.load.mix])} ×" if row.load.mix in base else None
 
-    return Column(f"over {first.title}", cell)
+    return Column(f"over {chosen[0].title}" if chosen else "", cell)
 
 
 def not_run(found: Sequence[NotRun]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from overhead.parts import PartJSON
+from overhead.parts import PartJSON, unit
 
 from report.cells import figure, percent
 from report.fields import Fields
@@ -14,6 +14,14 @@ from report.table import Column, Table, table
 
 LEAST_SHARE = 0.01
 """Of its whole; what is less is left out of the table."""
+
+_WHOLES = (
+    "Three wholes, which can't be compared with each other. Bare engine: the seconds of one run of all requests in one "
+    "process without a server, under the stopwatch. Mean request: the mean seconds of one request at its client, "
+    "in the server's last run. Cores: the core seconds of that run, all cores together.",
+    "In the mean request, tokenization is the time that it takes in the bare engine's run; the rest is what no counter "
+    "saw, and has the client, HTTP and JSON in it as well as Triton's IPC.",
+)
 
 
 def overhead(run: Run) -> Table | None:
@@ -52,14 +60,15 @@ def where(run: Run) -> Table | None:
     return table(
         [
             Column("where the time goes", _name, right=False),
-            Column("seconds", lambda part: figure(part["seconds"])),
-            Column("share", lambda part: percent(part["share"])),
+            Column("time", lambda part: f"{figure(part['seconds'])} {unit(part)}"),
+            Column("share of its whole", lambda part: percent(part["share"])),
             Column("µs a token", lambda part: figure(part["per_token_us"])),
         ],
         shown,
         [
             f"Load: {load(found)}. Not shown, at less than {100 * LEAST_SHARE:.0f} % each: "
             f"{len(everything) - len(shown)} of {len(everything)} parts.",
+            *_WHOLES,
             run.origin.line(),
         ],
     )

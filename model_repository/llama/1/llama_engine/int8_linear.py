@@ -63,7 +63,9 @@ class Scratch:
     def widen(self, weight: torch.Tensor) -> torch.Tensor:
         """Return [rows, in] in float32; valid until the next call."""
         if weight.numel() > len(self._memory):
-            self._memory = torch.empty(weight.numel())
+            # A tensor that is made in inference mode could only be written to in there.
+            with torch.inference_mode(False):
+                self._memory = torch.empty(weight.numel())
         widened = self._memory[: weight.numel()].view(weight.shape)
         return widened.copy_(weight)
 

@@ -1,0 +1,49 @@
+"""What a run of the benchmarks is told, and what it answers to nonsense: one line, before anything is measured."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from bench.options import CONCURRENCY, SECTIONS, parse
+
+
+def test_a_plain_run_leaves_something_out() -> None:
+    options = parse([])
+    assert options.sections == SECTIONS
+    assert (options.concurrency, options.sweep, options.without, options.model) == (CONCURRENCY, (), (), None)
+    assert options.said == ()
+
+
+def test_what_was_said_makes_another_run() -> None:
+    line = ["--concurrency", "8", "--threads", "63", "--only", "peers", "--sweep", "inflight_int8", "--without", "vllm"]
+    said = parse([*line, "--budget", "5"]).said
+    assert shlex.join(said) == shlex.join(line)
+    assert parse([*said]).said == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "0"], "0 is out of bounds: more than 0"),
+        (["--budget", "nan"], "nan is out of bounds: more than 0"),
+        (["--concurrency", "0"], "0 is out of bounds: at least 1"),
+        (["--threads", "-1"], "-1 is out of bounds: at least 1"),
+        (["--slo-ttft-ms", "-5"], "-5 is out of bounds: more than 0"),
+        (["--only", "peer"], "invalid choice: 'peer'"),
+        (["--sweep", "inflight_int9"], "--sweep has 'inflight_int9': known are naive_fp16, "),
+        (["--without", "vlm"], "--without has 'vlm': known are triton_llama_int8, "),
+        (["--model", "no/such/folder"], "--model is no/such/folder: no folder with a config.json"),
+    ],
+)
+def test_nonsense_is_measured(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_checkpoint_s_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert parse(["--model", str(tmp_path)]).model == tmp_path

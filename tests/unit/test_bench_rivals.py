@@ -1,0 +1,178 @@
+"""The peers' part of a run: the same load for everyone, and nobody whose failure ends it or is missing in silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from bench import rivals
+from bench.course import Course
+from bench.options import parse
+from limit.rates import DeviceRates
+from load.driver import LoadError
+from load.target import Target
+from peers.contestant import Contestant, NotRunError, Started
+from setting.budget import Budget
+from setting.checkpoint import EMBEDDED
+from setting.results import Results
+
+CONCURRENCY = 4
+RATES = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11, "int8": 1e11})
+MIXES = ("closed/uniform", "closed/geometric", "poisson/uniform")
+
+
+class Quick(ThreadingHTTPServer):
+    """Answers at once with as many tokens as were asked for; from request number `until` on, never."""
+
+    daemon_threads = True
+
+    def __init__(self, until: float) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.until = until
+        self.asked: list[int] = []
+        self.over = threading.Event()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Quick
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(asked["max_tokens"])
+        if len(self.server.asked) > self.server.until:
+            self.server.over.wait()
+            return
+        body = json.dumps({"text": "a", "tokens": asked["max_tokens"]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the terminal clean."""
+
+
+def served(key: str, family: Literal["ours", "peer"], servers: list[Quick], until: float = float("inf")) -> Contestant:
+    @contextmanager
+    def start(checkpoint: Path, threads: int) -> Iterator[Started]:
+        server = Quick(until)
+        servers.append(server)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            target = Target(key, "fastapi", f"http://127.0.0.1:{server.server_port}", "llama")
+            yield Started(target, f"serve {key}", {"threads": threads, "checkpoint": checkpoint.name}, os.getpid(), 1.0)
+        finally:
+            server.over.set()
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    return Contestant(key, key, family, "fp32", start)
+
+
+def failing(key: str, error: Exception) -> Contestant:
+    @contextmanager
+    def start(checkpoint: Path, threads: int) -> Iterator[Started]:
+        if threads:
+            raise error
+        yield from ()
+
+    return Contestant(key, key, "peer", "fp32", start)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Course]:
+    def of(*contestants: Contestant, seconds: float = 600.0, there: Sequence[str] = ()) -> Course:
+        monkeypatch.setattr(rivals, "lineup", lambda: list(contestants))
+        course = Course(Results(tmp_path / "bench.json", "bench", {}, False, tmp_path), Budget(seconds))
+        for key in there:
+            course.note(f"peers/{key}", {"tokens_per_second": 1.0, "errors": 0})
+        options = parse(["--concurrency", str(CONCURRENCY), "--threads", "1"])
+        rivals.peers(course, options, EMBEDDED, RATES)
+        return course
+
+    return of
+
+
+def not_run(course: Course, key: str) -> list[object]:
+    return [course.results.measurements[f"peers/{mix}/{key}"].get("not_run") for mix in MIXES]
+
+
+def test_a_contestant_that_can_not_run_ends_the_run_or_is_missing_in_silence(run: Callable[..., Course]) -> None:
+    errors: dict[str, Exception] = {
+        "absent": NotRunError("no wheel for this machine"),
+        "broken": subprocess.CalledProcessError(3, ["vllm"]),
+        "wrong": ValueError("two lines\nof reason"),
+        "silent": AssertionError(),
+        "loaded": LoadError("the load generator ended with code 1"),
+    }
+    course = run(*(failing(key, error) for key, error in errors.items()))
+    assert not_run(course, "absent") == ["NotRunError: no wheel for this machine"] * 3
+    assert not_run(course, "broken") == ["CalledProcessError: Command '['vllm']' returned non-zero exit status 3."] * 3
+    assert not_run(course, "wrong") == ["ValueError: two lines"] * 3
+    assert not_run(course, "silent") == ["AssertionError: AssertionError()"] * 3
+    assert not_run(course, "loaded") == ["LoadError: the load generator ended with code 1"] * 3
+    assert course.results.measurements["peers/closed/uniform/absent"] == {
+        "server": "absent",
+        "title": "absent",
+        "family": "peer",
+        "weights": "FP32",
+        "not_run": "NotRunError: no wheel for this machine",
+    }
+
+
+def test_a_server_is_started_without_time_for_it(run: Callable[..., Course]) -> None:
+    servers: list[Quick] = []
+    course = run(served("ours", "ours", servers), seconds=5.0)
+    assert servers == []
+    assert all("are left of --budget" in str(reason) for reason in not_run(course, "ours"))
+
+
+def test_a_load_depends_on_the_server(
+    run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first of ours can't be run: the rate is the second one's, and a peer before that one has none."""
+    monkeypatch.setattr(rivals, "OPEN_SECONDS", 0.1)
+    servers: list[Quick] = []
+    course = run(
+        failing("first", NotRunError("no")),
+        served("early", "peer", servers),
+        served("second", "ours", servers),
+        # What is there already costs no time here.
+        there=("closed/uniform/early", "closed/geometric/early", "closed/geometric/second"),
+    )
+    reason = "NoRateError: the rate is a share of our own server's in the closed loop (uniform), which wasn't measured"
+    assert not_run(course, "early") == [None, None, reason]
+    assert not_run(course, "second") == [None, None, None]
+    closed, opened = (course.results.measurements[f"peers/{mix}/uniform/second"] for mix in ("closed", "poisson"))
+    assert (closed["requests"], closed["errors"]) == (rivals.MEASURED, 0)
+    assert closed["load"]["warmup_requests"] == CONCURRENCY
+    assert closed["whole_run"]["requests"] == rivals.MEASURED + CONCURRENCY
+    assert opened["load"]["rate_per_second"] == round(rivals.OPEN_SHARE * closed["requests_per_second"], 3)
+    assert opened["requests"] == max(rivals.OPEN_LEAST, round(0.1 * opened["load"]["rate_per_second"]))
+    assert len(servers[0].asked) == 2 * CONCURRENCY
+    assert len(servers[1].asked) == 3 * CONCURRENCY + rivals.MEASURED + opened["requests"]
+    assert f"second runs: serve second\n  threads: 1\n  checkpoint: {EMBEDDED.name}" in capsys.readouterr().out
+
+
+def test_a_server_that_is_still_at_work_gets_the_next_load(
+    run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rivals, "TIMEOUT_S", 2.0)
+    servers: list[Quick] = []
+    # The two waves of the pace are answered, and half of the first load.
+    course = run(served("ours", "ours", servers, until=2 * CONCURRENCY + 32))
+    measured = course.results.measurements["peers/closed/uniform/ours"]
+    assert measured["unanswered"] == measured["errors"] == CONCURRENCY + rivals.MEASURED - 32
+    reason = f"StillAtWorkError: {measured['unanswered']} requests of the load before weren't answered in time"
+    assert not_run(course, "ours") == [None, reason, reason]
+    assert len(servers[0].asked) == 3 * CONCURRENCY + 32

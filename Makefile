@@ -11,7 +11,7 @@ HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
-BUDGET ?= 60
+BUDGET ?=
 SLO_P95_MS ?=
 TEXT ?=
 BENCH ?=
@@ -56,14 +56,14 @@ test-compose: $(READY) ## docker compose on a real Docker engine
 	@$(BIN)/pytest tests/compose
 
 bench: $(READY_ANALYZER) ## the article's table, mixed lengths, the peers, the limit, where the time goes (BUDGET minutes, BENCH options)
-	@$(PERF) bench --budget '$(BUDGET)' $(if $(MODEL),--model '$(MODEL)') $(BENCH)
+	@$(PERF) bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 bench-vllm: $(READY_PERF) ## install vLLM, one of the peers, into an environment of its own (.work/vllm)
 	@$(PERF) peers.vllm_environment
 
 tune: $(READY_PERF) ## the config for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@test -n '$(SLO_P95_MS)' || { echo "SLO_P95_MS is not set: the 95th percentile of latency to meet, in milliseconds, such as make tune SLO_P95_MS=20000" >&2; exit 2; }
-	@$(PERF) tune --slo-p95-ms '$(SLO_P95_MS)' --budget '$(BUDGET)' $(if $(MODEL),--model '$(MODEL)') $(TUNE)
+	@$(PERF) tune --slo-p95-ms '$(SLO_P95_MS)' $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
 
 quality: $(READY_PERF) ## what INT8 costs in perplexity and KL divergence (MODEL, TEXT)
 	@$(PERF) quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)

@@ -1,7 +1,8 @@
 """Measure everything in one run, write it to one file, and print its tables.
 
-The order is that of importance, because the budget may end first: the article's table, the same at mixed lengths, the
-peers, where the time goes, and the sweeps that were asked for. What there was no time for says so in the results.
+The budget may end first, so the order is that of importance and of length: the article's table, the same at mixed
+lengths, where the time goes, the peers, and the sweeps that were asked for. What there was no time for says so in the
+results.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ def main() -> None:
         articles.tables(course, options, checkpoint, rates, ["equal"], _SHARES["article"] * budget.left)
     if "mixed" in options.sections:
         articles.tables(course, options, checkpoint, rates, ["uniform", "geometric"], _SHARES["mixed"] * budget.left)
-    if "peers" in options.sections:
-        rivals.peers(course, options, checkpoint, rates)
     if "overhead" in options.sections and results.get("overhead") is None:
         _account(course, options, checkpoint)
+    if "peers" in options.sections:
+        rivals.peers(course, options, checkpoint, rates)
     articles.sweeps(course, options, checkpoint, rates, _SWEEP_S)
     results.finish()
     print(

@@ -19,6 +19,8 @@ for name in [name for name in os.environ if name.startswith("LLAMA_")]:
 def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Every server that the tests which are to run need, in their order."""
     order = dict.fromkeys(name for item in request.session.items for name in _needs(item))
+    # Here, because pytest makes it on first use, and the threads that start servers would make one each.
+    tmp_path_factory.getbasetemp()
     with Fleet(list(order), tmp_path_factory.mktemp) as servers:
         yield servers
 

@@ -101,6 +101,9 @@ def test_a_known_load_is_counted_wrongly(narrow: LocalTriton) -> None:
     if decoupled:
         streamed = [wire(narrow, _request(9)).whole for wire in STREAM_WIRES]
         assert [answer.num_output_tokens for answer in streamed] == [9] * 3
+    # Or the slot that is seen in use below would be the last row's, and the call be cancelled before it has got there.
+    metrics.wait_for(len(limits) + 2 + 3 * decoupled, "llama_request_latency_seconds_count")
+    metrics.wait(Metrics.idle, "all have ended")
     with Call(narrow, _request(500)) as call:
         metrics.wait(lambda now: now.now("llama_slots_in_use") == 1, "it runs")
         call.cancel()

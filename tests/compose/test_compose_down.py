@@ -14,7 +14,8 @@ from triton_llama.endpoint import Protocol
 
 HTTP, GRPC, METRICS = 8000, 8001, 8002
 ACCEPTED: list[tuple[int, Protocol]] = [(HTTP, "http"), (GRPC, "grpc"), (HTTP, "http"), (GRPC, "grpc")]
-TOKENS = 100
+TOKENS = 400
+"""Long enough that the first one still runs when the last one has come, on a machine that is busy otherwise, too."""
 PENDING = re.compile(r'^nv_inference_pending_request_count\{model="llama".*\} (\d+)', re.MULTILINE)
 
 

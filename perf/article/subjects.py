@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from limit.rates import Weights
-
-_TORCH_NAMES: dict[Weights, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
+from peers import weights
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Subject:
     @property
     def linears(self) -> str:
         """The dtype of the linear layers as PyTorch calls it; in INT8 the head has another one."""
-        return _TORCH_NAMES[self.weights]
+        return weights.dtype(self.weights)
 
 
 def subjects() -> list[Subject]:
@@ -47,16 +45,15 @@ def subjects() -> list[Subject]:
     On a CPU, which computes 16 bits slower than 32, the article's FP16 has twins in FP32: what batching gains is to be
     seen without what the number format loses.
     """
-    gpu = torch.cuda.is_available()
     # What the setting dtype=auto comes to.
-    plain: Weights = "fp16" if gpu else "fp32"
+    plain = weights.unquantized()
     naive = Subject("naive_fp16", "naive FP16", "naive_fp16", "fp16", 1, False, "batch")
     batched = Subject("batched_fp16", "batched FP16", "batched_fp16", "fp16", 8, True, "batch")
     return [
         naive,
-        *([] if gpu else [_in_fp32(naive)]),
+        *([] if plain == "fp16" else [_in_fp32(naive)]),
         batched,
-        *([] if gpu else [_in_fp32(batched)]),
+        *([] if plain == "fp16" else [_in_fp32(batched)]),
         Subject("batched_int8", "batched INT8", "batched_int8", "int8", 8, True, "batch"),
         Subject("inflight_int8", "in-flight INT8", "default", "int8", 32, True, "inflight"),
         Subject(

@@ -15,6 +15,7 @@ BUDGET ?=
 SLO_P95_MS ?=
 TEXT ?=
 BENCH ?=
+SWEEP ?=
 TUNE ?=
 QUALITY ?=
 
@@ -24,7 +25,7 @@ READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
 PERF := PYTHONPATH=model_repository/llama/1:perf $(BIN)/python -m
 
-.PHONY: help demo serve test test-unit test-contract test-server test-compose bench bench-vllm tune quality report bench-inflight check \
+.PHONY: help demo serve test test-unit test-contract test-server test-compose bench sweep bench-vllm tune quality report bench-inflight check \
   format train clean
 
 help: ## this list
@@ -57,6 +58,9 @@ test-compose: $(READY) ## docker compose on a real Docker engine
 
 bench: $(READY_ANALYZER) ## the article's table, mixed lengths, the peers, the limit, where the time goes (BUDGET minutes, BENCH options)
 	@$(PERF) bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
+
+sweep: $(READY_ANALYZER) ## tokens/s and latency at 1 to 128 requests at a time (BUDGET minutes, SWEEP servers)
+	@$(PERF) bench.sweep $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(SWEEP)
 
 bench-vllm: $(READY_PERF) ## install vLLM, one of the peers, into an environment of its own (.work/vllm)
 	@$(PERF) peers.vllm_environment

@@ -19,6 +19,8 @@ from analyzer.binary import PerfAnalyzer
 from analyzer.run import AnalyzerReport
 from limit import physics
 from limit.rates import DeviceRates
+from load.arrivals import Closed
+from load.described import described
 from setting import memory, workload
 from setting.results import percentiles
 from transformers import LlamaConfig
@@ -101,16 +103,14 @@ def under(
         "settings": served.settings(),
         "command": report.command,
         "perf_analyzer": {"version": report.version, "server_us": dict(report.server_us)},
-        "load": {
-            "mix": load.mix,
-            "arrivals": "closed",
-            "concurrency": load.concurrency,
-            "rate_per_second": None,
-            "requests": load.requests,
-            "warmup_requests": load.warmup,
-            "prompt_tokens": round(sum(one.prompt_tokens for one in report.answered) / len(requests)),
-            "mean_output_tokens": round(sum(one.output_tokens for one in measured) / len(measured), 2),
-        },
+        "load": described(
+            load.mix,
+            Closed(load.concurrency),
+            load.requests,
+            load.warmup,
+            round(sum(one.prompt_tokens for one in report.answered) / len(requests)),
+            round(sum(one.output_tokens for one in measured) / len(measured), 2),
+        ),
         "requests": len(report.measured),
         # perf_analyzer gives up at the first one.
         "errors": 0,
@@ -129,7 +129,7 @@ def under(
         "latencies_s": [round(latency, 4) for latency in report.latencies_s],
         "memory": {
             "kind": taken.kind,
-            "weights_mib": round(served.loaded.weights_mib, 1),
+            "weights_mib": round(served.runs.loaded.weights_mib, 1),
             "process_mib": round(taken.mib, 1),
         },
         "mean_rows": _ratio(stepped("llama_step_rows_sum"), stepped("llama_step_rows_count")),

@@ -6,14 +6,14 @@ interpolated. The model brings its own up to date five times a second: at both e
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-import urllib.request
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
+
+from setting import metrics
 
 INTERVAL_S = 0.25
 NAMES = (
@@ -24,8 +24,6 @@ NAMES = (
     "nv_inference_exec_count",
     "nv_inference_queue_duration_us",
 )
-_LINE = re.compile(r'^(\w+)\{[^}]*model="llama"[^}]*\} (\S+)$', re.MULTILINE)
-_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Sampling:
 
     def __init__(self, metrics_url: str) -> None:
         """metrics_url: host:port of the metrics service."""
-        self._url = f"http://{metrics_url}/metrics"
+        self._url = metrics_url
         self._samples: list[Sample] = []
         self._ended = threading.Event()
         self._failure: Exception | None = None
@@ -83,12 +81,11 @@ class Sampling:
                 return
 
 
-def read(url: str) -> Sample:
-    """Read the counters once. Raises KeyError where one is missing."""
+def read(metrics_url: str) -> Sample:
+    """Read the counters at host:port once. Raises KeyError where one is missing."""
     before = time.time()
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-        found = dict(_LINE.findall(response.read().decode()))
-    return Sample((before + time.time()) / 2, {name: float(found[name]) for name in NAMES})
+    found = metrics.read(metrics_url)
+    return Sample((before + time.time()) / 2, {name: found[name] for name in NAMES})
 
 
 def value_at(samples: list[Sample], name: str, moment: float) -> float:

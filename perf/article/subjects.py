@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from limit.rates import Weights
-from peers import weights
+from setting import weights
+from setting.weights import Weights
 
 
 @dataclass(frozen=True)

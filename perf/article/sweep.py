@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,29 +36,31 @@ def sweep(
     checkpoint: Path,
     mix: workload.Mix,
     concurrencies: Sequence[int],
-    seconds: float,
+    seconds: Callable[[int], float],
     threads: int,
     rates: DeviceRates | None,
     mean: int = workload.MEAN_OUTPUT,
 ) -> Iterator[Step]:
-    """Measure the subject at each concurrency within so many seconds, and hand each over once it is there.
+    """Measure the subject at each concurrency, and hand each over once it is there.
 
-    concurrencies: rising. Taking the pace comes on top. Raises what `serving` and `measure.sized` raise.
+    concurrencies: rising. seconds: that one may take; taking the pace comes on top. Raises what
+    `serving` and `measure.sized` raise.
     """
     analyzer = find()
     slowest = 0.0
     with serving(subject, checkpoint, threads) as served:
         for concurrency in concurrencies:
             # Not even the pace is taken where the least can't fit: more at a time never make a wave shorter.
-            if _FEWEST_WAVES * slowest > seconds:
+            available = seconds(concurrency)
+            if _FEWEST_WAVES * slowest > available:
                 reason = (
-                    f"{_FEWEST_WAVES} waves take at least {_FEWEST_WAVES * slowest:.0f} and not the {seconds:.0f} s"
+                    f"{_FEWEST_WAVES} waves take at least {_FEWEST_WAVES * slowest:.0f} and not the {available:.0f} s"
                 )
                 yield Step(concurrency, _not_run(subject, reason))
                 continue
             pace = measure.pace(served, mix, concurrency, analyzer)
             slowest = max(slowest, pace.wave_seconds(mean))
-            size = sizes.choose(seconds, pace, mean, LEAST)
+            size = sizes.choose(available, pace, mean, LEAST)
             if size.fits:
                 yield Step(concurrency, measure.sized(served, mix, concurrency, size, rates, analyzer, mean))
             else:

@@ -14,11 +14,10 @@ from analyzer.binary import find
 from article import measure, sizes
 from article.serving import serving
 from article.subjects import Subject, subjects
-from article.sweep import CONCURRENCIES, sweep
 from limit.rates import DeviceRates
 from setting.workload import MEAN_OUTPUT, Mix
 
-from bench.course import Course, Measurement, reason
+from bench.course import Course, Measurement
 from bench.options import Options
 
 START_S = 30.0
@@ -40,25 +39,6 @@ def tables(
                 course, options, checkpoint, rates, subject, mix, share
             ),
         )
-
-
-def sweeps(course: Course, options: Options, checkpoint: Path, rates: DeviceRates, seconds: float) -> None:
-    """Measure the subjects of --sweep at every concurrency, each on one server, a concurrency in at most `seconds`."""
-    known = {subject.key: subject for subject in subjects()}
-    for key in options.sweep:
-        left = [number for number in CONCURRENCIES if not course.has(f"sweep/{key}/{number}")]
-        if not left:
-            continue
-        course.budget.say(f"sweep of {key} at {', '.join(map(str, left))} …")
-        try:
-            course.refuse_without(START_S)
-            for step in sweep(known[key], checkpoint, "uniform", left, seconds, options.threads, rates):
-                course.note(f"sweep/{key}/{step.concurrency}", step.measurement)
-                course.refuse_without(seconds)
-        except Exception as error:  # noqa: BLE001 - as in Course.measure
-            for number in left:
-                if not course.has(f"sweep/{key}/{number}"):
-                    course.note(f"sweep/{key}/{number}", {**known[key].to_json(), "not_run": reason(error)})
 
 
 def _measure(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from article.subjects import subjects
 from load.summary import SLO
 from peers.lineup import lineup
+
+from bench.bounds import complain_about_model, count, positive
 
 SECTIONS = ("article", "mixed", "peers", "overhead")
 CONCURRENCY = 32
@@ -21,8 +21,7 @@ OUTPUT = Path("perf/results/bench.json")
 class Options:
     """One run. budget_s: for all of it. model: a checkpoint's folder, None is one of random weights made on the spot.
 
-    sections: of SECTIONS. sweep: keys of subjects to be measured at every concurrency, too. said: the options that
-    change what is measured, as they would be said again.
+    sections: of SECTIONS. said: the options that change what is measured, as they would be said again.
     """
 
     budget_s: float
@@ -30,7 +29,6 @@ class Options:
     concurrency: int
     threads: int
     sections: tuple[str, ...]
-    sweep: tuple[str, ...]
     without: tuple[str, ...]
     slo: SLO
     resume: bool
@@ -42,37 +40,30 @@ def parse(arguments: list[str] | None = None) -> Options:
     """Parse the command line; a value out of bounds ends the program with one line."""
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--budget", type=_positive, default=60, metavar="MINUTES", help="for all of it (default 60)")
+    parser.add_argument("--budget", type=positive, default=60, metavar="MINUTES", help="for all of it (default 60)")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a Llama in safetensors; default: random weights")
     parser.add_argument(
         "--concurrency",
-        type=_count,
+        type=count,
         default=CONCURRENCY,
         metavar="N",
         help=f"requests at a time (default {CONCURRENCY})",
     )
     parser.add_argument(
-        "--threads", type=_count, default=cores, metavar="N", help=f"that compute in each server (default {cores})"
+        "--threads", type=count, default=cores, metavar="N", help=f"that compute in each server (default {cores})"
     )
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
-    parser.add_argument(
-        "--sweep",
-        nargs="*",
-        metavar="SERVER",
-        default=[],
-        help="also at 1 to 128 at a time: inflight_int8 naive_fp16 …",
-    )
     parser.add_argument("--without", nargs="*", metavar="PEER", default=[], help="peers to leave out: vllm …")
     parser.add_argument(
         "--slo-ttft-ms",
-        type=_positive,
+        type=positive,
         default=2000.0,
         metavar="MS",
         help="goodput: time to first token (default 2000)",
     )
     parser.add_argument(
         "--slo-itl-ms",
-        type=_positive,
+        type=positive,
         default=100.0,
         metavar="MS",
         help="goodput: mean inter-token latency (default 100)",
@@ -81,20 +72,16 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     found = parser.parse_args(arguments)
     if found.model is not None and not (found.model / "config.json").is_file():
-        parser.error(f"--model is {found.model}: no folder with a config.json (a hub id must be downloaded first)")
-    for option, names, known in (
-        ("--sweep", found.sweep, [subject.key for subject in subjects()]),
-        ("--without", found.without, [one.key for one in lineup()]),
-    ):
-        if unknown := sorted({*names} - {*known}):
-            parser.error(f"{option} has {unknown[0]!r}: known are {', '.join(known)}")
+        complain_about_model(parser, found.model)
+    known = [one.key for one in lineup()]
+    if unknown := sorted({*found.without} - {*known}):
+        parser.error(f"--without has {unknown[0]!r}: known are {', '.join(known)}")
     return Options(
         budget_s=60 * found.budget,
         model=found.model,
         concurrency=found.concurrency,
         threads=found.threads,
         sections=tuple(section for section in SECTIONS if section in found.only),
-        sweep=tuple(found.sweep),
         without=tuple(found.without),
         slo=SLO(found.slo_ttft_ms / 1e3, found.slo_itl_ms / 1e3),
         resume=found.resume,
@@ -109,22 +96,7 @@ def _said(found: argparse.Namespace, cores: int) -> tuple[str, ...]:
         said += ["--concurrency", str(found.concurrency)]
     if found.threads != cores:
         said += ["--threads", str(found.threads)]
-    for option, names, all_of_it in (("--only", found.only, [*SECTIONS]), ("--sweep", found.sweep, []),
-                                     ("--without", found.without, [])):  # fmt: skip
+    for option, names, all_of_it in (("--only", found.only, [*SECTIONS]), ("--without", found.without, [])):
         if names != all_of_it:
             said += [option, *names]
     return tuple(said)
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is out of bounds: more than 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is out of bounds: at least 1")
-    return value

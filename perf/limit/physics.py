@@ -38,9 +38,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from setting.weights import Weights
 from transformers import LlamaConfig
 
-from limit.rates import DeviceRates, Weights
+from limit.rates import DeviceRates
 from limit.shape import Formats, LlamaShape
 
 

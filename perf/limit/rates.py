@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import TypedDict
 
-Weights = Literal["fp32", "fp16", "int8"]
+from setting.weights import Weights
+
 WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "int8")
 """The formats of weights, from the widest to the narrowest."""
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from setting.weights import BYTES, Weights
 from transformers import LlamaConfig
-
-from limit.rates import Weights
-
-_BYTES: dict[Weights, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,8 @@ class LlamaShape:
     def weight_bytes(self, formats: Formats) -> int:
         """Return what every step reads, whoever is in it: the matrices, in INT8 their FP32 row scales, and the head."""
         scales = 4 * self.matrix_rows if formats.weights == "int8" else 0
-        return self.matrices * _BYTES[formats.weights] + scales + self.head * _BYTES[formats.computing]
+        return self.matrices * BYTES[formats.weights] + scales + self.head * BYTES[formats.computing]
 
     def cached_bytes(self, formats: Formats) -> int:
         """Return what a step reads for each position that a row has in the cache."""
-        return self.cached * _BYTES[formats.computing]
+        return self.cached * BYTES[formats.computing]

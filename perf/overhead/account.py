@@ -7,15 +7,14 @@ at least twice as many at once as it has slots, so that somebody always waits th
 
 from __future__ import annotations
 
-import json
 import statistics
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
 import torch
+from setting.read_back import read_back
 from setting.workload import MEAN_OUTPUT, Mix, requests
 from triton_local.server import LocalTriton
 
@@ -102,7 +101,7 @@ def account(
         "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len),
     }
     with LocalTriton(variant=VARIANT, model=str(checkpoint), environment=environment, ready_timeout=_READY_S) as server:
-        read_back = _read_back(server)
+        runs_with = {"variant": VARIANT, **read_back(server).to_json()}
         serve(server, asked[:slots], concurrency)
         for repetition in range(1, repetitions + 1):
             say(f"bare engine, server, bare forward: {repetition} of {repetitions}")
@@ -123,24 +122,11 @@ def account(
             "slots": slots,
             "max_model_len": bare.max_model_len,
             "repetitions": repetitions,
-            "server": read_back,
+            "server": runs_with,
         },
         "runs": runs,
         "ratios": _ratios(runs),
         "parts": _parts(turns.served[-1], split),
-    }
-
-
-def _read_back(server: LocalTriton) -> dict[str, object]:
-    """Return what the server says it runs: its config's name and batching, and the line of what it has loaded."""
-    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/llama/config", timeout=30) as response:
-        config = json.load(response)
-    loaded = [line.split("llama: ", 1)[1] for line in server.log_text().splitlines() if "llama: loaded " in line]
-    return {
-        "variant": VARIANT,
-        "max_batch_size": config["max_batch_size"],
-        "dynamic_batching": config.get("dynamic_batching"),
-        "loaded": loaded,
     }
 
 

@@ -7,23 +7,23 @@ Triton's are of the whole batch-by-batch way into the model; ours (docs/metrics.
 from __future__ import annotations
 
 import json
-import re
 import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from setting import metrics
 from triton_local.server import LocalTriton
 
-_LINE = re.compile(r"^(llama_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
+_TIMEOUT_S = 30.0
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.05
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Sums since the server started. metrics: each of the model's series, its labels added up.
+    """Sums since the server started. metrics: each series of `setting.metrics`.
 
     triton: seconds by stage, and under "requests" their number.
     """
@@ -54,29 +54,17 @@ def read(server: LocalTriton, completed: float = 0.0) -> Counters:
     """Return the counters, once so many rows are counted as completed. Raises RuntimeError if they never are."""
     until = time.monotonic() + _PATIENCE_S
     while True:
-        metrics = parse(_get(f"http://{server.metrics_url}/metrics"))
-        if metrics["llama_request_latency_seconds_count"] >= completed:
-            return Counters(metrics, _triton(_get(f"http://{server.http_url}/v2/models/llama/stats")))
+        found = metrics.read(server.metrics_url)
+        if found["llama_request_latency_seconds_count"] >= completed:
+            return Counters(found, _triton(server))
         if time.monotonic() > until:
             raise RuntimeError(f"{completed:g} rows should be counted as completed, and after {_PATIENCE_S:g} s aren't")
         time.sleep(_PAUSE_S)
 
 
-def parse(text: str) -> dict[str, float]:
-    """Return the model's series of a metrics endpoint's text by name, added up over their labels."""
-    found: dict[str, float] = {}
-    for name, value in _LINE.findall(text):
-        found[name] = found.get(name, 0.0) + float(value)
-    return found
-
-
-def _triton(text: str) -> dict[str, float]:
-    (model,) = json.loads(text)["model_stats"]
+def _triton(server: LocalTriton) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/llama/stats", timeout=_TIMEOUT_S) as response:
+        (model,) = json.load(response)["model_stats"]
     statistics = model["inference_stats"]
     seconds = {stage: statistics[stage]["ns"] / 1e9 for stage in _STAGES}
     return {**seconds, "requests": float(statistics["success"]["count"])}
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as response:
-        return str(response.read().decode())

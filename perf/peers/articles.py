@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from load.target import Target
+from setting import weights
 from setting.machine import ROOT
 
-from peers import weights
 from peers.contestant import Contestant, Start, Started
 from peers.process import HOST, free_port, running, shown
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from limit.rates import Weights
 from load.target import Target
+from setting.weights import Weights
 
 
 class NotRunError(Exception):

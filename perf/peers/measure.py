@@ -16,6 +16,7 @@ from pathlib import Path
 from limit.physics import Limit, best
 from limit.rates import DeviceRates
 from load.arrivals import Closed, Poisson
+from load.described import described
 from load.driver import drive
 from load.run import Run
 from load.summary import SLO, summarize
@@ -58,22 +59,12 @@ class Server:
         asked = workload.requests(self.checkpoint, mix, count, mean)
         run = drive(self.started.target, [*warm, *asked], arrivals, warmup, timeout)
         summary = summarize(run, slo)
-        closed = isinstance(arrivals, Closed)
         measurement: Measurement = {
             **self.contestant.to_json(),
             "generator": "locust",
             "settings": dict(self.started.settings),
             "command": self.started.command,
-            "load": {
-                "mix": mix,
-                "arrivals": "closed" if closed else "poisson",
-                "concurrency": arrivals.concurrency if isinstance(arrivals, Closed) else None,
-                "rate_per_second": arrivals.rate if isinstance(arrivals, Poisson) else None,
-                "requests": count,
-                "warmup_requests": warmup,
-                "prompt_tokens": _prompt_tokens(run),
-                "mean_output_tokens": round(sum(request.output_tokens for request in asked) / count, 2),
-            },
+            "load": described(mix, arrivals, count, warmup, _prompt_tokens(run), _mean_tokens(asked)),
             **summary,
             **self._memory(),
         }
@@ -116,6 +107,10 @@ def opened(contestant: Contestant, checkpoint: Path, threads: int) -> Iterator[S
     """Start the contestant for the block. Raises NotRunError if it can't run here."""
     with contestant.start(checkpoint, threads) as started:
         yield Server(contestant, started, checkpoint)
+
+
+def _mean_tokens(asked: list[workload.Request]) -> float:
+    return round(sum(request.output_tokens for request in asked) / len(asked), 2)
 
 
 def _prompt_tokens(run: Run) -> int:

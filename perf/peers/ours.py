@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 from load.target import Target
+from setting import weights
+from setting.read_back import read_back
 from triton_local.errors import LauncherError
 from triton_local.server import LocalTriton
 
-from peers import weights
 from peers.contestant import Contestant, NotRunError, Start, Started
-from peers.process import shown, shown_checkpoint
+from peers.process import shown
 
 _VARIANT = "streaming"
 
@@ -48,43 +46,20 @@ def _starting(name: str, quantization: str) -> Start:
         except LauncherError as error:
             raise NotRunError(str(error)) from error
         try:
-            loaded = _said(server, "loaded ", checkpoint)
+            runs = read_back(server)
             settings = {
                 "threads": threads,
-                "settings": _said(server, "settings: ", checkpoint),
-                "loaded": loaded,
-                "config": _config(server),
+                **runs.to_json(),
                 "versions": {name: version(name) for name in ("nvidia-pytriton", "transformers", "torch")},
             }
-            size = re.match(r"loaded ([\d,.]+) MiB of weights", loaded)
-            assert size is not None, loaded
             yield Started(
                 Target(name, "triton_stream", f"http://{server.http_url}", "llama"),
                 shown(command, checkpoint),
                 settings,
                 server.pid,
-                float(size[1].replace(",", "")),
+                runs.loaded.weights_mib,
             )
         finally:
             server.stop()
 
     return start
-
-
-def _said(server: LocalTriton, beginning: str, checkpoint: Path) -> str:
-    """Return the model's own line that begins so, read back from its log."""
-    (line,) = [line for line in server.log_text().splitlines() if f"llama: {beginning}" in line]
-    # Triton puts the line into quotation marks.
-    return shown_checkpoint(beginning + line.partition(f"llama: {beginning}")[2].rstrip('"'), checkpoint)
-
-
-def _config(server: LocalTriton) -> dict[str, object]:
-    """Return what Triton itself says that it runs with."""
-    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/llama/config", timeout=30) as response:
-        config = json.load(response)
-    return {
-        "max_batch_size": config["max_batch_size"],
-        "dynamic_batching": config["dynamic_batching"],
-        "decoupled": config["model_transaction_policy"]["decoupled"],
-        "parameters": {name: value["string_value"] for name, value in config["parameters"].items()},
-    }

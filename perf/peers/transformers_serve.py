@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from load.target import Target
+from setting import weights
 from transformers import AutoConfig
 
-from peers import weights
 from peers.contestant import Contestant, Started
 from peers.process import HOST, free_port, running, shown
 

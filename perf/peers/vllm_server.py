@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 from load.target import Target
+from setting import weights
 from transformers import AutoConfig
 
-from peers import vllm_environment, weights
+from peers import vllm_environment
 from peers.contestant import Contestant, Started
 from peers.process import HOST, free_port, running, shown
 

@@ -39,7 +39,7 @@ class PlotBlock:
 
 
 _BENCH = ("bench", "make bench")
-_SWEEP = ("bench", 'make bench BENCH="--sweep naive_fp16 batched_int8 inflight_int8"')
+_SWEEP = ("sweep", "make sweep")
 _QUALITY = ("quality", "make quality")
 _TUNE = ("tune", "make tune SLO_P95_MS=<milliseconds>")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from load.arrivals import Closed, Poisson
+from load.described import described
 from setting import workload
 from setting.workload import Mix, Request
 
@@ -37,17 +38,9 @@ class Demand:
 
     def described(self) -> dict[str, object]:
         """Return it as a measurement has it."""
-        closed = isinstance(self.arrivals, Closed)
-        return {
-            "mix": self.mix,
-            "arrivals": "closed" if closed else "poisson",
-            "concurrency": self.arrivals.concurrency if isinstance(self.arrivals, Closed) else None,
-            "rate_per_second": self.arrivals.rate if isinstance(self.arrivals, Poisson) else None,
-            "requests": self.requests,
-            "warmup_requests": self.warmup,
-            "prompt_tokens": workload.PROMPT_TOKENS,
-            "mean_output_tokens": self.output_tokens,
-        }
+        return described(
+            self.mix, self.arrivals, self.requests, self.warmup, workload.PROMPT_TOKENS, self.output_tokens
+        )
 
     def in_words(self) -> str:
         """Return it as a part of a sentence."""

@@ -6,7 +6,6 @@ pays for a start; that also makes two measurements of one point as independent a
 
 from __future__ import annotations
 
-import re
 import urllib.request
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]  # ships
 from load.driver import drive
 from load.summary import summarize
 from load.target import Target
+from setting import metrics
 from setting.workload import Request
 from triton_local.errors import NotReadyError, StartFailedError
 from triton_local.repository import MODEL_NAME
@@ -25,7 +25,7 @@ from tune.demand import Demand
 from tune.knobs import Knobs
 from tune.subject import Subject
 
-_ASK_TIMEOUT_S = 30.0
+_ASK_S = 30.0
 _READY_TIMEOUT_S = 900.0
 
 
@@ -73,7 +73,8 @@ def _loaded(server: LocalTriton, demand: Demand, requests: Sequence[Request], kn
 
 
 def _config(server: LocalTriton) -> ModelConfig:
-    return json_format.Parse(_get(f"http://{server.http_url}/v2/models/{MODEL_NAME}/config"), ModelConfig())
+    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/{MODEL_NAME}/config", timeout=_ASK_S) as response:
+        return json_format.Parse(response.read(), ModelConfig())
 
 
 def _check(config: ModelConfig, knobs: Knobs) -> None:
@@ -84,11 +85,5 @@ def _check(config: ModelConfig, knobs: Knobs) -> None:
 
 def _mean_rows(server: LocalTriton) -> float:
     """Return the mean rows of a step since the server's start, warm-up included."""
-    text = _get(f"http://{server.metrics_url}/metrics")
-    totals = dict(re.findall(r"^llama_step_rows_(sum|count)\{.*\} (\S+)$", text, re.MULTILINE))
-    return round(float(totals["sum"]) / float(totals["count"]), 2)
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=_ASK_TIMEOUT_S) as response:
-        return str(response.read().decode())
+    totals = metrics.read(server.metrics_url)
+    return round(totals["llama_step_rows_sum"] / totals["llama_step_rows_count"], 2)

@@ -7,9 +7,10 @@ from analyzer.errors import FailedRunError
 from analyzer.run import measure
 from article.measure import TIMEOUT_S
 from article.samples import Sampling
-from article.serving import MismatchError, check, read_back
+from article.serving import MismatchError, check
 from article.subjects import subjects
 from server.servers import Statistics
+from setting.read_back import read_back
 from setting.workload import Request
 from triton_local.server import LocalTriton
 
@@ -47,10 +48,10 @@ def test_one_request_that_fails_fails_the_run(triton: LocalTriton) -> None:
 
 
 def test_only_the_subject_that_runs_is_taken_for_itself(triton: LocalTriton) -> None:
-    config, facts = read_back(triton)
+    runs = read_back(triton)
     for subject in subjects():
         if subject.key == "inflight_int8":
-            check(subject, config, facts)
+            check(subject, runs)
         else:
             with pytest.raises(MismatchError, match=f"{subject.key} is to be measured"):
-                check(subject, config, facts)
+                check(subject, runs)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from article import loaded
-from article.loaded import Loaded, UnknownLogError
 from article.serving import MismatchError, check
 from article.subjects import Subject, subjects
 from google.protobuf import json_format, text_format  # type: ignore[import-untyped]  # ships no annotations
+from setting import loaded
+from setting.loaded import Loaded, UnknownLogError
 from setting.machine import ROOT
+from setting.read_back import ReadBack
 from triton_llama.status import ModelConfig, read_config
 from tritonclient.grpc.model_config_pb2 import ModelConfig as ConfigFile
 
@@ -82,30 +83,30 @@ def test_every_subject_is_what_its_config_says(one: Subject) -> None:
 
 def test_the_subject_itself_passes() -> None:
     one = subject("batched_int8")
-    check(one, config_of(one), facts("int8", "batch", INT8))
+    check(one, ReadBack(config_of(one), facts("int8", "batch", INT8)))
     one = subject("naive_fp16")
-    check(one, config_of(one), facts("none", "batch", FP16))
+    check(one, ReadBack(config_of(one), facts("none", "batch", FP16)))
 
 
 def test_a_config_that_triton_fell_back_to_is_noticed() -> None:
     one = subject("naive_fp16")
     with pytest.raises(MismatchError, match=r"naive_fp16 .*max_batch_size is 32, not 1; dynamic_batching is True"):
-        check(one, config_of(subject("inflight_int8")), facts("none", "batch", FP16))
+        check(one, ReadBack(config_of(subject("inflight_int8")), facts("none", "batch", FP16)))
 
 
 def test_a_setting_of_the_environment_that_beats_the_config_is_noticed() -> None:
     one = subject("batched_fp16")
     with pytest.raises(MismatchError, match=r"scheduling is inflight, not batch$"):
-        check(one, config_of(one), facts("none", "inflight", FP16))
+        check(one, ReadBack(config_of(one), facts("none", "inflight", FP16)))
 
 
 def test_weights_of_another_format_are_noticed() -> None:
     for key, line in (("batched_fp16", INT8), ("batched_int8", FP16)):
         with pytest.raises(MismatchError, match="the dtypes of linear layers is"):
-            check(subject(key), config_of(subject(key)), facts("none", "batch", line))
+            check(subject(key), ReadBack(config_of(subject(key)), facts("none", "batch", line)))
 
 
 def test_a_streaming_config_is_noticed() -> None:
     one = subject("inflight_int8")
     with pytest.raises(MismatchError, match="decoupled is True"):
-        check(one, dataclasses.replace(config_of(one), decoupled=True), facts("int8", "inflight", INT8))
+        check(one, ReadBack(dataclasses.replace(config_of(one), decoupled=True), facts("int8", "inflight", INT8)))

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 from limit.physics import Limit, best, bytes_per_step
-from limit.rates import DeviceRates, Weights
+from limit.rates import DeviceRates
 from limit.shape import Formats, LlamaShape
+from setting.weights import Weights
 from transformers import LlamaConfig
 
 LLAMA_2_7B = LlamaConfig(

@@ -5,22 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from overhead.counters import Counters, parse
+from overhead.counters import Counters
 from overhead.parts import Node, flatten
 from overhead.picture import picture
 from overhead.processes import MODEL, ServerProcesses, finished_children_seconds
 from overhead.served import Served, processor_parts, request_parts
-
-TEXT = """\
-# HELP llama_requests_total Rows answered
-# TYPE llama_requests_total counter
-llama_requests_total{finish_reason="length",model="llama",version="1"} 3
-llama_requests_total{finish_reason="stop",model="llama",version="1"} 2
-llama_queue_time_seconds_bucket{le="+Inf",model="llama",version="1"} 5
-llama_queue_time_seconds_sum{model="llama",version="1"} 1.5e-1
-llama_queue_time_seconds_count{model="llama",version="1"} 5
-nv_inference_count{model="llama",version="1"} 5
-"""
 
 
 def _counters(count: int, queued: float, first: float, whole: float) -> Counters:
@@ -34,15 +23,6 @@ def _counters(count: int, queued: float, first: float, whole: float) -> Counters
 def _served() -> Served:
     # Two requests that took 6 s each: 1 in Triton's queue, 0.5 for a slot, 1 to the first token, 3 to the last.
     return Served(10.0, 40, 2, 6.0, _counters(2, 1.0, 3.0, 9.0), {MODEL: 8.0, "tritonserver": 0.5})
-
-
-def test_series_of_one_name_are_not_added_up_or_others_are() -> None:
-    assert parse(TEXT) == {
-        "llama_requests_total": 5.0,
-        "llama_queue_time_seconds_bucket": 5.0,
-        "llama_queue_time_seconds_sum": 0.15,
-        "llama_queue_time_seconds_count": 5.0,
-    }
 
 
 def test_what_came_before_a_load_is_counted_with_it() -> None:

@@ -21,12 +21,13 @@ from limit.rates import DeviceRates
 from load.arrivals import Closed
 from load.summary import SLO
 from load.target import Target
-from peers import batching_fastapi, naive_fastapi, weights
+from peers import batching_fastapi, naive_fastapi
 from peers.contestant import Contestant, Started
 from peers.fastapi_server import Pretrained
 from peers.measure import Server
 from report.measurement import Measurement
 from report.run import Run
+from setting import weights
 from setting.checkpoint import EMBEDDED
 from unit.made_up_results import result
 

@@ -53,7 +53,7 @@ def place(tmp_path: Path) -> Place:
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Everything, reported once."""
-    contents = (made_up_results.bench(), made_up_results.quality(), made_up_results.tune())
+    contents = (made_up_results.bench(), made_up_results.sweep(), made_up_results.quality(), made_up_results.tune())
     found = _place(tmp_path_factory.mktemp("report"), *contents)
     assert found.report() == SAME
     return found
@@ -131,7 +131,7 @@ def test_without_results_each_block_says_what_would_measure_it(place: Place) -> 
     text = place.document.read_text()
     assert text.count("*Not measured yet") == len(TABLES) + len(PLOTS)
     assert "`make tune SLO_P95_MS=<milliseconds>`" in text
-    assert text.count('`make bench BENCH="--sweep ') == 3
+    assert text.count("`make sweep`") == 3
     assert not place.plots.exists()
     assert place.report("--check") == SAME
 

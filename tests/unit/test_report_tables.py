@@ -119,7 +119,7 @@ def test_poisson_has_goodput_and_its_objective_and_a_dash_where_nothing_streams(
 
 
 def test_the_sweep_has_a_row_for_each_concurrency() -> None:
-    table = article.sweep(bench())
+    table = article.sweep(Run(made_up_results.sweep(), FILE))
     assert table is not None
     assert [row[0] for row in table.rows] == ["1", "2", "4", "8", "16", "32", "64", "128"]
     assert column(table.markdown(), "in-flight INT8, tokens/s / p95 s / of the limit")[5] == "620 / 14.5 / 12 %"

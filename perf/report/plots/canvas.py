@@ -7,6 +7,7 @@ reader's machine, and nothing moves because one isn't. Nothing in the file depen
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from report.plots.palette import FAINT, INK
+
+_LETTER, _LINE = 0.068, 0.17
+"""Inches that a letter of the subtitle takes, about, and a line of it."""
 
 
 @dataclass
@@ -40,7 +44,7 @@ def drawing(
     right: float = 0.25,
     titled: bool = True,
 ) -> Iterator[Drawing]:
-    """Give a figure of that size in inches.
+    """Give a figure of that size in inches, higher by what a subtitle takes that is longer than a line.
 
     left, right: inches before the first panel and behind the last one. titled: the panels have titles of their own.
     """
@@ -48,18 +52,23 @@ def drawing(
     with rc_context():
         rcdefaults()
         _style()
+        lines = textwrap.wrap(subtitle, int((width - 0.3) / _LETTER))
+        more = _LINE * (len(lines) - 1)
+        height += more
         figure = Figure(figsize=(width, height), facecolor="white")
         FigureCanvasSVG(figure)
         # Margins in inches rather than a layout engine: what it would measure isn't the same everywhere.
         figure.subplots_adjust(
             left=left / width,
             right=1 - right / width,
-            top=1 - (0.95 if titled else 0.75) / height,
+            top=1 - ((0.95 if titled else 0.75) + more) / height,
             bottom=0.6 / height,
             wspace=0.12,
         )
         figure.text(0.15 / width, 1 - 0.3 / height, title, fontsize=13, fontweight="bold", va="center")
-        figure.text(0.15 / width, 1 - 0.56 / height, subtitle, fontsize=9, color="#555555", va="center")
+        for number, line in enumerate(lines):
+            below = 0.56 + _LINE * number
+            figure.text(0.15 / width, 1 - below / height, line, fontsize=9, color="#555555", va="center")
         axes = figure.subplots(1, panels, squeeze=False, sharey=panels > 1)[0]
         made = Drawing(figure, list(axes))
         yield made

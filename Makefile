@@ -7,6 +7,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VARIANT ?= default
 MODEL ?=
+REVISION ?=
+OUT ?=
 HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
@@ -18,6 +20,11 @@ BENCH ?=
 SWEEP ?=
 TUNE ?=
 QUALITY ?=
+PREPARE ?=
+WHEELS ?=
+LOCK_PYTHON ?= 3.12
+MINUTES ?= 30
+SOAK ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -25,8 +32,8 @@ READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
 PERF := PYTHONPATH=model_repository/llama/1:perf $(BIN)/python -m
 
-.PHONY: help demo serve test test-unit test-contract test-server test-compose bench sweep bench-vllm tune quality report bench-inflight check \
-  format train clean
+.PHONY: help demo serve prepare test test-unit test-contract test-server test-compose bench sweep bench-vllm tune quality soak report bench-inflight check \
+  format lock sbom train clean
 
 help: ## this list
 	@awk -F ' ## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +47,10 @@ demo: $(READY) ## start Triton, send 16 prompts at once over HTTP and gRPC, show
 serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT)
 	@exec $(BIN)/python -m triton_local --variant '$(VARIANT)' $(if $(MODEL),--model '$(MODEL)') --host '$(HOST)' \
 	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)'
+
+prepare: $(READY) ## quantize MODEL once, into OUT, for servers that start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION, PREPARE options)
+	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a Llama in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
+	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
 test: $(READY_ANALYZER) ## unit, contract and server tests (a real Triton; neither GPU nor Docker)
 	@$(BIN)/pytest tests/unit tests/contract tests/server
@@ -72,6 +83,9 @@ tune: $(READY_PERF) ## the config for a load: make tune SLO_P95_MS=2000 (BUDGET 
 quality: $(READY_PERF) ## what INT8 costs in perplexity and KL divergence (MODEL, TEXT)
 	@$(PERF) quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
+soak: $(READY_PERF) ## mixed load for MINUTES (30): does memory stay flat, is everything answered and counted (MODEL, SOAK options)
+	@$(PERF) soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
+
 report: $(READY_PERF) ## tables and plots of README.md and docs/ from perf/results/, nothing measured
 	@$(PERF) report
 
@@ -86,6 +100,20 @@ check: $(READY_PERF) ## ruff and mypy --strict
 format: $(READY_PERF) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+# Resolved for the image, not for this machine. PIP_NO_INDEX=1: from the wheels alone, as the build then does.
+lock: $(READY) ## the image's packages with their hashes: deploy/docker/requirements.lock, or WHEELS/requirements.lock (WHEELS, LOCK_PYTHON)
+	@$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['server'], sep='\n')" \
+	  | $(BIN)/uv pip compile - --constraint constraints.txt --generate-hashes --only-binary :all: --quiet --no-config \
+	    --python-platform x86_64-manylinux_2_28 --python-version '$(LOCK_PYTHON)' $(if $(PIP_NO_INDEX),--no-index) \
+	    $(if $(WHEELS),--find-links '$(WHEELS)') --custom-compile-command 'make lock' --no-annotate \
+	    --output-file '$(or $(WHEELS),deploy/docker)/requirements.lock'
+
+sbom: $(READY) ## what is in the image, in CycloneDX, and under which licences: dist/sbom.cdx.json, dist/licences.md
+	@mkdir -p dist
+	@$(BIN)/cyclonedx-py requirements deploy/docker/requirements.lock --output-reproducible --output-format JSON --output-file dist/sbom.cdx.json
+	@$(BIN)/pip-licenses --format=markdown --with-urls --output-file=dist/licences.md \
+	  --packages $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' deploy/docker/requirements.lock)
 
 train: $(READY) ## train the embedded checkpoint again (about an hour on two cores; resumes where it was)
 	@$(BIN)/python -m models.train_pydoc_llama --out models/pydoc-llama

@@ -5,6 +5,7 @@ The only module that needs transformers, and it imports it only when a tokenizer
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,10 +55,10 @@ class ChatTemplate:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         import jinja2  # noqa: F401 - transformers needs it, and says so only at the first turn
-        from transformers import AutoTokenizer
+        import transformers  # noqa: F401 - who lacks it is told so
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            tokenizer = _tokenizer(source)
         except Exception as error:
             # tokenizers raises bare Exceptions for files it can't read.
             raise ValueError(f"tokenizer {source!r} can't be loaded: {_first_line(error)}") from error
@@ -98,13 +99,32 @@ class ChatTemplate:
 
         Where there is a tokenizer without its checkpoint, what the tokenizer says (`model_max_length`).
         """
-        from transformers import AutoConfig
+        from transformers.utils.hub import cached_file
 
+        # Not AutoConfig, which imports PyTorch: seconds, for one number.
         try:
-            longest = AutoConfig.from_pretrained(self._source).max_position_embeddings
-        except (OSError, ValueError, AttributeError):
+            config = json.loads(Path(str(cached_file(self._source, "config.json"))).read_bytes())
+            longest = config["max_position_embeddings"]
+        except (OSError, ValueError, KeyError, TypeError):
             longest = self._tokenizer.model_max_length
         return min(int(longest), LARGEST_DEFAULT_CONTEXT)
+
+
+def _tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer, without PyTorch where it has the file that needs none."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils.hub import cached_file
+
+    tokenizer: PreTrainedTokenizerBase
+    try:
+        cached_file(source, "tokenizer.json")
+    except OSError:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        return tokenizer
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+    return tokenizer
 
 
 def _first_line(error: Exception) -> str:

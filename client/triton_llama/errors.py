@@ -4,7 +4,8 @@
     ├── LlamaConnectionError     no connection, or it broke before the answer
     ├── LlamaTimeoutError        no connection or no answer within the time allowed
     ├── RejectedInputError       a value no tensor can hold, or the server's INVALID_ARG (HTTP 400)
-    ├── OverloadedError          UNAVAILABLE (HTTP 503): queue full, queue time over, server stopping; try later
+    ├── OverloadedError          queue full (HTTP 503), queue time over, server stopping or still loading; try later,
+    │                            or another server
     └── ServerError              INTERNAL (HTTP 500) and everything else the server did wrong
         └── ModelNotFoundError   the server does not serve that model
 
@@ -35,7 +36,7 @@ class RejectedInputError(TritonLlamaError):
 
 
 class OverloadedError(TritonLlamaError):
-    """The server takes no more requests just now: its queue is full, the time in it ran out, or it is stopping."""
+    """The server takes no requests just now: its queue is full, the time in it ran out, it is stopping or loading."""
 
 
 class ServerError(TritonLlamaError):
@@ -43,4 +44,4 @@ class ServerError(TritonLlamaError):
 
 
 class ModelNotFoundError(ServerError):
-    """The server doesn't have the model, or has none of its versions loaded."""
+    """The server doesn't have the model, or not that version of it."""

@@ -65,9 +65,12 @@ _GRPC_NO_CONNECTION = (
     "channel closed",
 )
 _GRPC_CONNECT_TIMEOUT = "connection attempt timed out"
-# Triton's words for a model it doesn't have (404, NOT_FOUND; 400 in older versions) or has not loaded (UNAVAILABLE,
-# like a full queue). A gateway's 404 is something else, so the words decide and not the status.
+# Triton's words for a model it doesn't have (404, NOT_FOUND; 400 in older versions). A gateway's 404 is something else,
+# so the words decide and not the status.
 _NO_MODEL = "request for unknown model"
+# With these it has the model, and takes no requests for it: not yet, or not any more, which is how a server drains. The
+# status is that of a missing model or that of a full queue, depending on version and protocol.
+_NOT_LOADED = ("has no available versions", "is not at ready state")
 # What is UNAVAILABLE where there is a status, in the words of Triton's queue and of this project's model; and what is
 # nobody's fault but theirs. The model's own words are checked against its source by a test.
 _OVERLOADED = (
@@ -157,7 +160,11 @@ def from_inference_server_exception(
 
 
 def _from_answer(kind: type[TritonLlamaError], message: str) -> TritonLlamaError:
-    return ModelNotFoundError(message) if message.lower().startswith(_NO_MODEL) else kind(message)
+    if not message.lower().startswith(_NO_MODEL):
+        return kind(message)
+    if any(words in message for words in _NOT_LOADED):
+        return OverloadedError(f"the server is stopping, or still loading the model: {message}")
+    return ModelNotFoundError(message)
 
 
 def _http_message(status: int, body: bytes) -> str:

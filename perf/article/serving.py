@@ -12,6 +12,7 @@ from pathlib import Path
 
 from setting.read_back import ReadBack, read_back
 from triton_local.server import LocalTriton
+from triton_local.supervised import Supervised
 
 from article.subjects import Subject
 
@@ -50,7 +51,12 @@ def serving(subject: Subject, checkpoint: Path, threads: int) -> Iterator[Served
     """
     environment = {"OMP_NUM_THREADS": str(threads), **subject.environment}
     server = LocalTriton(
-        variant=subject.variant, model=str(checkpoint), environment=environment, ready_timeout=_READY_TIMEOUT_S
+        variant=subject.variant,
+        model=str(checkpoint),
+        environment=environment,
+        ready_timeout=_READY_TIMEOUT_S,
+        # Nobody but the load may ask the model.
+        supervised=Supervised(stuck_after=None),
     )
     with server:
         runs = read_back(server)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from triton_llama import AsyncLlamaClient
 from triton_local.server import LocalTriton
+from triton_local.supervised import Supervised
 
 PROMPT = "Return a list of"
 MEAN = 64
@@ -40,7 +41,8 @@ def compare(requests: int, concurrency: int, repetitions: int) -> list[dict[str,
     for _ in range(repetitions):
         for scheduling in ("batch", "inflight"):
             environment = {"OMP_NUM_THREADS": "1", "LLAMA_SCHEDULING": scheduling}
-            with LocalTriton(environment=environment) as server:
+            # Nobody but the load may ask the model.
+            with LocalTriton(environment=environment, supervised=Supervised(stuck_after=None)) as server:
                 asyncio.run(_load(server.grpc_url, mixes["equal"][:concurrency], concurrency))
                 for mix, wanted in mixes.items():
                     began = time.perf_counter()

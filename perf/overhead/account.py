@@ -17,6 +17,7 @@ import torch
 from setting.read_back import read_back
 from setting.workload import MEAN_OUTPUT, Mix, requests
 from triton_local.server import LocalTriton
+from triton_local.supervised import Supervised
 
 from overhead.bare import BareEngine, Run, Split
 from overhead.parts import PartJSON, flatten
@@ -100,7 +101,15 @@ def account(
         "LLAMA_SLOTS": str(slots),
         "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len),
     }
-    with LocalTriton(variant=VARIANT, model=str(checkpoint), environment=environment, ready_timeout=_READY_S) as server:
+    server = LocalTriton(
+        variant=VARIANT,
+        model=str(checkpoint),
+        environment=environment,
+        ready_timeout=_READY_S,
+        # Nobody but the load may ask the model.
+        supervised=Supervised(stuck_after=None),
+    )
+    with server:
         runs_with = {"variant": VARIANT, **read_back(server).to_json()}
         serve(server, asked[:slots], concurrency)
         for repetition in range(1, repetitions + 1):

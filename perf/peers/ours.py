@@ -12,6 +12,7 @@ from setting import weights
 from setting.read_back import read_back
 from triton_local.errors import LauncherError
 from triton_local.server import LocalTriton
+from triton_local.supervised import Supervised
 
 from peers.contestant import Contestant, NotRunError, Start, Started
 from peers.process import shown
@@ -40,7 +41,9 @@ def _starting(name: str, quantization: str) -> Start:
         environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": quantization}
         command = [*(f"{setting}={value}" for setting, value in environment.items())]
         command += ["make", "serve", f"VARIANT={_VARIANT}", f"MODEL={checkpoint}"]
-        server = LocalTriton(variant=_VARIANT, model=str(checkpoint), environment=environment)
+        # Nobody but the load may ask the model.
+        supervised = Supervised(stuck_after=None)
+        server = LocalTriton(variant=_VARIANT, model=str(checkpoint), environment=environment, supervised=supervised)
         try:
             server.start()
         except LauncherError as error:

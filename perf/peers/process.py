@@ -16,7 +16,7 @@ from load.plan import Asked
 from load.target import Target
 from setting.machine import ROOT
 from triton_local.command import ServerCommand
-from triton_local.guarded import GuardedProcess
+from triton_local.guarded import GuardedProcess, Guarding
 
 from peers.contestant import NotRunError
 
@@ -77,7 +77,7 @@ def running(
             ServerCommand(tuple(command), {**os.environ, **environment}),
             # Nothing of that name is ever there; what a peer leaves in shared memory has names of its own.
             f"peer_{uuid.uuid4().hex[:12]}_",
-            _GRACE_S,
+            Guarding(grace=_GRACE_S, longest_end=_GRACE_S),
             write,
         )
         try:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
-from llama_engine.checkpoint import Checkpoint, Facts
+from llama_engine.checkpoint import Checkpoint
+from llama_engine.facts import Facts
 from llama_engine.settings import Settings
 from tqdm import tqdm
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+
+# Opening what /proc has of a task that has ended, and reading what was opened before.
+_GONE = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True)
@@ -27,18 +31,29 @@ def of(pid: int) -> ProcessMemory:
 
     Raises FileNotFoundError for a process that has ended, CalledProcessError if nvidia-smi fails.
     """
-    if torch.cuda.is_available():
-        return ProcessMemory("VRAM", _device_mib())
+    taken = vram_mib()
+    if taken is not None:
+        return ProcessMemory("VRAM", taken)
     return ProcessMemory("PSS", sum(_kibibytes(process, "Pss") for process in family(pid)) / 2**10)
 
 
 def family(pid: int) -> list[int]:
-    """Return the process and its descendants, itself first."""
-    found = [pid]
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in tasks.read_text().split():
-            found += family(int(child))
+    """Return the process and its descendants, itself first. Who ends meanwhile may be among them or not."""
+    found, tasks, children = [pid], list[Path](), list[str]()
+    with suppress(*_GONE):
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    for task in tasks:
+        # One by one: a thread that ends must not hide the others' children.
+        with suppress(*_GONE):
+            children += (task / "children").read_text().split()
+    for child in children:
+        found += family(int(child))
     return found
+
+
+def vram_mib() -> float | None:
+    """Return what is in use on the GPU, None without CUDA. Raises CalledProcessError if nvidia-smi fails."""
+    return _device_mib() if torch.cuda.is_available() else None
 
 
 def _kibibytes(pid: int, name: str) -> int:

@@ -18,6 +18,7 @@ from setting.workload import Request
 from triton_local.errors import NotReadyError, StartFailedError
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
+from triton_local.supervised import Supervised
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tune.config import knobs_of
@@ -54,6 +55,8 @@ def measure(subject: Subject, demand: Demand, requests: Sequence[Request], knobs
             model_repository=repository,
             environment={"OMP_NUM_THREADS": str(subject.threads)},
             ready_timeout=_READY_TIMEOUT_S,
+            # Nobody but the load may ask the model.
+            supervised=Supervised(stuck_after=None),
         )
         try:
             with server:

@@ -1,6 +1,7 @@
 """The image that takes the place of NVIDIA's Triton image in these tests, and the wheels that the build may use.
 
 Both are made from what this virtual environment and its pip already have, so the builds themselves need no network.
+The wheels have a lock of their own: the project's is of PyTorch's build for CUDA.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ def build_stand_in(engine: DockerEngine) -> str:
 
 
 def collect_wheels(repository: Path, requirements: list[str]) -> Path:
-    """A folder with the wheels of `requirements` for the stand-in's Python; downloaded once for each set of versions.
+    """A folder of wheels of `requirements` for the stand-in's Python, and their lock; once for each set of versions.
 
     pip runs with this machine's configuration: where that prefers PyTorch's CPU build, so does the image.
     """
     constraints = repository / "constraints.txt"
-    digest = hashlib.sha256("\n".join([*requirements, PYTHON, constraints.read_text()]).encode()).hexdigest()[:16]
+    versions = "\n".join([*requirements, PYTHON, constraints.read_text()])
+    digest = hashlib.sha256(f"locked\n{versions}".encode()).hexdigest()[:16]
     folder = repository / ".work" / "compose" / f"wheels-{digest}"
     if folder.is_dir():
         return folder
@@ -51,6 +53,9 @@ def collect_wheels(repository: Path, requirements: list[str]) -> Path:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         target = ["--only-binary=:all:", "--python-version", PYTHON, "--dest", str(partial)]
         run([*pip, *target, "--constraint", str(constraints), *requirements], timeout=540)
+        # As whoever builds from wheels of their own does.
+        make = ["make", "--no-print-directory", "lock", f"WHEELS={partial}", f"LOCK_PYTHON={PYTHON}", "PIP_NO_INDEX=1"]
+        run(make, timeout=180, directory=repository)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,22 +1,22 @@
-"""The compose file, the Dockerfile, its entrypoint, its health check and the settings say the same, without Docker."""
+"""The compose file, the Dockerfile, its supervisor, its health check and the settings say the same, without Docker."""
 
 from __future__ import annotations
 
-import ast
 import re
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
-from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
+from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, WholeNumber
+from triton_supervisor.container import REPOSITORY, server_environment
+from triton_supervisor.settings import FLUSH_S, STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "deploy" / "docker"
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 GPU = (DOCKER / "compose.gpu.yml").read_text()
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
-ENTRYPOINT = (DOCKER / "entrypoint.sh").read_text()
 SERVICE = yaml.safe_load(COMPOSE)["services"]["server"]
 VARIABLES = {*re.findall(r"\$\{(\w+)", COMPOSE + GPU), *SERVICE["build"]["args"], *SERVICE["environment"]}
 MODEL_SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
@@ -33,10 +33,31 @@ def only_match(pattern: str, text: str) -> str:
     return str(found)
 
 
-def test_docker_waits_longer_than_triton_takes_to_stop() -> None:
-    exit_timeout = int(only_match(r"^exit_timeout=(\d+)$", ENTRYPOINT))
-    assert '--exit-timeout-secs="$exit_timeout"' in ENTRYPOINT
-    assert seconds(SERVICE["stop_grace_period"]) >= exit_timeout + 20
+def test_docker_kills_what_still_drains() -> None:
+    default = Settings.of({})
+    assert seconds(SERVICE["stop_grace_period"]) == default.notice + default.grace + STOP_MARGIN_S
+    assert UNLOAD_S + FLUSH_S <= STOP_MARGIN_S - 5
+    assert server_environment({}, default.grace)["LLAMA_DRAIN_SECONDS"] == str(default.grace)
+    # The model takes whatever grace the supervisor takes, and no more.
+    bound = BOUNDS["drain_seconds"]
+    assert isinstance(bound, WholeNumber)
+    assert Settings.of({"TRITON_GRACE_SECONDS": str(bound.high)}).grace == bound.high
+    with pytest.raises(RefusedError, match=f"1 ... {bound.high}"):
+        Settings.of({"TRITON_GRACE_SECONDS": str(bound.high + 1)})
+
+
+def test_process_1_is_a_supervisor_that_the_image_has() -> None:
+    assert only_match(r"^ENTRYPOINT (.*)$", DOCKERFILE) == '["python3", "-P", "-m", "triton_supervisor"]'
+    for package in ("client/triton_llama", "deploy/supervisor/triton_supervisor"):
+        target = f"/srv/triton-llama/python/{Path(package).name}"
+        assert re.search(rf"^COPY {package} {target}$", DOCKERFILE, re.MULTILINE), package
+    assert re.search(r"^ +PYTHONPATH=/srv/triton-llama/python \\$", DOCKERFILE, re.MULTILINE)
+    assert f"COPY model_repository {REPOSITORY}\n" in DOCKERFILE
+    # Named without a value there, it would take the image's away.
+    assert re.search(r"^ +TRITON_STATE_FILE=\S+$", DOCKERFILE, re.MULTILINE)
+    assert "TRITON_STATE_FILE" not in SERVICE["environment"]
+    # Another init would be process 1, and what a test of compose shows wouldn't hold in Kubernetes, which has none.
+    assert "init" not in SERVICE
 
 
 def test_the_health_check_gives_up_before_docker_does() -> None:
@@ -45,12 +66,11 @@ def test_the_health_check_gives_up_before_docker_does() -> None:
     assert own + 5 <= seconds(health["timeout"]) <= seconds(health["interval"])
 
 
-def test_the_health_check_is_where_the_image_has_it_and_asks_for_the_inputs_that_exist() -> None:
-    assert "/srv/triton-llama/bin/healthcheck.py" in SERVICE["healthcheck"]["test"]
-    assert re.search(r"^COPY .*deploy/docker/healthcheck\.py /srv/triton-llama/bin/$", DOCKERFILE, re.MULTILINE)
-    request = ast.literal_eval(only_match(r"(?s)^REQUEST = (\{.*?^\})$", (DOCKER / "healthcheck.py").read_text()))
-    config = (ROOT / "model_repository" / "llama" / "config.pbtxt").read_text()
-    assert set(request) <= set(re.findall(r'name: "(\w+)", data_type', config))
+def test_the_health_check_is_where_the_image_has_it() -> None:
+    assert SERVICE["healthcheck"]["test"][:2] == ["CMD", "/srv/triton-llama/bin/health"]
+    assert re.search(r"^COPY deploy/docker/health\.py /srv/triton-llama/bin/health$", DOCKERFILE, re.MULTILINE)
+    # It finds its package beside its own folder.
+    assert re.search(r"^COPY client/triton_llama /srv/triton-llama/python/triton_llama$", DOCKERFILE, re.MULTILINE)
 
 
 def test_the_ports_are_tritons_own_and_stay_on_this_machine_unless_told() -> None:

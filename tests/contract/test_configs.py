@@ -113,6 +113,21 @@ def test_inputs_of_any_length_do_not_split_batches() -> None:
         assert item.allow_ragged_batch == (-1 in item.dims), f"{item.name}: {DataType.Name(item.data_type)}"
 
 
+@pytest.mark.parametrize("name", [name for name, (_, preferred, _) in TABLE.items() if preferred is not None])
+def test_a_queue_and_the_time_in_it_are_bounded(name: str) -> None:
+    batching = _read(name).dynamic_batching
+    policy = batching.default_queue_policy
+    # One for all, so that the product and its baselines are compared under the same load.
+    assert policy == _read("config").dynamic_batching.default_queue_policy
+    assert policy.timeout_action == policy.REJECT
+    assert policy.allow_timeout_override
+    # Several turns of the product's slots; and a time that nobody's client reaches by waiting for its turn.
+    assert policy.max_queue_size == 8 * TABLE["config"][0]
+    assert policy.default_timeout_microseconds == 600 * 1_000_000
+    # Levels of priority would each have a queue of their own, with a policy of its own.
+    assert batching.priority_levels == 0
+
+
 def test_no_config_is_bound_to_a_gpu() -> None:
     (group,) = _read("config").instance_group
     assert group.kind == group.KIND_AUTO

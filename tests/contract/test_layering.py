@@ -18,16 +18,17 @@ ALLOWED = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "trit
 
 # From the bottom up: a module imports only from the rows below its own.
 LAYERS = [
-    {"errors", "philox", "begun_word", "queue_policy", "int8_linear"},
-    {"settings", "sampling", "stopping", "vocabulary", "defaults", "cache"},
+    {"errors", "philox", "begun_word", "queue_policy", "int8_linear", "log_format", "model_config", "host_log"},
+    {"settings", "sampling", "stopping", "vocabulary", "defaults", "cache", "facts", "manifest", "checkpoint_files"},
     {"text", "banning"},
     {"requests", "checkpoint"},
     {"sampler", "slot_model", "rows"},
     {"memory", "prefill", "delivery"},
     {"engine", "tickets"},
-    {"metrics"},
-    {"meter"},
+    {"metrics", "request_log", "vitals"},
+    {"meter", "host_metrics"},
     {"scheduler"},
+    {"readiness"},
 ]
 
 

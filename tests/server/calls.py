@@ -15,7 +15,9 @@ from triton_local.server import LocalTriton
 class Call:
     """One request over gRPC that is running: ModelInfer, or a gRPC stream under a decoupled config."""
 
-    def __init__(self, server: LocalTriton, inputs: Inputs, timeout_us: int | None = None) -> None:
+    def __init__(
+        self, server: LocalTriton, inputs: Inputs, timeout_us: int | None = None, request_id: str = ""
+    ) -> None:
         """Send the request. timeout_us: how long it may wait for a slot."""
         self._client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
         self._came: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
@@ -23,10 +25,10 @@ class Call:
         tensors = [fill(tritonclient.grpc.InferInput, name, value) for name, value in inputs.items()]
         if self._streams:
             self._client.start_stream(self._take)
-            self._client.async_stream_infer("llama", tensors, timeout=timeout_us)
+            self._client.async_stream_infer("llama", tensors, request_id=request_id, timeout=timeout_us)
         else:
             self._call = self._client.async_infer(
-                "llama", tensors, self._take, timeout=timeout_us, client_timeout=TIMEOUT_S
+                "llama", tensors, self._take, request_id=request_id, timeout=timeout_us, client_timeout=TIMEOUT_S
             )
 
     def __enter__(self) -> Call:

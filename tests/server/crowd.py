@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from server.metrics import level
+from server.metrics import PENDING, level
 from server.polling import until
 from server.servers import Statistics, get_json
 from server.wires import WIRES, Answer, Inputs, Refusal, ask, grpc
@@ -55,7 +55,7 @@ def in_one_batch(server: LocalTriton, jobs: Sequence[Callable[[], _Result]]) -> 
             plugs.append(pool.submit(_keep_busy, server, plug))
             if len(plugs) == 1 and _is_inflight(server):
                 until(lambda: level(server, "llama_slots_in_use") == slots, lambda: "all slots are taken")
-        waits = "llama_waiting_rows" if _is_inflight(server) else "nv_inference_pending_request_count"
+        waits = "llama_waiting_rows" if _is_inflight(server) else PENDING
         until(lambda: level(server, waits) >= 1, lambda: "a request waits for the model")
         results = at_once(jobs)
         for done in plugs:

@@ -15,15 +15,16 @@ from pathlib import Path
 from types import TracebackType
 
 from server.repositories import copy_repository
-from server.servers import in_use, new_server
+from server.servers import SUPERVISED, in_use, new_server
 from triton_local.server import LocalTriton
+from triton_local.supervised import Supervised
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a server is: its config, its settings, and what differs from the project's repository, if anything does.
 
-    options: for tritonserver. shim, queue_policy: as for `copy_repository`.
+    options: for tritonserver. shim, queue_policy: as for `copy_repository`. supervised: as for `new_server`.
     """
 
     variant: str = "default"
@@ -31,12 +32,13 @@ class Plan:
     options: tuple[str, ...] = ()
     shim: str = ""
     queue_policy: str = ""
+    supervised: Supervised | None = SUPERVISED
 
 
 # No outlier reaches this threshold, so rows don't depend on each other, and bitsandbytes' own product is some five
 # times slower than ours on a CPU: what runs on these servers can be seen running in metrics that are 0.2 s old.
-_SLOW = {"LLAMA_INT8_THRESHOLD": "1000"}
-_TWO_SLOTS = {"LLAMA_SLOTS": "2", **_SLOW}
+SLOW = {"LLAMA_INT8_THRESHOLD": "1000"}
+_TWO_SLOTS = {"LLAMA_SLOTS": "2", **SLOW}
 _QUEUE_OF_THREE = (
     "max_queue_size: 3, timeout_action: REJECT, allow_timeout_override: true, "
     # Triton takes a request's own timeout only where it is shorter than this one; 0 is none.
@@ -51,7 +53,10 @@ _FP32 = {
 }
 # Not even these settings keep rows from ending: Triton unloads a model when nobody is left in it.
 _NO_DRAIN = {**_TWO_SLOTS, "LLAMA_DRAIN_SECONDS": "0"}
-_EXPLICIT = ("--model-control-mode=explicit", "--load-model=llama")
+# Bare Triton cuts off at its exit timeout whatever still runs: time enough for it on a machine that is busy otherwise.
+_EXPLICIT = ("--model-control-mode=explicit", "--load-model=llama", "--exit-timeout-secs=120")
+# A model that does nothing more is found dead after so long; one that works beside other tests must not be.
+_SOON = Supervised(stuck_after=30.0)
 
 PLANS = {
     # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming.
@@ -72,10 +77,18 @@ PLANS = {
     "split": Plan("streaming", shim="split_characters"),
     "stopping": Plan(environment=_TWO_SLOTS, shim="stops_early"),
     "stopping_streaming": Plan("streaming", _TWO_SLOTS, shim="stops_early"),
+    # For fuzzing. Room for few tokens, so that nothing that is asked for by chance takes long.
+    "fuzzed": Plan(environment={"LLAMA_MAX_MODEL_LEN": "64"}),
+    "fuzzed_streaming": Plan("streaming", {"LLAMA_MAX_MODEL_LEN": "64"}),
     # For tests that end them.
-    "unloaded": Plan(environment=_NO_DRAIN, options=_EXPLICIT),
-    "unloaded_streaming": Plan("streaming", _NO_DRAIN, options=_EXPLICIT),
+    "unloaded": Plan(environment=_NO_DRAIN, options=_EXPLICIT, supervised=None),
+    "unloaded_streaming": Plan("streaming", _NO_DRAIN, options=_EXPLICIT, supervised=None),
     "killed": Plan("streaming"),
+    "killed_model": Plan(environment=_TWO_SLOTS),
+    "killed_model_streaming": Plan("streaming", _TWO_SLOTS),
+    "stuck_model": Plan("streaming", _TWO_SLOTS, supervised=_SOON),
+    "broken_model": Plan(shim="breaks_for_good", supervised=_SOON),
+    "stopped": Plan(),
 }
 
 
@@ -130,7 +143,7 @@ class Fleet:
         plan = PLANS[name]
         changed = plan.shim or plan.queue_policy
         repository = copy_repository(self._folder(name), plan.shim, plan.queue_policy) if changed else None
-        server = new_server(plan.variant, plan.environment, repository, plan.options)
+        server = new_server(plan.variant, plan.environment, repository, plan.options, plan.supervised)
         server.start()
         return server
 

@@ -6,12 +6,16 @@ import re
 import urllib.request
 from collections.abc import Callable
 
+from llama_engine.host_metrics import INSTANCE_LABEL
 from server.polling import until
 from server.wires import generate_url, post
 from triton_local.server import LocalTriton
 
 _LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+PENDING = "nv_inference_pending_request_count"
+"""How many requests wait in Triton's own queue."""
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 
@@ -23,9 +27,9 @@ def text(server: LocalTriton) -> str:
 
 
 def read(server: LocalTriton) -> dict[Series, float]:
-    """Return every series of the endpoint, by its name and labels."""
+    """Return every series of the endpoint, by its name and labels; the servers here have one instance, left out."""
     return {
-        (name, frozenset(_LABEL.findall(labels or ""))): float(value)
+        (name, frozenset(label for label in _LABEL.findall(labels or "") if label[0] != INSTANCE_LABEL)): float(value)
         for name, labels, value in _LINE.findall(text(server))
     }
 

@@ -5,6 +5,7 @@ A shim is a file of `shims/`: it takes the model's place, changes something insi
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from server.servers import ROOT
 
 SHIMS = Path(__file__).parent / "shims"
 
+_QUEUE_POLICY = re.compile(r"\bdefault_queue_policy \{[^{}]*\}")
+
 
 def copy_repository(folder: Path, shim: str = "", queue_policy: str = "") -> Path:
     """Copy the model repository into an empty folder, and return where it is.
 
     shim: name of the file in `shims/` that stands before the model. queue_policy: fields of Triton's ModelQueuePolicy,
-    for every config.
+    instead of the in-flight configs' own.
     """
     repository = folder / "model_repository"
     shutil.copytree(ROOT / "model_repository", repository, ignore=shutil.ignore_patterns("__pycache__"))
@@ -29,8 +32,7 @@ def copy_repository(folder: Path, shim: str = "", queue_policy: str = "") -> Pat
         shutil.copy(SHIMS / f"{shim}.py", model / "1" / "model.py")
     if queue_policy:
         for config in (model / "config.pbtxt", model / "configs" / "streaming.pbtxt"):
-            text = config.read_text()
-            assert text.count("dynamic_batching {") == 1
-            policy = f"dynamic_batching {{\n  default_queue_policy {{ {queue_policy} }}"
-            config.write_text(text.replace("dynamic_batching {", policy))
+            text, found = _QUEUE_POLICY.subn(f"default_queue_policy {{ {queue_policy} }}", config.read_text())
+            assert found == 1
+            config.write_text(text)
     return repository

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_local.server import LocalTriton
+from triton_local.supervised import Supervised
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "models" / "pydoc-llama"
@@ -20,6 +21,9 @@ EMBEDDED = ROOT / "models" / "pydoc-llama"
 # The machine's idle cores are few and shared: two threads that wait for each other at every small matrix product are
 # ten times slower beside anything else than one that doesn't wait.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+
+# Supervised as the product is, but for one thing: tests count requests, so nobody else may ask for tokens.
+SUPERVISED = Supervised(stuck_after=None)
 
 _in_use: dict[str, LocalTriton] = {}
 
@@ -29,18 +33,20 @@ def new_server(
     environment: Mapping[str, str] | None = None,
     repository: Path | None = None,
     options: Sequence[str] = (),
+    supervised: Supervised | None = SUPERVISED,
 ) -> LocalTriton:
     """Return a server of the embedded checkpoint on free ports, to be started.
 
-    environment: over the tests' own. repository: None is the project's. options: for tritonserver.
+    environment: over the tests' own. repository: None is the project's. options: for tritonserver. supervised: None is
+    Triton as it is.
     """
     return LocalTriton(
         variant=variant,
         model_repository=repository,
         environment={**ENVIRONMENT, **(environment or {})},
         ready_timeout=240.0,
-        # A client that keeps its connection open would hold a test's server up for all of it.
         extra_args=("--exit-timeout-secs=30", *options),
+        supervised=supervised,
     )
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 from server.calls import Call
-from server.metrics import Metrics
+from server.metrics import PENDING, Metrics
 from server.streams import GrpcStream, Sse
 from server.wires import Answer, ask, generate
 from triton_local.server import LocalTriton
@@ -50,11 +50,11 @@ def test_a_request_cancelled_while_it_waits_is_computed(narrow: LocalTriton, met
         handed_over = calls.enter_context(Call(narrow, NEIGHBOUR))
         metrics.wait(lambda now: now.now("llama_waiting_rows") == 1, "one waits in the model")
         queued = calls.enter_context(Call(narrow, NEIGHBOUR))
-        metrics.wait(lambda now: now.now("nv_inference_pending_request_count") == 1, "one waits in Triton")
+        metrics.wait(lambda now: now.now(PENDING) == 1, "one waits in Triton")
         queued.cancel()
         handed_over.cancel()
         metrics.wait(lambda now: now.now("llama_waiting_rows") == 0, "nobody waits in the model")
-        metrics.wait(lambda now: now.now("nv_inference_pending_request_count") == 0, "nobody waits in Triton")
+        metrics.wait(lambda now: now.now(PENDING) == 0, "nobody waits in Triton")
         assert _running(metrics, 2)
         assert not any(call.done() for call in long)
         for call in long:
@@ -98,9 +98,12 @@ def _cancel_grpc_stream(server: LocalTriton) -> None:
 
 def _cancel_grpc_stream_of_three(server: LocalTriton) -> None:
     with GrpcStream(server) as stream:
-        for _ in range(3):
-            stream.ask({**LONG, "stream": True})
-        stream.next()
+        for number in range(3):
+            stream.ask({**LONG, "stream": True}, request_id=str(number))
+        # What Triton hasn't read yet is never a request.
+        begun: set[str] = set()
+        while len(begun) < 3:
+            begun.add(stream.next().request_id)
         stream.cancel()
 
 

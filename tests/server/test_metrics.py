@@ -45,6 +45,13 @@ def test_a_metric_is_not_on_the_endpoint(narrow: LocalTriton) -> None:
                 assert (f"{metric.name}_{part}", frozenset(labels.items())) in there
 
 
+def test_a_level_is_not_of_its_instance_alone(narrow: LocalTriton) -> None:
+    """With an instance on every GPU the last one to write would win; what is counted adds up by itself."""
+    levels = {metric.name for metric in METRICS if metric.kind == "gauge"}
+    series = [line.partition("{") for line in text(narrow).splitlines() if line.startswith("llama_")]
+    assert {name for name, _, labels in series if 'model_instance="llama_0_0"' in labels} == levels
+
+
 def test_a_metric_is_documented_nowhere_on_the_endpoint(narrow: LocalTriton) -> None:
     said = text(narrow)
     for metric in METRICS:

@@ -6,13 +6,12 @@ from contextlib import ExitStack
 
 import pytest
 from server.calls import Call
-from server.metrics import Metrics
+from server.metrics import PENDING, Metrics
 from server.streams import GrpcStream
 from server.wires import Answer, ask, generate
 from triton_local.server import LocalTriton
 
 LONG = {"text_input": "Return a list of the", "max_tokens": 300, "min_tokens": 300, "temperature": 0.0}
-PENDING = "nv_inference_pending_request_count"
 SHORT = {"text_input": "The class", "max_tokens": 5, "min_tokens": 5, "temperature": 1.0, "seed": 6}
 
 
@@ -72,3 +71,4 @@ def test_who_comes_first_does_not_enter_first(narrow: LocalTriton) -> None:
             # With one slot between them, nobody behind is through when one is.
             assert not any(behind.done() for behind in waiting[index + 2 :])
         assert not long[1].done()
+        long[1].cancel()

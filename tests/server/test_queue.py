@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from server.calls import Call
-from server.metrics import Metrics
+from server.metrics import PENDING, Metrics
 from server.servers import is_decoupled
 from server.streams import STREAM_WIRES, Sse
 from server.wires import WIRES, Answer, Refusal, ask, generate
@@ -18,8 +18,6 @@ LONG = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 
 SHORT = {"text_input": "Return a list of the", "max_tokens": 3, "min_tokens": 3, "temperature": 0.0}
 LONG_PROMPT = 2
 """Tokens of its prompt: the beginning of every text, and a letter."""
-
-PENDING = "nv_inference_pending_request_count"
 
 
 @pytest.fixture(scope="module")

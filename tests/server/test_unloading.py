@@ -10,7 +10,7 @@ import pytest
 from server.calls import Call
 from server.crowd import at_once
 from server.fleet import Fleet
-from server.metrics import Metrics
+from server.metrics import PENDING, Metrics
 from server.polling import until
 from server.servers import is_decoupled
 from server.streams import STREAM_WIRES, GrpcStream
@@ -58,18 +58,34 @@ def _under_load(server: LocalTriton, pool: ThreadPoolExecutor) -> list[Future[An
     futures += [pool.submit(way) for way in ways[2:]]
 
     def all_are_in(now: Metrics) -> bool:
-        waiting = now.now("llama_waiting_rows") + now.now("nv_inference_pending_request_count")
+        waiting = now.now("llama_waiting_rows") + now.now(PENDING)
         return (now.now("llama_slots_in_use"), waiting) == (2, 6)
 
     metrics.wait(all_are_in, "two run, six wait")
     return futures
 
 
-@pytest.mark.parametrize("config", ["unloaded", "unloaded_streaming"])
+@pytest.fixture
+def unloaded(fleet: Fleet) -> Iterator[LocalTriton]:
+    with fleet.server("unloaded") as server:
+        yield server
+
+
+@pytest.fixture
+def unloaded_streaming(fleet: Fleet) -> Iterator[LocalTriton]:
+    with fleet.server("unloaded_streaming") as server:
+        yield server
+
+
 def test_a_request_is_lost_when_the_model_is_unloaded_and_loaded_again_or_the_server_told_to_end(
-    config: str, fleet: Fleet
+    unloaded: LocalTriton, unloaded_streaming: LocalTriton
 ) -> None:
-    with fleet.server(config) as server, ThreadPoolExecutor(8) as pool:
+    """Both servers at once: each has two long rows on one core."""
+    at_once([partial(_unload_load_and_end, server) for server in (unloaded, unloaded_streaming)])
+
+
+def _unload_load_and_end(server: LocalTriton) -> None:
+    with ThreadPoolExecutor(8) as pool:
         undisturbed = at_once([partial(ask, server, generate, **request) for request in REQUESTS])
         futures = _under_load(server, pool)
         models = f"http://{server.http_url}/v2/repository/models/llama"

@@ -1,9 +1,17 @@
 """What the unit tests share: the embedded checkpoint, loaded once in each precision."""
 
+import os
+
 import pytest
+import torch
 from llama_engine.checkpoint import Checkpoint
 from llama_engine.text import TextCodec
 from unit.engines import load
+
+# The embedded model is so small that two threads are no faster, and CI runs something else on the second core. In the
+# environment for the programs that tests start.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,9 @@ from unit.registries import RecordingRegistry
 SECONDS = 60.0
 """How long a test waits for another thread before it gives up; none takes nearly so long."""
 
+STUCK_SECONDS = 3600
+"""How long a step may take: they are held up by tests."""
+
 
 class Pace:
     """Holds every forward pass up until it is let through, and keeps the widths of those that read prompts."""
@@ -165,7 +168,7 @@ def house(checkpoint: Checkpoint, slots: int, meter: type[Meter] = Meter, **para
     )
     note = meter(registry, slots)
     with watching(checkpoint, pace):
-        scheduler = Scheduler(engine, delivery, note)
+        scheduler = Scheduler(engine, delivery, note, STUCK_SECONDS)
         try:
             yield House(engine, delivery, registry, note, scheduler, pace)
         finally:

@@ -30,7 +30,10 @@ ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
         (503, b'{"error":"Request timeout expired"}', OverloadedError, "Request timeout expired"),
         (500, b'{"error":"internal\\nerror"}', ServerError, "internal error"),
         (404, b'{"error":"Request for unknown model: \'x\' is not found"}', ModelNotFoundError, "unknown model: 'x'"),
-        (503, b'{"error":"Request for unknown model: \'x\' has no available versions"}', ModelNotFoundError, "'x'"),
+        (404, b'{"error":"Request for unknown model: \'x\' has no available versions"}', OverloadedError, "stopping"),
+        (503, b'{"error":"Request for unknown model: \'x\' has no available versions"}', OverloadedError, "stopping"),
+        (503, b'{"error":"Request for unknown model: \'x\' version 1 is not at ready state"}', OverloadedError, "'x'"),
+        (503, b'{"error":"Server is stopping, scheduler for model has stopped"}', OverloadedError, "stopping"),
         (404, b"<html>\n<h1>Not Found</h1></html>", ServerError, "HTTP status 404: <html> <h1>Not Found</h1></html>"),
         (502, b"", ServerError, "HTTP status 502 without a message"),
         (504, b"gateway timeout", LlamaTimeoutError, "HTTP status 504: gateway timeout"),
@@ -52,7 +55,8 @@ def test_http_answer_becomes_its_exception(
         ("INVALID_ARGUMENT", "text_input must not be empty", RejectedInputError),
         ("UNAVAILABLE", "Exceeds maximum queue size", OverloadedError),
         ("UNAVAILABLE", "Request timeout expired", OverloadedError),
-        ("UNAVAILABLE", "Request for unknown model: 'x' has no available versions", ModelNotFoundError),
+        ("UNAVAILABLE", "Request for unknown model: 'x' has no available versions", OverloadedError),
+        ("NOT_FOUND", "Request for unknown model: 'x' has no available versions", OverloadedError),
         ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotFoundError),
         ("INTERNAL", "Stub process 'llama_0_0' is not healthy.", ServerError),
         ("UNIMPLEMENTED", "", ServerError),
@@ -108,3 +112,5 @@ def test_an_error_without_a_status_is_the_requests_fault_before_its_first_piece_
     assert type(from_stream_error("top_p is 2, must lie in (0, 1]", started=False)) is RejectedInputError
     assert type(from_stream_error("top_p is 2, must lie in (0, 1]", started=True)) is ServerError
     assert type(from_stream_error("Request for unknown model: 'x' is not found", started=False)) is ModelNotFoundError
+    unloaded = "Request for unknown model: 'x' has no available versions"
+    assert type(from_stream_error(unloaded, started=False)) is OverloadedError

@@ -1,6 +1,7 @@
 """What the launcher refuses before it starts anything, from facts given as arguments: no server runs here."""
 
 import importlib.metadata
+import math
 import os
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from triton_local.command import check_extra_arguments, exit_timeout, server_environment
+from triton_local.command import check_extra_arguments, exit_timeout, served, server_environment
 from triton_local.errors import (
     InvalidSettingError,
     MissingLibpythonError,
@@ -26,6 +27,7 @@ from triton_local.interpreter import Interpreter
 from triton_local.ports import HeldPorts, Service, resolve_host
 from triton_local.repository import ModelRepository, resolve_model
 from triton_local.runtime import cache_root, prepare_runtime
+from triton_local.supervised import Supervised
 from triton_local.wheel import TritonWheel, find_wheel
 
 INTERPRETER = Interpreter.current()
@@ -139,10 +141,49 @@ def test_a_host_that_tritonserver_could_not_listen_on_is_refused(host: str) -> N
         resolve_host(host)
 
 
-@pytest.mark.parametrize("argument", ["--http-port=1", "--model-config-name=x", "--grpc-address", "stray"])
-def test_arguments_that_would_contradict_the_launcher_are_refused(argument: str) -> None:
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--http-port=1",
+        "--model-config-name=x",
+        "--grpc-address",
+        "stray",
+        # tritonserver takes these for options that they are the beginning of.
+        "--exit-timeout=5",
+        "--http-p=1",
+        "--allow-met=off",
+    ],
+)
+@pytest.mark.parametrize("supervised", [True, False])
+def test_arguments_that_would_contradict_the_launcher_are_refused(argument: str, supervised: bool) -> None:
     with pytest.raises(ReservedArgumentError, match=argument.split("=")[0]):
-        check_extra_arguments([argument])
+        check_extra_arguments([argument], supervised)
+
+
+def test_model_control_is_the_supervisors_where_there_is_one() -> None:
+    with pytest.raises(ReservedArgumentError, match=r"--model-control-mode .* use --unsupervised"):
+        check_extra_arguments(["--model-control-mode=poll"], supervised=True)
+    with pytest.raises(ReservedArgumentError, match="--model-control is cut short"):
+        check_extra_arguments(["--model-control=none"], supervised=True)
+    for restricted in ("--http-restricted-api=inference:k=v", "--grpc-restricted-protocol=health:k=v"):
+        with pytest.raises(ReservedArgumentError, match=r"a supervised tritonserver, .*; use a proxy"):
+            check_extra_arguments([restricted], supervised=True)
+        check_extra_arguments([restricted], supervised=False)
+    check_extra_arguments(["--model-control-mode=poll"], supervised=False)
+
+
+@pytest.mark.parametrize(
+    ("supervised", "message"),
+    [
+        (Supervised(stuck_after=0), "stuck after 0 is out of bounds: more than 0 seconds"),
+        (Supervised(stuck_after=math.nan), "stuck after nan"),
+        (Supervised(notice=-1), "notice -1 is out of bounds: 0 seconds or more"),
+        (Supervised(notice=math.inf), "notice inf"),
+    ],
+)
+def test_seconds_that_nobody_can_wait_are_refused(supervised: Supervised, message: str) -> None:
+    with pytest.raises(InvalidSettingError, match=message):
+        supervised.check()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +191,18 @@ def test_arguments_that_would_contradict_the_launcher_are_refused(argument: str)
 )
 def test_the_kill_after_sigterm_waits_for_tritonservers_own_timeout(extra: list[str], seconds: float) -> None:
     assert exit_timeout(extra) == seconds
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-5", "3601", "5s", "1.5", ""])
+def test_an_exit_timeout_that_is_no_number_of_seconds_is_waited_for_or_breaks_the_start(value: str) -> None:
+    with pytest.raises(InvalidSettingError) as refused:
+        exit_timeout([f"--exit-timeout-secs={value}"])
+    assert str(refused.value) == f"--exit-timeout-secs is {value!r}; it must be a whole number, 0 ... 3600"
+
+
+def test_a_service_that_is_off_is_waited_for() -> None:
+    assert served(["--allow-metrics=OFF", "--allow-grpc", "off"]) == ("http",)
+    assert served(["--allow-metrics=OFF", "--allow-metrics=on"]) == ("http", "grpc", "metrics")
 
 
 def test_the_cache_is_where_the_environment_says() -> None:
@@ -187,7 +240,8 @@ def test_a_runtime_that_lost_a_file_is_built_again(tmp_path: Path, wheel: Triton
 
 def test_the_stub_finds_this_interpreters_python_and_library_first(tmp_path: Path, wheel: TritonWheel) -> None:
     runtime = prepare_runtime(wheel, INTERPRETER, tmp_path)
-    environment = server_environment(runtime, {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/cuda"}, "gpt2", {"A": "b"})
+    inherited = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/cuda"}
+    environment = server_environment(runtime, inherited, "gpt2", {"A": "b"}, grace=90, stuck=30.0)
     linked = subprocess.run(
         ["ldd", str(runtime.backends / "python" / "triton_python_backend_stub")],
         env=environment,
@@ -201,3 +255,17 @@ def test_the_stub_finds_this_interpreters_python_and_library_first(tmp_path: Pat
     assert environment["LD_LIBRARY_PATH"].endswith(":/cuda")
     assert environment["LLAMA_MODEL"] == "gpt2"
     assert environment["A"] == "b"
+
+
+def test_the_models_own_seconds_are_others_than_the_launchers(tmp_path: Path, wheel: TritonWheel) -> None:
+    runtime = prepare_runtime(wheel, INTERPRETER, tmp_path)
+
+    def seconds(inherited: dict[str, str], overrides: dict[str, str], stuck: float | None = 30.0) -> list[str | None]:
+        environment = server_environment(runtime, inherited, None, overrides, grace=90, stuck=stuck)
+        return [environment.get(f"LLAMA_{name}_SECONDS") for name in ("DRAIN", "STUCK")]
+
+    assert seconds({}, {}) == ["90", "30"]
+    assert seconds({"LLAMA_DRAIN_SECONDS": "", "LLAMA_STUCK_SECONDS": ""}, {}) == ["90", "30"]
+    assert seconds({"LLAMA_DRAIN_SECONDS": "5"}, {"LLAMA_STUCK_SECONDS": "6"}) == ["5", "6"]
+    assert seconds({}, {}, Supervised(stuck_after=None).stuck_seconds) == ["90", "0"]
+    assert seconds({}, {}, None) == ["90", None]

@@ -19,6 +19,7 @@ from llama_engine.tickets import Ticket
 from unit.registries import RecordingRegistry
 from unit.scheduling import SECONDS, Answers
 
+NO_LIMIT = {"llama_queue_limit_requests": 0}
 FAILURES = [(Cancelled("c"), "cancelled"), (Unavailable("u"), "unavailable"), (RowFailure("f"), "error")]
 
 
@@ -60,7 +61,7 @@ def test_a_run_of_steps_is_counted_wrong(meter: Meter, registry: RecordingRegist
     }
     last_step = registry.levels.pop("llama_last_step_timestamp_seconds")
     assert before <= last_step <= time.time()
-    assert registry.levels == {"llama_slots": 8, "llama_slots_in_use": 1, "llama_waiting_rows": 0}
+    assert registry.levels == {"llama_slots": 8, "llama_slots_in_use": 1, "llama_waiting_rows": 0, **NO_LIMIT}
 
 
 def test_a_row_that_ends_is_counted_wrong(meter: Meter, registry: RecordingRegistry) -> None:
@@ -106,7 +107,12 @@ def test_a_refused_request_is_not_counted(meter: Meter, registry: RecordingRegis
 
 def test_an_idle_server_shows_nothing(meter: Meter, registry: RecordingRegistry) -> None:
     meter.close(SECONDS)
-    assert registry.levels == {"llama_slots": 8, "llama_slots_in_use": 0, "llama_waiting_rows": 0}
+    assert registry.levels == {"llama_slots": 8, "llama_slots_in_use": 0, "llama_waiting_rows": 0, **NO_LIMIT}
+
+
+def test_the_limit_of_the_queue_is_not_shown(registry: RecordingRegistry) -> None:
+    Meter(registry, slots=8, queue_limit=64).close(SECONDS)
+    assert registry.levels["llama_queue_limit_requests"] == 64
 
 
 class _RefusingOnce(RecordingRegistry):
@@ -147,7 +153,7 @@ def test_a_registry_that_fails_loses_counts_or_the_thread(
     meter.ended(_ticket(Completion("", "stop", 3, 4)))
     meter.close(SECONDS)
     assert registry.counts == {"llama_requests_total stop": 2, "llama_prompt_tokens_total": 6}
-    assert registry.levels == {"llama_slots": 8, "llama_slots_in_use": 0, "llama_waiting_rows": 0}
+    assert registry.levels == {"llama_slots": 8, "llama_slots_in_use": 0, "llama_waiting_rows": 0, **NO_LIMIT}
     assert sum(map(len, registry.observations.values())) == (5 if kind == "histogram" else 6)
     assert "1 notes for the metrics could not be passed on" in caplog.text
 

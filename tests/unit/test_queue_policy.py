@@ -41,6 +41,12 @@ def test_the_wrong_limit_counts(policy: dict[str, Any], timeout: int, microsecon
     assert before <= deadline - microseconds / 1e6 <= time.monotonic()
 
 
+def test_the_size_of_the_queue_is_another_one() -> None:
+    assert QueuePolicy.of(_config(max_queue_size=4)).size == 4
+    assert QueuePolicy.of(_config(max_queue_size="4")).size == 4
+    assert QueuePolicy.of({}).size == QueuePolicy.of(_config(default_timeout_microseconds=10)).size == 0
+
+
 @pytest.mark.parametrize("timeout", [0, 5])
 def test_a_request_to_be_put_off_is_refused(timeout: int) -> None:
     policy = _config(default_timeout_microseconds=10, timeout_action="DELAY", allow_timeout_override=True)

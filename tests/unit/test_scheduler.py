@@ -97,6 +97,27 @@ def test_waiting_for_seats_returns_before_there_is_one(fp32: Checkpoint) -> None
         home.finish([*taken, third])
 
 
+def test_waiting_for_a_seat_that_is_sure_takes_a_step(fp32: Checkpoint) -> None:
+    """Triton tells its batcher of no request while `execute` runs, and then looks half a second later."""
+    with house(fp32, 2) as home:
+        running = home.submit(_request(fp32, 0, 6))
+        home.pace.let(1)
+        # The next step is held, so nobody enters a slot; one is free.
+        sure = home.submit(_request(fp32, 1, 4))
+        home.scheduler.wait_for_seats([sure])
+        assert not sure.left_the_queue
+        unsure = home.submit(_request(fp32, 2, 4))
+        waiter = threading.Thread(target=home.scheduler.wait_for_seats, args=([unsure],))
+        waiter.start()
+        home.pace.let(2)
+        assert sure.left_the_queue
+        assert waiter.is_alive()
+        home.pace.run_free()
+        waiter.join(SECONDS)
+        assert not waiter.is_alive()
+        home.finish([running, sure, unsure])
+
+
 @pytest.mark.parametrize("prompted", [False, True])
 def test_pieces_that_are_sent_are_another_text(fp32: Checkpoint, prompted: bool) -> None:
     with house(fp32, 4) as home:

@@ -20,7 +20,10 @@ GOOD: dict[str, dict[str, object]] = {
     "default_max_tokens": {"1": 1, MILLION: 1 << 20},
     "prefill_tokens": {"1": 1, MILLION: 1 << 20},
     "drain_seconds": {"0": 0, "3600": 3600},
+    "stuck_seconds": {"0": 0, "3600": 3600},
     "memory_fraction": {"0.05": 0.05, "1": 1.0, "1e-1": 0.1},
+    "log_requests": {word: word for word in ("none", "summary", "prompts")},
+    "log_format": {word: word for word in ("text", "json")},
 }
 OVER_A_MILLION = str((1 << 20) + 1)
 MALFORMED = ("", " ", "nan", "inf", "-inf", "-1", "+5", "1_000", " 7", "7 ", "7\n", "0x10", "1e999", "٣", "ten", "1,5")
@@ -37,7 +40,10 @@ BAD: dict[str, tuple[str, ...]] = {
     "default_max_tokens": ("0", OVER_A_MILLION, "8.0", "1e3", *MALFORMED),
     "prefill_tokens": ("0", OVER_A_MILLION, "8.0", "1e3", *MALFORMED),
     "drain_seconds": ("3601", "1.5", *MALFORMED),
+    "stuck_seconds": ("3601", "1.5", *MALFORMED),
     "memory_fraction": ("0.049", "1.001", "0", *MALFORMED),
+    "log_requests": ("", "all", "Prompts", "true", "summary,prompts"),
+    "log_format": ("", "JSON", "logfmt"),
 }
 
 

@@ -11,6 +11,7 @@ import click
 from triton_llama.cli.chat import chat
 from triton_llama.cli.failures import INTERRUPTED, OTHER, USAGE, exit_code, report
 from triton_llama.cli.generate import generate
+from triton_llama.cli.health import health
 from triton_llama.cli.settings import CliSettings
 from triton_llama.cli.status import status
 from triton_llama.errors import TritonLlamaError
@@ -27,6 +28,7 @@ Exit codes:
   7    server error, model not found or not ready
   130  interrupted (Ctrl-C)
 With --prompts-file and in a chat, the code of the first prompt or turn that failed.
+health has codes of its own: 0 is yes, 1 no, and its line is on standard output.
 """
 
 
@@ -42,6 +44,7 @@ def cli(settings: CliSettings, debug: bool) -> None:
 cli.add_command(generate)
 cli.add_command(chat)
 cli.add_command(status)
+cli.add_command(health)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

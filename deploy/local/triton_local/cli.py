@@ -13,12 +13,15 @@ from pathlib import Path
 from types import FrameType
 
 import click
+from triton_supervisor.settings import DEFAULT_STUCK_S
+from triton_supervisor.supervision import DEAD
 
 from triton_local.errors import InterruptedStartError, LauncherError
 from triton_local.log_lines import TerminalView, gpu_driver_present
 from triton_local.ready_file import remove_ready_file, write_ready_file
 from triton_local.repository import DEFAULT_VARIANT
 from triton_local.server import LocalTriton
+from triton_local.supervised import Supervised
 
 _PORT = click.IntRange(0, 65535)
 _IMPATIENCE_S = 30.0
@@ -36,6 +39,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @click.option("--ready-file", type=click.Path(path_type=Path), help="JSON: where it listens; there while it is ready.")
 @click.option("--ready-timeout", type=float, default=3600.0, help="Seconds to download, load and be ready.")
 @click.option("--log-file", type=click.Path(path_type=Path), help="Everything the server logs goes here as well.")
+@click.option("--stuck-after", type=float, default=DEFAULT_STUCK_S, help="Seconds without a step: the model is dead.")
+@click.option("--unsupervised", is_flag=True, help="Triton as it is: serves on when its model is dead.")
 @click.option("-v", "--verbose", is_flag=True, help="Show everything the server logs, not only what matters.")
 @click.argument("tritonserver_args", nargs=-1, type=click.UNPROCESSED)
 def main(
@@ -49,13 +54,16 @@ def main(
     ready_file: Path | None,
     ready_timeout: float,
     log_file: Path | None,
+    stuck_after: float,
+    unsupervised: bool,
     verbose: bool,
     tritonserver_args: tuple[str, ...],
 ) -> None:
     """Run Triton on the model repository, without Docker; TRITONSERVER_ARGS come after --.
 
-    Ends on SIGTERM or Ctrl-C after the running requests are answered; a second one kills. The exit code is
-    tritonserver's; 1 when it didn't get ready, 2 when it was refused before anything was started.
+    Ends on SIGTERM or Ctrl-C after the running requests are answered; a second one kills. Exit codes: 0 when it ended
+    so, 70 when the model was dead, 1 when it didn't get ready or not all was answered in time, 2 when it was refused
+    before anything was started; else tritonserver's own.
     """
     server = LocalTriton(
         variant=variant,
@@ -69,6 +77,7 @@ def main(
         log_file=log_file,
         ready_timeout=ready_timeout,
         on_log_line=_Terminal(everything=verbose).show,
+        supervised=None if unsupervised else Supervised(stuck_after=stuck_after),
     )
     try:
         sys.exit(_serve(server, variant, host, ready_file))
@@ -97,7 +106,8 @@ def _serve(server: LocalTriton, variant: str, host: str, ready_file: Path | None
     finally:
         if ready_file is not None:
             remove_ready_file(ready_file)
-    if not stopper.asked:
+    # Why the model is dead has been said, in the last line.
+    if not stopper.asked and code != DEAD:
         click.echo(f"triton_local: tritonserver has ended with code {code}", err=True)
     return code
 

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triton_local.errors import ReservedArgumentError
+from triton_supervisor.model_settings import MOST_SECONDS, with_defaults
+from triton_supervisor.options import cut_short, has_option, is_off, last_number
+from triton_supervisor.settings import DEFAULT_GRACE_S, RefusedError
+from triton_supervisor.shared_memory import prefix_argument
+
+from triton_local.errors import InvalidSettingError, ReservedArgumentError
 from triton_local.ports import SERVICES, Service
 from triton_local.repository import DEFAULT_VARIANT
 from triton_local.runtime import Runtime
-
-DEFAULT_EXIT_TIMEOUT_S = 120
 
 # Options that would contradict what the launcher checked, printed, or waits for.
 _RESERVED = {
@@ -24,6 +27,16 @@ _RESERVED = {
     "--backend-directory": "nothing: the launcher assembles it",
     "--allow-http": "nothing: the launcher asks over HTTP whether the server is ready",
 }
+# And those that would contradict what its supervisor relies on.
+_SUPERVISORS_OWN = {
+    "--model-control-mode": "which drains through it; use --unsupervised",
+    "--http-restricted-api": "which asks without a key; use a proxy (who may ask is its business), or --unsupervised",
+    "--grpc-restricted-protocol": "which has a key of its own; use a proxy (who may ask is its business), or "
+    "--unsupervised",
+}
+_EXIT_TIMEOUT = "--exit-timeout-secs"
+# Options that it must know the value of.
+_READ = (_EXIT_TIMEOUT, *(f"--allow-{service}" for service in SERVICES))
 
 
 @dataclass(frozen=True)
@@ -34,30 +47,35 @@ class ServerCommand:
     environment: Mapping[str, str]
 
 
-def check_extra_arguments(extra: Sequence[str]) -> None:
+def check_extra_arguments(extra: Sequence[str], supervised: bool) -> None:
     """Raise ReservedArgumentError for an argument that the launcher itself sets, or that is no option at all."""
     if extra and not extra[0].startswith("-"):
         raise ReservedArgumentError(f"unexpected argument {extra[0]!r}; options for tritonserver come after --")
-    for argument in extra:
-        option = argument.split("=", 1)[0]
-        if option in _RESERVED:
-            raise ReservedArgumentError(f"{option} can't go to tritonserver directly; use {_RESERVED[option]}")
+    own = _SUPERVISORS_OWN if supervised else {}
+    if (short := cut_short(extra, (*_RESERVED, *own, *_READ))) is not None:
+        raise ReservedArgumentError(f"{short[0]} is cut short; write out the option, {short[1]} if that is meant")
+    for option, instead in _RESERVED.items():
+        if has_option(extra, option):
+            raise ReservedArgumentError(f"{option} can't go to tritonserver directly; use {instead}")
+    for option, why in own.items():
+        if has_option(extra, option):
+            raise ReservedArgumentError(f"{option} can't go to a supervised tritonserver, {why}")
 
 
-def exit_timeout(extra: Sequence[str]) -> float:
-    """Seconds tritonserver will wait for running requests when it is stopped."""
+def exit_timeout(extra: Sequence[str]) -> int:
+    """Seconds that running requests have when the server is told to end.
+
+    Raises InvalidSettingError for what isn't a whole number of seconds within the bounds.
+    """
     try:
-        return float(_last_value(extra, "--exit-timeout-secs") or DEFAULT_EXIT_TIMEOUT_S)
-    except ValueError:
-        return DEFAULT_EXIT_TIMEOUT_S  # tritonserver refuses it at once, and says so
+        return last_number(extra, _EXIT_TIMEOUT, DEFAULT_GRACE_S, 0, MOST_SECONDS)
+    except RefusedError as error:
+        raise InvalidSettingError(str(error)) from error
 
 
 def served(extra: Sequence[str]) -> tuple[Service, ...]:
     """The services that `extra` doesn't turn off (--allow-grpc=false, --allow-metrics=false)."""
-    # Spelled as tritonserver reads booleans.
-    return tuple(
-        service for service in SERVICES if _last_value(extra, f"--allow-{service}") not in ("false", "False", "0")
-    )
+    return tuple(service for service in SERVICES if not is_off(extra, f"--allow-{service}"))
 
 
 def server_arguments(
@@ -77,8 +95,10 @@ def server_arguments(
         f"--cache-directory={runtime.caches}",
         # Our configs are complete. Completing them would import the model in a second Python first.
         "--disable-auto-complete-config",
-        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
-        f"--exit-timeout-secs={DEFAULT_EXIT_TIMEOUT_S}",
+        prefix_argument(shm_prefix),
+        # Percentiles of the time in Triton's queue; they are off unless asked for.
+        "--metrics-config=summary_latencies=true",
+        f"--exit-timeout-secs={DEFAULT_GRACE_S}",
     ]
     for service in SERVICES:
         arguments += [f"--{service}-address={address}", f"--{service}-port={ports[service]}"]
@@ -88,11 +108,20 @@ def server_arguments(
 
 
 def server_environment(
-    runtime: Runtime, inherited: Mapping[str, str], model: str | None, overrides: Mapping[str, str]
+    runtime: Runtime,
+    inherited: Mapping[str, str],
+    model: str | None,
+    overrides: Mapping[str, str],
+    *,
+    grace: int,
+    stuck: float | None,
 ) -> dict[str, str]:
-    """`inherited` with the paths that tritonserver and its stub need, then LLAMA_MODEL, then `overrides`."""
+    """`inherited` with the paths that tritonserver and its stub need, then LLAMA_MODEL, then `overrides`.
+
+    grace, stuck: seconds, for settings of the model that follow from them unless they are set.
+    """
     environment = {
-        **inherited,
+        **with_defaults(inherited, grace=grace, stuck=stuck),
         # The stub takes the prefix of the first python3 on PATH for its own.
         "PATH": _joined(runtime.interpreter.executable.parent, inherited.get("PATH", "")),
         "LD_LIBRARY_PATH": _joined(*runtime.library_path, inherited.get("LD_LIBRARY_PATH", "")),
@@ -103,17 +132,6 @@ def server_environment(
     if model is not None:
         environment["LLAMA_MODEL"] = model
     return {**environment, **overrides}
-
-
-def _last_value(arguments: Sequence[str], option: str) -> str | None:
-    """The value of `--option=value` or `--option value`, the last one if there are several."""
-    value = None
-    for position, argument in enumerate(arguments):
-        if argument.startswith(f"{option}="):
-            value = argument.split("=", 1)[1]
-        elif argument == option and position + 1 < len(arguments):
-            value = arguments[position + 1]
-    return value
 
 
 def _joined(*entries: Path | str) -> str:

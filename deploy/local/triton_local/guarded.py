@@ -9,35 +9,58 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from triton_local.command import ServerCommand
-from triton_local.leftovers import remove_shared_memory
+import triton_llama
+import triton_supervisor
+from triton_supervisor.shared_memory import remove_shared_memory
 
-# With -I the package isn't on the path; its parent folder comes last, so that nothing in there hides a standard module.
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from triton_local.guard import main; sys.exit(main(sys.argv[2:]))"
-# What the guard itself may take after the grace period: killing what is left, and a slow machine.
+from triton_local.command import ServerCommand
+
+# With -I the packages aren't on the path; their folders come last, so that nothing in there hides a standard module.
+_BOOT = (
+    "import sys; sys.path += sys.argv[1].split(':'); from triton_local.guard import main; sys.exit(main(sys.argv[2:]))"
+)
+_PACKAGES = ":".join(
+    str(Path(file).resolve().parents[1]) for file in (__file__, triton_supervisor.__file__, triton_llama.__file__)
+)
+# What the guard itself may take beyond what it gives the server: a slow machine.
 _GUARD_SLACK_S = 20.0
+
+
+@dataclass(frozen=True)
+class Guarding:
+    """What the guard is told, in seconds and options.
+
+    grace: what running requests get after the first request to stop. longest_end: what the server may take to end.
+    """
+
+    grace: float
+    longest_end: float
+    options: tuple[str, ...] = ()
 
 
 class GuardedProcess:
     """A running server and its guard.
 
-    `grace` is how many seconds the server gets to end after the first request to stop. `on_line` is called from a
-    thread of its own with every line of output, without its end.
+    `on_line` is called from a thread of its own with every line of output, without its end.
     """
 
-    def __init__(self, command: ServerCommand, shm_prefix: str, grace: float, on_line: Callable[[str], None]) -> None:
-        self._grace = grace
+    def __init__(
+        self, command: ServerCommand, shm_prefix: str, guarding: Guarding, on_line: Callable[[str], None]
+    ) -> None:
+        self._longest_end = guarding.longest_end + _GUARD_SLACK_S
         self._shm_prefix = shm_prefix
         self._on_line = on_line
         report_read, report_write = os.pipe()
         try:
             self._guard = subprocess.Popen(
                 [
-                    *(sys.executable, "-I", "-S", "-c", _BOOT, str(Path(__file__).resolve().parents[1])),
+                    *(sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGES),
                     *("--parent", str(os.getpid()), "--report-fd", str(report_write)),
-                    *("--grace", str(grace), "--shm-prefix", shm_prefix, "--", *command.arguments),
+                    *("--grace", str(guarding.grace), "--shm-prefix", shm_prefix),
+                    *(*guarding.options, "--", *command.arguments),
                 ],
                 env=dict(command.environment),
                 stdin=subprocess.DEVNULL,
@@ -56,7 +79,10 @@ class GuardedProcess:
         self.pid = int(reported) if reported else self._guard.pid
 
     def exit_code(self) -> int | None:
-        """The server's exit code, 128 + N if signal N ended it; None while it runs."""
+        """What it ended with: 0 drained, 70 the model was dead, else the server's own, 128 + N for signal N.
+
+        None while it runs.
+        """
         return _shell_code(self._guard.poll())
 
     def terminate(self) -> None:
@@ -80,7 +106,7 @@ class GuardedProcess:
         """Terminate, wait for the grace period, kill; the exit code. Bounded."""
         self.terminate()
         try:
-            self._guard.wait(self._grace + _GUARD_SLACK_S)
+            self._guard.wait(self._longest_end)
         except subprocess.TimeoutExpired:
             self._guard.kill()  # and the kernel kills the server with it
         return self.wait()

@@ -1,8 +1,9 @@
 """What a Triton that didn't end in order leaves on the machine, and which of it is ours to remove.
 
-Shared memory regions carry a prefix that the launcher made unique. The Python backend's `/tmp/python_env_*` folder
-carries no mark, and another Triton that is running may need one that looks the same, so ours is recognised while its
-server starts. Standard library only: the guard runs this without site-packages.
+Shared memory regions carry a prefix that the launcher made unique; `triton_supervisor.shared_memory` removes them. The
+Python backend's `/tmp/python_env_*` folder carries no mark, and another Triton that is running may need one that
+looks the same, so ours is recognised while its server starts. Standard library only: the guard runs this without
+site-packages.
 """
 
 import contextlib
@@ -10,17 +11,12 @@ import os
 import time
 from pathlib import Path
 
-SHARED_MEMORY = Path("/dev/shm")
+from triton_supervisor.shared_memory import FOLDER as SHARED_MEMORY
+
 # The backend's environment manager makes its folder here and nowhere else.
 ENVIRONMENT_FOLDERS = Path("/tmp")
 
 _BACKEND_LIBRARY = "libtriton_python.so"
-
-
-def remove_shared_memory(prefix: str) -> None:
-    """Remove the regions whose name begins with `prefix`."""
-    for region in SHARED_MEMORY.glob(f"{prefix}*"):
-        region.unlink(missing_ok=True)
 
 
 class EnvironmentFolder:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from triton_supervisor.shared_memory import prefix_for
+
 from triton_local.command import (
     ServerCommand,
     check_extra_arguments,
@@ -33,12 +35,11 @@ from triton_local.readiness import is_ready
 from triton_local.repository import DEFAULT_VARIANT, ModelRepository, resolve_model
 from triton_local.runtime import Runtime, cache_root, prepare_runtime
 from triton_local.server_log import ServerLog
+from triton_local.supervised import SUPERVISED, Supervised, guarding
 from triton_local.wheel import find_wheel
 
 _START_ATTEMPTS = 3
 _POLL_S = 0.1
-# After the running requests tritonserver unloads the models; `finalize` of a Python model has no limit of its own.
-_UNLOAD_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class LocalTriton:
     Ports of 0 become any free ones. `model` is a folder or a hub id for LLAMA_MODEL; `environment` goes over the
     current one; `extra_args` go to tritonserver. Everything the server says is in `log_text()`, in `log_file` if given,
     and goes line by line to `on_log_line`, from another thread. `start` raises an error of the LauncherError tree.
+
+    `supervised`: it ends with code 70 when its model is dead, and answers what it has accepted when it is told to end;
+    None is Triton as it is.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class LocalTriton:
         log_file: Path | str | None = None,
         ready_timeout: float = 180.0,
         on_log_line: Callable[[str], None] | None = None,
+        supervised: Supervised | None = SUPERVISED,
     ) -> None:
         self._variant = variant
         self._model = model
@@ -85,6 +90,7 @@ class LocalTriton:
         self._log_file = None if log_file is None else Path(log_file)
         self._ready_timeout = ready_timeout
         self._on_log_line = on_log_line
+        self._supervised = supervised
         self._resources = ExitStack()
         self._log: ServerLog | None = None
         self._process: GuardedProcess | None = None
@@ -127,12 +133,12 @@ class LocalTriton:
 
     @property
     def exit_code(self) -> int | None:
-        """tritonserver's exit code, 128 + N when signal N ended it; None while it runs."""
+        """0 ended in order, 70 the model was dead, else tritonserver's, 128 + N for signal N; None while it runs."""
         return self._running().exit_code()
 
     @property
-    def exit_timeout(self) -> float:
-        """Seconds that the running requests get when the server is asked to end."""
+    def exit_timeout(self) -> int:
+        """Seconds that running requests get when the server is asked to end. Raises InvalidSettingError."""
         return exit_timeout(self._extra)
 
     def log_text(self) -> str:
@@ -175,41 +181,44 @@ class LocalTriton:
     def _plan(self) -> _Plan:
         if not (math.isfinite(self._ready_timeout) and self._ready_timeout > 0):
             raise InvalidSettingError(f"ready timeout {self._ready_timeout} is out of bounds: more than 0 seconds")
+        if self._supervised is not None:
+            self._supervised.check()
         repository = ModelRepository.at(self._repository_path)
         repository.check_variant(self._variant)
         model = None if self._model is None else resolve_model(self._model)
-        check_extra_arguments(self._extra)
+        check_extra_arguments(self._extra, self._supervised is not None)
         address = resolve_host(self._host)
         with HeldPorts(address, self._requested):  # a taken port is told before anything else is done
             pass
         interpreter = Interpreter.current()
         runtime = prepare_runtime(find_wheel(interpreter.site_packages), interpreter, cache_root(os.environ))
-        return _Plan(runtime, repository, address, server_environment(runtime, os.environ, model, self._environment))
+        environment = server_environment(
+            runtime,
+            os.environ,
+            model,
+            self._environment,
+            grace=self.exit_timeout,
+            # Triton as it is keeps the model as it is.
+            stuck=None if self._supervised is None else self._supervised.stuck_seconds,
+        )
+        return _Plan(runtime, repository, address, environment)
 
     def _try_to_start(self, plan: _Plan, last_attempt: bool) -> bool:
         """One start; False when a port of our own choice was taken before tritonserver bound it."""
         self._resources.close()
         self._log = self._resources.enter_context(ServerLog(self._log_file, self._on_log_line))
         # Unique, so that what a killed server leaves in shared memory is known to be this one's.
-        shm_prefix = f"triton_python_backend_shm_region_{uuid.uuid4().hex[:12]}_"
+        shm_prefix = prefix_for(uuid.uuid4().hex[:12])
         with HeldPorts(plan.address, self._requested) as held:
             self._host_for_clients = reachable_host(plan.address)
             self._ports = held.numbers
             arguments = server_arguments(
-                plan.runtime,
-                plan.repository.path,
-                self._variant,
-                plan.address,
-                held.numbers,
-                shm_prefix,
-                self._extra,
+                plan.runtime, plan.repository.path, self._variant, plan.address, held.numbers, shm_prefix, self._extra
             )
-            self._process = GuardedProcess(
-                ServerCommand(arguments, plan.environment),
-                shm_prefix,
-                exit_timeout(self._extra) + _UNLOAD_S,
-                self._log.add,
-            )
+            command = ServerCommand(arguments, plan.environment)
+            ports = {service: held.numbers[service] for service in served(self._extra)}
+            guard = guarding(self._supervised, self.exit_timeout, self._host_for_clients, ports)
+            self._process = GuardedProcess(command, shm_prefix, guard, self._log.add)
             if self._wait_until_ready():
                 return True
         code = self._process.wait()

@@ -1,5 +1,6 @@
 """The log of one server: its last lines in memory, all of them in a file if there is one, and on to whoever listens."""
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -49,7 +50,9 @@ class ServerLog:
         try:
             self._file.write(line + "\n")
         except OSError as error:  # a full disk: serving goes on, and the log in memory says what happened
-            self._file = None
+            full, self._file = self._file, None
+            with contextlib.suppress(OSError):  # there is no place for what it still holds, either
+                full.close()
             self._lines.append(f"triton_local: the log file can't be written any more: {error.strerror}")
 
     def lines(self) -> list[str]:

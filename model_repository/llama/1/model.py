@@ -28,17 +28,20 @@ from llama_engine.errors import (
     RowFailure,
     Unavailable,
 )
+from llama_engine.host_log import HostLog
+from llama_engine.host_metrics import HostMetrics
+from llama_engine.log_format import TextFormatter, write_json
 from llama_engine.meter import Meter
-from llama_engine.metrics import METRICS, Metric
+from llama_engine.metrics import Metric
+from llama_engine.model_config import gpu_of, instance_of, is_decoupled, own_parameters
 from llama_engine.queue_policy import QueuePolicy
+from llama_engine.readiness import Readiness
+from llama_engine.request_log import RequestLog
 from llama_engine.requests import RequestParser
 from llama_engine.rows import Completion, Piece
 from llama_engine.scheduler import Scheduler
 from llama_engine.settings import Settings
 from llama_engine.tickets import Ticket
-
-BACKEND_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
-"""Config parameters that belong to Triton's Python backend itself."""
 
 COMPATIBILITY_INPUTS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 """Inputs of other Triton LLM backends: accepted, and without effect, because those outputs are always there."""
@@ -57,7 +60,10 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint, allocate the cache, and generate a token to prove that both work."""
-        logging.getLogger("llama_engine").addHandler(_TritonLog())
+        log = pb_utils.Logger
+        host = HostLog(log.log_info, log.log_warn, log.log_error)
+        host.setFormatter(TextFormatter())
+        logging.getLogger("llama_engine").addHandler(host)
         logging.getLogger("llama_engine").setLevel(logging.INFO)
         try:
             # In a thread that ends, because on a CPU every thread that computes gets PyTorch's threads of its own. This
@@ -69,7 +75,7 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(f"llama: {error}") from error
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse] | None:
-        """Hand Triton's batch over, and return when every row of it has a slot, or is answered.
+        """Hand Triton's batch over, and return when every row of it is sure of a slot at the next step, or is answered.
 
         In-flight, answers go out through the requests' response senders. Under `scheduling: batch` they are returned
         together, when the last row has ended.
@@ -83,6 +89,10 @@ class TritonPythonModel:
         self._scheduler.wait_for_ends(tickets)
         return [answer.give() for answer in answers]
 
+    def is_ready(self) -> bool:
+        """Tell whether a request that came now would be decoded. Triton asks from 26.03 on, and waits 5 s."""
+        return self._readiness.check()
+
     def finalize(self) -> None:
         """Let running rows finish within the settings' bound, answer the others, and end the threads."""
         self._scheduler.stop(self._settings.drain_seconds)
@@ -92,13 +102,17 @@ class TritonPythonModel:
         _log.info("model unloaded")
 
     def _load(self, model_config: dict[str, Any], args: dict[str, str]) -> None:
-        settings = self._settings = Settings.parse(_parameters(model_config), os.environ)
+        settings = self._settings = Settings.parse(own_parameters(model_config), os.environ)
+        if settings.log_format == "json":
+            write_json(logging.getLogger("llama_engine"))
         _log.info("settings: %s", settings.describe())
-        self._decoupled = _is_decoupled(model_config)
+        self._decoupled = is_decoupled(model_config)
         self._inflight = settings.scheduling == "inflight"
         if self._decoupled and not self._inflight:
             raise InvalidSettings(f"scheduling is {settings.scheduling!r}; a decoupled config needs 'inflight'")
-        checkpoint = load_checkpoint(settings, choose_device(settings.device, _gpu(args)))
+        checkpoint = load_checkpoint(settings, choose_device(settings.device, gpu_of(args)))
+        if checkpoint.prepared is not None:
+            _log.info("%s", checkpoint.prepared.describe())
         _log.info("%s", checkpoint.facts.describe())
         if checkpoint.facts.threshold:
             _log.warning(
@@ -112,17 +126,20 @@ class TritonPythonModel:
         self._engine = engine
         self._parser = RequestParser(checkpoint.codec, engine.defaults, engine.max_model_len)
         self._queue_policy = QueuePolicy.of(model_config)
-        self._meter = Meter(_TritonMetrics(args["model_name"], args["model_version"]), engine.slots)
+        self._request_log = RequestLog(settings.log_requests)
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self._meter = Meter(HostMetrics(_family, labels, instance_of(args)), engine.slots, self._queue_policy.size)
         self._delivery = Delivery()
-        self._scheduler = Scheduler(engine, self._delivery, self._meter)
+        self._scheduler = Scheduler(engine, self._delivery, self._meter, self._settings.stuck_seconds)
+        self._readiness = Readiness(engine, self._scheduler)
 
     def _decode(self, request: pb_utils.InferenceRequest) -> _Answer:
         """Return the answer to be, with a ticket for each of the request's rows; for a bad request what is wrong."""
-        answer = _Answer(request, sends=self._inflight)
+        answer = _Answer(request, self._request_log, sends=self._inflight)
         deadline = self._queue_policy.deadline(request.timeout())
         try:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            unknown = sorted(json.loads(request.parameters() or "{}").keys() - HARMLESS_PARAMETERS)
+            unknown = sorted(_request_parameters(request) - HARMLESS_PARAMETERS)
             if unknown:
                 # A misspelled input arrives as a parameter; ignoring it would be a silent default.
                 raise InvalidRequest(f"{unknown[0]} is no input of this model, and it takes no request parameters")
@@ -136,12 +153,13 @@ class TritonPythonModel:
                 raise InvalidRequest(f"stream is true for {len(parsed)} rows; it must be false, or the request one row")
             answer.streams = stream
             answer.tickets = [
-                Ticket(self._engine.row(one), answer, index, stream, deadline) for index, one in enumerate(parsed)
+                Ticket(self._engine.row(one, answer.name), answer, index, stream, deadline)
+                for index, one in enumerate(parsed)
             ]
         except InvalidRequest as error:
             self._refuse(answer, error)
         except Exception:  # noqa: BLE001 - left to Triton it would fail the whole batch, and show the client a traceback
-            _log.exception("a request could not be read; it is answered with an error")
+            _log.exception("request %s could not be read; it is answered with an error", answer.name)
             self._refuse(answer, RowFailure("the request could not be read; the server's log has the reason"))
         return answer
 
@@ -154,8 +172,10 @@ class TritonPythonModel:
 class _Answer:
     """The way back to the client of one request: a Reply with Triton at its other end."""
 
-    def __init__(self, request: pb_utils.InferenceRequest, sends: bool) -> None:
+    def __init__(self, request: pb_utils.InferenceRequest, log: RequestLog, sends: bool) -> None:
         """sends: through the request's response sender; otherwise whoever executes the request returns it."""
+        self.name = log.name(_id_of(request))
+        self._log = log
         self._sender = request.get_response_sender() if sends else None
         # The request itself, with its tensors, isn't kept longer than it is needed.
         self._asked = self._sender or request
@@ -173,17 +193,20 @@ class _Answer:
         try:
             self._send_parts(self._sender, parts)
         except Exception:  # noqa: BLE001 - a text with a hole must not look whole, and silence is no answer
-            _log.exception("an answer could not be sent; its client gets an error")
-            failure = RowFailure("the answer could not be sent; the server's log has the reason")
-            self._send(self._sender, _encode_error(failure), final=True)
-        if self._complete:
-            # Each ticket knows its answer: without the cycle both are freed at once.
-            self.tickets = []
+            _log.exception("the answer to request %s could not be sent; its client gets an error", self.name)
+            self.refusal = RowFailure("the answer could not be sent; the server's log has the reason")
+            self._send(self._sender, _encode_error(self.refusal), final=True)
+        finally:
+            if self._complete:
+                self._log.answered(self.name, self.tickets, self.streams, self.refusal)
+                # Each ticket knows its answer: without the cycle both are freed at once.
+                self.tickets = []
 
     def give(self) -> pb_utils.InferenceResponse:
         """Return the response of a request whose rows have all ended, to be sent by Triton."""
         with self._asking:
             self._complete = True
+        self._log.answered(self.name, self.tickets, self.streams, self.refusal)
         return self.encode()
 
     def encode(self) -> pb_utils.InferenceResponse:
@@ -226,6 +249,15 @@ class _Answer:
             # First, because nothing may follow a final flag, not even after a failure to send it.
             self._complete = final
             sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+
+
+def _request_parameters(request: pb_utils.InferenceRequest) -> set[str]:
+    """Return the names of a request's parameters. Raises InvalidRequest where they aren't even text."""
+    try:
+        return set(json.loads(request.parameters() or "{}"))
+    except ValueError as error:
+        # Triton passes on whatever bytes were sent.
+        raise InvalidRequest("the request has parameters that are not UTF-8, and it takes none") from error
 
 
 def _encode_pieces(pieces: Sequence[Piece], last: Piece | Completion) -> pb_utils.InferenceResponse:
@@ -272,67 +304,19 @@ def _counts(name: str, values: list[int]) -> pb_utils.Tensor:
     return pb_utils.Tensor(name, np.array(values, dtype=np.int32).reshape(-1, 1))
 
 
-def _parameters(model_config: dict[str, Any]) -> dict[str, str]:
-    """Return the config's own parameters as text, without those meant for the backend."""
-    parameters: dict[str, dict[str, str]] = model_config.get("parameters", {})
-    return {name: value["string_value"] for name, value in parameters.items() if name not in BACKEND_PARAMETERS}
+def _id_of(request: pb_utils.InferenceRequest) -> str:
+    """Return the id that the client gave a request, empty if it gave none."""
+    try:
+        return request.request_id()
+    except UnicodeDecodeError:
+        # Over HTTP it may be any bytes; what is no text is no id.
+        return ""
 
 
-def _is_decoupled(model_config: dict[str, Any]) -> bool:
-    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
-
-
-def _gpu(args: dict[str, str]) -> int | None:
-    """Return the GPU that Triton placed this instance on, None for a CPU instance."""
-    return int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
-
-
-class _TritonMetrics:
-    """Our metrics on Triton's metrics endpoint: a Registry."""
-
-    def __init__(self, model: str, version: str) -> None:
-        kinds = {
-            "counter": pb_utils.MetricFamily.COUNTER,
-            "gauge": pb_utils.MetricFamily.GAUGE,
-            "histogram": pb_utils.MetricFamily.HISTOGRAM,
-        }
-        labels = {"model": model, "version": version}
-        # A family must outlive its metrics.
-        self._families = []
-        self._series: dict[tuple[Metric, str], pb_utils.Metric] = {}
-        for metric in METRICS:
-            family = pb_utils.MetricFamily(name=metric.name, description=metric.help, kind=kinds[metric.kind])
-            self._families.append(family)
-            for value in metric.values:
-                own = labels | ({metric.label: value} if metric.label else {})
-                self._series[metric, value] = (
-                    family.Metric(labels=own, buckets=list(metric.buckets))
-                    if metric.kind == "histogram"
-                    else family.Metric(labels=own)
-                )
-
-    def add(self, metric: Metric, amount: float, value: str = "") -> None:
-        """Increase a counter."""
-        self._series[metric, value].increment(amount)
-
-    def set(self, metric: Metric, amount: float) -> None:
-        """Set a gauge."""
-        self._series[metric, ""].set(amount)
-
-    def observe(self, metric: Metric, amount: float) -> None:
-        """Put a value into a histogram."""
-        self._series[metric, ""].observe(amount)
-
-
-class _TritonLog(logging.Handler):
-    """Passes the engine's log records on to Triton's log."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one record at Triton's nearest level."""
-        message = f"llama: {self.format(record)}"
-        if record.levelno >= logging.ERROR:
-            pb_utils.Logger.log_error(message)
-        elif record.levelno >= logging.WARNING:
-            pb_utils.Logger.log_warn(message)
-        else:
-            pb_utils.Logger.log_info(message)
+def _family(metric: Metric) -> pb_utils.MetricFamily:
+    kinds = {
+        "counter": pb_utils.MetricFamily.COUNTER,
+        "gauge": pb_utils.MetricFamily.GAUGE,
+        "histogram": pb_utils.MetricFamily.HISTOGRAM,
+    }
+    return pb_utils.MetricFamily(name=metric.name, description=metric.help, kind=kinds[metric.kind])

@@ -37,7 +37,7 @@ class TritonPythonModel:
     def execute(self, requests):
         if "TELL_WHEN_RUNNING" in os.environ:
             Path(os.environ["TELL_WHEN_RUNNING"]).touch()
-            time.sleep(3)
+            time.sleep(float(os.environ.get("EXECUTE_S", "3")))
         return [
             pb_utils.InferenceResponse(
                 [pb_utils.Tensor("text_output", pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy())]

@@ -8,7 +8,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.error import URLError
 
+import pytest
 from server.launcher.launching import (
     FREE_PORTS,
     SOON_S,
@@ -21,6 +23,7 @@ from server.launcher.launching import (
     shared_memory_of,
     until,
 )
+from triton_supervisor.model_processes import model_processes
 
 
 def test_sigterm_answers_what_was_accepted_and_leaves_nothing_behind(launch: Launch, tmp_path: Path) -> None:
@@ -87,22 +90,58 @@ def test_a_killed_tritonserver_takes_its_stub_along_and_its_code_is_passed_on(la
     assert len(folders) != 1 or not any(folder.exists() for folder in folders)
 
 
-def test_a_second_signal_ends_a_server_that_is_still_waiting_for_a_request(launch: Launch) -> None:
-    launcher = launch(*FREE_PORTS)
+def test_a_second_signal_ends_a_server_that_is_still_waiting_for_a_request(launch: Launch, tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    launcher = launch(*FREE_PORTS, TELL_WHEN_RUNNING=str(running), EXECUTE_S="600")
     facts = launcher.facts()
     processes = session_of(int(facts["pid"]))
-    host, port = facts["http"].split(":")
-    with socket.create_connection((host, int(port))) as open_connection:  # tritonserver waits 30 s for it
-        open_connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n")
-        assert b"200" in open_connection.recv(1000)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(generate, facts["http"], "never answered")
+        until(running.exists)
         launcher.process.send_signal(signal.SIGINT)
         assert launcher.process.stdout is not None
         while "again: at once" not in launcher.process.stdout.readline():
             pass
         launcher.process.send_signal(signal.SIGINT)
         launcher.process.communicate(timeout=SOON_S)
+        with pytest.raises((ConnectionError, URLError)):
+            answer.result()
     assert launcher.process.returncode == 128 + signal.SIGKILL
     assert not any(alive(process) for process in processes)
+
+
+def test_an_idle_connection_does_not_hold_the_end(launch: Launch) -> None:
+    launcher = launch(*FREE_PORTS, "--", "--exit-timeout-secs=600")
+    facts = launcher.facts()
+    host, port = facts["http"].split(":")
+    with socket.create_connection((host, int(port))) as open_connection:
+        open_connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert b"200" in open_connection.recv(1000)
+        launcher.process.send_signal(signal.SIGTERM)
+        launcher.process.communicate(timeout=60)
+    assert launcher.process.returncode == 0
+
+
+def test_a_dead_model_ends_the_launcher_with_a_code_and_one_line(launch: Launch, tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    launcher = launch(*FREE_PORTS, TELL_WHEN_RUNNING=str(running), EXECUTE_S="600")
+    facts = launcher.facts()
+    processes, regions = session_of(int(facts["pid"])), shared_memory_of(int(facts["pid"]))
+    (model,) = model_processes(int(facts["pid"]))
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(generate, facts["http"], "never answered")
+        until(running.exists)
+        os.kill(model.pid, signal.SIGKILL)
+        _, errors = launcher.process.communicate(timeout=SOON_S)
+        with pytest.raises((ConnectionError, URLError)):
+            answer.result()
+    assert launcher.process.returncode == 70
+    assert [line for line in errors.splitlines() if line.startswith("triton_local: ")] == [
+        f"triton_local: the model process {model.pid} is gone: it crashed, or was killed; the server ends with code 70"
+    ]
+    assert not any(alive(process) for process in processes)
+    assert not any(region.exists() for region in regions)
+    assert not launcher.ready_file.exists()
 
 
 def test_a_signal_while_the_model_loads_ends_the_start(launch: Launch, tmp_path: Path) -> None:
@@ -121,6 +160,9 @@ def test_a_model_that_does_not_end_is_killed_after_the_time_it_was_given(launch:
     launcher = launch(*FREE_PORTS, "--", "--exit-timeout-secs=1", FINALIZE_S="600")
     processes = session_of(int(launcher.facts()["pid"]))
     launcher.process.send_signal(signal.SIGTERM)
-    launcher.process.communicate(timeout=60)
-    assert launcher.process.returncode != 0
+    _, errors = launcher.process.communicate(timeout=60)
+    assert launcher.process.returncode == 1
+    assert [line for line in errors.splitlines() if line.startswith("triton_local: ")] == [
+        "triton_local: the model isn't unloaded within 11 s; requests that still ran are cut off"
+    ]
     assert not any(alive(process) for process in processes)

@@ -54,6 +54,7 @@ def test_what_tritonserver_refuses_is_one_line(launch: Launch) -> None:
         (["--variant=huge"], "unknown variant 'huge': known are default, small"),
         (["--model=./nowhere"], "model './nowhere' is neither an existing folder nor a hub id"),
         (["--", "--http-port=1"], "--http-port can't go to tritonserver directly"),
+        (["--", "--exit-timeout-secs=inf"], "--exit-timeout-secs is 'inf'; it must be a whole number, 0 ... 3600"),
     ],
 )
 def test_a_refusal_is_one_line_and_starts_nothing(launch: Launch, arguments: list[str], message: str) -> None:

@@ -67,7 +67,8 @@ class FaultyEngine(Engine):
         def fail_to_step(first: int, last: int, longest: int) -> torch.Tensor:
             for row in self._rows[first:last]:
                 _fail(row, "step", after=3)
-                _fail_once(row, "hiccup", after=6)
+                if len(self._rows) > 1:
+                    _fail_once(row, "hiccup", after=6)
             hidden = step(first, last, longest)
             for index, row in enumerate(self._rows[first:last]):
                 if "fault nan" in row.request.prompt and row.transcript.num_tokens >= 3:
@@ -75,8 +76,8 @@ class FaultyEngine(Engine):
             return hidden
 
         def fail_in_the_head(hidden: torch.Tensor) -> torch.Tensor:
-            # Once, and for all rows that are there: what works in halves afterwards.
-            for row in self._rows:
+            # Once, and for all rows that are there: what works in halves afterwards. A row alone has no halves.
+            for row in self._rows if len(self._rows) > 1 else ():
                 _fail_once(row, "head", after=6)
             return logits(hidden)
 
@@ -89,8 +90,8 @@ class FaultyEngine(Engine):
         ):
             setattr(model, name, faulty)
 
-    def row(self, request: GenerationRequest) -> Row:
-        row = super().row(request)
+    def row(self, request: GenerationRequest, name: str = "") -> Row:
+        row = super().row(request, name)
         add, take = row.transcript.add, row.transcript.take
 
         def fail_to_add(token: int, piece: bytes) -> bool:

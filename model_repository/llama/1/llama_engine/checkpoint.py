@@ -1,19 +1,18 @@
 """Loading a checkpoint: model, tokenizer and generation config, in the precision and on the device asked for.
 
-Loads safetensors only and never runs code from a checkpoint. What was loaded is read back from the model and reported
-as facts, not repeated from the settings.
+Loads safetensors only and never runs code from a checkpoint. One that was prepared (`manifest`) is held against its
+manifest first; apart from that it is a checkpoint saved in 8 bits.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
+from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,8 +24,11 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from llama_engine.checkpoint_files import check_files
 from llama_engine.errors import CheckpointError
-from llama_engine.int8_linear import Int8Linear, leave_activations_unrounded
+from llama_engine.facts import Facts, read_facts
+from llama_engine.int8_linear import leave_activations_unrounded
+from llama_engine.manifest import Manifest, checked
 from llama_engine.settings import Settings
 from llama_engine.text import TextCodec
 from llama_engine.vocabulary import Vocabulary
@@ -47,35 +49,11 @@ logging.getLogger("bitsandbytes.autograd._functions").addFilter(_is_no_cast_noti
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the loaded model is made of, read back from it.
-
-    linears: number of linear layers by weight dtype. rounds_activations: whether an 8-bit product rounds its
-    activations to 8 bits too.
-    """
-
-    linears: dict[str, int]
-    weight_bytes: int
-    dtype: torch.dtype
-    device: torch.device
-    threshold: float | None
-    rounds_activations: bool
-
-    def describe(self) -> str:
-        """Return the facts as one line."""
-        linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.linears.items()))
-        threshold = "" if self.threshold is None else f", outlier threshold {self.threshold:g}"
-        if self.threshold is not None and not self.rounds_activations:
-            threshold += ", activations not rounded"
-        return (
-            f"loaded {self.weight_bytes / 2**20:,.1f} MiB of weights: linear layers {linears}{threshold}; "
-            f"everything else {str(self.dtype).removeprefix('torch.')}; on {self.device}"
-        )
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint. name: where it came from. max_model_len: tokens of prompt + completion it will serve."""
+    """A loaded checkpoint. name: where it came from. max_model_len: tokens of prompt + completion it will serve.
+
+    prepared: the manifest of one that was quantized before; None for any other.
+    """
 
     name: str
     model: LlamaForCausalLM
@@ -83,6 +61,7 @@ class Checkpoint:
     generation_config: GenerationConfig
     max_model_len: int
     facts: Facts
+    prepared: Manifest | None
 
     @property
     def config(self) -> LlamaConfig:
@@ -90,16 +69,22 @@ class Checkpoint:
         return self.model.config
 
 
-def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
-    """Load what the settings name onto the device. Raises CheckpointError with the reason."""
+def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> Checkpoint:
+    """Load what the settings name onto the device. Raises CheckpointError with the reason.
+
+    show_progress: leaves transformers' progress bars on, for a person at a terminal.
+    """
     name = _resolve(settings.model)
+    prepared = checked(Path(name), settings.revision)
+    check_files(Path(name))
     if device.type == "cuda":
         # Or every instance would open a context on the first GPU, in nobody's plan.
         torch.cuda.set_device(device)
     # A bar that redraws itself is noise in a server's log, and what the report of missing weights advises (training!)
     # is not for a server's operator: they are refused below.
     set_verbosity_error()
-    disable_progress_bar()
+    if not show_progress:
+        disable_progress_bar()
     try:
         dtype = _dtype(settings.dtype, device)
         config = AutoConfig.from_pretrained(name, revision=settings.revision)
@@ -114,6 +99,8 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
             dtype=dtype,
             device_map={"": device},
             use_safetensors=True,
+            # They are refused below, by name; otherwise an error sends the reader to a report that isn't shown.
+            ignore_mismatched_sizes=True,
             # Given as None, it would make transformers forget that a checkpoint is quantized and serve its raw bytes.
             **({} if quantization is None else {"quantization_config": quantization}),
         )
@@ -131,6 +118,7 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
     # transformers would serve what it didn't find as random numbers.
     if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
         raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
+    _take_in(model, dtype, quantized_now=quantization is not None)
     if settings.int8_threshold is not None:
         # The 8-bit weights don't depend on the threshold, so one can be set for a checkpoint saved under another.
         for module in model.modules():
@@ -151,29 +139,8 @@ def load_checkpoint(settings: Settings, device: torch.device) -> Checkpoint:
         generation_config=model.generation_config,
         max_model_len=max_model_len,
         facts=read_facts(model),
+        prepared=prepared,
     )
-
-
-def read_facts(model: LlamaForCausalLM) -> Facts:
-    """Look at every linear layer and every weight of a loaded model."""
-    linears: Counter[str] = Counter()
-    thresholds: set[float] = set()
-    rounds = False
-    size = 0
-    for module in model.modules():
-        if isinstance(module, Linear8bitLt):
-            thresholds.add(module.state.threshold)
-            rounds |= not isinstance(module, Int8Linear)
-            # The row scales of an 8-bit weight hang on the parameter and aren't counted with the parameters below.
-            scales = getattr(module.weight, "SCB", None)
-            size += 0 if scales is None else scales.nbytes
-        if isinstance(module, torch.nn.Linear):
-            nf4 = isinstance(module, Linear4bit)
-            linears["nf4" if nf4 else str(module.weight.dtype).removeprefix("torch.")] += 1
-    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
-    size += sum(tensor.nbytes for tensor in tensors.values())
-    embedding = model.model.embed_tokens.weight
-    return Facts(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None), rounds)
 
 
 def choose_device(setting: str, gpu: int | None) -> torch.device:
@@ -203,6 +170,23 @@ def _resolve(model: str | None) -> str:
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise CheckpointError(f"model is {model!r}: no such folder")
     return model
+
+
+def _take_in(model: LlamaForCausalLM, dtype: torch.dtype, quantized_now: bool) -> None:
+    """Cast what isn't quantized to the dtype, and on a CPU copy what is still mapped from the files into memory.
+
+    Of a checkpoint saved in 8 bits transformers leaves the rest as it was saved. And whatever it need not change it
+    leaves in the files' pages: those count as free memory, are read again from the volume when memory is short, and a
+    volume that goes away takes the process with it.
+    """
+    for parameter in model.parameters():
+        floats = parameter.is_floating_point()
+        mapped = parameter.device.type == "cpu" and (floats or not quantized_now)
+        parameter.data = parameter.data.to(dtype if floats else parameter.dtype, copy=mapped)
+        if mapped and isinstance(parameter, Int8Params):
+            # bitsandbytes' own second reference to the weight, and its scales.
+            parameter.CB = parameter.data
+            parameter.SCB = parameter.SCB.clone()
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -22,7 +22,7 @@ from llama_engine.errors import InvalidSettings, RowFailure
 from llama_engine.memory import plan_memory
 from llama_engine.prefill import Prefill
 from llama_engine.requests import GenerationRequest
-from llama_engine.rows import Outcome, Row
+from llama_engine.rows import Outcome, Row, named
 from llama_engine.sampler import FAILED, Sampler
 from llama_engine.settings import Settings
 from llama_engine.slot_model import SlotModel
@@ -48,6 +48,11 @@ class Step:
     chosen: int = 0
     prefilled: int = 0
     errors: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing but failures came of it: nobody got a token, and a computation failed or a row ended."""
+        return not self.chosen and bool(self.errors or self.ended)
 
 
 class Engine:
@@ -82,8 +87,11 @@ class Engine:
         """Rows that are in the engine."""
         return len(self._rows) + len(self._prefill)
 
-    def row(self, request: GenerationRequest) -> Row:
-        """Make what the engine keeps of a request. Any thread may: what costs time here doesn't hold up a step."""
+    def row(self, request: GenerationRequest, name: str = "") -> Row:
+        """Make what the engine keeps of a request. Any thread may: what costs time here doesn't hold up a step.
+
+        name: what the log calls it, in one printable line.
+        """
         transcript = Transcript(
             min_tokens=request.min_tokens,
             max_tokens=request.max_tokens,
@@ -91,7 +99,7 @@ class Engine:
             end_tokens=self.defaults.end_tokens,
         )
         banned = BannedWords(request.bad_words, self._vocabulary, self._device) if request.bad_words else None
-        return Row(request, transcript, banned)
+        return Row(request, transcript, banned, name=name)
 
     def enter(self, row: Row) -> None:
         """Take a row in, behind those that came before; there must be a free slot."""
@@ -192,7 +200,7 @@ class Engine:
             steps = [row.transcript.num_tokens for row in rows]
             return [self._sampler.sample(logits, first, steps, [row.banned for row in rows])]
         except Exception as error:  # noqa: BLE001 - the rows must get an answer, and the others go on
-            exhausted = self._note_error(error, f"choosing the next tokens of {len(rows)} rows")
+            exhausted = self._note_error(error, f"choosing the next tokens of {named(rows)}")
         # Out here and not in the handler, where the exception would hold what the failed pass had allocated.
         if len(rows) == 1:
             rows[0].outcome = _failure(exhausted, rows[0])
@@ -215,7 +223,7 @@ class Engine:
                 elif row.banned is not None:
                     row.banned.advance(piece)
             except Exception as error:  # noqa: BLE001 - the row must get an answer, and the others go on
-                self._note_error(error, f"taking token {token}")
+                self._note_error(error, f"taking token {token} of {named([row])}")
                 self._end(row, FAILURE)
         if row.outcome is not None:
             self._retire(slot)

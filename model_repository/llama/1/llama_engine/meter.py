@@ -13,7 +13,7 @@ import time
 from collections import Counter
 
 from llama_engine.engine import Step
-from llama_engine.errors import Cancelled, InvalidRequest, RequestError, Unavailable
+from llama_engine.errors import Cancelled, RequestError
 from llama_engine.metrics import (
     CANCELLATIONS,
     GENERATED_TOKENS,
@@ -21,6 +21,7 @@ from llama_engine.metrics import (
     LAST_STEP,
     LATENCY,
     PROMPT_TOKENS,
+    QUEUE_LIMIT,
     QUEUE_TIME,
     REQUESTS,
     SLOTS,
@@ -34,7 +35,7 @@ from llama_engine.metrics import (
     Metric,
     Registry,
 )
-from llama_engine.rows import Completion, Outcome
+from llama_engine.rows import Completion, reason
 from llama_engine.tickets import Ticket
 
 FLUSH_SECONDS = 0.2
@@ -46,13 +47,15 @@ _log = logging.getLogger(__name__)
 class Meter:
     """Takes notes, and passes them on from a thread of its own."""
 
-    def __init__(self, registry: Registry, slots: int) -> None:
+    def __init__(self, registry: Registry, slots: int, queue_limit: int = 0) -> None:
+        """queue_limit: requests that Triton's queue takes; 0 is no limit, as in Triton's config."""
         self._registry = registry
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Metric, str]] = Counter()
-        self._levels: dict[Metric, float] = {SLOTS: slots, SLOTS_IN_USE: 0, WAITING: 0}
+        self._levels: dict[Metric, float] = {SLOTS: slots, SLOTS_IN_USE: 0, WAITING: 0, QUEUE_LIMIT: queue_limit}
         self._observations: list[tuple[Metric, float]] = []
         self._last_step = 0.0
+        self._failing = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -72,13 +75,17 @@ class Meter:
                 # Who decodes had a token in the step before.
                 self._observations.append((INTER_TOKEN_LATENCY, now - self._last_step))
             self._last_step = now
-            self._levels |= {SLOTS_IN_USE: running, WAITING: waiting, LAST_STEP: time.time()}
+            self._levels |= {SLOTS_IN_USE: running, WAITING: waiting}
+            # Steps that only read prompts don't hide that every step which should choose a token fails.
+            self._failing = not step.chosen and (step.failed or self._failing)
+            if not self._failing:
+                self._levels[LAST_STEP] = time.time()
 
     def ended(self, ticket: Ticket) -> None:
         """Note a row that has its outcome."""
         assert ticket.outcome is not None
         with self._lock:
-            self._counts[REQUESTS, _reason(ticket.outcome)] += 1
+            self._counts[REQUESTS, reason(ticket.outcome)] += 1
             if isinstance(ticket.outcome, Cancelled):
                 self._counts[CANCELLATIONS, ""] += 1
             if not math.isnan(ticket.entered):
@@ -92,7 +99,7 @@ class Meter:
     def refused(self, error: RequestError) -> None:
         """Note a request that never became a row."""
         with self._lock:
-            self._counts[REQUESTS, _reason(error)] += 1
+            self._counts[REQUESTS, reason(error)] += 1
 
     def failed(self) -> None:
         """Note a failure outside of a step."""
@@ -144,13 +151,3 @@ class Meter:
                 failures.append(error)
         if failures:
             _log.error("%d notes for the metrics could not be passed on", len(failures), exc_info=failures[0])
-
-
-def _reason(outcome: Outcome) -> str:
-    if isinstance(outcome, Completion):
-        return outcome.finish_reason
-    if isinstance(outcome, Cancelled):
-        return "cancelled"
-    if isinstance(outcome, Unavailable):
-        return "unavailable"
-    return "invalid" if isinstance(outcome, InvalidRequest) else "error"

@@ -74,15 +74,23 @@ STEP_PREFILL_TOKENS = Metric(
 SLOTS = Metric("llama_slots", "gauge", "Rows that can be decoded together.")
 SLOTS_IN_USE = Metric("llama_slots_in_use", "gauge", "Rows that have a slot.")
 WAITING = Metric("llama_waiting_rows", "gauge", "Rows that Triton has handed over and that have no slot yet.")
+QUEUE_LIMIT = Metric(
+    "llama_queue_limit_requests",
+    "gauge",
+    "Requests that Triton's queue takes before it refuses more (max_queue_size of the config); 0 is no limit.",
+)
 LAST_STEP = Metric(
     "llama_last_step_timestamp_seconds",
     "gauge",
-    "When the last step ended, in seconds since 1970; its age is time() - llama_last_step_timestamp_seconds.",
+    "When the last step ended that didn't fail, in seconds since 1970; once one has failed, only a step that chooses a "
+    "token counts; its age is "
+    "time() - llama_last_step_timestamp_seconds.",
 )
 
 METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
-    STEP_ROWS, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, STEPS, STEP_ERRORS, CANCELLATIONS, LAST_STEP,
+    STEP_ROWS, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, STEPS, STEP_ERRORS, CANCELLATIONS,
+    LAST_STEP,
 )  # fmt: skip
 
 

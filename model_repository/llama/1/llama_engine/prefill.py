@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from llama_engine.rows import Row
+from llama_engine.rows import Row, named
 from llama_engine.slot_model import SlotModel
 
 
@@ -105,7 +105,7 @@ class Prefill:
         try:
             hidden = self._model.prefill(first, prompts)
         except Exception as error:  # noqa: BLE001 - the rows must get an answer, and the others go on
-            exhausted = self._on_error(error, f"reading {count} prompts of up to {width} tokens")
+            exhausted = self._on_error(error, f"reading the prompts of {named(group)}, of up to {width} tokens,")
         else:
             for row, prompt in zip(group, prompts, strict=True):
                 row.length = len(prompt)
@@ -136,7 +136,7 @@ class Prefill:
                 self._model.move(slot, first, row.length)
         except Exception as error:  # noqa: BLE001 - the row must get an answer, and the others go on
             size = len(row.request.prompt_tokens)
-            exhausted = self._on_error(error, f"reading {len(chunk)} tokens of a prompt of {size}")
+            exhausted = self._on_error(error, f"reading {len(chunk)} of the {size} prompt tokens of {named([row])}")
             self._model.wipe(slot, slot + 1)
             self._partial = None
             return Prefilled(tokens=len(chunk), failed=[(row, exhausted)])

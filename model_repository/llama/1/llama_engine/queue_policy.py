@@ -17,11 +17,12 @@ _MICROSECOND = 1e-6
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """Triton's ModelQueuePolicy, what of it is about time; seconds, infinite is no limit."""
+    """Triton's ModelQueuePolicy. default_timeout: seconds, infinite is no limit. size: requests, 0 is no limit."""
 
     default_timeout: float = math.inf
     allow_override: bool = False
     delays: bool = False
+    size: int = 0
 
     @classmethod
     def of(cls, model_config: Mapping[str, Any]) -> QueuePolicy:
@@ -32,6 +33,7 @@ class QueuePolicy:
             default_timeout=microseconds * _MICROSECOND if microseconds else math.inf,
             allow_override=bool(policy.get("allow_timeout_override", False)),
             delays=policy.get("timeout_action", "REJECT") == "DELAY",
+            size=int(policy.get("max_queue_size", 0)),
         )
 
     def deadline(self, timeout_microseconds: int) -> float:

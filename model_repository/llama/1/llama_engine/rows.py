@@ -5,10 +5,11 @@ Knows what belongs to one request alone. Where it sits, and when it is computed,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llama_engine.banning import BannedWords
-from llama_engine.errors import RequestError
+from llama_engine.errors import Cancelled, InvalidRequest, RequestError, Unavailable
 from llama_engine.requests import GenerationRequest
 from llama_engine.stopping import Transcript
 
@@ -26,6 +27,17 @@ class Completion:
 Outcome = Completion | RequestError
 
 
+def reason(outcome: Outcome) -> str:
+    """Return how a row ended, in the word that metrics and log have for it."""
+    if isinstance(outcome, Completion):
+        return outcome.finish_reason
+    if isinstance(outcome, Cancelled):
+        return "cancelled"
+    if isinstance(outcome, Unavailable):
+        return "unavailable"
+    return "invalid" if isinstance(outcome, InvalidRequest) else "error"
+
+
 @dataclass(frozen=True)
 class Piece:
     """A part of a row's text, and the number of tokens that came since the part before."""
@@ -38,7 +50,8 @@ class Piece:
 class Row:
     """One request in the engine.
 
-    length: positions of the cache that hold its keys and values. outcome: None until it has ended.
+    length: positions of the cache that hold its keys and values. outcome: None until it has ended. name: what the log
+    calls its request, in one printable line.
     """
 
     request: GenerationRequest
@@ -46,6 +59,7 @@ class Row:
     banned: BannedWords | None
     length: int = 0
     outcome: Outcome | None = None
+    name: str = ""
     _pieces: int = 0
     _tokens_taken: int = 0
 
@@ -78,3 +92,8 @@ class Row:
         self._pieces += 1
         self._tokens_taken = transcript.num_tokens
         return piece
+
+
+def named(rows: Sequence[Row]) -> str:
+    """Return what the log calls these rows: a row alone by its request, several by their number."""
+    return f"request {rows[0].name}" if len(rows) == 1 and rows[0].name else f"{len(rows)} rows"

@@ -17,8 +17,9 @@ from llama_engine.delivery import Delivery, Part, Reply
 from llama_engine.engine import FAILURE, Engine, Step
 from llama_engine.errors import Cancelled, RequestError, Unavailable
 from llama_engine.meter import Meter
-from llama_engine.rows import Row
+from llama_engine.rows import Row, named
 from llama_engine.tickets import Ticket
+from llama_engine.vitals import Vitals
 
 POLL_SECONDS = 0.02
 """Pause between two rounds of asking whether anybody still wants the answers."""
@@ -37,7 +38,8 @@ _log = logging.getLogger(__name__)
 class Scheduler:
     """Runs an engine in a thread of its own."""
 
-    def __init__(self, engine: Engine, delivery: Delivery, meter: Meter) -> None:
+    def __init__(self, engine: Engine, delivery: Delivery, meter: Meter, stuck_seconds: float) -> None:
+        """stuck_seconds: how long a step may take before `trouble` calls it stuck; 0 is as long as it likes."""
         self._engine = engine
         self._delivery = delivery
         self._meter = meter
@@ -47,6 +49,7 @@ class Scheduler:
         self._running: dict[Row, Ticket] = {}
         self._cancelled: list[Ticket] = []
         self._drain_until: float | None = None
+        self._vitals = Vitals(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
         self._asking = threading.Thread(target=self._watch, name="cancellation", daemon=True)
         self._stepping.start()
@@ -62,14 +65,29 @@ class Scheduler:
                 self._close(tickets, _STOPPING)
 
     def wait_for_seats(self, tickets: Iterable[Ticket]) -> None:
-        """Wait until every one of these has got its slot, or an outcome without."""
+        """Wait until every one of these has its slot, or is sure of one before the next step, or an outcome without.
+
+        Not longer: Triton wakes its batcher for a request only when the model is free to take it, and otherwise looks
+        again half a second later.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: all(ticket.left_the_queue for ticket in tickets))
+            self._changed.wait_for(lambda: self._all_fit() or all(ticket.left_the_queue for ticket in tickets))
 
     def wait_for_ends(self, tickets: Iterable[Ticket]) -> None:
         """Wait until every one of these has its outcome."""
         with self._changed:
             self._changed.wait_for(lambda: all(ticket.outcome is not None for ticket in tickets))
+
+    @property
+    def failing(self) -> bool:
+        """Whether nothing but failures came of the last steps."""
+        return self._vitals.failing
+
+    def trouble(self) -> str:
+        """Return why a row that came now wouldn't be decoded, in a few words; nothing if it would. Never waits."""
+        if self._drain_until is not None:
+            return str(_STOPPING)
+        return self._vitals.trouble() if self._stepping.is_alive() else "the engine's thread has ended"
 
     def stop(self, drain_seconds: float) -> None:
         """Let nobody in any more, let running rows finish for so long, answer the others, and end the threads."""
@@ -98,6 +116,7 @@ class Scheduler:
 
     def _fail_running(self) -> None:
         try:
+            self._vitals.failed()
             self._meter.failed()
             with self._changed:
                 self._close(list(self._running.values()), FAILURE)
@@ -109,14 +128,18 @@ class Scheduler:
     def _round(self) -> bool:
         """Let rows leave and enter, and make a step; return whether there will be another round."""
         with self._changed:
+            self._vitals.resting()
             self._changed.wait_for(lambda: self._waiting or self._running or self._drain_until is not None)
+            self._vitals.working()
             self._let_go()
             self._let_in()
             # Before the step, so that one that hangs is seen to have rows.
             self._meter.level(len(self._running), len(self._waiting))
             if not self._running:
                 return self._drain_until is None
-        self._report(self._engine.step())
+        step = self._engine.step()
+        self._report(step)
+        self._vitals.stepped(step)
         return True
 
     def _let_go(self) -> None:
@@ -139,6 +162,9 @@ class Scheduler:
             self._engine.enter(ticket.row)
             ticket.entered = entered
             self._changed.notify_all()
+
+    def _all_fit(self) -> bool:
+        return self._drain_until is None and len(self._waiting) <= self._engine.slots - len(self._running)
 
     def _report(self, step: Step) -> None:
         """Pass on what a step came to."""
@@ -169,7 +195,7 @@ class Scheduler:
             try:
                 piece = row.take()
             except Exception:  # noqa: BLE001 - the row must get an answer, and the others go on
-                _log.exception("making a piece of a text failed")
+                _log.exception("making a piece of the text of %s failed", named([row]))
                 self._meter.failed()
                 self._close([ticket], FAILURE)
                 continue

@@ -92,7 +92,10 @@ class Settings:
     default_max_tokens: when neither the request nor the checkpoint says.
     prefill_tokens: most padded prompt tokens read before a decode step; a longer prompt is read in chunks.
     drain_seconds: how long running rows may go on once the model is told to unload.
+    stuck_seconds: how long a step may take until the model says that it isn't ready; 0 is as long as it likes.
     memory_fraction: share of the device's free memory that weights, cache and reserve may take.
+    log_requests: summary logs a line for every request that was answered, prompts its prompts too, none neither.
+    log_format: text for lines in Triton's log, json for an object a line on standard error.
     """
 
     model: str | None = None
@@ -107,7 +110,10 @@ class Settings:
     default_max_tokens: int = 128
     prefill_tokens: int = 512
     drain_seconds: int = 60
+    stuck_seconds: int = 60
     memory_fraction: float = 0.9
+    log_requests: str = "summary"
+    log_format: str = "text"
 
     @classmethod
     def parse(cls, parameters: Mapping[str, str], environment: Mapping[str, str]) -> Settings:
@@ -149,5 +155,8 @@ BOUNDS: Mapping[str, Bound] = {
     "default_max_tokens": WholeNumber(1, 1 << 20),
     "prefill_tokens": WholeNumber(1, 1 << 20),
     "drain_seconds": WholeNumber(0, 3600),
+    "stuck_seconds": WholeNumber(0, 3600),
     "memory_fraction": Number(0.05, 1.0),
+    "log_requests": Choice(("none", "summary", "prompts")),
+    "log_format": Choice(("text", "json")),
 }

@@ -1,0 +1,93 @@
+"""Three things to ask of Triton over HTTP: whether the model is ready, to unload it, and whether that is done.
+
+Unloading is how a Triton drains without being ended: requests that come from now on are refused, those that were
+accepted, running or queued, are answered, and then the model's process ends. The interface for it needs a key. Triton
+takes these orders only if it was started with `control_arguments`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from triton_llama.health import Address
+from triton_llama.health.exchange import NoAnswerError, NobodyListensError, Response, exchange
+
+from triton_supervisor.restricted import HTTP_HEADER, restricted_arguments
+
+MODEL = "llama"
+
+_ANSWER_S = 2.0
+_UNLOAD_ANSWER_S = 5.0
+_LOADED = ("READY", "LOADING", "UNLOADING")
+
+
+class ApiError(Exception):
+    """Triton gave no answer, or not the one that was expected; the message is one line."""
+
+
+class NotListeningError(ApiError):
+    """Nobody listens: Triton doesn't yet, or not any more."""
+
+
+def control_arguments(key: str) -> tuple[str, ...]:
+    """Return tritonserver's options that let whoever has the key, and nobody else, unload the model."""
+    return ("--model-control-mode=explicit", f"--load-model={MODEL}", *restricted_arguments(key))
+
+
+class RepositoryApi:
+    """Triton at an address."""
+
+    def __init__(self, address: Address, key: str) -> None:
+        self._address = address
+        self._key = key
+
+    def listens(self) -> bool:
+        """Return whether somebody takes connections there."""
+        try:
+            socket.create_connection(self._address, _ANSWER_S).close()
+        except TimeoutError:
+            return True  # too busy to answer, but there
+        except (OSError, OverflowError, UnicodeError):
+            return False
+        return True
+
+    def model_is_ready(self) -> bool:
+        """Return whether the model is loaded and takes requests; False also if there is no answer."""
+        try:
+            return self._ask("GET", f"/v2/models/{MODEL}/ready", _ANSWER_S).status == 200
+        except ApiError:
+            return False
+
+    def unload(self) -> None:
+        """Have the model unloaded; returns before it is. Raises ApiError."""
+        answer = self._ask("POST", f"/v2/repository/models/{MODEL}/unload", _UNLOAD_ANSWER_S)
+        if answer.status != 200:
+            raise _unexpected(answer)
+
+    def model_is_loaded(self) -> bool:
+        """Return whether anything is left of the model, be it a request that is still being answered.
+
+        Raises ApiError.
+        """
+        answer = self._ask("POST", "/v2/repository/index", _ANSWER_S)
+        try:
+            entries = json.loads(answer.body)
+            states = [entry.get("state") for entry in entries if entry["name"] == MODEL]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            states = None
+        if answer.status != 200 or states is None:
+            raise _unexpected(answer)
+        return any(state in _LOADED for state in states)
+
+    def _ask(self, method: str, path: str, seconds: float) -> Response:
+        try:
+            return exchange(self._address, method, path, seconds, headers={HTTP_HEADER: self._key})
+        except NobodyListensError as error:
+            raise NotListeningError(str(error)) from error
+        except NoAnswerError as error:
+            raise ApiError(f"{path}: {error}") from error
+
+
+def _unexpected(answer: Response) -> ApiError:
+    return ApiError(f"HTTP {answer.status}: {' '.join(answer.body.split())[:300]}")

@@ -1,0 +1,95 @@
+"""The picture of a soak: memory, what is open, who is served and how fast, one below the other over time.
+
+Grey behind them: rests, in which nobody is served. Made of the columns of a result's file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from report.plots.canvas import drawing
+from report.plots.labels import Label, beside
+from report.plots.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION
+
+Columns = Mapping[str, Sequence[Any]]
+"""Of `observations.rows`."""
+
+# Each panel's unit, and its lines: column, name, colour.
+_PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+    (
+        "MiB",
+        (
+            ("model_rss_mib", "model's process", BLUE),
+            ("triton_rss_mib", "tritonserver", VERMILION),
+            ("vram_mib", "GPU, in use", GREEN),
+        ),
+    ),
+    (
+        "open",
+        (
+            ("triton_descriptors", "descriptors", VERMILION),
+            ("triton_threads", "threads", ORANGE),
+            ("model_descriptors", "the model's", BLUE),
+        ),
+    ),
+    ("rows", (("slots_in_use", "slots in use", GREEN), ("pending", "in the queue", PURPLE))),
+    ("tokens/s", (("tokens_per_second", "tokens/s", GREEN),)),
+    ("p95, s", (("p95_ms", "latency", PURPLE),)),
+)
+
+
+def picture(columns: Columns, subtitle: str) -> str:
+    """Return the SVG of a soak's looks. Raises ValueError for fewer than two."""
+    seconds = columns["seconds"]
+    if len(seconds) < 2:
+        raise ValueError(f"{len(seconds)} looks can't be drawn; 2 at least")
+    minutes = [value / 60 for value in seconds]
+    with drawing("A soak", subtitle, height=8.6, left=0.85, right=1.35, titled=False) as made:
+        # The canvas is for panels side by side; these lie below each other.
+        made.panels[0].remove()
+        panels = made.figure.subplots(len(_PANELS), 1, sharex=True, gridspec_kw={"hspace": 0.22})
+        for axes, (unit, lines) in zip(panels, _PANELS, strict=True):
+            _panel(axes, minutes, columns, lines)
+            axes.set_ylabel(unit)
+            for begin, end in _rests(minutes, columns["phase"]):
+                axes.axvspan(begin, end, color=FAINT, linewidth=0, alpha=0.6)
+        panels[-1].set_xlabel("minutes")
+    return made.svg
+
+
+def _panel(axes: Axes, minutes: Sequence[float], columns: Columns, lines: Sequence[tuple[str, str, str]]) -> None:
+    ends = []
+    highest = 0.0
+    for column, name, colour in lines:
+        # Where nothing was answered there is no latency, and the line has a gap.
+        values = [float("nan") if value is None else float(value) for value in columns[column]]
+        if column.endswith("_ms"):
+            values = [value / 1e3 for value in values]
+        there = [value for value in values if value == value]  # not a NaN
+        if not there:
+            continue
+        axes.plot(minutes, values, color=colour, linewidth=1.1)
+        ends.append(Label(name, minutes[-1], there[-1], colour))
+        highest = max(highest, *there)
+    # From zero: a picture in which a flat line fills the panel shows growth that isn't there.
+    axes.set_ylim(0, 1.12 * highest or 1.0)
+    axes.set_xlim(0, minutes[-1])
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    if ends:
+        beside(axes, ends)
+
+
+def _rests(minutes: Sequence[float], phases: Sequence[str]) -> Iterator[tuple[float, float]]:
+    """Yield from when to when nobody acted."""
+    began: float | None = None
+    for minute, phase in zip(minutes, phases, strict=True):
+        if phase == "rest" and began is None:
+            began = minute
+        elif phase != "rest" and began is not None:
+            yield began, minute
+            began = None
+    if began is not None:
+        yield began, minutes[-1]

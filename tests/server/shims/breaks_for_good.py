@@ -1,0 +1,51 @@
+"""The model that breaks for good: once a prompt says so, every pass fails, as after a fault of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
+import torch
+from llama_engine.checkpoint import Checkpoint
+from llama_engine.engine import Engine
+from llama_engine.requests import GenerationRequest
+from llama_engine.rows import Row
+from llama_engine.settings import Settings
+from real_model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+
+WORDS = "break for good"
+
+
+class BreakingEngine(Engine):
+    """An engine whose passes fail from the moment that a prompt with these words has come."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
+        super().__init__(checkpoint, settings, slots)
+        self._broken = False
+        model = self._model
+        prefill, step = model.prefill, model.step
+
+        def fail_to_prefill(first: int, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+            self._check()
+            return prefill(first, prompts)
+
+        def fail_to_step(first: int, last: int, longest: int) -> torch.Tensor:
+            self._check()
+            return step(first, last, longest)
+
+        # Changed on the one object: a class of its own would have to be put in its place by the engine.
+        for name, faulty in (("prefill", fail_to_prefill), ("step", fail_to_step)):
+            setattr(model, name, faulty)
+
+    def row(self, request: GenerationRequest, name: str = "") -> Row:
+        self._broken = self._broken or WORDS in request.prompt
+        return super().row(request, name)
+
+    def _check(self) -> None:
+        if self._broken:
+            raise RuntimeError("an illegal memory access was encountered")
+
+
+real_model.Engine = BreakingEngine

@@ -1,0 +1,60 @@
+"""The soak's own code, for seconds: users of every kind act, everything is counted, looked at, judged and drawn.
+
+Whether memory stays flat can't be told in seconds, and isn't counted here: that is `make soak MINUTES=30`.
+"""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from soak.cli import said, sections
+from soak.course import Course
+from soak.observations import rows
+from soak.picture import picture
+from soak.soaking import soak
+from soak.verdict import FIGURES, judge
+from triton_local.server import LocalTriton
+
+# One round, and more of them on a machine on which not everything is done in one.
+SHORT = Course(
+    seconds=1.0,
+    users=12,
+    steady_seconds=1.5,
+    burst_seconds=1.0,
+    rest_seconds=0.2,
+    thinking_seconds=0.1,
+    sample_seconds=0.1,
+    late_rounds=20,
+)
+GROWING = [figure.name for figure in FIGURES]
+
+
+@pytest.mark.parametrize("config", ["triton", "streaming"])
+def test_a_soak_of_seconds_finds_something_or_does_not_look(config: str, request: pytest.FixtureRequest) -> None:
+    server: LocalTriton = request.getfixturevalue(config)
+    lines: list[str] = []
+    soaked = soak(server, SHORT, lines.append)
+    findings = judge(soaked)
+    # What doesn't grow in seconds is not flat for that.
+    counted = [one for one in findings if one.name not in GROWING]
+    assert [one for one in counted if one.outcome != "ok"] == []
+    growing = [one for one in findings if one.name in GROWING]
+    assert [one.name for one in growing] == GROWING
+    untold = [one for one in growing if one.outcome == "can't be told"]
+    # The GPU's memory, where there is none.
+    assert {one.outcome for one in growing if one not in untold} <= {"left out"}
+    assert soaked.streams is (config == "streaming")
+    assert 1 <= len(lines) == len(soaked.rests) <= 1 + SHORT.late_rounds
+    assert "rest" in {sample.phase for sample in soaked.samples}
+    assert soaked.fixed_text
+    # What a result's file and its picture have of it.
+    written = json.loads(json.dumps(sections(soaked, findings)))
+    assert written["counts"]["completed"]["length"] > 0
+    assert len({len(column) for column in written["looks"].values()}) == 1
+    assert ElementTree.fromstring(picture(rows(soaked.samples), "seconds")).tag.endswith("svg")
+    of_all = f"{len(untold)} of {len(findings)}"
+    verdict = f"NOT PASSED: {of_all} can't be told and aren't counted, none of the others failed"
+    assert said(findings).splitlines()[-1] == written["verdict"] == verdict
+    assert written["passed"] is False

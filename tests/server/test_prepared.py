@@ -1,0 +1,59 @@
+"""A server of a prepared checkpoint: the hub offline, nothing written, and every text as from the original."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server.servers import EMBEDDED, facts, in_use, new_server
+from server.wires import ask, generate
+from triton_local.server import LocalTriton
+from triton_prepare.hub import Hub
+from triton_prepare.run import Order, prepare
+
+REQUESTS = [
+    {"text_input": "Return a list of", "max_tokens": 40, "temperature": 0.0},
+    {"text_input": "A dictionary is", "max_tokens": 40, "temperature": 0.8, "top_p": 0.9, "seed": 7},
+    # What a request leaves out comes from the checkpoint's generation config.
+    {"text_input": "This module provides", "max_tokens": 30, "seed": 11},
+    {"text_input": "class C:\n    def é(self):", "max_tokens": 30, "temperature": 0.0, "stop_words": ["\n\n"]},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "pydoc-llama-int8"
+    prepare(Order(str(EMBEDDED), None, out, "cpu"), Hub("http://127.0.0.1:9", out.parent / "no-cache"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def prepared(folder: Path) -> Iterator[LocalTriton]:
+    server = new_server(environment={"LLAMA_MODEL": str(folder), "HF_HUB_OFFLINE": "1"})
+    with server, in_use("prepared", server):
+        yield server
+
+
+def _content(folder: Path) -> dict[str, tuple[str, int]]:
+    """Return digest and time of change of every file."""
+    return {
+        path.name: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in folder.iterdir()
+    }
+
+
+def test_a_prepared_checkpoint_is_served_as_another_one_or_written_to(
+    folder: Path, triton: LocalTriton, request: pytest.FixtureRequest
+) -> None:
+    before = _content(folder)
+    prepared: LocalTriton = request.getfixturevalue("prepared")
+    # One at a time: sums of floats may round differently in a batch of another size.
+    answers = [[ask(server, generate, **inputs) for inputs in REQUESTS] for server in (triton, prepared)]
+    assert answers[1] == answers[0]
+    assert all(answer.num_output_tokens > 1 for answer in answers[0])
+    # The same weights in the same precision, and at the same threshold.
+    assert facts(prepared).partition("llama: loaded ")[2] == facts(triton).partition("llama: loaded ")[2]
+    assert "llama: prepared checkpoint, quantized from the folder pydoc-llama revision sha256:" in prepared.log_text()
+    assert "llama: prepared checkpoint" not in triton.log_text()
+    assert _content(folder) == before

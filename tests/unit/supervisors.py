@@ -1,0 +1,131 @@
+"""The container's supervisor in a process of its own, above a tritonserver of a few lines; and what is seen of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from triton_supervisor.model_processes import model_processes
+from triton_supervisor.state_file import announcement_file
+
+PATIENCE_S = 30.0
+PROGRAM = ("-m", "triton_supervisor")
+_FAKE = Path(__file__).with_name("fake_tritonserver.py")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+class Supervisor:
+    """A running supervisor."""
+
+    def __init__(self, process: subprocess.Popen[str], state_file: Path) -> None:
+        self.process = process
+        self.state_file = state_file
+
+    def condition(self) -> dict[str, str]:
+        """Return what the state file says."""
+        said: dict[str, str] = json.loads(self.state_file.read_text())
+        return said
+
+    def is_in(self, state: str) -> bool:
+        """Return whether the state file says so."""
+        return self.state_file.exists() and self.condition()["state"] == state
+
+    def wait_for(self, state: str) -> None:
+        """Wait until it is in this state; it must not end before."""
+        until(lambda: self.is_in(state) or self.process.poll() is not None)
+        assert self.is_in(state), self.process.communicate()
+
+    def announce(self) -> None:
+        """Announce the end."""
+        announcement_file(self.state_file).touch()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the supervisor."""
+        self.process.send_signal(number)
+
+    def tritonserver(self) -> int:
+        """Return the process id of its tritonserver."""
+        (pid,) = _children(self.process.pid)
+        return pid
+
+    def model_process(self) -> int:
+        """Return the process id of the model's process."""
+        (process,) = model_processes(self.tritonserver())
+        return process.pid
+
+    def ends(self) -> tuple[int, list[str]]:
+        """Wait for its end; return the exit code and the lines that it has said itself, and no traceback with them."""
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in errors, errors
+        own = "triton_supervisor: "
+        return self.process.returncode, [line.removeprefix(own) for line in errors.splitlines() if line.startswith(own)]
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def supervisor(
+    folder: Path, environment: Mapping[str, str], *options: str, program: Sequence[str] = PROGRAM
+) -> Iterator[Supervisor]:
+    """Run one, in a session of its own; it is killed at the end if it still runs.
+
+    options: for tritonserver, beside its port. program: what Python runs.
+    """
+    fake = folder / "bin" / "tritonserver"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{_FAKE}" "$@"\n')
+    fake.chmod(0o755)
+    state_file = folder / "state" / "state.json"
+    own = {"PATH": f"{fake.parent}:{os.environ['PATH']}", "TRITON_STATE_FILE": str(state_file)}
+    arguments = ("--allow-metrics=false", f"--http-port={free_port()}", *options)
+    process = subprocess.Popen(
+        [sys.executable, "-P", *program, *arguments],
+        env={**os.environ, **own, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield Supervisor(process, state_file)
+    finally:
+        # The model's process would hold the pipe open: tritonserver and it have a group of their own.
+        groups = _children(process.pid) if process.poll() is None else []
+        process.kill()
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        process.communicate()
+
+
+def _children(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in children.read_text().split()]

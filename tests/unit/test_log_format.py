@@ -1,0 +1,105 @@
+"""How a log line looks in text and in JSON, and that nothing a client wrote breaks out of its field."""
+
+import io
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+import pytest
+from llama_engine.log_format import Fields, JsonFormatter, TextFormatter, write_json
+
+HOSTILE = [
+    "two\nlines",
+    "tab\tand\x1b[31mcolour",
+    'a" id=other finish_reason="stop',
+    "a rows=99",
+    "paragraph\u2029separator\u2028and\x85next line",
+    "right-to-left \u202eoverride",
+    "\udce4 lone surrogate",
+    "del\x7f",
+    "",
+]
+
+
+def _record(message: str = "request answered", fields: Fields | None = None) -> logging.LogRecord:
+    record = logging.LogRecord("llama_engine.x", logging.INFO, __file__, 1, message, None, None)
+    if fields is not None:
+        record.__dict__["fields"] = fields
+    return record
+
+
+def test_a_line_of_text_is_not_its_message_and_its_fields() -> None:
+    assert TextFormatter().format(_record("settings: a=b")) == "settings: a=b"
+    fields: Fields = {
+        "id": "job/7:a.b@c,d#1+2-3",
+        "rows": 2,
+        "stream": False,
+        "seconds": 1.23456,
+        "error": "top_p is 2",
+        "prompts": ["a b", "c"],
+    }
+    assert TextFormatter().format(_record(fields=fields)) == (
+        "request answered id=job/7:a.b@c,d#1+2-3 rows=2 stream=false seconds=1.235 "
+        'error="top_p is 2" prompts=["a b", "c"]'
+    )
+
+
+def test_a_line_of_json_is_not_an_object_with_time_level_message_and_fields() -> None:
+    record = _record(fields={"id": "a", "rows": 2, "seconds": 0.25, "stream": True, "prompts": ["ä"]})
+    line = json.loads(JsonFormatter().format(record))
+    time = datetime.fromisoformat(line.pop("time"))
+    assert time.utcoffset() == UTC.utcoffset(None)
+    assert abs(time.timestamp() - record.created) < 0.002
+    assert line == {
+        "level": "INFO",
+        "message": "request answered",
+        "id": "a",
+        "rows": 2,
+        "seconds": 0.25,
+        "stream": True,
+        "prompts": ["ä"],
+    }
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_client_wrote_becomes_lines_or_fields_of_its_own(text: str) -> None:
+    fields: Fields = {"id": text, "rows": 1}
+    line = TextFormatter().format(_record(fields=fields))
+    assert line.isascii()
+    assert line.isprintable()
+    assert line.startswith("request answered id=")
+    assert line.endswith(" rows=1")
+    given, end = json.JSONDecoder().raw_decode(line.removeprefix("request answered id="))
+    assert given == text
+    assert line.removeprefix("request answered id=")[end:] == " rows=1"
+    whole = JsonFormatter().format(_record(fields=fields))
+    assert whole.isascii()
+    assert "\n" not in whole
+    assert json.loads(whole)["id"] == text
+
+
+def test_an_exception_is_left_out() -> None:
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, __file__, 1, "it failed", None, sys.exc_info())
+    record.__dict__["fields"] = {"id": "a"}
+    first, *others = TextFormatter().format(record).splitlines()
+    assert first == "it failed id=a"
+    assert others[-1] == "ValueError: broken"
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["message"], line["level"], line["id"]) == ("it failed", "ERROR", "a")
+    assert line["exception"].splitlines()[-1] == "ValueError: broken"
+
+
+def test_json_goes_to_triton_too_or_is_no_line_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = logging.Logger("llama_engine")
+    before = io.StringIO()
+    logger.addHandler(logging.StreamHandler(before))
+    write_json(logger)
+    logger.info("one")
+    logger.warning("two", extra={"fields": {"id": "a\nb"}})
+    said = capfd.readouterr().err.splitlines()
+    assert [json.loads(line)["message"] for line in said] == ["one", "two"]
+    assert before.getvalue() == ""

@@ -1,0 +1,107 @@
+"""What a soak reads off a server is complete, however slowly its metrics are passed on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import cast
+
+import pytest
+from llama_engine.engine import Step
+from llama_engine.errors import InvalidRequest
+from llama_engine.meter import Meter
+from llama_engine.metrics import Metric
+from soak.readings import settled
+from triton_local.server import LocalTriton
+from unit.registries import RecordingRegistry
+from unit.scheduling import SECONDS
+
+ROWS = 40
+
+
+class _SlowRegistry(RecordingRegistry):
+    """Takes its time with every observation, as on a machine that has other things to do."""
+
+    def observe(self, metric: Metric, amount: float) -> None:
+        time.sleep(0.01)
+        super().observe(metric, amount)
+
+    def text(self) -> str:
+        """Return what the soak reads of the endpoint."""
+        counts, levels = self.counts, self.levels
+        return "\n".join(
+            [
+                f'llama_requests_total{{finish_reason="invalid"}} {counts["llama_requests_total invalid"]}',
+                f"llama_generated_tokens_total {counts['llama_generated_tokens_total']}",
+                f"llama_step_rows_sum {sum(self.observations['llama_step_rows'])}",
+                f"llama_slots_in_use {levels.get('llama_slots_in_use', 0)}",
+                f"llama_waiting_rows {levels.get('llama_waiting_rows', 0)}",
+                "nv_inference_pending_request_count 0\n",
+            ]
+        )
+
+
+class _Server:
+    """Has a meter, its metrics, and refuses everything it is asked for. url: host:port."""
+
+    def __init__(self, url: str, meter: Meter) -> None:
+        self.http_url = self.metrics_url = url
+        self.meter = meter
+
+    def serve(self, steps: int) -> None:
+        """Compute that many steps of one row."""
+        for left in reversed(range(steps)):
+            self.meter.stepped(Step([], [], decoded=1, chosen=1, prefilled=0), time.monotonic(), int(left > 0), 0)
+
+
+@contextmanager
+def _serving() -> Iterator[_Server]:
+    registry = _SlowRegistry()
+    meter = Meter(registry, slots=8)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, registry.text().encode())
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            meter.refused(InvalidRequest("text_input is empty"))
+            self._answer(400, b"{}")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        try:
+            yield _Server(f"127.0.0.1:{http.server_port}", meter)
+        finally:
+            http.shutdown()
+            thread.join()
+            meter.close(SECONDS)
+
+
+@pytest.mark.parametrize("later", [0.0, 0.25], ids=["before", "meanwhile"])
+def test_tokens_are_missing_from_the_steps(later: float) -> None:
+    """Rows whose last step comes before it is asked, or a moment later: a client left, and they went on."""
+    with _serving() as server:
+        server.meter.level(1, 0)
+        rows = threading.Timer(later, server.serve, [ROWS])
+        rows.start()
+        if not later:
+            rows.join()
+        found = settled(cast("LocalTriton", server))
+        rows.join()
+    assert found.readings.total("llama_generated_tokens_total") == ROWS
+    assert found.readings.total("llama_step_rows_sum") == ROWS
+    assert found.readings.requests("invalid") == found.asked

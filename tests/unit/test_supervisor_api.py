@@ -1,0 +1,76 @@
+"""What the supervisor asks of Triton over HTTP: the key goes with it, and every answer that isn't one is an error."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from triton_llama.health import Address
+from triton_local.readiness import is_ready
+from triton_supervisor.repository_api import ApiError, NotListeningError, RepositoryApi
+from unit.peers import hang_up, respond, server
+from unit.supervisors import free_port
+
+KEY = "k3y-" * 8
+
+
+def _answer(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+def _api(port: int, host: str = "127.0.0.1") -> RepositoryApi:
+    return RepositoryApi(Address(host, port), KEY)
+
+
+def test_the_order_goes_without_the_key_or_leaves_a_connection_open() -> None:
+    heard: list[bytes] = []
+
+    def listen(connection: socket.socket) -> None:
+        heard.append(connection.recv(65536))
+        connection.sendall(_answer(b""))
+
+    with server(listen) as port:
+        _api(port).unload()
+    (request,) = heard
+    head = request.decode().splitlines()
+    assert head[0] == "POST /v2/repository/models/llama/unload HTTP/1.1"
+    assert f"triton-llama-key: {KEY}" in head
+    assert "Connection: close" in head
+
+
+def test_nobody_listening_is_an_error_like_any_other() -> None:
+    api = _api(free_port())
+    with pytest.raises(NotListeningError, match="can't be asked: Connection refused"):
+        api.unload()
+    assert (api.listens(), api.model_is_ready()) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("127.0.0.1", 10**20), ("a" * 70 + ".invalid", 80), ("no-such-host.invalid", 80)]
+)
+def test_an_address_that_can_not_be_asked_ends_the_supervisor(host: str, port: int) -> None:
+    api = _api(port, host)
+    with pytest.raises(ApiError, match=r"^/v2/repository/index: .* can't be asked: ") as refused:
+        api.model_is_loaded()
+    assert not isinstance(refused.value, NotListeningError)
+    assert (api.listens(), api.model_is_ready()) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (_answer(b'{"error":\n "no"}', "403 Forbidden"), 'HTTP 403: {"error": "no"}'),
+        (_answer(b"[{}]"), r"HTTP 200: \[{}\]"),
+        (_answer(b"\xff"), "HTTP 200: "),
+        (b"what?", "can't be asked: "),
+    ],
+)
+def test_an_answer_that_is_none_counts_as_unloaded(answer: bytes, message: str) -> None:
+    with server(respond(answer)) as port, pytest.raises(ApiError, match=message):
+        _api(port).model_is_loaded()
+
+
+def test_a_connection_that_breaks_is_an_answer_to_the_launcher() -> None:
+    with server(hang_up) as port:
+        assert not is_ready(0, "127.0.0.1", port, [])
+    assert not is_ready(0, "127.0.0.1", 10**20, [])

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from setting import memory
+from triton_supervisor.model_processes import model_processes
 
 MODEL = "the model's process"
 
@@ -30,7 +30,7 @@ class ServerProcesses:
     @classmethod
     def of(cls, triton: int) -> ServerProcesses:
         """Find the stubs of a tritonserver."""
-        models = tuple(child for child in memory.family(triton)[1:] if "python_backend_stub" in _command(child))
+        models = tuple(sorted(process.pid for process in model_processes(triton)))
         if not models:
             raise RuntimeError(f"process {triton} has no model's process among its children")
         return cls(triton, models)
@@ -53,7 +53,3 @@ def _seconds(process: int) -> float:
     # The name in parentheses may hold spaces; user and system ticks are the 14th and 15th field of all.
     fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def _command(process: int) -> str:
-    return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")

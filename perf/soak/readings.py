@@ -7,18 +7,17 @@ request that shows says that all was passed on which was passed on before it, an
 from __future__ import annotations
 
 import json
-import re
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from setting import metrics
+from setting.metrics import Series
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 
-_LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _ASK_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
@@ -33,17 +32,12 @@ LEVELS = ("llama_slots_in_use", "llama_waiting_rows", "nv_inference_pending_requ
 class Readings:
     """The values by name and labels."""
 
-    series: Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+    series: Mapping[Series, float]
 
     @classmethod
     def parse(cls, text: str) -> Readings:
         """Read the endpoint's text."""
-        return cls(
-            {
-                (name, frozenset(_LABEL.findall(labels or ""))): float(value)
-                for name, labels, value in _LINE.findall(text)
-            }
-        )
+        return cls(metrics.series(text))
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's series that have these labels. Raises ValueError where there is none."""
@@ -73,8 +67,7 @@ class Settled:
 
 def read(server: LocalTriton) -> Readings:
     """Read the endpoint now. Raises OSError where there is none any more."""
-    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=_ASK_TIMEOUT_S) as response:
-        return Readings.parse(response.read().decode())
+    return Readings.parse(metrics.text(server.metrics_url))
 
 
 def settled(server: LocalTriton) -> Settled:

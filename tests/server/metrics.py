@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from collections.abc import Callable
 
 from llama_engine.host_metrics import INSTANCE_LABEL
 from server.polling import until
 from server.wires import generate_url, post
+from setting import metrics
+from setting.metrics import Series
 from triton_local.server import LocalTriton
-
-_LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 PENDING = "nv_inference_pending_request_count"
 """How many requests wait in Triton's own queue."""
 
-Series = tuple[str, frozenset[tuple[str, str]]]
-
 
 def text(server: LocalTriton) -> str:
     """Return what the endpoint says, as it is."""
-    with urllib.request.urlopen(f"http://{server.metrics_url}/metrics", timeout=30) as response:
-        return str(response.read().decode())
+    return metrics.text(server.metrics_url)
 
 
 def read(server: LocalTriton) -> dict[Series, float]:
     """Return every series of the endpoint, by its name and labels; the servers here have one instance, left out."""
     return {
-        (name, frozenset(label for label in _LABEL.findall(labels or "") if label[0] != INSTANCE_LABEL)): float(value)
-        for name, labels, value in _LINE.findall(text(server))
+        (name, frozenset(label for label in labels if label[0] != INSTANCE_LABEL)): value
+        for (name, labels), value in metrics.series(text(server)).items()
     }
 
 

@@ -32,12 +32,16 @@ from tune.subject import Subject
 
 MET, NOT_MET, FAILED, INTERRUPTED = 0, 1, 2, 130
 
+_VARIABLES = ("--slo-p95-ms", "--budget", "--model")
+"""Options that `make tune` has variables for."""
+_PLACES = ("--output", "--config-out")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune; return the exit code. What goes wrong is one line on stderr."""
     chosen = options.read(arguments, os.environ)
     try:
-        return _tune(chosen, shlex.join(sys.argv[1:] if arguments is None else arguments))
+        return _tune(chosen, command(chosen, sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         print("\ntune: interrupted; --resume goes on with what was measured", file=sys.stderr)
         return INTERRUPTED
@@ -46,7 +50,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _tune(chosen: Options, arguments: str) -> int:
+def command(chosen: Options, arguments: Sequence[str]) -> str:
+    """Return how to measure this again, by make. arguments: those that were given; paths keep their last part only."""
+    words = [f"SLO_P95_MS={chosen.slo_p95_ms:g}", f"BUDGET={chosen.budget_s / 60:g}"]
+    if chosen.model is not None:
+        words.append(f"MODEL={Path(chosen.model).name if Path(chosen.model).is_dir() else chosen.model}")
+    left = iter(arguments)
+    others = []
+    for word in left:
+        name, _, value = word.partition("=")
+        if name in _VARIABLES:
+            if not value:
+                # Given as two words, of which the next one is the value.
+                next(left, None)
+        elif name in _PLACES:
+            others += [name, Path(value or next(left, "")).name]
+        elif name != "--resume":
+            others.append(word)
+    return shlex.join(["make", "tune", *words, *([f"TUNE={shlex.join(others)}"] if others else [])])
+
+
+def _tune(chosen: Options, said: str) -> int:
     budget = Budget(chosen.budget_s)
     budget.say("preparing the checkpoint and the load")
     checkpoint = _checkpoint(chosen.model)
@@ -77,7 +101,7 @@ def _tune(chosen: Options, arguments: str) -> int:
         points=search.points,
         noise=search.noise,
     )
-    for name, content in {"command": f"python -m tune {arguments}", **findings.sections()}.items():
+    for name, content in {"command": said, **findings.sections()}.items():
         results.section(name, content)
     results.finish()
     _show(findings, chosen)

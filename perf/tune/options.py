@@ -83,6 +83,8 @@ def _threads(parser: argparse.ArgumentParser, environment: Mapping[str, str]) ->
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tune",
+        # Shortened, they would be another way to say what `make tune` has variables for.
+        allow_abbrev=False,
         description="Recommend batching settings: the most tokens a second whose p95 latency meets the bound.",
         epilog="Exit code: 0 with a recommendation, 1 if nothing meets the bound, 2 if something can't be used or run.",
     )

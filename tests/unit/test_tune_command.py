@@ -9,7 +9,7 @@ import pytest
 from load.arrivals import Closed, Poisson
 from setting.checkpoint import EMBEDDED
 from setting.workload import lengths
-from tune.cli import main
+from tune.cli import command, main
 from tune.config import knobs_of, parsed
 from tune.demand import Demand
 from tune.findings import Findings
@@ -25,6 +25,21 @@ DEMAND = Demand("uniform", Closed(4), requests=8, warmup=2, output_tokens=10, ti
 def _findings(points: list[Point], slo_p95_ms: float = 1000) -> Findings:
     subject = Subject.of("default", "anything", threads=1)
     return Findings(subject, None, DEMAND, slo_p95_ms, "a device", points, measured_noise(points))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--slo-p95-ms 2000", "make tune SLO_P95_MS=2000 BUDGET=30"),
+        ("--slo-p95-ms=2000 --budget=0.5 --resume", "make tune SLO_P95_MS=2000 BUDGET=0.5"),
+        (
+            "--slo-p95-ms 2000 --budget 15 --model org/llama --mix geometric --rate 2 --output /a/b/c.json",
+            "make tune SLO_P95_MS=2000 BUDGET=15 MODEL=org/llama 'TUNE=--mix geometric --rate 2 --output c.json'",
+        ),
+    ],
+)
+def test_another_command_is_written_than_would_measure_it_again(arguments: str, said: str) -> None:
+    assert command(read(arguments.split(), {}), arguments.split()) == said
 
 
 @pytest.mark.parametrize(

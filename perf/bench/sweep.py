@@ -33,7 +33,7 @@ MIX: workload.Mix = "uniform"
 START_S = 30.0
 """With less than that left no server is started."""
 
-_LEAST_S, _MOST_S, _EACH_S = 40.0, 240.0, 4.0
+_LEAST_S, _MOST_S, _EACH_S = 60.0, 240.0, 4.0
 _KNOWN = {subject.key: subject for subject in subjects()}
 
 

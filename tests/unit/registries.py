@@ -12,6 +12,7 @@ class RecordingRegistry:
         self.counts: Counter[str] = Counter()
         self.levels: dict[str, float] = {}
         self.observations: defaultdict[str, list[float]] = defaultdict(list)
+        self.closed = False
 
     def add(self, metric: Metric, amount: float, value: str = "") -> None:
         assert metric.kind == "counter"
@@ -25,3 +26,6 @@ class RecordingRegistry:
     def observe(self, metric: Metric, amount: float) -> None:
         assert metric.kind == "histogram"
         self.observations[metric.name].append(amount)
+
+    def close(self) -> None:
+        self.closed = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
@@ -73,6 +75,19 @@ def test_a_value_goes_to_another_series(families: dict[Metric, Family]) -> None:
     assert families[SLOTS].series[0].told == [("set", 8)]
     assert families[STEP_ROWS].series[0].told == [("observe", 4)]
     assert families[LAST_STEP].series[0].told == []
+
+
+def test_series_or_families_are_destroyed_once_the_metrics_are_closed(families: dict[Metric, Family]) -> None:
+    metrics = HostMetrics(families.__getitem__, LABELS, "llama_0_0")
+    kept = [weakref.ref(one) for family in families.values() for one in [family, *family.series]]
+    metrics.close()
+    del metrics
+    for family in families.values():
+        family.series.clear()
+    del family
+    families.clear()
+    gc.collect()
+    assert all(one() is not None for one in kept)
 
 
 def test_a_record_is_written_at_another_level_or_not_at_all() -> None:

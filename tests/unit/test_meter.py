@@ -110,6 +110,13 @@ def test_an_idle_server_shows_nothing(meter: Meter, registry: RecordingRegistry)
     assert registry.levels == {"llama_slots": 8, "llama_slots_in_use": 0, "llama_waiting_rows": 0, **NO_LIMIT}
 
 
+def test_the_registry_is_left_open_or_closed_before_the_last_note(meter: Meter, registry: RecordingRegistry) -> None:
+    meter.failed()
+    meter.close(SECONDS)
+    assert registry.closed
+    assert registry.counts["llama_step_errors_total"] == 1
+
+
 def test_the_limit_of_the_queue_is_not_shown(registry: RecordingRegistry) -> None:
     Meter(registry, slots=8, queue_limit=64).close(SECONDS)
     assert registry.levels["llama_queue_limit_requests"] == 64

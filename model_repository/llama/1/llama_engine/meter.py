@@ -115,6 +115,9 @@ class Meter:
         """Pass on what is noted, at most `timeout` seconds, and end."""
         self._closing.set()
         self._thread.join(timeout)
+        # Not while the thread may be in one of the metrics: two in one crash Triton.
+        if not self._thread.is_alive():
+            self._registry.close()
 
     def _run(self) -> None:
         while not self._closing.wait(FLUSH_SECONDS):

@@ -105,3 +105,6 @@ class Registry(Protocol):
 
     def observe(self, metric: Metric, amount: float) -> None:
         """Put a value into a histogram."""
+
+    def close(self) -> None:
+        """Leave what is kept as it is; nothing is called afterwards."""

@@ -7,7 +7,6 @@ says so in the results.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from overhead.account import account
 from report import terminal
 from report.run import read
+from setting.again import make_command
 from setting.budget import Budget
 from setting.checkpoint import default_checkpoint
 from setting.results import Results
@@ -71,9 +71,8 @@ def _settings(options: Options, checkpoint: Path) -> dict[str, object]:
 
 def _command(options: Options, before: object) -> str:
     """Return how to measure this again; before: the command of what is resumed, or None."""
-    said = [] if options.model is None else [f"MODEL={options.model.name}"]
-    said += [f"BENCH={' '.join(options.said)}"] if options.said else []
-    command = shlex.join(["make", "bench", *said])
+    variables = {} if options.model is None else {"MODEL": options.model.name}
+    command = make_command("bench", variables, options.said)
     return command if before in (None, command) else f"{before}; {command}"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from article.subjects import Subject, subjects
 from article.sweep import CONCURRENCIES, sweep
 from limit.rates import DeviceRates
 from setting import workload
+from setting.again import make_command
 from setting.budget import Budget
 from setting.checkpoint import default_checkpoint
 from setting.results import Results
@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     if found.model is not None and not (found.model / "config.json").is_file():
         complain_about_model(parser, found.model)
     said = [*found.servers, *(["--threads", str(found.threads)] if found.threads != cores else [])]
-    words = ["make", "sweep", *([] if found.model is None else [f"MODEL={found.model.name}"])]
+    variables = {} if found.model is None else {"MODEL": found.model.name}
     return Options(
         servers=tuple(found.servers) or default,
         budget_s=60 * found.budget,
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         threads=found.threads,
         resume=found.resume,
         output=found.output,
-        command=shlex.join([*words, *([f"SWEEP={' '.join(said)}"] if said else [])]),
+        command=make_command("sweep", variables, said),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -14,6 +13,7 @@ from llama_engine.errors import EngineError
 from llama_engine.settings import Settings
 from report import run, terminal
 from report.tables.quality import quality
+from setting.again import make_command
 from setting.results import Results
 from tqdm import tqdm
 
@@ -101,8 +101,7 @@ def _command(options: argparse.Namespace) -> str:
     """Return how to measure it again, as the Makefile has it."""
     said = {"MODEL": options.model, "TEXT": options.text}
     rest = [f"--{name}={value}" for name in ("revision", "context") if (value := getattr(options, name)) is not None]
-    variables = [f"{name}={value}" for name, value in said.items() if value is not None]
-    return shlex.join(["make", "quality", *variables, *([f"QUALITY={shlex.join(rest)}"] if rest else [])])
+    return make_command("quality", {name: str(value) for name, value in said.items() if value is not None}, rest)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from setting import machine
+from setting.again import make_command, model_name
 from setting.results import Results
 from triton_local.errors import LauncherError
 from triton_local.repository import resolve_model
@@ -170,31 +170,27 @@ def sections(soaked: Soaked, findings: Sequence[Finding]) -> Mapping[str, Any]:
 def _settings(options: argparse.Namespace, course: Course) -> dict[str, Any]:
     return {
         # Without the folders before it, which are this machine's own.
-        "model": _EMBEDDED if options.model is None else _name(options.model),
+        "model": _EMBEDDED if options.model is None else model_name(options.model),
         "variant": options.variant,
         "threads": options.threads,
         "course": asdict(course),
     }
 
 
-def _name(model: str) -> str:
-    return Path(model).resolve().name if Path(model).expanduser().is_dir() else model
-
-
 def _subtitle(options: argparse.Namespace, course: Course) -> str:
     cores = len(os.sched_getaffinity(0))
-    model = _EMBEDDED if options.model is None else _name(options.model)
+    model = _EMBEDDED if options.model is None else model_name(options.model)
     return f"{machine.device()}, {cores} cores; {model}, config {options.variant}; {course.users} users; grey: rests"
 
 
 def _command(options: argparse.Namespace) -> str:
     """Return how to do it again, as the Makefile has it."""
-    variables = [f"MINUTES={options.minutes:g}"]
+    variables = {"MINUTES": f"{options.minutes:g}"}
     if options.model is not None:
-        variables.append(f"MODEL={_name(options.model)}")
+        variables["MODEL"] = model_name(options.model)
     defaults = {"variant": "streaming", "users": Course(1.0).users, "threads": 1, "seed": Course(1.0).seed}
     rest = [f"--{name}={value}" for name, default in defaults.items() if (value := getattr(options, name)) != default]
-    return shlex.join(["make", "soak", *variables, *([f"SOAK={shlex.join(rest)}"] if rest else [])])
+    return make_command("soak", variables, rest)
 
 
 def _positive(text: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from llama_engine.errors import EngineError
 from load.driver import LoadError
 from setting import machine
+from setting.again import make_command, model_name
 from setting.budget import Budget
 from setting.checkpoint import default_checkpoint
 from setting.results import Results
@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def command(chosen: Options, arguments: Sequence[str]) -> str:
     """Return how to measure this again, by make. arguments: those that were given; paths keep their last part only."""
-    words = [f"SLO_P95_MS={chosen.slo_p95_ms:g}", f"BUDGET={chosen.budget_s / 60:g}"]
+    variables = {"SLO_P95_MS": f"{chosen.slo_p95_ms:g}", "BUDGET": f"{chosen.budget_s / 60:g}"}
     if chosen.model is not None:
-        words.append(f"MODEL={Path(chosen.model).name if Path(chosen.model).is_dir() else chosen.model}")
+        variables["MODEL"] = model_name(chosen.model)
     left = iter(arguments)
     others = []
     for word in left:
@@ -67,7 +67,7 @@ def command(chosen: Options, arguments: Sequence[str]) -> str:
             others += [name, Path(value or next(left, "")).name]
         elif name != "--resume":
             others.append(word)
-    return shlex.join(["make", "tune", *words, *([f"TUNE={shlex.join(others)}"] if others else [])])
+    return make_command("tune", variables, others)
 
 
 def _tune(chosen: Options, said: str) -> int:

@@ -30,9 +30,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
+READY_KERNELS := .venv/.ready-kernels
 PERF := PYTHONPATH=model_repository/llama/1:perf $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-unit test-contract test-server test-compose bench sweep bench-vllm tune quality soak report bench-inflight check \
+.PHONY: help demo serve prepare test test-unit test-contract test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight check \
   format lock sbom train clean
 
 help: ## this list
@@ -63,6 +64,9 @@ test-contract: $(READY_PERF) ## configs, README and manifests agree
 
 test-server: $(READY_ANALYZER) ## a real Triton with the embedded checkpoint in INT8
 	@$(BIN)/pytest tests/server
+
+test-kernels: $(READY_KERNELS) ## the GPU's kernels, on a GPU or in the Triton language's interpreter (installs it: 200 MB)
+	@$(BIN)/pytest tests/unit/test_gpu_kernels_*.py
 
 test-compose: $(READY) ## docker compose on a real Docker engine
 	@$(BIN)/pytest tests/compose
@@ -131,6 +135,10 @@ $(READY): pyproject.toml constraints.txt
 # What benchmarks and their tests need beside it: the load generator, the peers, the plots.
 $(READY_PERF): $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
+	@touch $@
+
+$(READY_KERNELS): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[kernels]'
 	@touch $@
 
 $(READY_ANALYZER): $(READY_PERF)

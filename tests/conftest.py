@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
 from unit.notes import Note
+
+if not torch.cuda.is_available():
+    # Read when the Triton language is imported, which bitsandbytes does where it is installed. It changes nothing for
+    # what the tests start: without a GPU nothing else uses the language.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 _NOTES = pytest.StashKey[list[str]]()
 

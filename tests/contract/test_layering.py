@@ -16,9 +16,16 @@ MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem
 # The six packages of the server, by the names they are imported by.
 ALLOWED = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "tritonclient"}
 
+# The Triton language comes along with PyTorch's CUDA builds, and with them only.
+KERNELS = {"int8_kernel", "attention_kernel"}
+
 # From the bottom up: a module imports only from the rows below its own.
 LAYERS = [
-    {"errors", "philox", "begun_word", "queue_policy", "int8_linear", "log_format", "model_config", "host_log"},
+    {"errors", "philox", "begun_word", "queue_policy", "log_format", "model_config", "host_log"},
+    {"plain_kernels", "arrivals"},
+    KERNELS,
+    {"kernels"},
+    {"int8_linear", "slot_attention"},
     {"settings", "sampling", "stopping", "vocabulary", "defaults", "cache", "facts", "manifest", "checkpoint_files"},
     {"text", "banning"},
     {"requests", "checkpoint"},
@@ -83,4 +90,10 @@ def test_the_package_itself_imports_nothing() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_needs_nothing_but_the_six_packages(name: str) -> None:
     outside = {imported.split(".")[0] for imported in _imports(MODULES[name])} - {"llama_engine"}
-    assert outside - set(sys.stdlib_module_names) <= ALLOWED
+    assert outside - set(sys.stdlib_module_names) <= ALLOWED | ({"triton"} if name in KERNELS else set())
+
+
+@pytest.mark.parametrize("name", set(MODULES) - KERNELS)
+def test_a_machine_without_the_triton_language_can_import_a_module(name: str) -> None:
+    at_once = [node for node in ast.parse(MODULES[name].read_text()).body if isinstance(node, ast.ImportFrom)]
+    assert not {f"llama_engine.{kernel}" for kernel in KERNELS} & {str(node.module) for node in at_once}

@@ -28,6 +28,7 @@ from llama_engine.checkpoint_files import check_files
 from llama_engine.errors import CheckpointError
 from llama_engine.facts import Facts, read_facts
 from llama_engine.int8_linear import leave_activations_unrounded
+from llama_engine.kernels import PLAIN, Kernels, choose_kernels
 from llama_engine.manifest import Manifest, checked
 from llama_engine.settings import Settings
 from llama_engine.text import TextCodec
@@ -52,7 +53,8 @@ logging.getLogger("bitsandbytes.autograd._functions").addFilter(_is_no_cast_noti
 class Checkpoint:
     """A loaded checkpoint. name: where it came from. max_model_len: tokens of prompt + completion it will serve.
 
-    prepared: the manifest of one that was quantized before; None for any other.
+    prepared: the manifest of one that was quantized before; None for any other. kernels: what its decode steps are
+    computed with.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Checkpoint:
     max_model_len: int
     facts: Facts
     prepared: Manifest | None
+    kernels: Kernels = PLAIN
 
     @property
     def config(self) -> LlamaConfig:
@@ -124,8 +127,11 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         for module in model.modules():
             if isinstance(module, Linear8bitLt):
                 module.state.threshold = settings.int8_threshold
-    if device.type == "cpu" and read_facts(model).threshold == 0:
-        leave_activations_unrounded(model)
+    # Another threshold takes outliers from all rows together, which is bitsandbytes' own product.
+    unrounded = read_facts(model).threshold == 0
+    kernels = choose_kernels(device, dtype, *_heads(config), eight_bit=unrounded)
+    if unrounded:
+        leave_activations_unrounded(model, None if device.type == "cpu" else kernels)
     # In training mode bitsandbytes would dequantize the weights at every call.
     model.requires_grad_(False).train(False)
     longest = config.max_position_embeddings
@@ -140,6 +146,7 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         max_model_len=max_model_len,
         facts=read_facts(model),
         prepared=prepared,
+        kernels=kernels,
     )
 
 
@@ -187,6 +194,12 @@ def _take_in(model: LlamaForCausalLM, dtype: torch.dtype, quantized_now: bool) -
             # bitsandbytes' own second reference to the weight, and its scales.
             parameter.CB = parameter.data
             parameter.SCB = parameter.SCB.clone()
+
+
+def _heads(config: LlamaConfig) -> tuple[int, int]:
+    """Return the dimension of a head, and how many query heads share a key-value head."""
+    heads = config.num_attention_heads
+    return config.head_dim or config.hidden_size // heads, heads // (config.num_key_value_heads or heads)
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

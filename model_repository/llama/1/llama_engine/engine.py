@@ -149,6 +149,9 @@ class Engine:
         On a GPU with the longest prompt there can be, so that the plan's reserve is tried and not only computed; on a
         CPU, where that could take minutes, with one token.
         """
+        if self._device.type == "cuda":
+            with torch.inference_mode():
+                self._model.rehearse()
         width = max(self.max_model_len - 2, 1) if self._device.type == "cuda" else 1
         # Two tokens are one step after the prefill; a context of two tokens has room for one.
         count = min(2, self.max_model_len - width)

@@ -2,9 +2,10 @@
 
 bitsandbytes multiplies 8-bit weights with activations that it rounds to 8 bits for that (LLM.int8(), at every outlier
 threshold). On a GPU that reaches the integer units; on a CPU it converts both back to floats, the whole matrix anew at
-every call, and is slower than the float matrix it replaces. Here the weight is widened to float32 block by block, into
-a scratch that stays in the processor's cache, and multiplied at once: memory is read at one byte a weight, and the
-result is that of the weights alone, with nothing rounded but them.
+every call, and is slower than the float matrix it replaces. Here the weight is widened just before it is multiplied,
+and the result is that of the weights alone, with nothing rounded but them. On a GPU that is the chosen kernels'
+business; on a CPU the weight is widened block by block, into a scratch that stays in the processor's cache: memory is
+read at one byte a weight.
 
 Knows one matrix; which layers become such ones is the checkpoint's business.
 """
@@ -14,17 +15,22 @@ from __future__ import annotations
 import torch
 from bitsandbytes.nn.modules import Linear8bitLt
 
+from llama_engine.kernels import Int8Product, Kernels
+
 BLOCK = 1 << 20
 """Weights widened at a time. 4 MiB in float32: smaller blocks cost calls, larger ones leave the cache (perf/LOG.md)."""
 
+FEW = 64
+"""Up to so many rows the product for few rows is taken, whatever the pass."""
+
 
 class Int8Linear(Linear8bitLt):
-    """y = x Wᵀ + b with W = weight · scales / 127, in float32. Not thread-safe: layers share the scratch.
+    """y = x Wᵀ + b with W = weight · scales / 127, added up in float32. Not thread-safe: layers share a scratch.
 
     It is the layer that bitsandbytes made, weight and all, and is saved like it; only the product is another.
     """
 
-    def __init__(self, layer: Linear8bitLt, scratch: Scratch) -> None:
+    def __init__(self, layer: Linear8bitLt, few: Int8Product, many: Int8Product) -> None:
         super().__init__(
             layer.in_features,
             layer.out_features,
@@ -38,20 +44,38 @@ class Int8Linear(Linear8bitLt):
         scales = getattr(layer.weight, "SCB", None)
         assert isinstance(scales, torch.Tensor), "a weight that isn't quantized yet"
         self._scales = scales.float() / 127.0
-        self._scratch = scratch
+        self._few, self._many = few, many
 
     def forward(self, activations: torch.Tensor) -> torch.Tensor:
         """Return [..., out] of [..., in], in the dtype of the activations."""
-        rows = activations.reshape(-1, self.in_features).float()
-        product = rows.new_empty(rows.shape[0], self.out_features)
-        height = max(1, BLOCK // self.in_features)
-        for first in range(0, self.out_features, height):
-            weight = self.weight[first : first + height]
-            torch.mm(rows, self._scratch.widen(weight).t(), out=product[:, first : first + weight.shape[0]])
-        product *= self._scales
-        if self.bias is not None:
-            product += self.bias
-        return product.to(activations.dtype).view(*activations.shape[:-1], self.out_features)
+        rows = activations.reshape(-1, self.in_features)
+        # A decode step, one token a row, keeps to one product however many rows it has: changing it with their number
+        # would change their results.
+        few = rows.shape[0] <= FEW or activations.shape[-2] == 1
+        product = (self._few if few else self._many)(rows, self.weight, self._scales, self.bias)
+        return product.view(*activations.shape[:-1], self.out_features)
+
+
+class Blockwise:
+    """The product on a CPU, in float32; one for all layers of a model, because they share its scratch."""
+
+    def __init__(self) -> None:
+        self._scratch = Scratch()
+
+    def __call__(
+        self, activations: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return [rows, out] as `plain_kernels.int8_product` does."""
+        rows = activations.float()
+        product = rows.new_empty(rows.shape[0], len(weight))
+        height = max(1, BLOCK // weight.shape[1])
+        for first in range(0, len(weight), height):
+            block = weight[first : first + height]
+            torch.mm(rows, self._scratch.widen(block).t(), out=product[:, first : first + len(block)])
+        product *= scales
+        if bias is not None:
+            product += bias
+        return product.to(activations.dtype)
 
 
 class Scratch:
@@ -70,10 +94,14 @@ class Scratch:
         return widened.copy_(weight)
 
 
-def leave_activations_unrounded(model: torch.nn.Module) -> None:
-    """Put an Int8Linear in the place of every Linear8bitLt of a model on a CPU; the weights are shared, not copied."""
-    scratch = Scratch()
+def leave_activations_unrounded(model: torch.nn.Module, kernels: Kernels | None = None) -> None:
+    """Put an Int8Linear in the place of every Linear8bitLt of a model; the weights are shared, not copied.
+
+    kernels: whose products the layers take; None is what is best on a CPU.
+    """
+    blockwise = Blockwise()
+    few, many = (blockwise, blockwise) if kernels is None else (kernels.few, kernels.many)
     for parent in [*model.modules()]:
         for name, layer in parent.named_children():
             if isinstance(layer, Linear8bitLt):
-                setattr(parent, name, Int8Linear(layer, scratch))
+                setattr(parent, name, Int8Linear(layer, few, many))

@@ -92,6 +92,8 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
             config.intermediate_size,
             config.vocab_size,
             facts.dtype.itemsize,
+            # Only there is a whole weight widened at once (`Kernels.many`).
+            widens="int8" in facts.linears and not facts.rounds_activations and facts.device.type == "cuda",
         ),
         free=free_bytes(facts.device),
         fraction=settings.memory_fraction,
@@ -101,17 +103,25 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
 
 
 def activation_reserve(
-    prefill_tokens: int, slots: int, hidden: int, intermediate: int, vocabulary: int, itemsize: int
+    prefill_tokens: int,
+    slots: int,
+    hidden: int,
+    intermediate: int,
+    vocabulary: int,
+    itemsize: int,
+    widens: bool = False,
 ) -> int:
     """Estimate the bytes a forward pass holds besides weights and cache.
 
     The widest moment of a prefill is the MLP: hidden states and residual, gate, up and their product; attention scores
     stay inside SDPA, and an 8-bit product is an int32 before it is scaled. Logits are made for one token a row only,
-    and sampling sorts and copies them in float32.
+    and sampling sorts and copies them in float32. widens: whether an 8-bit weight is widened as a whole, of which the
+    MLP's are the largest; its product is then a float32, as large as the int32.
     """
     prefill = prefill_tokens * ((4 * hidden + 3 * intermediate) * itemsize + 4 * intermediate)
     logits = slots * vocabulary * 4 * 8
-    return prefill + logits + 64 * _MIB
+    widened = hidden * intermediate * itemsize if widens else 0
+    return prefill + logits + widened + 64 * _MIB
 
 
 def free_bytes(device: torch.device) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from llama_engine.cache import CacheShape, SlotCache
 from llama_engine.checkpoint import Checkpoint
+from llama_engine.slot_attention import ByRow, attend_by_row, by_row
 
 SPAN_BUCKET = 64
 """Attention reads whole buckets of positions, so that the shapes of a step change rarely."""
@@ -24,6 +25,9 @@ class SlotModel:
         self._device = checkpoint.facts.device
         self._decoder = checkpoint.model.model
         self._head = checkpoint.model.lm_head
+        self._attention = checkpoint.kernels.attention
+        if self._attention is not None:
+            attend_by_row(checkpoint.model)
         self._cache = SlotCache(shape, self._device)
         self._columns = torch.arange(shape.max_model_len, device=self._device)
         # What each slot's next step reads: its last token, and the position that token has.
@@ -61,9 +65,24 @@ class SlotModel:
         """
         positions = self._positions[first:last]
         span = min(-(-(longest + 1) // SPAN_BUCKET) * SPAN_BUCKET, self._cache.shape.max_model_len)
-        # [rows, 1, 1, span]: a token sees its own position and everything before it.
+        # A token sees its own position and everything before it.
+        if self._attention is not None:
+            rows = by_row(self._attention, positions[:, 0] + 1)
+            return self._forward(first, self._tokens[first:last], positions, span, mask=None, rows=rows)[:, -1]
+        # [rows, 1, 1, span].
         mask = (self._columns[:span] <= positions)[:, None, None]
         return self._forward(first, self._tokens[first:last], positions, span, mask)[:, -1]
+
+    def rehearse(self) -> None:
+        """Make a step of every kind that there is, so that nothing is left to compile when requests come.
+
+        Kernels differ by the number of rows, in tiles, and by whether there is a long row. Only before any row is
+        seated: what it writes to the cache is finite, and no row's.
+        """
+        slots, longest = self._cache.shape.slots, self._cache.shape.max_model_len - 1
+        for rows in sorted({1, min(17, slots), min(33, slots), slots}):
+            for length in (0, longest):
+                self.logits(self.step(0, rows, length))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocabulary] of [rows, hidden]."""
@@ -91,11 +110,18 @@ class SlotModel:
             self._cache.wipe(slot)
 
     def _forward(
-        self, first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int, mask: torch.Tensor | None
+        self,
+        first: int,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        span: int,
+        mask: torch.Tensor | None,
+        rows: ByRow | None = None,
     ) -> torch.Tensor:
         """Run [rows, width] tokens at their positions in slots `first` …; return [rows, width, hidden].
 
-        mask: [rows, 1, width, span], True where a token may look; None is causal over the pass itself.
+        mask: [rows, 1, width, span], True where a token may look; None is causal over the pass itself. rows: what
+        attends instead of a mask, where the width is 1.
         """
         self._cache.aim(first, positions, span)
         hidden: torch.Tensor = self._decoder(
@@ -104,5 +130,6 @@ class SlotModel:
             attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
+            **({} if rows is None else {"by_row": rows}),
         ).last_hidden_state
         return hidden

@@ -25,6 +25,7 @@ WHEELS ?=
 LOCK_PYTHON ?= 3.12
 MINUTES ?= 30
 SOAK ?=
+GPU ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -33,7 +34,7 @@ READY_ANALYZER := .venv/.ready-analyzer
 READY_KERNELS := .venv/.ready-kernels
 PERF := PYTHONPATH=model_repository/llama/1:perf $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-unit test-contract test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight check \
+.PHONY: help demo serve prepare test test-unit test-contract test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check \
   format lock sbom train clean
 
 help: ## this list
@@ -95,6 +96,9 @@ report: $(READY_PERF) ## tables and plots of README.md and docs/ from perf/resul
 
 bench-inflight: $(READY_PERF) ## in-flight batching against batches, the cost of a step, the prefill bound (some minutes)
 	@OMP_NUM_THREADS=1 $(PERF) inflight
+
+bench-gpu: $(READY_ANALYZER) ## on a GPU: correct? within its memory plan? how far from the limit? (BUDGET minutes, GPU options, such as --smoke)
+	@PYTHONPATH=model_repository/llama/1:perf:tests $(BIN)/python -m gpu $(if $(BUDGET),--budget '$(BUDGET)') $(GPU)
 
 check: $(READY_PERF) ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from analyzer.binary import find
@@ -18,14 +19,23 @@ from limit.rates import DeviceRates
 from setting.workload import MEAN_OUTPUT, Mix
 
 from bench.course import Course, Measurement
-from bench.options import Options
 
 START_S = 30.0
 """With less than that left no server is started."""
 
 
+class Asked(Protocol):
+    """What the tables have to know of a run's options. concurrency: requests at a time. threads: of a server."""
+
+    @property
+    def concurrency(self) -> int: ...  # noqa: D102
+
+    @property
+    def threads(self) -> int: ...  # noqa: D102
+
+
 def tables(
-    course: Course, options: Options, checkpoint: Path, rates: DeviceRates, mixes: Sequence[Mix], seconds: float
+    course: Course, asked: Asked, checkpoint: Path, rates: DeviceRates, mixes: Sequence[Mix], seconds: float
 ) -> None:
     """Measure every subject under every mix; so many seconds are for all of them together."""
     tasks = [(mix, subject) for mix in mixes for subject in subjects() if mix == "equal" or not _emulated(subject)]
@@ -36,14 +46,14 @@ def tables(
             f"article/{mix}/{subject.key}",
             subject.to_json(),
             lambda mix=mix, subject=subject, share=share: _measure(  # type: ignore[misc]
-                course, options, checkpoint, rates, subject, mix, share
+                course, asked, checkpoint, rates, subject, mix, share
             ),
         )
 
 
 def _measure(
     course: Course,
-    options: Options,
+    asked: Asked,
     checkpoint: Path,
     rates: DeviceRates,
     subject: Subject,
@@ -51,12 +61,12 @@ def _measure(
     seconds: float,
 ) -> Measurement:
     course.refuse_without(START_S)
-    with serving(subject, checkpoint, options.threads) as served:
+    with serving(subject, checkpoint, asked.threads) as served:
         analyzer = find()
-        pace = measure.pace(served, mix, options.concurrency, analyzer)
+        pace = measure.pace(served, mix, asked.concurrency, analyzer)
         size = sizes.choose(seconds, pace, MEAN_OUTPUT)
         course.refuse_without(size.predicted_s)
-        return measure.sized(served, mix, options.concurrency, size, rates, analyzer)
+        return measure.sized(served, mix, asked.concurrency, size, rates, analyzer)
 
 
 def _emulated(subject: Subject) -> bool:

@@ -50,7 +50,7 @@ class Course:
         return self.results.has(key) and "not_run" not in self.results.measurements[key]
 
     def note(self, key: str, found: Measurement) -> None:
-        """Write a measurement and say in a line what it came to."""
+        """Write a measurement and say in a line what it came to: its own line `in_short`, if it has one."""
         self.results.add(key, found)
         self.budget.say(f"{key}: {_in_short(found)}")
 
@@ -64,6 +64,8 @@ def reason(error: Exception) -> str:
 def _in_short(found: Measurement) -> str:
     if "not_run" in found:
         return f"not run: {found['not_run']}"
+    if "in_short" in found:
+        return str(found["in_short"])
     latency = found.get("latency_ms")
     p95 = f", p95 {latency['p95'] / 1e3:,.1f} s" if isinstance(latency, Mapping) else ""
     return f"{found.get('tokens_per_second')} tokens/s{p95}, {found.get('errors')} errors"

@@ -75,8 +75,9 @@ def random_checkpoint(shape: Shape, folder: Path) -> Path:
     return target
 
 
-def _save(shape: Shape, folder: Path) -> None:
-    config = LlamaConfig(
+def config_of(shape: Shape) -> LlamaConfig:
+    """Return the model's config: no end token, and the embedded tokenizer's beginning."""
+    return LlamaConfig(
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers,
@@ -90,9 +91,12 @@ def _save(shape: Shape, folder: Path) -> None:
         tie_word_embeddings=False,
         dtype=getattr(torch, shape.dtype),
     )
+
+
+def _save(shape: Shape, folder: Path) -> None:
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = LlamaForCausalLM(config).to(getattr(torch, shape.dtype))
+        model = LlamaForCausalLM(config_of(shape)).to(getattr(torch, shape.dtype))
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     for name in _TOKENIZER_FILES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -14,6 +15,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 
 _PACKAGES = ("torch", "transformers", "bitsandbytes", "nvidia-pytriton", "tritonclient", "locust", "fastapi")
+
+CARRIED = Path(".work") / "gpu" / "sources.json"
+"""Under ROOT: what `sources` returned where a copy without the repository was made; the copy's results say it."""
 
 # What a run and `make report` write themselves, and what no figure depends on.
 _WRITTEN = ("perf/results", "README.md", "docs")
@@ -34,8 +38,10 @@ def describe() -> dict[str, object]:
 def sources() -> dict[str, object]:
     """Return what identifies the code that runs: the commit and, if files differ from it, a digest of the difference.
 
-    Documents and results don't count.
+    Documents and results don't count. A copy without its repository says what it was a copy of, if that came along.
     """
+    if not (ROOT / ".git").exists():
+        return _carried()
     elsewhere = ["--", ".", *(f":(exclude){path}" for path in _WRITTEN)]
     untracked = _git("ls-files", "--others", "--exclude-standard", "-z", *elsewhere).split(b"\0")[:-1]
     digest = hashlib.sha256(_git("diff", "HEAD", "--binary", *elsewhere))
@@ -47,6 +53,14 @@ def sources() -> dict[str, object]:
         "uncommitted_changes": changed,
         "changes_sha256": digest.hexdigest()[:12] if changed else None,
     }
+
+
+def _carried() -> dict[str, object]:
+    try:
+        found: dict[str, object] = json.loads((ROOT / CARRIED).read_text())
+    except FileNotFoundError:
+        found = {"commit": "unknown", "uncommitted_changes": True, "changes_sha256": None}
+    return found
 
 
 def _content(file: Path) -> bytes:

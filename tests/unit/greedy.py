@@ -24,7 +24,7 @@ class GreedyReference:
         """Return what generate(max_new_tokens=max_tokens) adds to the prompt."""
         assert max_tokens <= self.longest
         if prompt not in self._known:
-            ids = torch.tensor([prompt])
+            ids = torch.tensor([prompt], device=self._model.device)
             with torch.inference_mode():
                 full = self._model.generate(  # type: ignore[misc]  # its self is a protocol that the class doesn't meet
                     input_ids=ids,
@@ -41,7 +41,7 @@ class GreedyReference:
     def is_tie(self, prompt: tuple[int, ...], ours: list[int], theirs: list[int]) -> bool:
         """Return whether the two best logits at the first difference are too close to tell."""
         same = next(index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
-        ids = torch.tensor([[*prompt, *theirs[:same]]])
+        ids = torch.tensor([[*prompt, *theirs[:same]]], device=self._model.device)
         with torch.inference_mode():
             logits = self._model(input_ids=ids).logits[:, -1].float()
         best = RepetitionPenaltyLogitsProcessor(self.penalty)(ids, logits)[0].topk(2).values

@@ -69,6 +69,12 @@ def test_a_resumed_run_measures_again_what_is_there_or_not_what_failed(tmp_path:
     }
 
 
+def test_what_a_measurement_says_of_itself_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = course(tmp_path / "bench.json")
+    run.note("check", {"passed": True, "in_short": "145 tokens, 0 ties: passed"})
+    assert capsys.readouterr().out.endswith("] check: 145 tokens, 0 ties: passed\n")
+
+
 def test_a_run_under_other_settings_is_gone_on_with(tmp_path: Path) -> None:
     course(tmp_path / "bench.json").results.finish()
     with pytest.raises(ValueError, match="has other settings"):

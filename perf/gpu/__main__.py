@@ -1,0 +1,85 @@
+"""Is the product right and quick on this GPU? One run, one file, and at its end the verdict on every aim.
+
+    make bench-gpu                                   all of it, in 8 minutes
+    make bench-gpu GPU='--only decode graph'         parts of it
+    make bench-gpu GPU='--smoke --device cpu'        does the program work? no GPU needed
+
+Parts: environment · correct (tokens and logits of the embedded checkpoint) · quality · capacity (Llama-2-7B's shape:
+memory plan against memory, growth, scarcity) · decode (the engine without a server) · stock (generate() in INT8) ·
+graph (the decode step as one CUDA graph) · products (every way to multiply with an 8-bit weight) · article (through
+Triton, where it is at hand) · tiles (how to cut a weight for the fused product; only if asked for).
+
+The file is written after every measurement. What fails has its reason in there, and the next one goes on. On a machine
+that has PyTorch and a GPU and reaches no package index, `pack.py` and `elsewhere.sh` take the place of make.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from bench.course import Course
+from limit import device
+from limit.rates import DeviceRates
+from setting.budget import Budget
+from setting.results import Results
+
+from gpu import verdict
+from gpu.options import Options, parse
+from gpu.parts import Ground, run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line says. Returns 0: whatever was checked has passed; 1: something hasn't."""
+    options = parse(arguments)
+    budget = Budget(options.budget_s)
+    torch.set_num_threads(options.threads)
+    try:
+        results = Results(options.output, "gpu", _settings(options), options.resume, options.partial)
+    except ValueError as error:
+        sys.exit(f"bench-gpu: {error}")
+    results.section("command", options.command)
+    budget.say(f"{results.device}; torch {torch.__version__}")
+    rates = _rates(results, options)
+    budget.say(rates.describe())
+    run(Ground(options, Course(results, budget), rates))
+    print()
+    if options.smoke:
+        print("a smoke run's figures mean nothing: no verdict")
+    else:
+        found = verdict.table(results.measurements, results.device, print)
+        results.section("verdict", [one.to_json() for one in found])
+    results.finish()
+    budget.say(f"written to {options.output}")
+    return 1 if verdict.failures(results.measurements) else 0
+
+
+def _settings(options: Options) -> dict[str, object]:
+    """Return what a run is resumed with."""
+    shape = options.amount.shape
+    return {
+        "model": f"random weights, {shape.hidden} x {shape.layers}, and models/pydoc-llama",
+        "device": options.device.type,
+        "smoke": options.smoke,
+        "threads": options.threads,
+        "prompt_tokens": options.amount.prompt,
+        "output_tokens": options.amount.output,
+    }
+
+
+def _rates(results: Results, options: Options) -> DeviceRates:
+    """Return the device's rates, measured once a file."""
+    found = results.get("rates")
+    if found is not None:
+        return DeviceRates.from_json(found)  # type: ignore[arg-type]  # as `to_json` has written it
+    measured = device.measure(options.threads, options.amount.rates_s)
+    results.section("rates", measured.to_json())
+    return measured
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("bench-gpu: interrupted; GPU=--resume goes on with what was measured")

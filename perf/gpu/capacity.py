@@ -1,0 +1,234 @@
+"""Does the memory plan hold, and does decoding allocate anything that grows?
+
+An engine is kept full of rows of all kinds (prompts of one token and of several chunks, penalties, top-p, early ends)
+for many steps. What PyTorch's allocator had taken at the most is held against the plan's total, and the second half of
+the steps behind a warm-up against the first. Then memory is made scarce for real: the allocator is told to stop a
+little above what it has, so that prompts that fit one by one no longer fit together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from llama_engine.checkpoint import Checkpoint
+from llama_engine.engine import Engine
+from llama_engine.requests import GenerationRequest
+from llama_engine.rows import Completion
+from llama_engine.settings import Settings
+from setting import workload
+from unit.forward_passes import ForwardPass, watching
+
+MIB = 1 << 20
+PROMPTS = 8192
+"""Prompt tokens that are read together when memory is scarce."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is done. steps, seconds: whichever ends first. scarce_rows: rows whose prompts are read together.
+
+    scarce_mib: what they may take above what the engine holds, less than they need; None is a model that needs nothing
+    worth mentioning, whose passes are refused by a hook instead.
+    """
+
+    slots: int
+    max_model_len: int
+    steps: int
+    seconds: float
+    scarce_rows: int
+    scarce_mib: int | None
+
+
+def steady(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
+    """Keep an engine full for so many steps; on CUDA with the memory that it took beside what was planned."""
+    device = checkpoint.facts.device
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device) if cuda else 0
+    settings = Settings()
+    engine = Engine(replace(checkpoint, max_model_len=extent.max_model_len), settings, extent.slots)
+    holds = torch.cuda.memory_allocated(device) if cuda else 0
+    engine.prove()
+    supply = _requests(checkpoint, engine, settings)
+    # The first stretch, in which contexts grow to their full length, is the warm-up of the two that are compared.
+    warm, *halves = [_run(engine, supply, extent.steps // 3, extent.seconds / 3, device) for _ in range(3)]
+    failed = sum(stretch.errors for stretch in (warm, *halves))
+    found: dict[str, object] = {
+        "plan": engine.plan.describe(),
+        "slots": extent.slots,
+        "max_model_len": extent.max_model_len,
+        "steps": sum(stretch.steps for stretch in (warm, *halves)),
+        "asked_steps": extent.steps,
+        "rows_ended": sum(stretch.ended for stretch in (warm, *halves)),
+        "errors": failed,
+    }
+    if not cuda:
+        return {**found, "memory": "needs CUDA", "passed": failed == 0, "in_short": f"{found['steps']} steps"}
+    plan, peak = engine.plan, max(stretch.peak for stretch in (warm, *halves))
+    growth = max(halves[1].peak - halves[0].peak, halves[1].left - halves[0].left)
+    within = peak <= plan.total
+    found["memory"] = {
+        "planned_mib": {
+            name: _mib(getattr(plan, name)) for name in ("weights", "cache", "sampling", "reserve", "total", "budget")
+        },
+        "weights_mib": _mib(before),
+        "engine_mib": _mib(holds - before),
+        "peak_mib": [_mib(stretch.peak) for stretch in (warm, *halves)],
+        "left_allocated_mib": [_mib(stretch.left) for stretch in (warm, *halves)],
+        "reserved_mib": _mib(torch.cuda.max_memory_reserved(device)),
+        "share_of_plan": round(peak / plan.total, 4),
+        "growth_mib": _mib(growth),
+    }
+    # A pass over a longer span takes a little more than one over a shorter; a leak of a row or step exceeds that soon.
+    passed = within and growth <= max(MIB // 2, plan.reserve // 50) and failed == 0
+    return {
+        **found,
+        "passed": passed,
+        "in_short": f"peak {_mib(peak):,.0f} of {_mib(plan.total):,.0f} MiB planned, growth {_mib(growth):.1f} MiB in "
+        f"{found['steps']} steps, {failed} errors",
+    }
+
+
+def scarce(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
+    """Read prompts that don't fit into memory together: every row must be answered, and the engine go on afterwards."""
+    device = checkpoint.facts.device
+    width = min(PROMPTS // extent.scarce_rows, extent.max_model_len // 2)
+    settings = Settings(prefill_tokens=PROMPTS)
+    engine = Engine(replace(checkpoint, max_model_len=extent.max_model_len), settings, extent.scarce_rows)
+    requests = [
+        GenerationRequest(prompt="", prompt_tokens=(5 + row,) * width, max_tokens=4, min_tokens=4)
+        for row in range(extent.scarce_rows)
+    ]
+    engine.complete(requests[:1])
+    if device.type == "cuda" and extent.scarce_mib is not None:
+        how = f"the allocator's bound at {extent.scarce_mib} MiB above what the engine holds"
+        errors, answered = _bounded(engine, requests, device, extent.scarce_mib * MIB)
+    else:
+        how = "passes of more than a quarter of the tokens refused by a hook"
+        with watching(checkpoint, _refusing(width * extent.scarce_rows // 4)), _quiet():
+            errors, answered = _answered(engine, requests)
+    afterwards = _answered(engine, requests)
+    passed = errors > 0 and answered == len(requests) and afterwards == (0, len(requests))
+    return {
+        "how": how,
+        "rows": len(requests),
+        "prompt_tokens": width,
+        "errors": errors,
+        "answered": answered,
+        "errors_afterwards": afterwards[0],
+        "answered_afterwards": afterwards[1],
+        "passed": passed,
+        "in_short": f"{errors} passes refused, {answered} of {len(requests)} rows answered, then {afterwards[1]} with "
+        f"{afterwards[0]} errors",
+    }
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """peak, left: bytes that PyTorch had allocated at the most, and at the end; 0 without CUDA."""
+
+    steps: int
+    ended: int
+    errors: int
+    peak: int
+    left: int
+
+
+def _run(
+    engine: Engine, supply: Iterator[GenerationRequest], steps: int, seconds: float, device: torch.device
+) -> _Stretch:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    done = ended = errors = 0
+    until = time.monotonic() + seconds
+    while done < steps and (not done or time.monotonic() < until):
+        while engine.taken < engine.slots:
+            engine.enter(engine.row(next(supply)))
+        step = engine.step()
+        done, ended, errors = done + 1, ended + len(step.ended), errors + step.errors
+    if device.type != "cuda":
+        return _Stretch(done, ended, errors, 0, 0)
+    torch.cuda.synchronize(device)
+    return _Stretch(
+        done, ended, errors, torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    )  # fmt: skip
+
+
+def _requests(checkpoint: Checkpoint, engine: Engine, settings: Settings) -> Iterator[GenerationRequest]:
+    """Yield requests of all kinds for ever; every eighth prompt is longer than a prefill."""
+    randomness = random.Random(11)
+    vocabulary = checkpoint.config.vocab_size
+    mean = min(workload.MEAN_OUTPUT, engine.max_model_len // 8)
+    lengths = itertools.cycle(workload.lengths("uniform", 64, mean))
+    for number, length in enumerate(lengths):
+        room = engine.max_model_len - length
+        longest = min(room, settings.prefill_tokens + 100) if number % 8 == 7 else min(room, workload.PROMPT_TOKENS)
+        size = longest if number % 8 == 7 else randomness.randint(1, longest)
+        sampled = number % 3 == 1
+        yield GenerationRequest(
+            prompt="",
+            prompt_tokens=tuple(randomness.randrange(5, vocabulary) for _ in range(size)),
+            max_tokens=length,
+            min_tokens=length,
+            temperature=0.8 if sampled else 0.0,
+            top_p=0.9 if sampled else 1.0,
+            repetition_penalty=1.1 if number % 5 == 2 else 1.0,
+            seed=number,
+        )
+
+
+def _bounded(engine: Engine, requests: list[GenerationRequest], device: torch.device, more: int) -> tuple[int, int]:
+    """Run the requests while PyTorch may take little more than it has; the device itself is left as it is."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + more) / total, device)
+    try:
+        with _quiet():
+            return _answered(engine, requests)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def _answered(engine: Engine, requests: list[GenerationRequest]) -> tuple[int, int]:
+    """Run the requests; return how many passes failed and how many rows were completed."""
+    rows = [engine.row(request) for request in requests]
+    for row in rows:
+        engine.enter(row)
+    errors = 0
+    while engine.taken:
+        errors += engine.step().errors
+    return errors, sum(isinstance(row.outcome, Completion) for row in rows)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the engine from logging what is provoked here, a page each; it is counted."""
+    log = logging.getLogger("llama_engine.engine")
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = False
+
+
+def _refusing(most: int) -> Callable[[ForwardPass], None]:
+    def refuse(one: ForwardPass) -> None:
+        if one.tokens.numel() > most:
+            raise torch.OutOfMemoryError(f"{one.tokens.numel()} tokens don't fit, {most} would")
+
+    return refuse
+
+
+def _mib(count: int) -> float:
+    return round(count / MIB, 2)

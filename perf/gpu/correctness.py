@@ -1,0 +1,95 @@
+"""Is the engine right on this device? With the embedded checkpoint, whose text means something.
+
+FP32 by tokens, as the unit tests do it on a CPU and with their own helpers; FP16 and INT8 by their logits.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+
+import torch
+from llama_engine.checkpoint import Checkpoint, load_checkpoint
+from llama_engine.settings import Settings
+from unit.engines import engine_of, with_tokens_as_text
+from unit.exactness import LONGEST, Tally, compare, mix, pool
+from unit.greedy import GreedyReference
+
+from gpu import logits
+from gpu.precision import Precision
+
+TIES_A_THOUSAND = 1
+
+
+def embedded(precision: Precision, device: torch.device) -> Checkpoint:
+    """Load the embedded checkpoint in a precision."""
+    plain = precision.weights != "int8"
+    parameters = {
+        "quantization": "none" if plain else "int8",
+        **({"dtype": {"fp32": "float32", "fp16": "float16"}[precision.weights]} if plain else {}),
+        **({} if precision.threshold is None else {"int8_threshold": str(precision.threshold)}),
+    }
+    return load_checkpoint(Settings.parse(parameters, {}), device)
+
+
+def exactness(checkpoint: Checkpoint, batches: int, seconds: float) -> dict[str, object]:
+    """Compare tokens with generate()'s on each prompt alone, in so many batches or for so many seconds."""
+    randomness, tally = random.Random(200), Tally()
+    references = {1.0: GreedyReference(checkpoint, LONGEST), 1.3: GreedyReference(checkpoint, LONGEST, 1.3)}
+    prompts = pool(checkpoint.codec, min(60, 2 * batches), randomness)
+    exposed = with_tokens_as_text(checkpoint)
+    # As in the unit test: rows wait where there are few slots, and enter in groups where prefills are small.
+    engines = [engine_of(exposed, 8), engine_of(exposed, 3), engine_of(exposed, 8, prefill_tokens="256")]
+    until = time.monotonic() + seconds
+    done, wrong = 0, ""
+    while done < batches and not wrong and (done < 1 or time.monotonic() < until):
+        penalty = 1.3 if done % 4 == 3 else 1.0
+        requests = mix(prompts, randomness.randint(1, 8), randomness, penalty)
+        try:
+            compare(randomness.choice(engines), requests, references, tally)
+        except AssertionError as error:
+            wrong = str(error)
+        done += 1
+    passed = not wrong and 1000 * tally.ties <= max(TIES_A_THOUSAND * tally.requests, 1000)
+    return {
+        "what": "greedy FP32 tokens against generate() on the prompt alone",
+        "batches": done,
+        **vars(tally),
+        **({"wrong": wrong} if wrong else {}),
+        "passed": passed,
+        "in_short": f"{tally.requests} requests, {tally.tokens} tokens, {tally.ties} ties: {_verdict(passed)}",
+    }
+
+
+def tolerance(
+    precision: Precision, device: torch.device, exact: list[torch.Tensor], rows: int, steps: int
+) -> Mapping[str, object]:
+    """Compare a precision's logits with those of the same weights alone, and with `exact`: FP32's, alone."""
+    checkpoint = embedded(precision, device)
+    given = logits.texts(checkpoint, rows, steps)
+    decoded = logits.through_slots(checkpoint, given, steps)
+    same = logits.distance(logits.alone(checkpoint, given, steps), decoded)
+    reference = logits.distance(exact, decoded)
+    same_bounds, reference_bounds = logits.SAME_WEIGHTS[precision.weights], logits.AGAINST_FP32[precision.weights]
+    passed = same.within(same_bounds) and reference.within(reference_bounds)
+    return {
+        **precision.to_json(),
+        "loaded": checkpoint.facts.describe(),
+        "rows": rows,
+        "steps": steps,
+        "against_same_weights_alone": same.to_json(same_bounds),
+        "against_fp32_alone": reference.to_json(reference_bounds),
+        "passed": passed,
+        "in_short": f"KL {same.divergence:.2g} nats from the same weights alone, {reference.divergence:.2g} from FP32: "
+        f"{_verdict(passed)}",
+    }
+
+
+def exact_logits(checkpoint: Checkpoint, rows: int, steps: int) -> list[torch.Tensor]:
+    """Return FP32's logits of the texts that `tolerance` takes, on each alone."""
+    return logits.alone(checkpoint, logits.texts(checkpoint, rows, steps), steps)
+
+
+def _verdict(passed: bool) -> str:
+    return "passed" if passed else "NOT PASSED"

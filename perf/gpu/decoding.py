@@ -1,0 +1,178 @@
+"""How fast the engine decodes, without Triton: waves of rows that begin and end together; generate() beside it.
+
+A wave of 32 rows, prompts of 100 tokens and 200 new tokens each is the article's load without a server. Its throughput
+counts everything from the first prompt to the last token; a step's time is the median of those that read no prompt and
+had all rows in them. Knows engine and limit, and nothing of servers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from limit import physics
+from limit.rates import DeviceRates
+from llama_engine.checkpoint import Checkpoint
+from llama_engine.engine import Engine
+from llama_engine.requests import GenerationRequest
+from llama_engine.rows import Completion
+from llama_engine.settings import Settings
+from llama_engine.slot_model import SPAN_BUCKET
+from setting.results import percentiles
+
+from gpu.precision import Precision
+from gpu.timing import settle
+
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Wave:
+    """So many rows at once, each with a prompt of `prompt` tokens and `output` new ones."""
+
+    rows: int
+    prompt: int
+    output: int
+
+    @property
+    def context(self) -> int:
+        """Positions that a row takes, in whole buckets of the attention's span."""
+        return -(-(self.prompt + self.output) // SPAN_BUCKET) * SPAN_BUCKET
+
+    def prompts(self, vocabulary: int) -> list[tuple[int, ...]]:
+        """Return the prompts, no two alike."""
+        return [
+            tuple(5 + (17 * row + place) % (vocabulary - 5) for place in range(self.prompt)) for row in range(self.rows)
+        ]
+
+    def requests(self, vocabulary: int, output: int) -> list[GenerationRequest]:
+        """Return greedy requests for exactly so many tokens."""
+        return [
+            GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=output, min_tokens=output)
+            for prompt in self.prompts(vocabulary)
+        ]
+
+
+def engine(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: DeviceRates) -> dict[str, object]:
+    """Run a wave through an engine of as many slots. Raises RuntimeError if a row isn't completed."""
+    device, vocabulary = checkpoint.facts.device, checkpoint.config.vocab_size
+    made = Engine(replace(checkpoint, max_model_len=wave.context), Settings(), wave.rows)
+    _run(made, wave.requests(vocabulary, min(WARM_UP_TOKENS, wave.output)))
+    settle(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    steps = _run(made, wave.requests(vocabulary, wave.output))
+    settle(device)
+    return {
+        "measured": "the engine, without a server",
+        **_wave(checkpoint, precision, wave, steps.seconds, rates),
+        "first_token_ms": percentiles(steps.first_tokens),
+        **_step(checkpoint, precision, wave, steps.full, rates),
+        **_memory(device),
+    }
+
+
+def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: DeviceRates) -> dict[str, object]:
+    """Run a wave through transformers' generate() as one batch. Raises RuntimeError if it has other lengths."""
+    device = checkpoint.facts.device
+    ids = torch.tensor(wave.prompts(checkpoint.config.vocab_size), device=device)
+
+    def generate(tokens: int) -> float:
+        settle(device)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            found = checkpoint.model.generate(  # type: ignore[misc]  # its self is a protocol that the class doesn't meet
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+            )
+        settle(device)
+        if tuple(found.shape) != (wave.rows, wave.prompt + tokens):
+            raise RuntimeError(f"generate() returned {tuple(found.shape)}, not {wave.rows} rows of {tokens} new tokens")
+        return time.perf_counter() - began
+
+    generate(min(WARM_UP_TOKENS, wave.output))
+    return {
+        "measured": "transformers' generate(), one batch",
+        **_wave(checkpoint, precision, wave, generate(wave.output), rates),
+        **_memory(device),
+    }
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """seconds: of the wave. full: of each step with all rows and no prompt in it. first_tokens: since the start."""
+
+    seconds: float
+    full: Sequence[float]
+    first_tokens: Sequence[float]
+
+
+def _run(made: Engine, requests: Sequence[GenerationRequest]) -> _Steps:
+    began = time.perf_counter()
+    rows = [made.row(request) for request in requests]
+    for row in rows:
+        made.enter(row)
+    full: list[float] = []
+    first: list[float] = []
+    before = began
+    while made.taken:
+        step = made.step()
+        now = time.perf_counter()
+        if step.decoded == len(rows) and not step.prefilled:
+            full.append(now - before)
+        first += [now - began] * len(step.started)
+        before = now
+    if wrong := [row.outcome for row in rows if not isinstance(row.outcome, Completion)]:
+        raise RuntimeError(f"{len(wrong)} of {len(rows)} rows failed, the first with {wrong[0]!r}")
+    return _Steps(before - began, full, first)
+
+
+def _wave(
+    checkpoint: Checkpoint, precision: Precision, wave: Wave, seconds: float, rates: DeviceRates
+) -> dict[str, object]:
+    rate = wave.rows * wave.output / seconds
+    limit = physics.best(checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt)
+    # The same load going on and on, which is what requests per second are of a server.
+    steady = physics.best(
+        checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt, steady=True
+    )
+    beside = limit.beside(rate)
+    return {
+        **precision.to_json(),
+        "loaded": checkpoint.facts.describe(),
+        "rows": wave.rows,
+        "prompt_tokens": wave.prompt,
+        "output_tokens": wave.output,
+        "seconds": round(seconds, 4),
+        "tokens_per_second": round(rate, 1),
+        "requests_per_second": round(rate / wave.output, 3),
+        "limit": {**beside, "steady_requests_per_second": round(steady.tokens_per_second / wave.output, 2)},
+        "in_short": f"{rate:,.0f} tokens/s, {rate / wave.output:,.2f} requests/s, {float(beside['fraction']):.1%} of "
+        "the limit",
+    }
+
+
+def _step(
+    checkpoint: Checkpoint, precision: Precision, wave: Wave, full: Sequence[float], rates: DeviceRates
+) -> dict[str, object]:
+    if not full:
+        return {"step_ms": None}
+    limit = physics.best(checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt)
+    median = statistics.median(full)
+    return {
+        "step_ms": percentiles(full),
+        "step_limit_ms": round(1e3 * limit.step_seconds, 4),
+        "step_share_of_limit": round(limit.step_seconds / median, 4),
+    }
+
+
+def _memory(device: torch.device) -> dict[str, object]:
+    if device.type != "cuda":
+        return {}
+    return {"vram_mib": round(torch.cuda.max_memory_allocated(device) / 2**20, 1)}

@@ -1,0 +1,108 @@
+"""What there is on this machine to compute and to measure with, tried and not only looked up."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+PACKAGES = (
+    "torch", "transformers", "tokenizers", "bitsandbytes", "accelerate", "numpy", "triton", "safetensors",
+    "tritonclient", "nvidia-pytriton", "pytest", "pytest-asyncio", "pytest-timeout",
+)  # fmt: skip
+TOOLS = ("nvcc", "cc", "ncu", "compute-sanitizer", "cuobjdump", "git", "make", "uv", "perf_analyzer", "tritonserver")
+_QUERY = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,power.limit"
+
+
+def describe(device: torch.device) -> dict[str, object]:
+    """Return it all. What doesn't work says so in its place; nothing of the device's settings is changed."""
+    cuda = device.type == "cuda"
+    found: dict[str, object] = {
+        "device": device.type,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
+        "cores": len(os.sched_getaffinity(0)),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "tools": {name: shutil.which(name) is not None for name in TOOLS},
+        "libpython": _tried(_libpython),
+        "bitsandbytes": _tried(lambda: _bitsandbytes(device)),
+        "gpu": _tried(lambda: _gpu(device)) if cuda else "needs CUDA",
+        "nvidia_smi": _tried(_nvidia_smi) if cuda else "needs CUDA",
+        "triton_language": _tried(lambda: _triton_language(device)) if cuda else "needs CUDA",
+    }
+    names = ("gpu", "bitsandbytes", "triton_language")
+    return {**found, "in_short": "; ".join(f"{name}: {found[name]}" for name in names)}
+
+
+def _tried(look: Callable[[], object]) -> object:
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001 - what is missing is what is asked for
+        return f"failed: {type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpu(device: torch.device) -> dict[str, object]:
+    properties = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "cache_mib": round(properties.L2_cache_size / 2**20, 1),
+        "memory_mib": round(total / 2**20),
+        "free_mib": round(free / 2**20),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _nvidia_smi() -> dict[str, str]:
+    values = _said(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]).splitlines()[0].split(", ")
+    return dict(zip(_QUERY.split(","), values, strict=True))
+
+
+def _bitsandbytes(device: torch.device) -> str:
+    # Not at the top: one that can't be loaded is a finding.
+    models = importlib.import_module("gpu.models")
+    weight = torch.randn(64, 128, device=device, dtype=torch.float16)
+    rows = torch.randn(3, 128, device=device, dtype=torch.float16)
+    errors = []
+    for threshold in (0.0, 6.0):
+        product = models.in_8_bits(weight, threshold)(rows).double()
+        exact = rows.double() @ weight.double().T
+        errors.append(float((product - exact).norm() / exact.norm()))
+    return f"8-bit products work; relative errors {errors[0]:.3g} at threshold 0, {errors[1]:.3g} at 6"
+
+
+def _triton_language(device: torch.device) -> str:
+    began = time.perf_counter()
+    module = importlib.import_module("gpu.triton_language")
+    if not module.works(device):
+        raise RuntimeError("a kernel was compiled and computes something else")
+    return f"a kernel compiles and runs, in {time.perf_counter() - began:.1f} s with the import"
+
+
+def _libpython() -> str:
+    name = f"libpython{sysconfig.get_python_version()}.so.1.0"
+    # Triton's Python backend links it; a distribution's Python often comes without.
+    ctypes.CDLL(name)
+    return f"{name} can be loaded"
+
+
+def _said(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

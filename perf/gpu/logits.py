@@ -1,0 +1,104 @@
+"""How far the logits of a decode through slots are from those of a plain forward pass over each text alone.
+
+The text is given, token by token, so that both see the same tokens at every position, whatever they would have chosen.
+Two comparisons for each precision: with the same weights alone, which shows what slots, padding, neighbours and other
+shapes of the products change; and with FP32, which shows what the precision itself costs as well.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from llama_engine.cache import CacheShape
+from llama_engine.checkpoint import Checkpoint
+from llama_engine.memory import plan_memory
+from llama_engine.settings import Settings
+from llama_engine.slot_model import SlotModel
+from quality.divergence import Tokens, compare
+from unit.prompts import random_prompt
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What may be. error: of the logits, relative to their spread; divergence: in nats; both means over all tokens."""
+
+    error: float
+    divergence: float
+
+
+SAME_WEIGHTS = {"fp32": Bounds(1e-4, 1e-8), "fp16": Bounds(1e-2, 1e-4), "int8": Bounds(5e-2, 1e-2)}
+"""In INT8 activations are rounded to 8 bits: what differs in the last bit before may differ by a step of it after."""
+AGAINST_FP32 = {"fp32": Bounds(1e-4, 1e-8), "fp16": Bounds(1e-2, 1e-4), "int8": Bounds(5e-2, 1e-2)}
+"""INT8's are those of the unit tests on a CPU (test_int8_accuracy)."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Over all tokens: mean and worst relative error of the logits, mean and worst KL divergence in nats."""
+
+    error: float
+    worst_error: float
+    divergence: float
+    worst_divergence: float
+
+    def within(self, bounds: Bounds) -> bool:
+        """Say whether the means are within their bounds; not-a-number is not."""
+        return self.error <= bounds.error and self.divergence <= bounds.divergence
+
+    def to_json(self, bounds: Bounds) -> dict[str, object]:
+        """Return the figures to four digits, beside what they may be."""
+        figures = {name: float(f"{value:.4g}") for name, value in vars(self).items()}
+        return {**figures, "bounds": vars(bounds), "passed": self.within(bounds)}
+
+
+def texts(checkpoint: Checkpoint, rows: int, steps: int, seed: int = 5) -> list[tuple[int, ...]]:
+    """Return `rows` texts of different lengths, each long enough for a prompt and `steps` tokens behind it."""
+    randomness = random.Random(seed)
+    return [random_prompt(checkpoint.codec, range(steps + 2, steps + 120), randomness)[1] for _ in range(rows)]
+
+
+@torch.inference_mode()
+def through_slots(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps: int) -> list[torch.Tensor]:
+    """Return each text's logits [steps + 1, vocabulary] behind its last `steps` + 1 tokens, all rows at once."""
+    lengths = [len(text) - steps for text in given]
+    model = SlotModel(checkpoint, _shape(checkpoint, len(given), max(map(len, given))))
+    found = [model.logits(model.prefill(0, [text[:length] for text, length in zip(given, lengths, strict=True)]))]
+    model.seat(0, lengths)
+    for step in range(steps):
+        tokens = [text[length + step] for text, length in zip(given, lengths, strict=True)]
+        # No row has made a step before its first token; after that, all have.
+        model.advance(len(given) if step else 0, torch.tensor(tokens, device=checkpoint.facts.device))
+        found.append(model.logits(model.step(0, len(given), max(lengths) + step)))
+    return list(torch.stack(found, dim=1).cpu())
+
+
+@torch.inference_mode()
+def alone(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps: int) -> list[torch.Tensor]:
+    """Return the same by transformers' forward over each text alone, without a cache."""
+    device = checkpoint.facts.device
+    found = []
+    for text in given:
+        hidden = checkpoint.model.model(input_ids=torch.tensor([text], device=device), use_cache=False)
+        # Off the device: what is kept there would count against a memory plan that is looked at later.
+        found.append(checkpoint.model.lm_head(hidden.last_hidden_state[0, -steps - 1 :]).cpu())
+    return found
+
+
+def distance(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> Distance:
+    """Compare logits, text by text; those after the last token too, where the text has no next one."""
+    errors, parts = list[torch.Tensor](), list[Tokens]()
+    for one, other in zip(expected, got, strict=True):
+        errors.append((other.float() - one.float()).std(-1) / one.float().std(-1))
+        # Which token came next makes no difference to the divergence.
+        parts.append(compare(one, other, one.argmax(-1)))
+    error, divergence = torch.cat(errors), Tokens.joined(parts).divergence
+    return Distance(float(error.mean()), float(error.max()), float(divergence.mean()), float(divergence.max()))
+
+
+def _shape(checkpoint: Checkpoint, slots: int, longest: int) -> CacheShape:
+    planned = plan_memory(checkpoint, Settings(), slots).shape
+    assert longest <= planned.max_model_len, "a text is longer than the checkpoint's context"
+    return planned

@@ -1,0 +1,154 @@
+"""A Llama of random weights, made on the device: no file, no download, nothing that isn't in the memory plan beside it.
+
+What a pass costs depends on the shapes and not on the values. One model serves all precisions in turn: unquantized,
+then quantized in place by bitsandbytes' own function, then the same 8-bit weights under other thresholds; so there is
+never more than one of them on the device. Every token is its number as text, and there is no end token.
+
+With random weights hardly any activation reaches a threshold of 6: LLM.int8() looks for outliers and finds none, so it
+is measured at its quickest.
+
+Knows how a checkpoint is put together, and nothing about measuring.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import fields, replace
+
+import torch
+from bitsandbytes.functional import int8_vectorwise_quant
+from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
+from llama_engine.checkpoint import Checkpoint
+from llama_engine.facts import read_facts
+from llama_engine.text import TextCodec
+from llama_engine.vocabulary import Vocabulary
+from setting.checkpoint import EMBEDDED, Shape, config_of
+from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+
+from gpu import fused
+from gpu.precision import Precision
+
+
+class RandomLlama:
+    """One model of a shape on a device. Not thread-safe."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self._shape = shape
+        self._device = device
+        self._checkpoint: Checkpoint | None = None
+        # What it is at the moment: a precision, and whether its layers are bitsandbytes'.
+        self._state: tuple[Precision, bool] | None = None
+
+    def at(self, precision: Precision, stock: bool = False) -> Checkpoint:
+        """Return it in that precision, as the engine would serve it; what was returned before is of no use any more.
+
+        stock: with bitsandbytes' own layers. What can't be made of what is there is made anew: unquantized after
+        quantized, say, or bitsandbytes' layers after the engine's.
+        """
+        # A slot cache that nobody needs may still wait for the collector, and would be missing in the next plan.
+        gc.collect()
+        made = self._checkpoint
+        if made is not None and self._state == (precision, stock):
+            return made
+        if made is None or _is_spent(made, precision, stock):
+            # Not beside the old one.
+            made = None
+            self.free()
+            made = _made(self._shape, self._device)
+        if precision.threshold is not None:
+            if made.facts.threshold is None:
+                quantize(made.model)
+            set_threshold(made.model, precision.threshold)
+        if stock:
+            # An engine may have put its own in there.
+            made.model.set_attn_implementation("sdpa")
+            self._checkpoint = replace(_plain(made), facts=read_facts(made.model))
+        else:
+            served = fused.as_served(made.model, precision.threshold)
+            self._checkpoint = replace(made, facts=read_facts(made.model), **served)  # type: ignore[arg-type]
+        self._state = precision, stock
+        return self._checkpoint
+
+    def free(self) -> None:
+        """Give its memory back."""
+        self._checkpoint = None
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def quantize(model: LlamaForCausalLM) -> None:
+    """Put bitsandbytes' 8-bit layers in the place of the decoder's linear layers, one after the other.
+
+    As its loading does; but that quantizes what comes from the host only. The head stays as it is.
+    """
+    # Not of the linear layers themselves, which would keep every one of them until the last is quantized.
+    parents = [module for module in model.model.modules() if not isinstance(module, torch.nn.Linear)]
+    for parent in parents:
+        for name, layer in [*parent.named_children()]:
+            if isinstance(layer, torch.nn.Linear):
+                setattr(parent, name, in_8_bits(layer.weight.data))
+
+
+def in_8_bits(weight: torch.Tensor, threshold: float = 0.0) -> Linear8bitLt:
+    """Return bitsandbytes' layer over a matrix [out, in], quantized on the device that it lies on."""
+    outputs, inputs = weight.shape
+    made = Linear8bitLt(
+        inputs, outputs, bias=False, has_fp16_weights=False, threshold=threshold, device=torch.device("meta")
+    )
+    codes, scales, _ = int8_vectorwise_quant(weight.half())
+    made.weight = Int8Params(codes, requires_grad=False, has_fp16_weights=False, SCB=scales)
+    made.weight.CB = made.weight.data
+    return made.requires_grad_(False).train(False)
+
+
+def set_threshold(model: LlamaForCausalLM, threshold: float) -> None:
+    """Set the outlier threshold of all 8-bit layers."""
+    for module in model.modules():
+        if isinstance(module, Linear8bitLt):
+            module.state.threshold = threshold
+
+
+def _plain(checkpoint: Checkpoint) -> Checkpoint:
+    """Return it without kernels that it was served with."""
+    known = {each.name: each.default for each in fields(checkpoint)}
+    return replace(checkpoint, kernels=known["kernels"]) if "kernels" in known else checkpoint  # type: ignore[call-arg]
+
+
+def has_stock_layers(model: LlamaForCausalLM) -> bool:
+    """Say whether every matrix of the decoder is bitsandbytes' own 8-bit layer, or none is in 8 bits."""
+    kinds = {type(module) for module in model.model.modules() if isinstance(module, torch.nn.Linear)}
+    return kinds in ({torch.nn.Linear}, {Linear8bitLt})
+
+
+def _is_spent(checkpoint: Checkpoint, precision: Precision, stock: bool) -> bool:
+    """Say whether that can't be made of what is there: neither quantizing nor the engine's own layers can be undone."""
+    if has_stock_layers(checkpoint.model):
+        return precision.threshold is None and checkpoint.facts.threshold is not None
+    return stock or precision.threshold != checkpoint.facts.threshold
+
+
+def _made(shape: Shape, device: torch.device) -> Checkpoint:
+    config = config_of(shape)
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    # In the dtype from the start: twice the memory, cast afterwards, is what a small GPU lacks.
+    torch.set_default_dtype(torch.float32 if device.type == "cpu" else torch.float16)
+    try:
+        with device:
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    model.requires_grad_(False).train(False)
+    model.generation_config = GenerationConfig(bos_token_id=1, pad_token_id=0)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    pieces = [f"{token} ".encode() for token in range(shape.vocabulary)]
+    return Checkpoint(
+        name=f"random weights, {shape.hidden} x {shape.layers}",
+        model=model,
+        codec=TextCodec(tokenizer, Vocabulary(pieces)),
+        generation_config=model.generation_config,
+        max_model_len=shape.positions,
+        facts=read_facts(model),
+        prepared=None,
+    )

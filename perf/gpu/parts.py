@@ -1,0 +1,206 @@
+"""The parts of a run, each as a list of tasks with names of their own: what a resumed run leaves out is a task.
+
+The order within a run is that of what one random model can be in turn: unquantized first. Every task is bounded in
+time, and one that fails is a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from bench.course import Course, Measurement
+from limit.rates import DeviceRates
+
+from gpu import capacity, correctness, decoding, environment, graphs, products
+from gpu.decoding import Wave
+from gpu.models import RandomLlama
+from gpu.options import Options
+from gpu.precision import FP16, FP32, INT8, Precision, precisions
+
+Task = Callable[[], Mapping[str, object]]
+
+OUTLIER_ROWS = (1, 32)
+"""Row counts at threshold 6: every layer waits for the device there, so a wave takes long, and it isn't the product."""
+
+_LEAST_S = {"environment": 0.0, "correct": 10.0, "quality": 15.0, "capacity": 25.0, "decode": 15.0, "stock": 25.0,
+            "graph": 8.0, "products": 5.0, "article": 120.0, "tiles": 30.0}  # fmt: skip
+"""Seconds that must be left for a task of a part to begin; guesses, until they have been measured."""
+
+
+@dataclass
+class Ground:
+    """What the tasks of a run share. rates: the device's, measured."""
+
+    options: Options
+    course: Course
+    rates: DeviceRates
+    llama: RandomLlama = field(init=False)
+    _exact: list[torch.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        self.llama = RandomLlama(self.options.amount.shape, self.options.device)
+
+    @property
+    def exact(self) -> list[torch.Tensor]:
+        """FP32's logits of the texts that precisions are compared on, computed once."""
+        if self._exact is None:
+            amount = self.options.amount
+            checkpoint = correctness.embedded(FP32, self.options.device)
+            self._exact = correctness.exact_logits(checkpoint, amount.rows, amount.steps)
+        return self._exact
+
+
+def run(ground: Ground) -> None:
+    """Run every task of the parts that were asked for, as long as there is time."""
+    options, course = ground.options, ground.course
+    for part in (part for part in ("environment", "correct") if part in options.parts):
+        for key, task in {"environment": _environment, "correct": _correct}[part](ground):
+            _measure(course, part, key, task, options.smoke)
+    if "quality" in options.parts:
+        _quality(ground)
+    for precision in precisions(options.device.type):
+        for part, tasks in (("stock", _stock), ("capacity", _capacity), ("decode", _decode), ("graph", _graph)):
+            if part in options.parts:
+                for key, task in tasks(ground, precision):
+                    _measure(course, part, key, task, options.smoke)
+    ground.llama.free()
+    for part, listed in (("products", _products), ("tiles", _tiles)):
+        if part in options.parts:
+            for key, task in listed(ground):
+                _measure(course, part, key, task, options.smoke)
+    if "article" in options.parts:
+        _article(ground)
+
+
+def _measure(course: Course, part: str, key: str, task: Task, smoke: bool) -> None:
+    def timely() -> Measurement:
+        course.refuse_without(0.0 if smoke else _LEAST_S[part])
+        return task()
+
+    course.measure(key, {}, timely)
+
+
+def _environment(ground: Ground) -> Iterator[tuple[str, Task]]:
+    yield "environment", lambda: environment.describe(ground.options.device)
+
+
+def _correct(ground: Ground) -> Iterator[tuple[str, Task]]:
+    device, amount = ground.options.device, ground.options.amount
+    yield (
+        "correct/tokens/fp32",
+        lambda: correctness.exactness(correctness.embedded(FP32, device), amount.batches, amount.exact_s),
+    )
+    for precision in (FP32, FP16, *precisions(device.type)[1:]):
+        yield (
+            f"correct/logits/{precision.key}",
+            lambda precision=precision: correctness.tolerance(  # type: ignore[misc]
+                precision, device, ground.exact, amount.rows, amount.steps
+            ),
+        )
+
+
+def _capacity(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
+    extent = ground.options.amount.extent
+    yield f"capacity/{precision.key}", lambda: capacity.steady(ground.llama.at(precision), extent)
+    yield f"capacity/{precision.key}/scarce", lambda: capacity.scarce(ground.llama.at(precision), extent)
+
+
+def _decode(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
+    amount = ground.options.amount
+    for rows in amount.decode_rows:
+        if (precision.threshold or 0) == 0 or rows in OUTLIER_ROWS:
+            wave = Wave(rows, amount.prompt, amount.output)
+            yield (
+                f"decode/{precision.key}/{rows}",
+                lambda wave=wave: decoding.engine(  # type: ignore[misc]
+                    ground.llama.at(precision), precision, wave, ground.rates
+                ),
+            )
+
+
+def _stock(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
+    amount = ground.options.amount
+    wave = Wave(amount.decode_rows[0], amount.prompt, amount.output)
+    if precision.weights == "int8":
+        yield (
+            f"stock/{precision.key}/{wave.rows}",
+            lambda: decoding.stock(ground.llama.at(precision, stock=True), precision, wave, ground.rates),
+        )
+    if precision == INT8:
+        # What the engine makes of the same layers: what its own ones are to be compared with.
+        for rows in (row for row in amount.decode_rows if row in OUTLIER_ROWS):
+            engine_wave = Wave(rows, amount.prompt, amount.output)
+            yield (
+                f"stock_engine/{precision.key}/{rows}",
+                lambda engine_wave=engine_wave: decoding.engine(  # type: ignore[misc]
+                    ground.llama.at(precision, stock=True), precision, engine_wave, ground.rates
+                ),
+            )
+
+
+def _graph(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
+    amount = ground.options.amount
+    for rows in amount.graph_rows:
+        bucket = graphs.Bucket(rows, amount.span)
+        yield (
+            f"graph/{precision.key}/{rows}",
+            lambda bucket=bucket: graphs.measure(  # type: ignore[misc]
+                ground.llama.at(precision), precision, bucket, ground.rates, amount.graph_s
+            ),
+        )
+
+
+def _products(ground: Ground) -> Iterator[tuple[str, Task]]:
+    amount, device = ground.options.amount, ground.options.device
+    for matrix in products.Matrix.of(amount.shape):
+        for rows in amount.product_rows:
+            yield (
+                f"products/{matrix.outputs}x{matrix.inputs}/{rows}",
+                partial(products.measure, matrix, rows, device, ground.rates, amount.product_s),
+            )
+
+
+def _tiles(ground: Ground) -> Iterator[tuple[str, Task]]:
+    amount, device = ground.options.amount, ground.options.device
+    for matrix in products.Matrix.of(amount.shape):
+        for rows in (32, 1):
+            yield (
+                f"tiles/{matrix.outputs}x{matrix.inputs}/{rows}",
+                partial(products.tiles, matrix, rows, device, ground.rates, amount.product_s),
+            )
+
+
+def _quality(ground: Ground) -> None:
+    """Every candidate is a measurement, and the reference another one: they come together."""
+    course = ground.course
+    try:
+        # What it needs to rebuild the text is more than the other parts need.
+        from gpu import quality
+
+        amount = ground.options.amount
+        for key, task in quality.tasks(ground.options.device, amount.texts, amount.context, ground.options.smoke):
+            _measure(course, "quality", f"quality/{key}", task, ground.options.smoke)
+    except Exception as error:  # noqa: BLE001 - as in Course.measure
+        course.measure("quality", {}, partial(_raise, error))
+
+
+def _article(ground: Ground) -> None:
+    options, course = ground.options, ground.course
+    if options.device.type != "cuda":
+        course.note("article", {"not_run": "needs CUDA"})
+        return
+    try:
+        course.refuse_without(_LEAST_S["article"])
+        # Triton and its clients are needed from here on only.
+        from gpu import served
+
+        served.article(course, options, ground.rates)
+    except Exception as error:  # noqa: BLE001 - as in Course.measure
+        course.measure("article", {}, partial(_raise, error))
+
+
+def _raise(error: Exception) -> Mapping[str, object]:
+    raise error

@@ -1,0 +1,194 @@
+"""What the matrix products of a step cost: every way to multiply with an 8-bit weight, shape by shape and row by row.
+
+- `fp16` (`fp32` on a CPU): the unquantized weight through the matrix library; what there is to beat.
+- `bitsandbytes`, `bitsandbytes_6`: its layer at thresholds 0 and 6, rounding of the activations included.
+- `dequantize`: the weight widened as a whole and multiplied by the matrix library, at every call.
+- `int_mm`: both factors in INT8 already, nothing scaled: PyTorch's own product alone, the best that W8A8 could be.
+- `w8a8`: the same, with activations rounded row by row before and the scales applied after.
+- `fused`, `engine_many`: the engine's own for few rows and for many, where it has them (`fused.py`).
+
+Weights rotate among as many copies as exceed the device's cache several times, as the layers of a model do. The error
+is ‖out − exact‖ / ‖exact‖ against the quantized weight's product with the same activations in float64: what a way adds
+to the rounding of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from bitsandbytes.nn.modules import Linear8bitLt
+from limit.rates import DeviceRates
+from setting.checkpoint import Shape
+
+from gpu import fused
+from gpu.models import in_8_bits
+from gpu.timing import WAITS, timed
+
+INT_MM_ROWS = 32
+"""PyTorch's INT8 product takes more than 16 rows on CUDA; fewer are padded to this many."""
+CACHES = 256 << 20
+"""Bytes of weights to rotate among, at least: five times an H100's cache of 50 MB."""
+OUTLIER_COLUMNS = 6
+"""Of the activations, with values beyond threshold 6, as a model of this size has them (arXiv:2208.07339)."""
+CALLS = 64
+"""A repetition, at least: waiting for the device at its end costs some microseconds."""
+
+OUTLIERS = "bitsandbytes_6"
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear layer's shape, y = x Wᵀ with W of [outputs, inputs]."""
+
+    name: str
+    outputs: int
+    inputs: int
+
+    @classmethod
+    def of(cls, shape: Shape) -> Sequence[Matrix]:
+        """Return the different ones of a Llama's decoder."""
+        head = shape.hidden // shape.heads
+        matrices = [
+            cls("queries and output", shape.heads * head, shape.hidden),
+            cls("gate and up", shape.intermediate, shape.hidden),
+            cls("down", shape.hidden, shape.intermediate),
+        ]
+        if shape.key_value_heads != shape.heads:
+            matrices.insert(1, cls("keys and values", shape.key_value_heads * head, shape.hidden))
+        return matrices
+
+
+class Weight:
+    """One copy of a matrix: its 8-bit codes with their scales, and the products that can be made with it."""
+
+    def __init__(self, matrix: Matrix, device: torch.device, number: int) -> None:
+        dtype = torch.float32 if device.type == "cpu" else torch.float16
+        generator = torch.Generator(device).manual_seed(number)
+        size = (matrix.outputs, matrix.inputs)
+        plain = torch.randn(size, generator=generator, device=device, dtype=dtype) / matrix.inputs**0.5
+        self.layer: Linear8bitLt = in_8_bits(plain)
+        self.outliers: Linear8bitLt = in_8_bits(plain, threshold=6.0)
+        self.codes = self.layer.weight.data
+        scales = self.layer.weight.SCB
+        assert isinstance(scales, torch.Tensor)
+        self.scales = scales.float() / 127.0
+        self._dtype = dtype
+        # What the codes mean, so that all products have one exact result.
+        self.plain = self.widened()
+
+    def widened(self) -> torch.Tensor:
+        """Return [outputs, inputs] as it is unquantized."""
+        return self.codes.to(self._dtype) * self.scales[:, None].to(self._dtype)
+
+    def products(self) -> Mapping[str, Product]:
+        """Return every way to multiply with it, by name."""
+        plain = "fp32" if self._dtype == torch.float32 else "fp16"
+        return {
+            plain: lambda rows: torch.nn.functional.linear(rows, self.plain),
+            "bitsandbytes": self.layer,
+            OUTLIERS: self.outliers,
+            "dequantize": lambda rows: torch.nn.functional.linear(rows, self.widened()),
+            "int_mm": lambda rows: _int_mm(_codes_of(rows), self.codes),
+            "w8a8": self._w8a8,
+            # Where there is none, calling it says why.
+            "fused": lambda rows: fused.product(self.codes, self.scales)(rows),
+            "engine_many": lambda rows: fused.plain_product(self.codes, self.scales)(rows),
+        }
+
+    def _w8a8(self, rows: torch.Tensor) -> torch.Tensor:
+        scales = rows.abs().amax(-1, keepdim=True).float().clamp_min(1e-8) / 127.0
+        codes = (rows / scales).round().clamp(-127, 127).to(torch.int8)
+        return (_int_mm(codes, self.codes) * scales * self.scales).to(rows.dtype)
+
+
+def measure(matrix: Matrix, rows: int, device: torch.device, rates: DeviceRates, seconds: float) -> dict[str, object]:
+    """Time every product of a matrix with so many rows, so many seconds each; one that fails says why."""
+    return _measure(matrix, rows, device, rates, seconds, Weight.products)
+
+
+def tiles(matrix: Matrix, rows: int, device: torch.device, rates: DeviceRates, seconds: float) -> dict[str, object]:
+    """Time the fused product with the weight cut in many ways. Raises NoKernelError where there is none."""
+    return _measure(matrix, rows, device, rates, seconds, lambda weight: fused.variants(weight.codes, weight.scales))
+
+
+def _measure(
+    matrix: Matrix,
+    rows: int,
+    device: torch.device,
+    rates: DeviceRates,
+    seconds: float,
+    products: Callable[[Weight], Mapping[str, Product]],
+) -> dict[str, object]:
+    size = matrix.outputs * matrix.inputs
+    copies = 1 if device.type == "cpu" else max(2, -(-CACHES // size))
+    weights = [Weight(matrix, device, number) for number in range(copies)]
+    generator = torch.Generator(device).manual_seed(rows)
+    activations = torch.randn(rows, matrix.inputs, generator=generator, device=device, dtype=weights[0].plain.dtype)
+    activations[:, :: matrix.inputs // OUTLIER_COLUMNS] += 8.0
+    exact = activations.double() @ (weights[0].codes.double() * weights[0].scales.double()[:, None]).T
+    each = [products(weight) for weight in weights]
+    ways = {name: _timed([one[name] for one in each], name, activations, exact, device, seconds) for name in each[0]}
+    bounds = {kind: 1e6 * size * width / rates.read(CACHES * width) for kind, width in (("int8", 1), ("fp16", 2))}
+    ran = {name: way for name, way in ways.items() if "failed" not in way and name != "int_mm"}
+    return {
+        "matrix": matrix.name,
+        "outputs": matrix.outputs,
+        "inputs": matrix.inputs,
+        "rows": rows,
+        "copies": copies,
+        "bandwidth_us": {kind: round(bound, 2) for kind, bound in bounds.items()},
+        "ways": ways,
+        "fastest": min(ran, key=lambda name: _best_us(ran[name]), default=None),
+        "in_short": _in_short(ways, bounds["int8"]),
+    }
+
+
+def _timed(
+    products: Sequence[Product],
+    name: str,
+    activations: torch.Tensor,
+    exact: torch.Tensor,
+    device: torch.device,
+    seconds: float,
+) -> dict[str, object]:
+    try:
+        with torch.inference_mode():
+            actions = [lambda product=product: product(activations) for product in products]  # type: ignore[misc]
+            # Counted in whole rounds; a CPU's calls need no more than one.
+            rounds = 1 if device.type == "cpu" else max(1, -(-CALLS // len(actions)))
+            timing = timed(actions * rounds, device, seconds, WAITS if name == OUTLIERS else None)
+            error = (
+                None if name == "int_mm" else float((products[0](activations).double() - exact).norm() / exact.norm())
+            )
+    except Exception as error_:  # noqa: BLE001 - one way that this device or library hasn't got is a result
+        return {"failed": f"{type(error_).__name__}: {(str(error_).strip() or repr(error_)).splitlines()[0]}"}
+    return {**timing.to_json(), "error": None if error is None else float(f"{error:.3g}")}
+
+
+def _in_short(ways: Mapping[str, Mapping[str, object]], bound: float) -> str:
+    ran = sorted((_best_us(way), name) for name, way in ways.items() if "failed" not in way)
+    # The fastest ones: tiles are many.
+    return ", ".join(f"{name} {taken:,.1f}" for taken, name in ran[:8]) + f" µs; reading INT8 {bound:,.1f} µs"
+
+
+def _best_us(way: Mapping[str, object]) -> float:
+    found = way["graph_us"] if way["graph_us"] is not None else way["eager_us"]
+    assert isinstance(found, float)
+    return found
+
+
+def _codes_of(rows: torch.Tensor) -> torch.Tensor:
+    # What the values are makes no difference to the product's time, and rounding is `w8a8`'s to pay.
+    return torch.full(rows.shape, 3, dtype=torch.int8, device=rows.device)
+
+
+def _int_mm(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Multiply [rows, inputs] with [outputs, inputs], both int8, into int32 [rows, outputs]."""
+    count = rows.shape[0]
+    if count < INT_MM_ROWS and rows.device.type == "cuda":
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, INT_MM_ROWS - count))
+    return torch._int_mm(rows, codes.t())[:count]

@@ -1,0 +1,49 @@
+"""What INT8 costs in quality on this device: `make quality`'s own comparison, on a part of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn
+
+import torch
+from llama_engine.checkpoint import Checkpoint, load_checkpoint
+from llama_engine.settings import Settings
+from quality import text
+from quality.candidates import CANDIDATES, Candidate, measured, reference_of
+from tqdm import tqdm
+from unit.prompts import reference_text
+
+
+def tasks(
+    device: torch.device, texts: int, context: int, brief: bool
+) -> Iterator[tuple[str, Callable[[], Mapping[str, object]]]]:
+    """Yield a task for each candidate: its distance from the unquantized embedded checkpoint, on so many texts.
+
+    brief: on a page of any text instead of the held-out one, which takes a while to be rebuilt.
+    """
+    base = Settings(max_model_len=context)
+    reference = load_checkpoint(reference_of(base), device)
+    if brief:
+        rows = text.from_text(reference_text()[:2000], "a page", reference.codec.tokenizer, reference.max_model_len)
+    else:
+        rows = text.held_out(reference.max_model_len)
+    for candidate in CANDIDATES:
+        yield candidate.key, lambda candidate=candidate: _distance(candidate, base, reference, rows, texts)  # type: ignore[misc]
+
+
+def _distance(
+    candidate: Candidate, base: Settings, reference: Checkpoint, rows: text.Rows, texts: int
+) -> Mapping[str, object]:
+    loaded = load_checkpoint(candidate.settings(base), reference.facts.device)
+    taken = rows.tokens[:texts]
+    silent: tqdm[NoReturn] = tqdm(disable=True)
+    found = measured(candidate, reference, loaded, taken, silent)[candidate.key]
+    divergence = found["kl_nats"]
+    assert isinstance(divergence, Mapping)
+    return {
+        **found,
+        **rows.origin,
+        "rows": len(taken),
+        "reference": reference.facts.describe(),
+        "in_short": f"KL {divergence['mean']} nats a token from the unquantized weights",
+    }

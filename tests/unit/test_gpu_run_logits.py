@@ -1,0 +1,41 @@
+"""The comparison of logits: it passes what is right, and notices what a mistake in the slots would do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu import logits
+from gpu.logits import AGAINST_FP32, SAME_WEIGHTS, Bounds
+from llama_engine.checkpoint import Checkpoint
+from llama_engine.slot_model import SlotModel
+
+ROWS, STEPS = 3, 3
+
+
+def test_right_logits_do_not_pass(fp32: Checkpoint) -> None:
+    given = logits.texts(fp32, ROWS, STEPS)
+    assert len({len(text) for text in given}) > 1, "equal lengths would need no padding"
+    decoded, plain = logits.through_slots(fp32, given, STEPS), logits.alone(fp32, given, STEPS)
+    assert [found.shape for found in decoded] == [found.shape for found in plain]
+    assert decoded[0].shape == (STEPS + 1, fp32.config.vocab_size)
+    assert logits.distance(plain, decoded).within(SAME_WEIGHTS["fp32"])
+
+
+def test_a_step_at_a_wrong_position_passes(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = logits.texts(fp32, ROWS, STEPS)
+    plain = logits.alone(fp32, given, STEPS)
+    advance = SlotModel.advance
+
+    def forgetful(model: SlotModel, stepped: int, tokens: torch.Tensor) -> None:
+        advance(model, 0, tokens)
+
+    monkeypatch.setattr(SlotModel, "advance", forgetful)
+    found = logits.distance(plain, logits.through_slots(fp32, given, STEPS))
+    for weights in ("fp16", "int8"):
+        assert not found.within(SAME_WEIGHTS[weights])
+        assert not found.within(AGAINST_FP32[weights])
+
+
+def test_not_a_number_is_within_bounds() -> None:
+    assert not logits.Distance(float("nan"), 0.0, 0.0, 0.0).within(Bounds(1.0, 1.0))
+    assert not logits.Distance(0.0, 0.0, float("nan"), 0.0).within(Bounds(1.0, 1.0))

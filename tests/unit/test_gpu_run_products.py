@@ -1,0 +1,44 @@
+"""The products that are compared: all of the same weight, each with its error, and a way that fails is a result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gpu import products
+from gpu.options import TINY
+from gpu.products import Matrix, Weight
+from limit.rates import DeviceRates
+
+CPU = torch.device("cpu")
+RATES = DeviceRates("cpu", 1, {1: 1e9}, {"fp32": 1e9})
+
+
+def test_a_matrix_of_the_decoder_is_left_out_or_counted_twice() -> None:
+    found = [(matrix.outputs, matrix.inputs) for matrix in Matrix.of(TINY)]
+    assert found == [(64, 64), (32, 64), (128, 64), (64, 128)]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_a_way_computes_something_else(rows: int) -> None:
+    weight = Weight(Matrix("any", 48, 64), CPU, 0)
+    activations = torch.randn(rows, 64)
+    exact = activations.double() @ (weight.codes.double() * weight.scales.double()[:, None]).T
+    ways = dict(weight.products())
+    del ways["int_mm"], ways["fused"], ways["engine_many"]
+    for name, product in ways.items():
+        error = float((product(activations).double() - exact).norm() / exact.norm())
+        assert error < 0.02, name
+        # Only those that round the activations have more than the rounding of floats.
+        assert (error > 1e-4) == (name in ("bitsandbytes", "bitsandbytes_6", "w8a8")), name
+
+
+def test_a_way_that_fails_takes_the_others_down() -> None:
+    found: dict[str, Any] = products.measure(Matrix("any", 48, 64), 4, CPU, RATES, 0.001)
+    assert found["ways"]["fused"] == {"failed": "NoKernelError: needs CUDA"}
+    assert all(way["eager_us"] > 0 for name, way in found["ways"].items() if name not in ("fused", "engine_many"))
+    assert found["ways"]["fp32"]["graph_us"] is None
+    assert found["ways"]["fp32"]["uncaptured"] == "needs CUDA"
+    assert found["fastest"] not in (None, "fused", "int_mm")
+    assert found["bandwidth_us"] == {"int8": pytest.approx(3.07, abs=0.01), "fp16": pytest.approx(6.14, abs=0.01)}

@@ -1,0 +1,88 @@
+"""A smoke run on the CPU: every part has its entries, what needs a GPU says so, and a run that was cut goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu.__main__ import main
+from gpu.options import DEFAULT, FULL, PARTS, SMOKE, parse
+
+ALL = ["--smoke", "--device", "cpu", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A run sets the threads that compute; the other tests want theirs back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def _run(folder: Path, *arguments: str) -> dict[str, Any]:
+    assert main([*ALL, "--output", str(folder / "gpu.json"), "--partial", str(folder), *arguments]) == 0
+    content: dict[str, Any] = json.loads((folder / "gpu.json").read_text())
+    return content
+
+
+def test_a_part_is_missing_from_a_smoke_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = _run(tmp_path)
+    measured = content["measurements"]
+    assert {key.split("/")[0] for key in measured} == {*DEFAULT, "stock_engine"}
+    assert {key: found["not_run"] for key, found in measured.items() if "not_run" in found} == {"article": "needs CUDA"}
+    assert all(found.get("passed", True) for found in measured.values())
+    assert measured["environment"]["gpu"] == measured["environment"]["triton_language"] == "needs CUDA"
+    assert measured["capacity/int8"]["memory"] == "needs CUDA"
+    assert measured["graph/int8/2"]["uncaptured"] == "needs CUDA"
+    for key in ("decode/int8/2", "stock/int8/2"):
+        assert measured[key]["tokens_per_second"] > 0
+        assert measured[key]["limit"]["fraction"] > 0
+    assert "no verdict" in capsys.readouterr().out
+    assert "verdict" not in content
+
+
+def test_what_was_measured_is_measured_again_or_a_failure_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = _run(tmp_path, "--only", "environment", "article")
+    second = _run(tmp_path, "--only", "environment", "products", "article", "--resume")
+    assert "environment: there already" in capsys.readouterr().out
+    assert second["measurements"]["environment"] == first["measurements"]["environment"]
+    assert any(key.startswith("products/") for key in second["measurements"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cpu"], "on a CPU there is only --smoke"),
+        (["--smoke", "--budget", "0"], "0 is out of bounds: more than 0"),
+        (["--smoke", "--steady-seconds", "-1"], "-1 is out of bounds: more than 0"),
+        (["--smoke", "--only", "grph"], "invalid choice: 'grph'"),
+    ],
+)
+def test_nonsense_is_measured(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_parts_are_run_in_the_order_of_the_command_line_or_all_by_default() -> None:
+    options = parse(["--smoke", "--device", "cpu", "--only", "graph", "environment", "--steady-seconds", "90"])
+    assert options.parts == ("environment", "graph")
+    assert options.command == "make bench-gpu 'GPU=--smoke --only environment graph --steady-seconds 90'"
+    assert options.amount.extent.seconds == 90
+    plain = parse(["--smoke", "--device", "cpu"])
+    assert plain.parts == DEFAULT == PARTS[:-1]
+    assert plain.amount == SMOKE
+
+
+def test_a_wave_or_a_span_is_longer_than_the_model() -> None:
+    for amount in (FULL, SMOKE):
+        longest = max(amount.prompt + amount.output, amount.span, amount.extent.max_model_len)
+        assert longest <= amount.shape.positions
+        assert 32 in amount.decode_rows or amount is SMOKE

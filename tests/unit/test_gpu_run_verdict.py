@@ -1,0 +1,64 @@
+"""What a run on a GPU says of the aims: met, missed or not measured, and never more than was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpu.verdict import failures, table, verdicts
+
+MEASURED: dict[str, dict[str, Any]] = {
+    "decode/int8/32": {"requests_per_second": 25.0, "tokens_per_second": 5000.0},
+    "decode/fp16/32": {"requests_per_second": 15.0},
+    "decode/int8/1": {"tokens_per_second": 200.0},
+    "stock/int8/32": {"requests_per_second": 3.0},
+    "stock/int8_outliers/32": {"requests_per_second": 2.0},
+    "quality/int8_threshold_0": {"kl_nats": {"mean": 0.0003}},
+    "quality/int8_threshold_6": {"kl_nats": {"mean": 0.0007}},
+}
+
+
+def test_an_aim_is_met_by_less_or_missed_by_enough() -> None:
+    assert [one.met for one in verdicts(MEASURED)] == [True, False, True, True, True, True]
+
+
+def test_an_aim_is_met_or_missed_without_a_figure() -> None:
+    assert [one.met for one in verdicts({})] == [None] * 6
+    assert [one.to_json()["measured"] for one in verdicts({})] == [None] * 6
+
+
+def test_what_could_not_be_run_counts_as_measured() -> None:
+    found = verdicts({**MEASURED, "decode/int8/32": {"not_run": "CUDA error"}})
+    assert [one.met for one in found] == [None, False, None, True, None, True]
+
+
+def test_the_engine_s_figure_is_taken_although_the_server_s_is_there() -> None:
+    served = {"article/equal/inflight_int8": {"requests_per_second": 20.0}}
+    first = verdicts({**MEASURED, **served})[0]
+    assert (first.met, first.to_json()["from"]) == (False, "article/equal/inflight_int8")
+
+
+def test_the_slower_stock_is_what_is_compared_with() -> None:
+    ratio = verdicts(MEASURED)[4].figure
+    assert ratio is not None
+    assert ratio.value == pytest.approx(25.0 / 3.0)
+
+
+def test_a_worse_quality_than_llm_int8_s_is_good_enough() -> None:
+    worse = {**MEASURED, "quality/int8_threshold_0": {"kl_nats": {"mean": 0.0008}}}
+    assert verdicts(worse)[5].met is False
+    alone = {key: found for key, found in MEASURED.items() if key != "quality/int8_threshold_6"}
+    assert verdicts(alone)[5].met is None
+
+
+def test_a_failed_check_or_another_device_is_not_told() -> None:
+    lines: list[str] = []
+    failed = {"capacity/int8": {"passed": False, "in_short": "growth 12 MiB"}, "article": {"not_run": "needs CUDA"}}
+    table({**MEASURED, **failed}, "NVIDIA H200", lines.append)
+    assert lines[0] == "these aims are an H100's; this is NVIDIA H200"
+    assert "NOT PASSED   capacity/int8: growth 12 MiB" in lines
+    assert "not run      article: needs CUDA" in lines
+    assert failures({**MEASURED, **failed}) == ["capacity/int8"]
+    lines.clear()
+    table(MEASURED, "NVIDIA H100 80GB HBM3", lines.append)
+    assert not any("these aims" in line for line in lines)

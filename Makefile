@@ -67,7 +67,7 @@ test-server: $(READY_ANALYZER) ## a real Triton with the embedded checkpoint in 
 	@$(BIN)/pytest tests/server
 
 test-kernels: $(READY_KERNELS) ## the GPU's kernels, on a GPU or in the Triton language's interpreter (installs it: 200 MB)
-	@$(BIN)/pytest tests/unit/test_gpu_kernels_*.py
+	@$(BIN)/pytest tests/kernels
 
 test-compose: $(READY) ## docker compose on a real Docker engine
 	@$(BIN)/pytest tests/compose

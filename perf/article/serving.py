@@ -74,6 +74,7 @@ def check(subject: Subject, runs: ReadBack) -> None:
         "dynamic_batching": (subject.dynamic_batching, config.dynamic_batching),
         "decoupled": (False, config.decoupled),
         "scheduling": (subject.scheduling, facts.settings.get("scheduling")),
+        "kernels": (subject.environment.get("LLAMA_KERNELS", "stock"), facts.settings.get("kernels")),
         "the dtypes of linear layers": (sorted(kinds), sorted(facts.linears)),
     }
     wrong = [f"{name} is {found}, not {wanted}" for name, (wanted, found) in expected.items() if wanted != found]

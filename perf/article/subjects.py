@@ -49,12 +49,7 @@ def subjects() -> list[Subject]:
     plain = weights.unquantized()
     naive = Subject("naive_fp16", "naive FP16", "naive_fp16", "fp16", 1, False, "batch")
     batched = Subject("batched_fp16", "batched FP16", "batched_fp16", "fp16", 8, True, "batch")
-    return [
-        naive,
-        *([] if plain == "fp16" else [_in_fp32(naive)]),
-        batched,
-        *([] if plain == "fp16" else [_in_fp32(batched)]),
-        Subject("batched_int8", "batched INT8", "batched_int8", "int8", 8, True, "batch"),
+    ours = [
         Subject("inflight_int8", "in-flight INT8", "default", "int8", 32, True, "inflight"),
         Subject(
             f"inflight_{plain}",
@@ -67,6 +62,25 @@ def subjects() -> list[Subject]:
             {"LLAMA_QUANTIZATION": "none"},
         ),
     ]
+    return [
+        naive,
+        *([] if plain == "fp16" else [_in_fp32(naive)]),
+        batched,
+        *([] if plain == "fp16" else [_in_fp32(batched)]),
+        Subject("batched_int8", "batched INT8", "batched_int8", "int8", 8, True, "batch"),
+        *ours,
+        # On a CPU the setting changes nothing.
+        *([_fused(subject) for subject in ours] if plain == "fp16" else []),
+    ]
+
+
+def _fused(subject: Subject) -> Subject:
+    return replace(
+        subject,
+        key=f"{subject.key}_fused",
+        title=f"{subject.title}, fused kernels",
+        environment={**subject.environment, "LLAMA_KERNELS": "fused"},
+    )
 
 
 def _in_fp32(subject: Subject) -> Subject:

@@ -13,19 +13,19 @@ Knows how a checkpoint is put together, and nothing about measuring.
 from __future__ import annotations
 
 import gc
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from bitsandbytes.functional import int8_vectorwise_quant
 from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.checkpoint import Checkpoint, fit_kernels
 from llama_engine.facts import read_facts
+from llama_engine.kernels import PLAIN
 from llama_engine.text import TextCodec
 from llama_engine.vocabulary import Vocabulary
 from setting.checkpoint import EMBEDDED, Shape, config_of
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
-from gpu import fused
 from gpu.precision import Precision
 
 
@@ -62,10 +62,11 @@ class RandomLlama:
         if stock:
             # An engine may have put its own in there.
             made.model.set_attn_implementation("sdpa")
-            self._checkpoint = replace(_plain(made), facts=read_facts(made.model))
+            self._checkpoint = replace(made, facts=read_facts(made.model), kernels=PLAIN)
         else:
-            served = fused.as_served(made.model, precision.threshold)
-            self._checkpoint = replace(made, facts=read_facts(made.model), **served)  # type: ignore[arg-type]
+            _give_back_scales(made.model)
+            kernels = fit_kernels(made.model, "fused")
+            self._checkpoint = replace(made, facts=read_facts(made.model), kernels=kernels)
         self._state = precision, stock
         return self._checkpoint
 
@@ -109,10 +110,11 @@ def set_threshold(model: LlamaForCausalLM, threshold: float) -> None:
             module.state.threshold = threshold
 
 
-def _plain(checkpoint: Checkpoint) -> Checkpoint:
-    """Return it without kernels that it was served with."""
-    known = {each.name: each.default for each in fields(checkpoint)}
-    return replace(checkpoint, kernels=known["kernels"]) if "kernels" in known else checkpoint  # type: ignore[call-arg]
+def _give_back_scales(model: LlamaForCausalLM) -> None:
+    """Put weight and scales where a new layer looks for them: at its first use bitsandbytes' takes them to itself."""
+    for module in model.modules():
+        if isinstance(module, Linear8bitLt) and module.weight.SCB is None:
+            module.weight.CB, module.weight.SCB = module.state.CB, module.state.SCB
 
 
 def has_stock_layers(model: LlamaForCausalLM) -> bool:

@@ -5,7 +5,7 @@
 - `dequantize`: the weight widened as a whole and multiplied by the matrix library, at every call.
 - `int_mm`: both factors in INT8 already, nothing scaled: PyTorch's own product alone, the best that W8A8 could be.
 - `w8a8`: the same, with activations rounded row by row before and the scales applied after.
-- `fused`, `engine_many`: the engine's own for few rows and for many, where it has them (`fused.py`).
+- `fused`, `engine_many`: the engine's own for few rows and for many (`fused.py`).
 
 Weights rotate among as many copies as exceed the device's cache several times, as the layers of a model do. The error
 is ‖out − exact‖ / ‖exact‖ against the quantized weight's product with the same activations in float64: what a way adds
@@ -94,7 +94,7 @@ class Weight:
             "dequantize": lambda rows: torch.nn.functional.linear(rows, self.widened()),
             "int_mm": lambda rows: _int_mm(_codes_of(rows), self.codes),
             "w8a8": self._w8a8,
-            # Where there is none, calling it says why.
+            # Where it can't run, calling it says why.
             "fused": lambda rows: fused.product(self.codes, self.scales)(rows),
             "engine_many": lambda rows: fused.plain_product(self.codes, self.scales)(rows),
         }

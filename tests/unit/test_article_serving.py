@@ -17,7 +17,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig as ConfigFile
 
 SETTINGS = (
     'I1121 07:20:42.522317 24337 model.py:333] "llama: settings: model=/models/a, comma/llama, revision=None, '
-    'quantization={}, int8_threshold=None, dtype=auto, device=auto, scheduling={}, slots=None, memory_fraction=0.9"'
+    'quantization={}, int8_threshold=None, dtype=auto, device=auto, kernels=stock, scheduling={}, slots=None, memory_fraction=0.9"'
 )
 INT8 = (
     'I1121 07:20:43.180865 24337 model.py:333] "llama: loaded 1,038.2 MiB of weights: linear layers 1 in float32, '
@@ -98,6 +98,13 @@ def test_a_setting_of_the_environment_that_beats_the_config_is_noticed() -> None
     one = subject("batched_fp16")
     with pytest.raises(MismatchError, match=r"scheduling is inflight, not batch$"):
         check(one, ReadBack(config_of(one), facts("none", "inflight", FP16)))
+
+
+def test_kernels_that_were_not_asked_for_are_noticed() -> None:
+    one = subject("inflight_int8")
+    fused = dataclasses.replace(one, environment={"LLAMA_KERNELS": "fused"})
+    with pytest.raises(MismatchError, match=r"kernels is stock, not fused$"):
+        check(fused, ReadBack(config_of(one), facts("int8", "inflight", INT8)))
 
 
 def test_weights_of_another_format_are_noticed() -> None:

@@ -38,6 +38,15 @@ def test_the_engine_s_figure_is_taken_although_the_server_s_is_there() -> None:
     assert (first.met, first.to_json()["from"]) == (False, "article/equal/inflight_int8")
 
 
+def test_the_slower_kernels_of_the_server_are_taken() -> None:
+    served = {
+        "article/equal/inflight_int8": {"requests_per_second": 20.0},
+        "article/equal/inflight_int8_fused": {"requests_per_second": 25.0},
+    }
+    first = verdicts({**MEASURED, **served})[0]
+    assert (first.met, first.to_json()["from"]) == (True, "article/equal/inflight_int8_fused")
+
+
 def test_the_slower_stock_is_what_is_compared_with() -> None:
     ratio = verdicts(MEASURED)[4].figure
     assert ratio is not None

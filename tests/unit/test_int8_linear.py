@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
-from llama_engine import int8_linear
-from llama_engine.checkpoint import Checkpoint
+from llama_engine import checkpoint as loading
+from llama_engine import int8_linear, plain_kernels
+from llama_engine.checkpoint import Checkpoint, fit_kernels
 from llama_engine.int8_linear import Int8Linear, leave_activations_unrounded
+from llama_engine.kernels import PLAIN, Kernels
+from transformers import LlamaForCausalLM
 from unit.engines import load
 
 
@@ -81,6 +84,37 @@ def test_activations_are_rounded_at_threshold_0_or_not_rounded_at_another(int8: 
     outliers = load("int8", int8_threshold="6")
     assert rounding(outliers) == {True}
     assert "outlier threshold 6; " in outliers.facts.describe()
+
+
+def test_fused_kernels_change_something_on_a_cpu(int8: Checkpoint) -> None:
+    fused = load("int8", kernels="fused")
+    assert fused.kernels == int8.kernels == PLAIN
+    assert fused.facts == int8.facts
+
+
+def test_a_gpu_gets_other_kernels_than_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    # bitsandbytes' layers at threshold 0, as a GPU has them; a CPU gets others at once.
+    model = load("int8", int8_threshold="6").model
+    layers = [module for module in model.modules() if isinstance(module, Linear8bitLt)]
+    for layer in layers:
+        layer.state.threshold = 0.0
+    chosen = Kernels(few=plain_kernels.int8_product, attention=plain_kernels.decode_attention)
+    asked: list[tuple[object, ...]] = []
+
+    def choose(*facts: object, eight_bit: bool) -> Kernels:
+        asked.append((*facts, eight_bit))
+        return chosen
+
+    monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("cuda"), raising=False)
+    monkeypatch.setattr(loading, "choose_kernels", choose)
+    assert fit_kernels(model, "stock") == PLAIN
+    assert asked == []
+    assert not any(isinstance(module, Int8Linear) for module in model.modules())
+    assert fit_kernels(model, "fused") == chosen
+    heads = model.config.num_attention_heads
+    group = heads // model.config.num_key_value_heads
+    assert asked == [(torch.device("cuda"), torch.float32, model.config.hidden_size // heads, group, True)]
+    assert sum(isinstance(module, Int8Linear) for module in model.modules()) == len(layers)
 
 
 def test_a_layer_that_was_first_used_in_inference_mode_is_of_no_use_outside() -> None:

@@ -127,11 +127,7 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         for module in model.modules():
             if isinstance(module, Linear8bitLt):
                 module.state.threshold = settings.int8_threshold
-    # Another threshold takes outliers from all rows together, which is bitsandbytes' own product.
-    unrounded = read_facts(model).threshold == 0
-    kernels = choose_kernels(device, dtype, *_heads(config), eight_bit=unrounded)
-    if unrounded:
-        leave_activations_unrounded(model, None if device.type == "cpu" else kernels)
+    kernels = fit_kernels(model, settings.kernels)
     # In training mode bitsandbytes would dequantize the weights at every call.
     model.requires_grad_(False).train(False)
     longest = config.max_position_embeddings
@@ -148,6 +144,19 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         prepared=prepared,
         kernels=kernels,
     )
+
+
+def fit_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
+    """Put the layers into a loaded model that `kernels` asks for, `stock` or `fused`; return what else is chosen."""
+    on_cpu = model.device.type == "cpu"
+    # Another threshold takes outliers from all rows together, which is bitsandbytes' own product.
+    unrounded = read_facts(model).threshold == 0
+    kernels = PLAIN
+    if setting == "fused":
+        kernels = choose_kernels(model.device, model.dtype, *_heads(model.config), eight_bit=unrounded)
+    if unrounded and (on_cpu or setting == "fused"):
+        leave_activations_unrounded(model, None if on_cpu else kernels)
+    return kernels
 
 
 def choose_device(setting: str, gpu: int | None) -> torch.device:

@@ -86,6 +86,8 @@ class Settings:
         independent of their batch; 6 is LLM.int8()'s own.
     dtype: of everything unquantized, and of the cache. auto: float16 on CUDA, float32 on a CPU.
     device: auto is the GPU that Triton gave the instance, or the CPU where it gave none.
+    kernels: of a decode step on a GPU. stock are bitsandbytes' and PyTorch's; fused are the engine's own, tried against
+        plain ones when the model loads and left out where they fail.
     scheduling: inflight lets rows enter and leave between two steps; batch runs each of Triton's batches to its end.
     slots: rows decoded together; None is the config's max_batch_size.
     max_model_len: prompt + completion, in tokens; None is the checkpoint's own, at most 4096.
@@ -104,6 +106,7 @@ class Settings:
     int8_threshold: float | None = None
     dtype: str = "auto"
     device: str = "auto"
+    kernels: str = "stock"
     scheduling: str = "inflight"
     slots: int | None = None
     max_model_len: int | None = None
@@ -149,6 +152,7 @@ BOUNDS: Mapping[str, Bound] = {
     "int8_threshold": Number(0.0, 1000.0),
     "dtype": Choice(("auto", "float32", "float16", "bfloat16")),
     "device": Choice(("auto", "cpu", "cuda")),
+    "kernels": Choice(("stock", "fused")),
     "scheduling": Choice(("inflight", "batch")),
     "slots": WholeNumber(1, 1024),
     "max_model_len": WholeNumber(2, 1 << 20),

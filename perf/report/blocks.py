@@ -8,7 +8,7 @@ from importlib import import_module
 
 from report.run import Run
 from report.table import Table
-from report.tables import article, overhead, peers, quality, tune
+from report.tables import article, gpu, overhead, peers, quality, tune
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class PlotBlock:
 _BENCH = ("bench", "make bench")
 _SWEEP = ("sweep", "make sweep")
 _QUALITY = ("quality", "make quality")
+_GPU = ("gpu", "make bench-gpu")
 _TUNE = ("tune", "make tune SLO_P95_MS=<milliseconds>")
 
 TABLES: Mapping[str, TableBlock] = {
@@ -52,6 +53,10 @@ TABLES: Mapping[str, TableBlock] = {
     "overhead": TableBlock(*_BENCH, overhead.overhead),
     "where": TableBlock(*_BENCH, overhead.where),
     "quality": TableBlock(*_QUALITY, quality.quality),
+    "gpu-verdict": TableBlock(*_GPU, gpu.verdict),
+    "gpu-decoding": TableBlock(*_GPU, gpu.decoding),
+    "gpu-article": TableBlock(*_GPU, article.article),
+    "gpu-products": TableBlock(*_GPU, gpu.products),
     "tune": TableBlock(*_TUNE, tune.tune),
 }
 

@@ -172,7 +172,8 @@ def test_nothing_measured_is_no_table() -> None:
 def on_a_gpu(**measurements: object) -> Run:
     content = made_up_results.bench()
     content["kind"] = "gpu"
-    content["settings"] = {**content["settings"], "prompt_tokens": 100, "output_tokens": 200}
+    settings = cast("dict[str, object]", content["settings"])
+    content["settings"] = {**settings, "prompt_tokens": 100, "output_tokens": 200}
     content["measurements"] = measurements
     return Run(content, FILE)
 

@@ -84,7 +84,7 @@ def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: Devic
         settle(device)
         began = time.perf_counter()
         with torch.inference_mode():
-            found = checkpoint.model.generate(  # type: ignore[misc]  # its self is a protocol that the class doesn't meet
+            found: object = checkpoint.model.generate(  # type: ignore[misc]  # its self is a protocol that the class doesn't meet
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=tokens,
@@ -92,6 +92,7 @@ def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: Devic
                 do_sample=False,
             )
         settle(device)
+        assert isinstance(found, torch.Tensor), f"generate() returned a {type(found).__name__}"
         if tuple(found.shape) != (wave.rows, wave.prompt + tokens):
             raise RuntimeError(f"generate() returned {tuple(found.shape)}, not {wave.rows} rows of {tokens} new tokens")
         return time.perf_counter() - began

@@ -113,8 +113,11 @@ def set_threshold(model: LlamaForCausalLM, threshold: float) -> None:
 def _give_back_scales(model: LlamaForCausalLM) -> None:
     """Put weight and scales where a new layer looks for them: at its first use bitsandbytes' takes them to itself."""
     for module in model.modules():
-        if isinstance(module, Linear8bitLt) and module.weight.SCB is None:
-            module.weight.CB, module.weight.SCB = module.state.CB, module.state.SCB
+        if isinstance(module, Linear8bitLt):
+            weight = module.weight
+            assert isinstance(weight, Int8Params), "a weight that isn't in 8 bits"
+            if weight.SCB is None:
+                weight.CB, weight.SCB = module.state.CB, module.state.SCB
 
 
 def has_stock_layers(model: LlamaForCausalLM) -> bool:

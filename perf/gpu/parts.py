@@ -56,9 +56,10 @@ class Ground:
 def run(ground: Ground) -> None:
     """Run every task of the parts that were asked for, as long as there is time."""
     options, course = ground.options, ground.course
-    for part in (part for part in ("environment", "correct") if part in options.parts):
-        for key, task in {"environment": _environment, "correct": _correct}[part](ground):
-            _measure(course, part, key, task, options.smoke)
+    for part, tasks_of in (("environment", _environment), ("correct", _correct)):
+        if part in options.parts:
+            for key, task in tasks_of(ground):
+                _measure(course, part, key, task, options.smoke)
     if "quality" in options.parts:
         _quality(ground)
     for precision in precisions(options.device.type):

@@ -73,7 +73,7 @@ class Weight:
         self.layer: Linear8bitLt = in_8_bits(plain)
         self.outliers: Linear8bitLt = in_8_bits(plain, threshold=6.0)
         self.codes = self.layer.weight.data
-        scales = self.layer.weight.SCB
+        scales = getattr(self.layer.weight, "SCB", None)
         assert isinstance(scales, torch.Tensor)
         self.scales = scales.float() / 127.0
         self._dtype = dtype
@@ -157,7 +157,7 @@ def _timed(
 ) -> dict[str, object]:
     try:
         with torch.inference_mode():
-            actions = [lambda product=product: product(activations) for product in products]  # type: ignore[misc]
+            actions = [lambda product=product: product(activations) for product in products]
             # Counted in whole rounds; a CPU's calls need no more than one.
             rounds = 1 if device.type == "cpu" else max(1, -(-CALLS // len(actions)))
             timing = timed(actions * rounds, device, seconds, WAITS if name == OUTLIERS else None)

@@ -17,7 +17,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig as ConfigFile
 
 SETTINGS = (
     'I1121 07:20:42.522317 24337 model.py:333] "llama: settings: model=/models/a, comma/llama, revision=None, '
-    'quantization={}, int8_threshold=None, dtype=auto, device=auto, kernels=stock, scheduling={}, slots=None, memory_fraction=0.9"'
+    "quantization={}, int8_threshold=None, dtype=auto, device=auto, kernels=stock, "
+    'scheduling={}, slots=None, memory_fraction=0.9"'
 )
 INT8 = (
     'I1121 07:20:43.180865 24337 model.py:333] "llama: loaded 1,038.2 MiB of weights: linear layers 1 in float32, '

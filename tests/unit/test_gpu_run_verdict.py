@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu.verdict import failures, table, verdicts
+from gpu.verdict import Measurements, failures, table, verdicts
 
 MEASURED: dict[str, dict[str, Any]] = {
     "decode/int8/32": {"requests_per_second": 25.0, "tokens_per_second": 5000.0},
@@ -54,7 +54,7 @@ def test_the_slower_stock_is_what_is_compared_with() -> None:
 
 
 def test_a_worse_quality_than_llm_int8_s_is_good_enough() -> None:
-    worse = {**MEASURED, "quality/int8_threshold_0": {"kl_nats": {"mean": 0.0008}}}
+    worse: Measurements = {**MEASURED, "quality/int8_threshold_0": {"kl_nats": {"mean": 0.0008}}}
     assert verdicts(worse)[5].met is False
     alone = {key: found for key, found in MEASURED.items() if key != "quality/int8_threshold_6"}
     assert verdicts(alone)[5].met is None
@@ -62,7 +62,10 @@ def test_a_worse_quality_than_llm_int8_s_is_good_enough() -> None:
 
 def test_a_failed_check_or_another_device_is_not_told() -> None:
     lines: list[str] = []
-    failed = {"capacity/int8": {"passed": False, "in_short": "growth 12 MiB"}, "article": {"not_run": "needs CUDA"}}
+    failed: Measurements = {
+        "capacity/int8": {"passed": False, "in_short": "growth 12 MiB"},
+        "article": {"not_run": "needs CUDA"},
+    }
     table({**MEASURED, **failed}, "NVIDIA H200", lines.append)
     assert lines[0] == "these aims are an H100's; this is NVIDIA H200"
     assert "NOT PASSED   capacity/int8: growth 12 MiB" in lines

@@ -112,7 +112,9 @@ def test_a_gpu_gets_other_kernels_than_the_setting_says(monkeypatch: pytest.Monk
     assert not any(isinstance(module, Int8Linear) for module in model.modules())
     assert fit_kernels(model, "fused") == chosen
     heads = model.config.num_attention_heads
-    group = heads // model.config.num_key_value_heads
+    shared = model.config.num_key_value_heads
+    assert shared is not None
+    group = heads // shared
     assert asked == [(torch.device("cuda"), torch.float32, model.config.hidden_size // heads, group, True)]
     assert sum(isinstance(module, Int8Linear) for module in model.modules()) == len(layers)
 

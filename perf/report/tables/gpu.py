@@ -62,8 +62,8 @@ def decoding(run: Run) -> Table | None:
         ],
         rows,
         [
-            f"Prompts of {run.settings.count('prompt_tokens')} tokens, {run.settings.count('output_tokens')} new ones; all "
-            "rows of a wave begin and end together.",
+            f"Prompts of {run.settings.count('prompt_tokens')} tokens, {run.settings.count('output_tokens')} new ones; "
+            "all rows of a wave begin and end together.",
             *_not_run(run, *_DECODING),
             run.origin.line(),
         ],

@@ -233,6 +233,39 @@ def tune() -> Content:
     return content
 
 
+WAVE: Content = {
+    "title": "INT8, threshold 0", "rows": 32, "requests_per_second": 25.0, "tokens_per_second": 5000.0,
+    "limit": {"tokens_per_second": 8000.0, "fraction": 0.625},
+}  # fmt: skip
+"""Rows that decode together on a GPU; `generate()`'s have no more than that."""
+
+STEPPED: Content = {**WAVE, "step_ms": {"p50": 6.4}, "step_limit_ms": 3.9, "vram_mib": 13000.0}
+"""The same of the engine."""
+
+PRODUCT: Content = {
+    "outputs": 4096, "inputs": 11008, "rows": 8, "bandwidth_us": {"int8": 15.0, "fp16": 30.0},
+    "ways": {
+        "fp16": {"eager_us": 20.0, "graph_us": 10.0},
+        "bitsandbytes_6": {"eager_us": 90.0, "graph_us": None},
+        "fused": {"failed": "RuntimeError: no"},
+    },
+}  # fmt: skip
+"""A matrix in three ways, of which one couldn't be captured and one failed."""
+
+
+def gpu(measurements: Content | None = None) -> Content:
+    """A gpu.json with these measurements; None is one of every kind there is a table of."""
+    aim: Content = {"aim": "quick", "bound": 24.0, "measured": 25.0, "from": "decode/int8/32", "met": True}
+    some = {
+        "decode/int8/32": STEPPED,
+        "products/4096x11008/8": PRODUCT,
+        **{f"article/equal/{server}": one for server, one in of_ours("equal").items()},
+    }
+    content = result("gpu", "make bench-gpu", some if measurements is None else measurements, verdict=[aim])
+    content["settings"] = {"model": "a made-up Llama", "threads": 1, "prompt_tokens": 100, "output_tokens": 200}
+    return content
+
+
 def written(folder: Path, *contents: Content) -> Path:
     """Write each into the folder under its kind, as a run would."""
     folder.mkdir(parents=True, exist_ok=True)

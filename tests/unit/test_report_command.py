@@ -53,8 +53,8 @@ def place(tmp_path: Path) -> Place:
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Everything, reported once."""
-    contents = (made_up_results.bench(), made_up_results.sweep(), made_up_results.quality(), made_up_results.tune())
-    found = _place(tmp_path_factory.mktemp("report"), *contents)
+    made_up = (made_up_results.bench, made_up_results.sweep, made_up_results.quality, made_up_results.tune)
+    found = _place(tmp_path_factory.mktemp("report"), *(one() for one in made_up), made_up_results.gpu())
     assert found.report() == SAME
     return found
 

@@ -170,31 +170,16 @@ def test_nothing_measured_is_no_table() -> None:
 
 
 def on_a_gpu(**measurements: object) -> Run:
-    content = made_up_results.bench()
-    content["kind"] = "gpu"
-    settings = cast("dict[str, object]", content["settings"])
-    content["settings"] = {**settings, "prompt_tokens": 100, "output_tokens": 200}
-    content["measurements"] = measurements
-    return Run(content, FILE)
-
-
-WAVE = {
-    "title": "INT8, threshold 0",
-    "rows": 32,
-    "requests_per_second": 25.0,
-    "tokens_per_second": 5000.0,
-    "limit": {"tokens_per_second": 8000.0, "fraction": 0.625},
-}
+    return Run(made_up_results.gpu(measurements), FILE)
 
 
 def test_the_engine_on_a_gpu_is_told_from_generate_and_its_stock_layers() -> None:
-    stepped = {**WAVE, "step_ms": {"p50": 6.4}, "step_limit_ms": 3.9, "vram_mib": 13000.0}
     found = gpu.decoding(
         on_a_gpu(
             **{
-                "decode/int8/32": stepped,
-                "stock/int8/32": WAVE,
-                "stock_engine/int8/32": {**WAVE, "step_ms": None},
+                "decode/int8/32": made_up_results.STEPPED,
+                "stock/int8/32": made_up_results.WAVE,
+                "stock_engine/int8/32": {**made_up_results.WAVE, "step_ms": None},
                 "decode/fp16/32": {"not_run": "CUDA error"},
                 "products/1x1/1": {"not_run": "no time"},
             }
@@ -209,21 +194,14 @@ def test_the_engine_on_a_gpu_is_told_from_generate_and_its_stock_layers() -> Non
 
 
 def test_products_that_failed_or_were_not_captured_are_no_figures_or_other_ones() -> None:
-    ways = {
-        "fp16": {"eager_us": 20.0, "graph_us": 10.0},
-        "bitsandbytes_6": {"eager_us": 90.0, "graph_us": None},
-        "fused": {"failed": "RuntimeError: no"},
-    }
-    entry = {"outputs": 4096, "inputs": 11008, "rows": 8, "ways": ways, "bandwidth_us": {"int8": 15.0, "fp16": 30.0}}
-    found = gpu.products(on_a_gpu(**{"products/4096x11008/8": entry}))
+    found = gpu.products(on_a_gpu(**{"products/4096x11008/8": made_up_results.PRODUCT}))
     assert found is not None
     assert list(found.titles) == ["matrix", "rows", "FP16", "bitsandbytes, threshold 6", "reading it, INT8 / FP16"]
     assert [list(row) for row in found.rows] == [["4096 x 11008", "8", "10.0", "90.0", "15.0 / 30.0"]]
 
 
 def test_an_aim_that_was_not_measured_is_met_or_missed() -> None:
-    run = on_a_gpu()
-    assert gpu.verdict(run) is None
+    assert gpu.verdict(Run(made_up_results.bench(), FILE)) is None
     aims = [
         {"aim": "quick", "bound": 24.0, "measured": 25.0, "from": "decode/int8/32", "met": True},
         {"aim": "quicker", "bound": 30.0, "measured": 25.0, "from": "decode/int8/32", "met": False},

@@ -1,7 +1,7 @@
 """What of tritonserver's log reaches a terminal, and which reason is given for a failed start. Lines of a real log."""
 
 import pytest
-from triton_local.log_lines import TerminalView, failure_reason, names_taken_port, parse_line
+from triton_local.log_lines import TerminalView, failure_reason, names_startup_crash, names_taken_port, parse_line
 
 NVML = "Error: Failed to initialize NVML"
 DCGM = 'W1121 00:42:30.408999 15449 metrics.cc:798] "DCGM unable to start: DCGM initialization error"'
@@ -88,3 +88,16 @@ def test_a_taken_port_is_recognised_only_when_it_is_ours() -> None:
     assert names_taken_port([SOCKET], [18000])
     assert not names_taken_port([SOCKET], [1800])
     assert not names_taken_port([SOCKET], [18001])
+
+
+CRASH = [
+    LOADING,
+    "terminate called after throwing an instance of 'boost::interprocess::lock_exception'",
+    "  what():  boost::interprocess::lock_exception",
+]
+
+
+def test_a_crash_of_the_start_is_not_told_from_one_with_the_model_running() -> None:
+    assert names_startup_crash(CRASH)
+    assert not names_startup_crash([LOADING, MODEL_INFO, *CRASH])
+    assert not names_startup_crash([LOADING, LOAD, "terminate called after throwing an instance of 'std::bad_alloc'"])

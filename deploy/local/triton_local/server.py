@@ -29,7 +29,7 @@ from triton_local.command import (
 from triton_local.errors import InvalidSettingError, NotReadyError, PortInUseError, StartFailedError
 from triton_local.guarded import GuardedProcess
 from triton_local.interpreter import Interpreter
-from triton_local.log_lines import failure_reason, names_taken_port
+from triton_local.log_lines import failure_reason, names_startup_crash, names_taken_port
 from triton_local.ports import HeldPorts, Service, reachable_host, resolve_host
 from triton_local.readiness import is_ready
 from triton_local.repository import DEFAULT_VARIANT, ModelRepository, resolve_model
@@ -153,8 +153,10 @@ class LocalTriton:
         """Start and wait until server and model are ready; raises LauncherError, and then nothing is left running."""
         plan = self._plan()
         try:
+            again: str | None = None
             for attempts_left in reversed(range(_START_ATTEMPTS)):
-                if self._try_to_start(plan, last_attempt=attempts_left == 0):
+                again = self._try_to_start(plan, again, last_attempt=attempts_left == 0)
+                if again is None:
                     return
         except BaseException:
             self.stop()
@@ -203,10 +205,15 @@ class LocalTriton:
         )
         return _Plan(runtime, repository, address, environment)
 
-    def _try_to_start(self, plan: _Plan, last_attempt: bool) -> bool:
-        """One start; False when a port of our own choice was taken before tritonserver bound it."""
+    def _try_to_start(self, plan: _Plan, again: str | None, last_attempt: bool) -> str | None:
+        """One start; returns why another one is worth trying, or None if the server is ready.
+
+        again: why there was another one before; it is in the log's first line.
+        """
         self._resources.close()
         self._log = self._resources.enter_context(ServerLog(self._log_file, self._on_log_line))
+        if again is not None:
+            self._log.add(f"{again}; starting it again")
         # Unique, so that what a killed server leaves in shared memory is known to be this one's.
         shm_prefix = prefix_for(uuid.uuid4().hex[:12])
         with HeldPorts(plan.address, self._requested) as held:
@@ -220,12 +227,14 @@ class LocalTriton:
             guard = guarding(self._supervised, self.exit_timeout, self._host_for_clients, ports)
             self._process = GuardedProcess(command, shm_prefix, guard, self._log.add)
             if self._wait_until_ready():
-                return True
+                return None
         code = self._process.wait()
         lines = self._log.lines()
         chosen = [port for service, port in self._ports.items() if self._requested[service] == 0]
         if names_taken_port(lines, chosen) and not last_attempt:
-            return False
+            return "a port was taken before tritonserver bound it"
+        if names_startup_crash(lines) and not last_attempt:
+            return f"tritonserver ended with code {code} in its own start, before the model ran (its issue 8882)"
         if names_taken_port(lines, self._ports.values()):
             raise PortInUseError(f"a port was taken while the model was loading: {failure_reason(lines)}")
         raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {failure_reason(lines)}")

@@ -5,18 +5,27 @@ Triton falls back silently to another config, and a setting in the environment b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from setting.read_back import ReadBack, read_back
+from setting.weights import Weights
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
 from article.subjects import Subject
 
 _READY_TIMEOUT_S = 900.0
+
+_STOCK = r"stock kernels, launched"
+_QUICK: Mapping[Weights, str] = {
+    "int8": r"fused 8-bit product and attention, replayed as \d+ CUDA graphs",
+    "fp16": r"fused attention, replayed as \d+ CUDA graphs",
+}
+"""What the model says of steps that are computed as quickly as it can."""
 
 
 class MismatchError(Exception):
@@ -44,8 +53,10 @@ class Served:
 
 
 @contextmanager
-def serving(subject: Subject, checkpoint: Path, threads: int) -> Iterator[Served]:
-    """Run a fresh server of the subject, checked, for as long as the block lasts.
+def serving(
+    subject: Subject, checkpoint: Path, threads: int, ready_timeout: float = _READY_TIMEOUT_S
+) -> Iterator[Served]:
+    """Run a fresh server of the subject, checked, for as long as the block lasts. ready_timeout: seconds.
 
     Raises a LauncherError if it doesn't start, MismatchError or UnknownLogError if it isn't what it should be.
     """
@@ -54,7 +65,7 @@ def serving(subject: Subject, checkpoint: Path, threads: int) -> Iterator[Served
         variant=subject.variant,
         model=str(checkpoint),
         environment=environment,
-        ready_timeout=_READY_TIMEOUT_S,
+        ready_timeout=ready_timeout,
         # Nobody but the load may ask the model.
         supervised=Supervised(stuck_after=None),
     )
@@ -74,9 +85,16 @@ def check(subject: Subject, runs: ReadBack) -> None:
         "dynamic_batching": (subject.dynamic_batching, config.dynamic_batching),
         "decoupled": (False, config.decoupled),
         "scheduling": (subject.scheduling, facts.settings.get("scheduling")),
-        "kernels": (subject.environment.get("LLAMA_KERNELS", "stock"), facts.settings.get("kernels")),
+        "max_model_len": (
+            subject.environment.get("LLAMA_MAX_MODEL_LEN", "None"),
+            facts.settings.get("max_model_len", "None"),
+        ),
         "the dtypes of linear layers": (sorted(kinds), sorted(facts.linears)),
     }
     wrong = [f"{name} is {found}, not {wanted}" for name, (wanted, found) in expected.items() if wanted != found]
+    # What is asked for and can't be done falls back, with a line in the log: a setting alone says nothing.
+    steps = re.fullmatch(_QUICK[subject.weights] if subject.quick else _STOCK, facts.steps)
+    if steps is None:
+        wrong.append(f"the decode steps are {facts.steps}, not {'quick' if subject.quick else 'stock'} ones")
     if wrong:
         raise MismatchError(f"{subject.key} is to be measured, but of the server that runs {'; '.join(wrong)}")

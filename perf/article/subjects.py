@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from setting import weights
 from setting.weights import Weights
+from setting.workload import LONGEST_OUTPUT, PROMPT_TOKENS
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Subject:
     """One configuration of our server.
 
     key: in results. variant: the config's name. weights: of the linear layers. environment: over the config's own
-    parameters. max_batch_size, dynamic_batching, scheduling: as the running server must have them.
+    parameters. max_batch_size, dynamic_batching, scheduling: as the running server must have them. quick: whether its
+    decode steps are to be the engine's own kernels, replayed as CUDA graphs.
     """
 
     key: str
@@ -28,6 +30,7 @@ class Subject:
     dynamic_batching: bool
     scheduling: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    quick: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return what names it in a measurement."""
@@ -62,25 +65,32 @@ def subjects() -> list[Subject]:
             {"LLAMA_QUANTIZATION": "none"},
         ),
     ]
-    return [
+    found = [
         naive,
         *([] if plain == "fp16" else [_in_fp32(naive)]),
         batched,
         *([] if plain == "fp16" else [_in_fp32(batched)]),
         Subject("batched_int8", "batched INT8", "batched_int8", "int8", 8, True, "batch"),
         *ours,
-        # On a CPU the setting changes nothing.
-        *([_fused(subject) for subject in ours] if plain == "fp16" else []),
     ]
+    # On a CPU there is neither a GPU's kernels nor a cache of 64 GB to be avoided.
+    return [_on_a_gpu(subject) for subject in [*found, *map(_quick, ours)]] if plain == "fp16" else found
 
 
-def _fused(subject: Subject) -> Subject:
+def _quick(subject: Subject) -> Subject:
     return replace(
         subject,
-        key=f"{subject.key}_fused",
-        title=f"{subject.title}, fused kernels",
-        environment={**subject.environment, "LLAMA_KERNELS": "fused"},
+        key=f"{subject.key}_quick",
+        title=f"{subject.title}, fused kernels, CUDA graphs",
+        environment={**subject.environment, "LLAMA_KERNELS": "fused", "LLAMA_CUDA_GRAPHS": "on"},
+        quick=True,
     )
+
+
+def _on_a_gpu(subject: Subject) -> Subject:
+    """Return it with a context as long as the load needs: 32 slots of a Llama-2-7B's whole one are 64 GB of cache."""
+    context = -(-(PROMPT_TOKENS + LONGEST_OUTPUT) // 256) * 256
+    return replace(subject, environment={**subject.environment, "LLAMA_MAX_MODEL_LEN": str(context)})
 
 
 def _in_fp32(subject: Subject) -> Subject:

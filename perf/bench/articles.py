@@ -6,7 +6,7 @@ computes 16 bits many times slower than 32, and what that costs is in the table 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -35,10 +35,20 @@ class Asked(Protocol):
 
 
 def tables(
-    course: Course, asked: Asked, checkpoint: Path, rates: DeviceRates, mixes: Sequence[Mix], seconds: float
+    course: Course,
+    asked: Asked,
+    checkpoint: Path,
+    rates: DeviceRates,
+    mixes: Sequence[Mix],
+    seconds: float,
+    ordered: Callable[[Sequence[Subject]], Sequence[Subject]] = tuple,
 ) -> None:
-    """Measure every subject under every mix; so many seconds are for all of them together."""
-    tasks = [(mix, subject) for mix in mixes for subject in subjects() if mix == "equal" or not _emulated(subject)]
+    """Measure every subject under every mix; so many seconds are for all of them together.
+
+    ordered: puts the subjects in the order in which they are measured, the article's if nobody says otherwise.
+    """
+    chosen = ordered(subjects())
+    tasks = [(mix, subject) for mix in mixes for subject in chosen if mix == "equal" or not _emulated(subject)]
     until = course.budget.spent + seconds
     for number, (mix, subject) in enumerate(tasks):
         share = (until - course.budget.spent) / (len(tasks) - number)
@@ -61,7 +71,7 @@ def _measure(
     seconds: float,
 ) -> Measurement:
     course.refuse_without(START_S)
-    with serving(subject, checkpoint, asked.threads) as served:
+    with serving(subject, checkpoint, asked.threads, course.budget.left) as served:
         analyzer = find()
         pace = measure.pace(served, mix, asked.concurrency, analyzer)
         size = sizes.choose(seconds, pace, MEAN_OUTPUT)

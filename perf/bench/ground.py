@@ -34,11 +34,11 @@ def described(checkpoint: Path) -> str:
     return f"Llama of {count / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
 
 
-def rates(results: Results, threads: int) -> DeviceRates:
-    """Return the device's rates, measured once a file."""
+def rates(results: Results, threads: int, seconds: float = device.SECONDS) -> DeviceRates:
+    """Return the device's rates, measured once a file; seconds: for each single measurement."""
     found = results.get("rates")
     if found is not None:
         return DeviceRates.from_json(found)  # type: ignore[arg-type]  # as `to_json` has written it
-    measured = device.measure(threads)
+    measured = device.measure(threads, seconds)
     results.section("rates", measured.to_json())
     return measured

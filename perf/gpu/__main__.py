@@ -4,10 +4,10 @@
     make bench-gpu GPU='--only decode graph'         parts of it
     make bench-gpu GPU='--smoke --device cpu'        does the program work? no GPU needed
 
-Parts: environment · correct (tokens and logits of the embedded checkpoint) · quality · capacity (Llama-2-7B's shape:
-memory plan against memory, growth, scarcity) · decode (the engine without a server) · stock (generate() in INT8) ·
-graph (the decode step as one CUDA graph) · products (every way to multiply with an 8-bit weight) · article (through
-Triton, where it is at hand) · tiles (how to cut a weight for the fused product; only if asked for).
+Parts: environment · correct (tokens and logits of the embedded checkpoint) · stock (generate() in INT8) · capacity
+(Llama-2-7B's shape: memory plan against memory, growth, scarcity) · decode (the engine without a server) · graph (the
+same with its steps as CUDA graphs) · quality · products (every way to multiply with an 8-bit weight) · article (the
+servers, where Triton is at hand) · tiles (how to cut a weight for the fused product; only if asked for).
 
 The file is written after every measurement. What fails has its reason in there, and the next one goes on. On a machine
 that has PyTorch and a GPU and reaches no package index, `pack.py` and `elsewhere.sh` take the place of make.
@@ -19,19 +19,23 @@ import sys
 from collections.abc import Sequence
 
 import torch
+from bench import ground
 from bench.course import Course
-from limit import device
-from limit.rates import DeviceRates
 from setting.budget import Budget
 from setting.results import Results
 
 from gpu import verdict
 from gpu.options import Options, parse
-from gpu.parts import Ground, run
+from gpu.parts import DeviceLostError, Ground, run
+
+LOST = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says. Returns 0: whatever was checked has passed; 1: something hasn't."""
+    """Run what the command line says.
+
+    Returns 0: whatever was checked has passed; 1: something hasn't; LOST: the GPU can't be used any more.
+    """
     options = parse(arguments)
     budget = Budget(options.budget_s)
     torch.set_num_threads(options.threads)
@@ -39,11 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = Results(options.output, "gpu", _settings(options), options.resume, options.partial)
     except ValueError as error:
         sys.exit(f"bench-gpu: {error}")
-    results.section("command", options.command)
+    results.section("command", _command(results, options))
     budget.say(f"{results.device}; torch {torch.__version__}")
-    rates = _rates(results, options)
+    rates = ground.rates(results, options.threads, options.amount.rates_s)
     budget.say(rates.describe())
-    run(Ground(options, Course(results, budget), rates))
+    try:
+        run(Ground(options, Course(results, budget), rates))
+    except DeviceLostError as error:
+        results.finish()
+        print(f"bench-gpu: {error}; the GPU is lost to this process: --resume --kernels stock goes on", file=sys.stderr)
+        return LOST
     print()
     if options.smoke:
         print("a smoke run's figures mean nothing: no verdict")
@@ -53,6 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results.finish()
     budget.say(f"written to {options.output}")
     return 1 if verdict.failures(results.measurements) else 0
+
+
+def _command(results: Results, options: Options) -> str:
+    """Return the commands that the file is of, those that are resumed first."""
+    before = results.get("command") if options.resume else None
+    if not isinstance(before, str):
+        return options.command
+    return before if options.command in before.split("; ") else f"{before}; {options.command}"
 
 
 def _settings(options: Options) -> dict[str, object]:
@@ -66,16 +83,6 @@ def _settings(options: Options) -> dict[str, object]:
         "prompt_tokens": options.amount.prompt,
         "output_tokens": options.amount.output,
     }
-
-
-def _rates(results: Results, options: Options) -> DeviceRates:
-    """Return the device's rates, measured once a file."""
-    found = results.get("rates")
-    if found is not None:
-        return DeviceRates.from_json(found)  # type: ignore[arg-type]  # as `to_json` has written it
-    measured = device.measure(options.threads, options.amount.rates_s)
-    results.section("rates", measured.to_json())
-    return measured
 
 
 if __name__ == "__main__":

@@ -22,10 +22,15 @@ from llama_engine.engine import Engine
 from llama_engine.requests import GenerationRequest
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
+from llama_engine.step_graphs import why_not
 from setting import workload
 from unit.forward_passes import ForwardPass, watching
 
+from gpu.decoding import proved
+
 MIB = 1 << 20
+LEFT = 64 << 10
+"""Bytes by which what PyTorch has allocated between two steps may differ: one for every step would be more."""
 PROMPTS = 8192
 """Prompt tokens that are read together when memory is scarce."""
 
@@ -46,8 +51,13 @@ class Extent:
     scarce_mib: int | None
 
 
-def steady(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
-    """Keep an engine full for so many steps; on CUDA with the memory that it took beside what was planned."""
+def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict[str, object]:
+    """Keep an engine full for so many steps; on CUDA with the memory that it took beside what was planned.
+
+    graphs: with the steps as CUDA graphs; RuntimeError if they can't be recorded.
+    """
+    if graphs and (reason := why_not(checkpoint)):
+        raise RuntimeError(reason)
     device = checkpoint.facts.device
     cuda = device.type == "cuda"
     if cuda:
@@ -55,16 +65,17 @@ def steady(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device) if cuda else 0
-    settings = Settings()
+    settings = Settings(cuda_graphs="on" if graphs else "off")
     engine = Engine(replace(checkpoint, max_model_len=extent.max_model_len), settings, extent.slots)
     holds = torch.cuda.memory_allocated(device) if cuda else 0
-    engine.prove()
+    proved(engine, graphs)
     supply = _requests(checkpoint, engine, settings)
     # The first stretch, in which contexts grow to their full length, is the warm-up of the two that are compared.
     warm, *halves = [_run(engine, supply, extent.steps // 3, extent.seconds / 3, device) for _ in range(3)]
     failed = sum(stretch.errors for stretch in (warm, *halves))
     found: dict[str, object] = {
         "plan": engine.plan.describe(),
+        "decode_steps": engine.describe_steps(),
         "slots": extent.slots,
         "max_model_len": extent.max_model_len,
         "steps": sum(stretch.steps for stretch in (warm, *halves)),
@@ -75,7 +86,8 @@ def steady(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
     if not cuda:
         return {**found, "memory": "needs CUDA", "passed": failed == 0, "in_short": f"{found['steps']} steps"}
     plan, peak = engine.plan, max(stretch.peak for stretch in (warm, *halves))
-    growth = max(halves[1].peak - halves[0].peak, halves[1].left - halves[0].left)
+    growth = halves[1].peak - halves[0].peak
+    left = halves[1].left - halves[0].left
     within = peak <= plan.total
     found["memory"] = {
         "planned_mib": {
@@ -88,14 +100,16 @@ def steady(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
         "reserved_mib": _mib(torch.cuda.max_memory_reserved(device)),
         "share_of_plan": round(peak / plan.total, 4),
         "growth_mib": _mib(growth),
+        "left_growth_bytes": left,
     }
-    # A pass over a longer span takes a little more than one over a shorter; a leak of a row or step exceeds that soon.
-    passed = within and growth <= max(MIB // 2, plan.reserve // 50) and failed == 0
+    # What lies there between two steps may differ by a tensor of a row's; a pass over a longer span takes a little more
+    # than one over a shorter.
+    passed = within and left <= LEFT and growth <= max(MIB // 2, plan.reserve // 50) and failed == 0
     return {
         **found,
         "passed": passed,
-        "in_short": f"peak {_mib(peak):,.0f} of {_mib(plan.total):,.0f} MiB planned, growth {_mib(growth):.1f} MiB in "
-        f"{found['steps']} steps, {failed} errors",
+        "in_short": f"peak {_mib(peak):,.0f} of {_mib(plan.total):,.0f} MiB planned, grown by {left:,} bytes in "
+        f"{found['steps']:,} of {extent.steps:,} steps, {failed} errors",
     }
 
 

@@ -7,40 +7,63 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from llama_engine.checkpoint import Checkpoint, load_checkpoint
 from llama_engine.settings import Settings
+from llama_engine.step_graphs import why_not
 from unit.engines import engine_of, with_tokens_as_text
 from unit.exactness import LONGEST, Tally, compare, mix, pool
 from unit.greedy import GreedyReference
 
 from gpu import logits
+from gpu.decoding import proved
 from gpu.precision import Precision
 
 TIES_A_THOUSAND = 1
 
+_ENGINES: Sequence[tuple[int, Mapping[str, str]]] = ((8, {}), (3, {}), (8, {"prefill_tokens": "256"}))
+"""Slots and settings, as in the unit test: rows wait where there are few slots, and enter in groups where prefills are
+small."""
 
-def embedded(precision: Precision, device: torch.device) -> Checkpoint:
-    """Load the embedded checkpoint in a precision."""
+
+def embedded(precision: Precision, device: torch.device, fused: bool = False) -> Checkpoint:
+    """Load the embedded checkpoint in a precision.
+
+    fused: with the engine's own kernels; RuntimeError if one of them isn't used.
+    """
+    if fused and device.type != "cuda":
+        raise RuntimeError("the fused kernels are a GPU's")
     plain = precision.weights != "int8"
     parameters = {
         "quantization": "none" if plain else "int8",
         **({"dtype": {"fp32": "float32", "fp16": "float16"}[precision.weights]} if plain else {}),
         **({} if precision.threshold is None else {"int8_threshold": str(precision.threshold)}),
+        **({"kernels": "fused"} if fused else {}),
     }
-    return load_checkpoint(Settings.parse(parameters, {}), device)
+    loaded = load_checkpoint(Settings.parse(parameters, {}), device)
+    if fused and (loaded.kernels.attention is None or (loaded.kernels.few is None and not plain)):
+        raise RuntimeError(f"the checkpoint has {loaded.kernels.describe()} only; the log says why")
+    return loaded
 
 
-def exactness(checkpoint: Checkpoint, batches: int, seconds: float) -> dict[str, object]:
-    """Compare tokens with generate()'s on each prompt alone, in so many batches or for so many seconds."""
+def exactness(checkpoint: Checkpoint, batches: int, seconds: float, graphs: bool = False) -> dict[str, object]:
+    """Compare tokens with generate()'s on each prompt alone, in so many batches or for so many seconds.
+
+    graphs: with the steps as CUDA graphs; RuntimeError if they can't be recorded.
+    """
+    if graphs and (reason := why_not(checkpoint)):
+        raise RuntimeError(reason)
     randomness, tally = random.Random(200), Tally()
     references = {1.0: GreedyReference(checkpoint, LONGEST), 1.3: GreedyReference(checkpoint, LONGEST, 1.3)}
     prompts = pool(checkpoint.codec, min(60, 2 * batches), randomness)
     exposed = with_tokens_as_text(checkpoint)
-    # As in the unit test: rows wait where there are few slots, and enter in groups where prefills are small.
-    engines = [engine_of(exposed, 8), engine_of(exposed, 3), engine_of(exposed, 8, prefill_tokens="256")]
+    settings = {"cuda_graphs": "on"} if graphs else {}
+    engines = [engine_of(exposed, slots, **settings, **more) for slots, more in _ENGINES]
+    if graphs:
+        for made in engines:
+            proved(made, graphs)
     until = time.monotonic() + seconds
     done, wrong = 0, ""
     while done < batches and not wrong and (done < 1 or time.monotonic() < until):
@@ -54,6 +77,7 @@ def exactness(checkpoint: Checkpoint, batches: int, seconds: float) -> dict[str,
     passed = not wrong and 1000 * tally.ties <= max(TIES_A_THOUSAND * tally.requests, 1000)
     return {
         "what": "greedy FP32 tokens against generate() on the prompt alone",
+        "decode_steps": engines[0].describe_steps(),
         "batches": done,
         **vars(tally),
         **({"wrong": wrong} if wrong else {}),
@@ -63,19 +87,30 @@ def exactness(checkpoint: Checkpoint, batches: int, seconds: float) -> dict[str,
 
 
 def tolerance(
-    precision: Precision, device: torch.device, exact: list[torch.Tensor], rows: int, steps: int
+    precision: Precision,
+    device: torch.device,
+    exact: list[torch.Tensor],
+    rows: int,
+    steps: int,
+    fused: bool = False,
 ) -> Mapping[str, object]:
-    """Compare a precision's logits with those of the same weights alone, and with `exact`: FP32's, alone."""
-    checkpoint = embedded(precision, device)
+    """Compare a precision's logits with those of the same weights alone, and with `exact`: FP32's, alone.
+
+    fused: with the engine's own kernels.
+    """
+    checkpoint = embedded(precision, device, fused)
     given = logits.texts(checkpoint, rows, steps)
     decoded = logits.through_slots(checkpoint, given, steps)
     same = logits.distance(logits.alone(checkpoint, given, steps), decoded)
     reference = logits.distance(exact, decoded)
-    same_bounds, reference_bounds = logits.SAME_WEIGHTS[precision.weights], logits.AGAINST_FP32[precision.weights]
+    # The fused product rounds no activations, so nothing is amplified: its bounds are those of 16 bits.
+    same_bounds = logits.SAME_WEIGHTS["fp16" if fused else precision.weights]
+    reference_bounds = logits.AGAINST_FP32[precision.weights]
     passed = same.within(same_bounds) and reference.within(reference_bounds)
     return {
         **precision.to_json(),
         "loaded": checkpoint.facts.describe(),
+        "kernels": checkpoint.kernels.describe(),
         "rows": rows,
         "steps": steps,
         "against_same_weights_alone": same.to_json(same_bounds),

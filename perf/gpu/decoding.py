@@ -7,6 +7,7 @@ had all rows in them. Knows engine and limit, and nothing of servers.
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
 from collections.abc import Sequence
@@ -56,10 +57,18 @@ class Wave:
         ]
 
 
-def engine(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: DeviceRates) -> dict[str, object]:
-    """Run a wave through an engine of as many slots. Raises RuntimeError if a row isn't completed."""
+def engine(
+    checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: DeviceRates, graphs: bool = False
+) -> dict[str, object]:
+    """Run a wave through an engine of as many slots. Raises RuntimeError if a row isn't completed.
+
+    graphs: with the steps as CUDA graphs; RuntimeError if they can't be recorded.
+    """
     device, vocabulary = checkpoint.facts.device, checkpoint.config.vocab_size
-    made = Engine(replace(checkpoint, max_model_len=wave.context), Settings(), wave.rows)
+    settings = Settings(cuda_graphs="on" if graphs else "off")
+    made = Engine(replace(checkpoint, max_model_len=wave.context), settings, wave.rows)
+    # As a server does at its start: what is compiled at its first use must not be compiled in what is measured.
+    proving_s = proved(made, graphs)
     _run(made, wave.requests(vocabulary, min(WARM_UP_TOKENS, wave.output)))
     settle(device)
     if device.type == "cuda":
@@ -72,7 +81,22 @@ def engine(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: Devi
         "first_token_ms": percentiles(steps.first_tokens),
         **_step(checkpoint, precision, wave, steps.full, rates),
         **_memory(device),
+        "steps": made.describe_steps(),
+        "proving_s": proving_s,
+        "texts": steps.texts,
     }
+
+
+def proved(made: Engine, graphs: bool) -> float:
+    """Let an engine prove itself; return the seconds. Raises RuntimeError if its steps should be graphs but aren't.
+
+    A step that can't be captured is a line in the log for a server, and here a measurement under a wrong name.
+    """
+    began = time.perf_counter()
+    made.prove()
+    if graphs and not made.replays:
+        raise RuntimeError("the steps can't be recorded as CUDA graphs; the log says why")
+    return round(time.perf_counter() - began, 2)
 
 
 def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: DeviceRates) -> dict[str, object]:
@@ -84,7 +108,8 @@ def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: Devic
         settle(device)
         began = time.perf_counter()
         with torch.inference_mode():
-            found: object = checkpoint.model.generate(  # type: ignore[misc]  # its self is a protocol that the class doesn't meet
+            # Its self is a protocol that the class doesn't meet.
+            found: object = checkpoint.model.generate(  # type: ignore[misc]
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=tokens,
@@ -98,6 +123,8 @@ def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: Devic
         return time.perf_counter() - began
 
     generate(min(WARM_UP_TOKENS, wave.output))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     return {
         "measured": "transformers' generate(), one batch",
         **_wave(checkpoint, precision, wave, generate(wave.output), rates),
@@ -107,11 +134,15 @@ def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: Devic
 
 @dataclass(frozen=True)
 class _Steps:
-    """seconds: of the wave. full: of each step with all rows and no prompt in it. first_tokens: since the start."""
+    """seconds: of the wave. full: of each step with all rows and no prompt in it. first_tokens: since the start.
+
+    texts: a digest of what all rows have said.
+    """
 
     seconds: float
     full: Sequence[float]
     first_tokens: Sequence[float]
+    texts: str
 
 
 def _run(made: Engine, requests: Sequence[GenerationRequest]) -> _Steps:
@@ -129,9 +160,13 @@ def _run(made: Engine, requests: Sequence[GenerationRequest]) -> _Steps:
             full.append(now - before)
         first += [now - began] * len(step.started)
         before = now
-    if wrong := [row.outcome for row in rows if not isinstance(row.outcome, Completion)]:
-        raise RuntimeError(f"{len(wrong)} of {len(rows)} rows failed, the first with {wrong[0]!r}")
-    return _Steps(before - began, full, first)
+    outcomes = [row.outcome for row in rows]
+    good = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+    if len(good) != len(rows):
+        wrong = next(outcome for outcome in outcomes if not isinstance(outcome, Completion))
+        raise RuntimeError(f"{len(rows) - len(good)} of {len(rows)} rows failed, the first with {wrong!r}")
+    digest = hashlib.sha256("\0".join(completion.text for completion in good).encode())
+    return _Steps(before - began, full, first, digest.hexdigest())
 
 
 def _wave(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from bench.course import reason
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "bitsandbytes", "accelerate", "numpy", "triton", "safetensors",
@@ -47,7 +48,7 @@ def _tried(look: Callable[[], object]) -> object:
     try:
         return look()
     except Exception as error:  # noqa: BLE001 - what is missing is what is asked for
-        return f"failed: {type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"
+        return f"failed: {reason(error)}"
 
 
 def _version(package: str) -> str | None:

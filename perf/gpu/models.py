@@ -32,9 +32,11 @@ from gpu.precision import Precision
 class RandomLlama:
     """One model of a shape on a device. Not thread-safe."""
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    def __init__(self, shape: Shape, device: torch.device, kernels: str = "fused") -> None:
+        """Make nothing yet. kernels: the setting, for what isn't to be stock anyway."""
         self._shape = shape
         self._device = device
+        self._kernels = kernels
         self._checkpoint: Checkpoint | None = None
         # What it is at the moment: a precision, and whether its layers are bitsandbytes'.
         self._state: tuple[Precision, bool] | None = None
@@ -65,7 +67,7 @@ class RandomLlama:
             self._checkpoint = replace(made, facts=read_facts(made.model), kernels=PLAIN)
         else:
             _give_back_scales(made.model)
-            kernels = fit_kernels(made.model, "fused")
+            kernels = fit_kernels(made.model, self._kernels)
             self._checkpoint = replace(made, facts=read_facts(made.model), kernels=kernels)
         self._state = precision, stock
         return self._checkpoint

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from bench.course import Course, Measurement
+from bench.course import Course, Measurement, reason
 from limit.rates import DeviceRates
 
 from gpu import capacity, correctness, decoding, environment, graphs, products
@@ -26,7 +26,7 @@ OUTLIER_ROWS = (1, 32)
 """Row counts at threshold 6: every layer waits for the device there, so a wave takes long, and it isn't the product."""
 
 _LEAST_S = {"environment": 0.0, "correct": 10.0, "quality": 15.0, "capacity": 25.0, "decode": 15.0, "stock": 25.0,
-            "graph": 8.0, "products": 5.0, "article": 120.0, "tiles": 30.0}  # fmt: skip
+            "graph": 25.0, "products": 5.0, "article": 120.0, "tiles": 30.0}  # fmt: skip
 """Seconds that must be left for a task of a part to begin; guesses, until they have been measured."""
 
 
@@ -41,7 +41,7 @@ class Ground:
     _exact: list[torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
-        self.llama = RandomLlama(self.options.amount.shape, self.options.device)
+        self.llama = RandomLlama(self.options.amount.shape, self.options.device, self.options.kernels)
 
     @property
     def exact(self) -> list[torch.Tensor]:
@@ -53,21 +53,26 @@ class Ground:
         return self._exact
 
 
+class DeviceLostError(Exception):
+    """The device's context is broken: nothing else in this process would work. `str()` says since when and why."""
+
+
 def run(ground: Ground) -> None:
-    """Run every task of the parts that were asked for, as long as there is time."""
+    """Run every task of the parts that were asked for, as long as there is time. Raises DeviceLostError."""
     options, course = ground.options, ground.course
     for part, tasks_of in (("environment", _environment), ("correct", _correct)):
         if part in options.parts:
             for key, task in tasks_of(ground):
                 _measure(course, part, key, task, options.smoke)
-    if "quality" in options.parts:
-        _quality(ground)
     for precision in precisions(options.device.type):
         for part, tasks in (("stock", _stock), ("capacity", _capacity), ("decode", _decode), ("graph", _graph)):
             if part in options.parts:
                 for key, task in tasks(ground, precision):
                     _measure(course, part, key, task, options.smoke)
     ground.llama.free()
+    # Behind what the aims are about: its text takes a while to be rebuilt.
+    if "quality" in options.parts:
+        _quality(ground)
     for part, listed in (("products", _products), ("tiles", _tiles)):
         if part in options.parts:
             for key, task in listed(ground):
@@ -82,6 +87,12 @@ def _measure(course: Course, part: str, key: str, task: Task, smoke: bool) -> No
         return task()
 
     course.measure(key, {}, timely)
+    if not smoke and torch.cuda.is_available():
+        try:
+            torch.cuda.synchronize()
+        except Exception as error:
+            # An address that isn't there, say: nothing in this process can use the device any more.
+            raise DeviceLostError(f"{key}: {reason(error)}") from error
 
 
 def _environment(ground: Ground) -> Iterator[tuple[str, Task]]:
@@ -94,6 +105,14 @@ def _correct(ground: Ground) -> Iterator[tuple[str, Task]]:
         "correct/tokens/fp32",
         lambda: correctness.exactness(correctness.embedded(FP32, device), amount.batches, amount.exact_s),
     )
+    yield (
+        "correct/tokens/fp32_graphs",
+        lambda: correctness.exactness(correctness.embedded(FP32, device), amount.batches, amount.exact_s / 2, True),
+    )
+    yield (
+        "correct/tokens/fp32_fused",
+        lambda: correctness.exactness(correctness.embedded(FP32, device, True), amount.batches, amount.exact_s / 2),
+    )
     for precision in (FP32, FP16, *precisions(device.type)[1:]):
         yield (
             f"correct/logits/{precision.key}",
@@ -101,11 +120,20 @@ def _correct(ground: Ground) -> Iterator[tuple[str, Task]]:
                 precision, device, ground.exact, amount.rows, amount.steps
             ),
         )
+    for precision in (FP16, INT8):
+        yield (
+            f"correct/logits/{precision.key}_fused",
+            lambda precision=precision: correctness.tolerance(  # type: ignore[misc]
+                precision, device, ground.exact, amount.rows, amount.steps, True
+            ),
+        )
 
 
 def _capacity(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
     extent = ground.options.amount.extent
     yield f"capacity/{precision.key}", lambda: capacity.steady(ground.llama.at(precision), extent)
+    if precision == INT8:
+        yield f"capacity/{precision.key}/graphs", lambda: capacity.steady(ground.llama.at(precision), extent, True)
     yield f"capacity/{precision.key}/scarce", lambda: capacity.scarce(ground.llama.at(precision), extent)
 
 
@@ -144,12 +172,13 @@ def _stock(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
 
 def _graph(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
     amount = ground.options.amount
-    for rows in amount.graph_rows:
-        bucket = graphs.Bucket(rows, amount.span)
+    for rows in amount.graph_rows if (precision.threshold or 0) == 0 else ():
+        wave = Wave(rows, amount.prompt, amount.output)
+        launched = ground.course.results.measurements.get(f"decode/{precision.key}/{rows}")
         yield (
             f"graph/{precision.key}/{rows}",
-            lambda bucket=bucket: graphs.measure(  # type: ignore[misc]
-                ground.llama.at(precision), precision, bucket, ground.rates, amount.graph_s
+            lambda wave=wave, launched=launched: graphs.measure(  # type: ignore[misc]
+                ground.llama.at(precision), precision, wave, ground.rates, launched
             ),
         )
 
@@ -177,6 +206,8 @@ def _tiles(ground: Ground) -> Iterator[tuple[str, Task]]:
 def _quality(ground: Ground) -> None:
     """Every candidate is a measurement, and the reference another one: they come together."""
     course = ground.course
+    # Of a run before: why it couldn't be done then.
+    course.results.forget("quality")
     try:
         # What it needs to rebuild the text is more than the other parts need.
         from gpu import quality
@@ -190,6 +221,7 @@ def _quality(ground: Ground) -> None:
 
 def _article(ground: Ground) -> None:
     options, course = ground.options, ground.course
+    course.results.forget("article")
     if options.device.type != "cuda":
         course.note("article", {"not_run": "needs CUDA"})
         return

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from bench.course import reason
 from bitsandbytes.nn.modules import Linear8bitLt
 from limit.rates import DeviceRates
 from setting.checkpoint import Shape
@@ -26,6 +28,7 @@ from gpu import fused
 from gpu.models import in_8_bits
 from gpu.timing import WAITS, timed
 
+INT_MM = "int_mm"
 INT_MM_ROWS = 32
 """PyTorch's INT8 product takes more than 16 rows on CUDA; fewer are padded to this many."""
 CACHES = 256 << 20
@@ -92,12 +95,17 @@ class Weight:
             "bitsandbytes": self.layer,
             OUTLIERS: self.outliers,
             "dequantize": lambda rows: torch.nn.functional.linear(rows, self.widened()),
-            "int_mm": lambda rows: _int_mm(_codes_of(rows), self.codes),
+            # Takes codes, as `_codes_of` makes them.
+            INT_MM: lambda codes: _int_mm(codes, self.codes),
             "w8a8": self._w8a8,
             # Where it can't run, calling it says why.
-            "fused": lambda rows: fused.product(self.codes, self.scales)(rows),
-            "engine_many": lambda rows: fused.plain_product(self.codes, self.scales)(rows),
+            "fused": lambda rows: self._fused(rows),
+            "engine_many": fused.plain_product(self.codes, self.scales),
         }
+
+    @cached_property
+    def _fused(self) -> Product:
+        return fused.product(self.codes, self.scales)
 
     def _w8a8(self, rows: torch.Tensor) -> torch.Tensor:
         scales = rows.abs().amax(-1, keepdim=True).float().clamp_min(1e-8) / 127.0
@@ -133,7 +141,7 @@ def _measure(
     each = [products(weight) for weight in weights]
     ways = {name: _timed([one[name] for one in each], name, activations, exact, device, seconds) for name in each[0]}
     bounds = {kind: 1e6 * size * width / rates.read(CACHES * width) for kind, width in (("int8", 1), ("fp16", 2))}
-    ran = {name: way for name, way in ways.items() if "failed" not in way and name != "int_mm"}
+    ran = {name: way for name, way in ways.items() if "failed" not in way and name != INT_MM}
     return {
         "matrix": matrix.name,
         "outputs": matrix.outputs,
@@ -157,15 +165,15 @@ def _timed(
 ) -> dict[str, object]:
     try:
         with torch.inference_mode():
-            actions = [lambda product=product: product(activations) for product in products]
+            # Made before anything is timed: kernels of their own beside a product of some microseconds.
+            factor = _codes_of(activations) if name == INT_MM else activations
+            actions = [lambda product=product: product(factor) for product in products]
             # Counted in whole rounds; a CPU's calls need no more than one.
             rounds = 1 if device.type == "cpu" else max(1, -(-CALLS // len(actions)))
             timing = timed(actions * rounds, device, seconds, WAITS if name == OUTLIERS else None)
-            error = (
-                None if name == "int_mm" else float((products[0](activations).double() - exact).norm() / exact.norm())
-            )
-    except Exception as error_:  # noqa: BLE001 - one way that this device or library hasn't got is a result
-        return {"failed": f"{type(error_).__name__}: {(str(error_).strip() or repr(error_)).splitlines()[0]}"}
+            error = None if name == INT_MM else float((products[0](factor).double() - exact).norm() / exact.norm())
+    except Exception as failure:  # noqa: BLE001 - one way that this device or library hasn't got is a result
+        return {"failed": reason(failure)}
     return {**timing.to_json(), "error": None if error is None else float(f"{error:.3g}")}
 
 
@@ -182,13 +190,15 @@ def _best_us(way: Mapping[str, object]) -> float:
 
 
 def _codes_of(rows: torch.Tensor) -> torch.Tensor:
-    # What the values are makes no difference to the product's time, and rounding is `w8a8`'s to pay.
-    return torch.full(rows.shape, 3, dtype=torch.int8, device=rows.device)
+    """Return int8 of as many rows, padded; rounding these is `w8a8`'s to pay, and any value takes the same time."""
+    return _padded(torch.full(rows.shape, 3, dtype=torch.int8, device=rows.device))
+
+
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    missing = INT_MM_ROWS - rows.shape[0]
+    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing > 0 and rows.is_cuda else rows
 
 
 def _int_mm(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """Multiply [rows, inputs] with [outputs, inputs], both int8, into int32 [rows, outputs]."""
-    count = rows.shape[0]
-    if count < INT_MM_ROWS and rows.device.type == "cuda":
-        rows = torch.nn.functional.pad(rows, (0, 0, 0, INT_MM_ROWS - count))
-    return torch._int_mm(rows, codes.t())[:count]
+    return torch._int_mm(_padded(rows), codes.t())[: rows.shape[0]]

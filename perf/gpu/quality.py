@@ -13,6 +13,9 @@ from quality.candidates import CANDIDATES, Candidate, measured, reference_of
 from tqdm import tqdm
 from unit.prompts import reference_text
 
+FUSED = Candidate("int8_fused", 0.0, "fused")
+"""What the aims are about: the engine's own product, which rounds no activations."""
+
 
 def tasks(
     device: torch.device, texts: int, context: int, brief: bool
@@ -27,7 +30,7 @@ def tasks(
         rows = text.from_text(reference_text()[:2000], "a page", reference.codec.tokenizer, reference.max_model_len)
     else:
         rows = text.held_out(reference.max_model_len)
-    for candidate in CANDIDATES:
+    for candidate in (*([FUSED] if device.type == "cuda" else []), *CANDIDATES):
         yield candidate.key, lambda candidate=candidate: _distance(candidate, base, reference, rows, texts)  # type: ignore[misc]
 
 
@@ -35,6 +38,8 @@ def _distance(
     candidate: Candidate, base: Settings, reference: Checkpoint, rows: text.Rows, texts: int
 ) -> Mapping[str, object]:
     loaded = load_checkpoint(candidate.settings(base), reference.facts.device)
+    if candidate == FUSED and loaded.kernels.few is None:
+        raise RuntimeError("the fused 8-bit product isn't used; the log says why")
     taken = rows.tokens[:texts]
     silent: tqdm[NoReturn] = tqdm(disable=True)
     found = measured(candidate, reference, loaded, taken, silent)[candidate.key]

@@ -1,12 +1,17 @@
-"""The article's table on this GPU, through Triton and perf_analyzer: `bench.articles`, within what time is left.
+"""The article's tables on this GPU, through Triton and perf_analyzer: `bench.articles`, within what time is left.
+
+What the aims are about comes first, and the article's naive server, which takes longest, last.
 
 Needs what the rest of a run doesn't: tritonserver, its Python backend's stub for this Python, perf_analyzer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from article.subjects import Subject
 from bench import articles
 from bench.course import Course
 from limit.rates import DeviceRates
@@ -25,7 +30,15 @@ class _Asked:
 
 
 def article(course: Course, options: Options, rates: DeviceRates) -> None:
-    """Measure every subject of the article's table, at equal lengths; what there is no time for says so."""
+    """Measure every subject of the article's tables, equal lengths first; what there is no time for says so."""
+    # Servers are processes of their own: what this one's allocator keeps is missing from their memory plans.
+    torch.cuda.empty_cache()
     # On disk, since servers load it: of Llama-2-7B's shape it takes 13 GB there.
     checkpoint = default_checkpoint()
-    articles.tables(course, _Asked(CONCURRENCY, options.threads), checkpoint, rates, ["equal"], course.budget.left)
+    asked = _Asked(CONCURRENCY, options.threads)
+    for mix in ("equal", "uniform"):
+        articles.tables(course, asked, checkpoint, rates, [mix], course.budget.left, _ours_first)
+
+
+def _ours_first(subjects: Sequence[Subject]) -> Sequence[Subject]:
+    return sorted(subjects, key=lambda subject: (-subject.quick, -subject.max_batch_size))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from bench.course import reason
 
 Action = Callable[[], object]
 
@@ -37,8 +38,8 @@ class Timing:
     def to_json(self) -> dict[str, object]:
         """Return both in microseconds."""
         graph = None if self.graph is None else round(1e6 * self.graph, 2)
-        reason = {} if self.uncaptured is None else {"uncaptured": self.uncaptured}
-        return {"eager_us": round(1e6 * self.eager, 2), "graph_us": graph, **reason}
+        why = {} if self.uncaptured is None else {"uncaptured": self.uncaptured}
+        return {"eager_us": round(1e6 * self.eager, 2), "graph_us": graph, **why}
 
 
 WAITS = "at a threshold bitsandbytes waits for the device in every layer"
@@ -63,20 +64,22 @@ def timed(actions: Sequence[Action], device: torch.device, seconds: float, waits
 
     each()
     settle(device)
-    reason = waits if device.type == "cuda" else "needs CUDA"
-    share = seconds if reason else seconds / 2
+    unfit = waits if device.type == "cuda" else "needs CUDA"
+    share = seconds if unfit else seconds / 2
     eager = _median(each, device, share) / len(actions)
-    if reason:
-        return Timing(eager, None, reason)
+    if unfit:
+        return Timing(eager, None, unfit)
     try:
         graph = captured(each, device)
     except Exception as error:  # noqa: BLE001 - whatever can't be captured, the reason is the result
-        return Timing(eager, None, (str(error).strip() or repr(error)).splitlines()[0])
+        return Timing(eager, None, reason(error))
     return Timing(eager, _median(graph.replay, device, share) / len(actions))
 
 
 def captured(action: Action, device: torch.device) -> torch.cuda.CUDAGraph:
-    """Return the action as a CUDA graph. Raises what capturing raises, and leaves the device usable."""
+    """Return the action as a CUDA graph. Raises what capturing raises, and leaves the device usable then, on the
+    stream that was the current one.
+    """
     # What libraries set up at their first call on a stream must not be a part of the graph.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
@@ -86,10 +89,13 @@ def captured(action: Action, device: torch.device) -> torch.cuda.CUDAGraph:
     torch.cuda.current_stream(device).wait_stream(side)
     settle(device)
     graph = torch.cuda.CUDAGraph()
+    before = torch.cuda.current_stream(device)
     try:
         with torch.cuda.graph(graph):
             action()
     except Exception:
+        # PyTorch doesn't leave its capture stream if the capture can't even be ended.
+        torch.cuda.set_stream(before)
         settle(device)
         raise
     graph.replay()

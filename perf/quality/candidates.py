@@ -25,10 +25,11 @@ _WEIGHTS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"
 
 @dataclass(frozen=True)
 class Candidate:
-    """INT8 under one outlier threshold."""
+    """INT8 under one outlier threshold. kernels: the setting, which makes a difference on a GPU only."""
 
     key: str
     threshold: float
+    kernels: str = "stock"
 
     def title(self, rounds_activations: bool) -> str:
         """Return its name in the table."""
@@ -37,7 +38,7 @@ class Candidate:
 
     def settings(self, base: Settings) -> Settings:
         """Return how the server would load it."""
-        return replace(base, quantization="int8", int8_threshold=self.threshold)
+        return replace(base, quantization="int8", int8_threshold=self.threshold, kernels=self.kernels)
 
 
 UNREACHED = 1000.0

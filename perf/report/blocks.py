@@ -56,6 +56,7 @@ TABLES: Mapping[str, TableBlock] = {
     "gpu-verdict": TableBlock(*_GPU, gpu.verdict),
     "gpu-decoding": TableBlock(*_GPU, gpu.decoding),
     "gpu-article": TableBlock(*_GPU, article.article),
+    "gpu-mixed": TableBlock(*_GPU, article.mixed),
     "gpu-products": TableBlock(*_GPU, gpu.products),
     "tune": TableBlock(*_TUNE, tune.tune),
 }

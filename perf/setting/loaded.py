@@ -3,6 +3,7 @@
 "llama: settings: model=…, quantization=int8, …"
 "llama: loaded 33.1 MiB of weights: linear layers 1 in float32, 56 in int8, outlier threshold 0; everything else
  float32; on cpu"
+"llama: decode steps: stock kernels, launched"
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ _LOADED = re.compile(
     r'llama: (loaded ([\d,.]+) MiB of weights: linear layers (.*?); everything else (\w+); on (\S+?))"?'
 )
 _SETTINGS = re.compile(r'llama: settings: (.*?)"?')
+_STEPS = re.compile(r'llama: decode steps: (.*?)"?')
 _LINEARS = re.compile(r"(\d+) in (\w+)")
 
 
@@ -26,7 +28,7 @@ class UnknownLogError(Exception):
 class Loaded:
     """What was loaded. linears: number of linear layers by their weights' dtype. settings: as the model took them.
 
-    line: the model's own words.
+    steps: how decode steps are computed. line: the model's own words on what was loaded.
     """
 
     weights_mib: float
@@ -34,6 +36,7 @@ class Loaded:
     dtype: str
     device: str
     settings: Mapping[str, str]
+    steps: str
     line: str
 
 
@@ -48,6 +51,7 @@ def read(log: str) -> Loaded:
         dtype=facts[4],
         device=facts[5],
         settings={name: value for name, value in settings.items() if name != "model"},
+        steps=_only(_STEPS, log)[1],
         line=facts[1],
     )
 

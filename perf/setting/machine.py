@@ -38,10 +38,20 @@ def describe() -> dict[str, object]:
 def sources() -> dict[str, object]:
     """Return what identifies the code that runs: the commit and, if files differ from it, a digest of the difference.
 
-    Documents and results don't count. A copy without its repository says what it was a copy of, if that came along.
+    Documents and results don't count. A copy without a repository that git can read says what it was a copy of, if that
+    came along.
     """
+    # Git itself would look for a repository in the folders above, too.
     if not (ROOT / ".git").exists():
         return _carried()
+    try:
+        return _read()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        # No git, or a repository that isn't its user's, or not all of one: no reason to measure nothing.
+        return _carried()
+
+
+def _read() -> dict[str, object]:
     elsewhere = ["--", ".", *(f":(exclude){path}" for path in _WRITTEN)]
     untracked = _git("ls-files", "--others", "--exclude-standard", "-z", *elsewhere).split(b"\0")[:-1]
     digest = hashlib.sha256(_git("diff", "HEAD", "--binary", *elsewhere))

@@ -39,6 +39,7 @@ class ReadBack:
             },
             "model_settings": dict(self.loaded.settings),
             "loaded": self.loaded.line,
+            "decode_steps": self.loaded.steps,
         }
 
 

@@ -59,6 +59,10 @@ class Results:
         self._content["measurements"][key] = dict(measurement)
         self.write()
 
+    def forget(self, key: str) -> None:
+        """Take a measurement out, if it is there."""
+        self._content["measurements"].pop(key, None)
+
     def section(self, name: str, content: object) -> None:
         """Set a section of the run's own beside the measurements and write the partial file."""
         self._content[name] = content

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# With its number, as tensors have it: to PyTorch "cuda" and "cuda:0" are two devices.
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 NO_LANGUAGE = "the Triton language isn't installed; make test-kernels installs it"
 

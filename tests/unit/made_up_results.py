@@ -259,7 +259,7 @@ def gpu(measurements: Content | None = None) -> Content:
     some = {
         "decode/int8/32": STEPPED,
         "products/4096x11008/8": PRODUCT,
-        **{f"article/equal/{server}": one for server, one in of_ours("equal").items()},
+        **{f"article/{mix}/{server}": one for mix in ("equal", "uniform") for server, one in of_ours(mix).items()},
     }
     content = result("gpu", "make bench-gpu", some if measurements is None else measurements, verdict=[aim])
     content["settings"] = {"model": "a made-up Llama", "threads": 1, "prompt_tokens": 100, "output_tokens": 200}

@@ -17,7 +17,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig as ConfigFile
 
 SETTINGS = (
     'I1121 07:20:42.522317 24337 model.py:333] "llama: settings: model=/models/a, comma/llama, revision=None, '
-    "quantization={}, int8_threshold=None, dtype=auto, device=auto, kernels=stock, "
+    "quantization={}, int8_threshold=None, dtype=auto, device=auto, "
     'scheduling={}, slots=None, memory_fraction=0.9"'
 )
 INT8 = (
@@ -43,8 +43,12 @@ def config_of(one: Subject) -> ModelConfig:
     return read_config(json_format.MessageToDict(message, preserving_proto_field_name=True))
 
 
-def facts(quantization: str, scheduling: str, line: str) -> Loaded:
-    return loaded.read(f"starting\n{SETTINGS.format(quantization, scheduling)}\n{line}\nready")
+STEPS = 'I1121 07:20:44.180865 24337 model.py:127] "llama: decode steps: {}"'
+
+
+def facts(quantization: str, scheduling: str, line: str, steps: str = "stock kernels, launched") -> Loaded:
+    said = [SETTINGS.format(quantization, scheduling), line, STEPS.format(steps)]
+    return loaded.read("\n".join(["starting", *said, "ready"]))
 
 
 def test_the_model_s_own_lines_are_read() -> None:
@@ -101,11 +105,35 @@ def test_a_setting_of_the_environment_that_beats_the_config_is_noticed() -> None
         check(one, ReadBack(config_of(one), facts("none", "inflight", FP16)))
 
 
-def test_kernels_that_were_not_asked_for_are_noticed() -> None:
-    one = subject("inflight_int8")
-    fused = dataclasses.replace(one, environment={"LLAMA_KERNELS": "fused"})
-    with pytest.raises(MismatchError, match=r"kernels is stock, not fused$"):
-        check(fused, ReadBack(config_of(one), facts("int8", "inflight", INT8)))
+QUICK = "fused 8-bit product and attention, replayed as 35 CUDA graphs"
+
+
+@pytest.mark.parametrize(
+    ("steps", "quick"),
+    [
+        (QUICK, False),
+        ("stock kernels, launched", True),
+        ("fused attention, replayed as 35 CUDA graphs", True),
+        ("fused 8-bit product and attention, launched", True),
+    ],
+)
+def test_steps_that_were_not_asked_for_are_noticed(steps: str, quick: bool) -> None:
+    one = dataclasses.replace(subject("inflight_int8"), quick=quick)
+    with pytest.raises(
+        MismatchError, match=rf"the decode steps are {steps}, not {'quick' if quick else 'stock'} ones$"
+    ):
+        check(one, ReadBack(config_of(one), facts("int8", "inflight", INT8, steps)))
+
+
+def test_quick_steps_pass() -> None:
+    one = dataclasses.replace(subject("inflight_int8"), quick=True)
+    check(one, ReadBack(config_of(one), facts("int8", "inflight", INT8, QUICK)))
+
+
+def test_a_longer_context_than_the_subject_s_is_noticed() -> None:
+    one = dataclasses.replace(subject("inflight_int8"), environment={"LLAMA_MAX_MODEL_LEN": "1024"})
+    with pytest.raises(MismatchError, match=r"max_model_len is None, not 1024$"):
+        check(one, ReadBack(config_of(one), facts("int8", "inflight", INT8)))
 
 
 def test_weights_of_another_format_are_noticed() -> None:

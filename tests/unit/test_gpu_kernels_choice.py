@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 import torch
 from llama_engine import kernels, plain_kernels
-from llama_engine.kernels import PLAIN, Kernels, choose_kernels
-from unit.gpu_kernels import DEVICE
+from llama_engine.kernels import PLAIN, Kernels, Shapes, choose_kernels
 
 GPU = torch.device("cuda")
+SHAPES = ((256, 1024), (64, 256))
 INT8, ATTENTION = "llama_engine.int8_kernel", "llama_engine.attention_kernel"
 
 
@@ -26,14 +26,17 @@ def _stand_in(name: str, **members: object) -> ModuleType:
 
 @pytest.fixture
 def usable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
-    """Choose as if there were a GPU, with stand-ins for the fused forms that run where the tests do."""
+    """Choose on the CPU as if it were a GPU, with stand-ins for the fused forms.
 
-    def choose(int8_product: object = None, decode_attention: object = None, eight_bit: bool = True) -> Kernels:
+    Not on a GPU where there is one: its matrix library adds up in another order for another number of rows.
+    """
+
+    def choose(int8_product: object = None, decode_attention: object = None, weights: Shapes = SHAPES) -> Kernels:
         product, attention = int8_product or plain_kernels.int8_product, decode_attention or _by_itself
         monkeypatch.setitem(sys.modules, INT8, _stand_in(INT8, ROW_TILES=(16, 64), int8_product=product))
         monkeypatch.setitem(sys.modules, ATTENTION, _stand_in(ATTENTION, SPAN=32, decode_attention=attention))
         monkeypatch.setattr(kernels, "_refuse", lambda device: None)
-        return kernels._tried(DEVICE, torch.float16, 16, 2, eight_bit)
+        return kernels._tried(torch.device("cpu"), torch.float16, 16, 2, weights)
 
     return choose
 
@@ -61,13 +64,13 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_cpu_tries_the_gpus_kernels(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    assert choose_kernels(torch.device("cpu"), torch.float32, 64, 1, True) == PLAIN
+    assert choose_kernels(torch.device("cpu"), torch.float32, 64, 1, SHAPES) == PLAIN
     assert _lines(caplog) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_pytorch_cannot_see_fails_the_load(caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_kernels(GPU, torch.float16, 128, 1, True) == PLAIN
+    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == PLAIN
     assert len(_lines(caplog)) == 2
 
 
@@ -78,10 +81,10 @@ def test_a_missing_language_fails_the_load_or_goes_unsaid(
     monkeypatch.setitem(sys.modules, "triton", None)
     for module in (INT8, ATTENTION):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    assert choose_kernels(GPU, torch.float16, 128, 1, True) == PLAIN
+    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == PLAIN
     product, attention = _lines(caplog)
-    assert "the fused 8-bit product can't be used, the plain one is: ModuleNotFoundError: " in product
-    assert "the fused decode attention can't be used, the plain one is: ModuleNotFoundError: " in attention
+    assert "the fused 8-bit product can't be used, the stock one is: ModuleNotFoundError: " in product
+    assert "the fused decode attention can't be used, the stock one is: ModuleNotFoundError: " in attention
     assert "\n" not in product + attention
 
 
@@ -96,7 +99,7 @@ def test_kernels_that_are_right_are_not_chosen(
 def test_a_model_without_8_bit_layers_hears_of_their_product(
     usable: Callable[..., Kernels], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert usable(int8_product=_raising, eight_bit=False) == Kernels(attention=_by_itself)
+    assert usable(int8_product=_raising, weights=()) == Kernels(attention=_by_itself)
     assert _lines(caplog) == []
 
 
@@ -110,6 +113,12 @@ def _zeros(activations: torch.Tensor, weight: torch.Tensor, *_: object) -> torch
 
 def _not_numbers(activations: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
     return activations.new_full((len(activations), len(weight)), torch.nan)
+
+
+def _wrong_when_narrow(
+    activations: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return plain_kernels.int8_product(activations, weight, scales, bias) * (1 if len(weight) > 64 else 2)
 
 
 def _by_number_of_rows(
@@ -129,6 +138,7 @@ def _by_number_of_rows(
     [
         (_raising, "RuntimeError: out of resources: shared memory"),
         (_zeros, "RuntimeError: its result is wrong by 100.0% of the largest value"),
+        (_wrong_when_narrow, "RuntimeError: its result is wrong by 100.0% of the largest value"),
         (_not_numbers, "RuntimeError: its result is wrong by nan% of the largest value"),
         (_by_number_of_rows, "RuntimeError: on this GPU a row's result among 16 differs from that among 64"),
     ],
@@ -137,7 +147,7 @@ def test_a_product_that_fails_is_used_or_takes_the_attention_with_it(
     product: object, reason: str, usable: Callable[..., Kernels], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert usable(int8_product=product) == Kernels(attention=_by_itself)
-    assert _lines(caplog) == [f"the fused 8-bit product can't be used, the plain one is: {reason}"]
+    assert _lines(caplog) == [f"the fused 8-bit product can't be used, the stock one is: {reason}"]
 
 
 def _of_all_positions(
@@ -158,7 +168,7 @@ def test_an_attention_that_fails_is_used_or_takes_the_product_with_it(
     attention: object, reason: str, usable: Callable[..., Kernels], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert usable(decode_attention=attention) == Kernels(few=plain_kernels.int8_product)
-    assert _lines(caplog) == [f"the fused decode attention can't be used, the plain one is: {reason}"]
+    assert _lines(caplog) == [f"the fused decode attention can't be used, the stock one is: {reason}"]
 
 
 def test_kernels_are_used_on_a_gpu_while_the_interpreter_is_on(
@@ -166,7 +176,7 @@ def test_kernels_are_used_on_a_gpu_while_the_interpreter_is_on(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert choose_kernels(GPU, torch.float16, 128, 1, True) == PLAIN
+    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == PLAIN
     assert all("TRITON_INTERPRET is set" in line for line in _lines(caplog))
 
 
@@ -174,5 +184,5 @@ def test_a_gpu_without_the_matrix_instructions_is_tried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert choose_kernels(GPU, torch.float16, 128, 1, True) == PLAIN
+    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == PLAIN
     assert all("older than Ampere" in line for line in _lines(caplog))

@@ -1,4 +1,8 @@
-"""The plain forms of the kernels, which say what the fused ones must come to, and a model that runs on them."""
+"""The plain forms of the kernels, which say what the fused ones must come to, and a model that runs on them.
+
+The forms run on a GPU where there is one, because they take another way there; the model always on the CPU: it is
+compared token by token with itself, and a GPU's matrix library may add up in another order for another shape.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bitsandbytes.nn.modules import Int8Params
 from llama_engine import plain_kernels
 from llama_engine.checkpoint import Checkpoint
 from llama_engine.kernels import Kernels
@@ -15,7 +20,7 @@ from llama_engine.requests import GenerationRequest
 from llama_engine.text import TextCodec
 from unit.engines import completions, engine_of, load
 from unit.forward_passes import before_each
-from unit.gpu_kernels import assert_near
+from unit.gpu_kernels import DEVICE, assert_near, normal, randomness
 from unit.prompts import random_prompt
 from unit.small_checkpoints import save_small
 
@@ -23,23 +28,31 @@ from unit.small_checkpoints import save_small
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_plain_product_rounds_more_than_the_weights(bias: bool, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(1)
-    activations = torch.randn(5, 48, generator=generator).to(dtype)
-    weight = torch.randint(-127, 128, (37, 48), generator=generator, dtype=torch.int8)
-    scales = torch.rand(37, generator=generator) / 127
-    added = torch.randn(37, generator=generator).to(dtype) if bias else None
+    activations = normal(5, 48, seed=1, dtype=dtype)
+    weight = torch.randint(-127, 128, (37, 48), device=DEVICE, generator=randomness(2), dtype=torch.int8)
+    scales = torch.rand(37, device=DEVICE, generator=randomness(3)) / 127
+    added = normal(37, seed=4, dtype=dtype) if bias else None
     exact = activations.double() @ (weight.double() * scales.double()[:, None]).T
     expected = exact if added is None else exact + added.double()
     assert_near(plain_kernels.int8_product(activations, weight, scales, added), expected.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_plain_product_cannot_take_a_weight_as_its_layer_holds_it(dtype: torch.dtype) -> None:
+    codes = torch.randint(-127, 128, (37, 48), device=DEVICE, generator=randomness(2), dtype=torch.int8)
+    activations, scales = normal(5, 48, seed=1, dtype=dtype), torch.rand(37, device=DEVICE, generator=randomness(3))
+    expected = plain_kernels.int8_product(activations, codes, scales)
+    with torch.inference_mode():
+        held = Int8Params(codes, requires_grad=False, has_fp16_weights=False, SCB=scales)
+        assert torch.equal(plain_kernels.int8_product(activations, held, scales), expected)
+
+
 @pytest.mark.parametrize("shared", [1, 4])
 def test_the_plain_attention_is_not_that_of_each_row_by_itself(shared: int) -> None:
-    generator = torch.Generator().manual_seed(2)
     lengths = (3, 20, 1)
-    query = torch.randn(3, 8, 16, generator=generator)
-    keys, values = torch.randn(2, 3, 8 // shared, 20, 16, generator=generator)
-    attended = plain_kernels.decode_attention(query, keys, values, torch.tensor(lengths), 0.25)
+    query = normal(3, 8, 16, seed=1, dtype=torch.float32)
+    keys, values = normal(2, 3, 8 // shared, 20, 16, seed=2, dtype=torch.float32)
+    attended = plain_kernels.decode_attention(query, keys, values, torch.tensor(lengths, device=DEVICE), 0.25)
     for row, length in enumerate(lengths):
         for head in range(8):
             key, value = keys[row, head // shared, :length], values[row, head // shared, :length]

@@ -33,11 +33,17 @@ def test_a_part_is_missing_from_a_smoke_run(tmp_path: Path, capsys: pytest.Captu
     content = _run(tmp_path)
     measured = content["measurements"]
     assert {key.split("/")[0] for key in measured} == {*DEFAULT, "stock_engine"}
-    assert {key: found["not_run"] for key, found in measured.items() if "not_run" in found} == {"article": "needs CUDA"}
+    not_run = {key: found["not_run"] for key, found in measured.items() if "not_run" in found}
+    graphs = {key for key in not_run if "graph" in key}
+    fused = {key for key in not_run if "fused" in key}
+    assert graphs == {"correct/tokens/fp32_graphs", "capacity/int8/graphs", "graph/fp32/2", "graph/int8/2"}
+    assert {not_run[key] for key in graphs} == {"RuntimeError: graphs are CUDA's, and the model is on the CPU"}
+    assert fused == {f"correct/{key}_fused" for key in ("tokens/fp32", "logits/fp16", "logits/int8")}
+    assert {not_run[key] for key in fused} == {"RuntimeError: the fused kernels are a GPU's"}
+    assert {key: not_run[key] for key in not_run.keys() - graphs - fused} == {"article": "needs CUDA"}
     assert all(found.get("passed", True) for found in measured.values())
     assert measured["environment"]["gpu"] == measured["environment"]["triton_language"] == "needs CUDA"
     assert measured["capacity/int8"]["memory"] == "needs CUDA"
-    assert measured["graph/int8/2"]["uncaptured"] == "needs CUDA"
     for key in ("decode/int8/2", "stock/int8/2"):
         assert measured[key]["tokens_per_second"] > 0
         assert measured[key]["limit"]["fraction"] > 0
@@ -53,6 +59,10 @@ def test_what_was_measured_is_measured_again_or_a_failure_is_kept(
     assert "environment: there already" in capsys.readouterr().out
     assert second["measurements"]["environment"] == first["measurements"]["environment"]
     assert any(key.startswith("products/") for key in second["measurements"])
+    one, other = (
+        f"make bench-gpu 'GPU=--smoke --only environment {parts}'" for parts in ("article", "products article")
+    )
+    assert second["command"] == f"{one}; {other}"
 
 
 @pytest.mark.parametrize(
@@ -75,14 +85,16 @@ def test_the_parts_are_run_in_the_order_of_the_command_line_or_all_by_default() 
     options = parse(["--smoke", "--device", "cpu", "--only", "graph", "environment", "--steady-seconds", "90"])
     assert options.parts == ("environment", "graph")
     assert options.command == "make bench-gpu 'GPU=--smoke --only environment graph --steady-seconds 90'"
+    again = parse(["--smoke", "--device", "cpu", "--kernels", "stock", "--budget", "3"])
+    assert again.command == "make bench-gpu BUDGET=3 'GPU=--smoke --kernels stock'"
     assert options.amount.extent.seconds == 90
     plain = parse(["--smoke", "--device", "cpu"])
     assert plain.parts == DEFAULT == PARTS[:-1]
     assert plain.amount == SMOKE
 
 
-def test_a_wave_or_a_span_is_longer_than_the_model() -> None:
+def test_a_wave_is_longer_than_the_model() -> None:
     for amount in (FULL, SMOKE):
-        longest = max(amount.prompt + amount.output, amount.span, amount.extent.max_model_len)
+        longest = max(amount.prompt + amount.output, amount.extent.max_model_len)
         assert longest <= amount.shape.positions
         assert 32 in amount.decode_rows or amount is SMOKE

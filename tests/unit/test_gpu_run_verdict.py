@@ -13,7 +13,8 @@ MEASURED: dict[str, dict[str, Any]] = {
     "decode/int8/1": {"tokens_per_second": 200.0},
     "stock/int8/32": {"requests_per_second": 3.0},
     "stock/int8_outliers/32": {"requests_per_second": 2.0},
-    "quality/int8_threshold_0": {"kl_nats": {"mean": 0.0003}},
+    "quality/int8_fused": {"kl_nats": {"mean": 0.0003}},
+    "quality/int8_threshold_0": {"kl_nats": {"mean": 0.0016}},
     "quality/int8_threshold_6": {"kl_nats": {"mean": 0.0007}},
 }
 
@@ -32,19 +33,40 @@ def test_what_could_not_be_run_counts_as_measured() -> None:
     assert [one.met for one in found] == [None, False, None, True, None, True]
 
 
+SERVED = {
+    "article/equal/inflight_int8": {"requests_per_second": 30.0},
+    "article/equal/inflight_int8_quick": {"requests_per_second": 22.0},
+    "article/equal/inflight_fp16_quick": {"requests_per_second": 12.0},
+}
+
+
 def test_the_engine_s_figure_is_taken_although_the_server_s_is_there() -> None:
-    served = {"article/equal/inflight_int8": {"requests_per_second": 20.0}}
-    first = verdicts({**MEASURED, **served})[0]
-    assert (first.met, first.to_json()["from"]) == (False, "article/equal/inflight_int8")
+    first = verdicts({**MEASURED, **SERVED})[0]
+    assert (first.met, first.to_json()["from"]) == (False, "article/equal/inflight_int8_quick")
 
 
-def test_the_slower_kernels_of_the_server_are_taken() -> None:
-    served = {
-        "article/equal/inflight_int8": {"requests_per_second": 20.0},
-        "article/equal/inflight_int8_fused": {"requests_per_second": 25.0},
+def test_a_server_s_figure_is_divided_by_the_engine_s() -> None:
+    alone = {key: found for key, found in SERVED.items() if "fp16" not in key}
+    ratio = verdicts({**MEASURED, **alone})[2].figure
+    assert ratio is not None
+    assert ratio.source == "decode/int8/32 over decode/fp16/32"
+
+
+def test_launched_steps_are_taken_although_replayed_ones_are_quicker() -> None:
+    replayed = {
+        "graph/int8/32": {"requests_per_second": 31.0},
+        "graph/fp16/32": {"requests_per_second": 14.0},
+        "graph/int8/1": {"tokens_per_second": 150.0},
     }
-    first = verdicts({**MEASURED, **served})[0]
-    assert (first.met, first.to_json()["from"]) == (True, "article/equal/inflight_int8_fused")
+    found = verdicts({**MEASURED, **replayed})
+    assert [one.to_json()["from"] for one in found[:2]] == ["graph/int8/32", "decode/fp16/32"]
+    assert found[3].to_json()["from"] == "decode/int8/1"
+
+
+def test_an_aim_for_one_device_is_met_by_another() -> None:
+    assert [one.met for one in verdicts(MEASURED, "NVIDIA H200")] == [None] * 6
+    assert verdicts(MEASURED, "NVIDIA H200")[0].to_json()["measured"] == 25.0
+    assert verdicts(MEASURED, "NVIDIA H200")[0].line().startswith("not told     INT8 in-flight")
 
 
 def test_the_slower_stock_is_what_is_compared_with() -> None:
@@ -54,7 +76,7 @@ def test_the_slower_stock_is_what_is_compared_with() -> None:
 
 
 def test_a_worse_quality_than_llm_int8_s_is_good_enough() -> None:
-    worse: Measurements = {**MEASURED, "quality/int8_threshold_0": {"kl_nats": {"mean": 0.0008}}}
+    worse: Measurements = {**MEASURED, "quality/int8_fused": {"kl_nats": {"mean": 0.0008}}}
     assert verdicts(worse)[5].met is False
     alone = {key: found for key, found in MEASURED.items() if key != "quality/int8_threshold_6"}
     assert verdicts(alone)[5].met is None

@@ -101,8 +101,8 @@ def test_a_gpu_gets_other_kernels_than_the_setting_says(monkeypatch: pytest.Monk
     chosen = Kernels(few=plain_kernels.int8_product, attention=plain_kernels.decode_attention)
     asked: list[tuple[object, ...]] = []
 
-    def choose(*facts: object, eight_bit: bool) -> Kernels:
-        asked.append((*facts, eight_bit))
+    def choose(*facts: object) -> Kernels:
+        asked.append(facts)
         return chosen
 
     monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("cuda"), raising=False)
@@ -115,8 +115,22 @@ def test_a_gpu_gets_other_kernels_than_the_setting_says(monkeypatch: pytest.Monk
     shared = model.config.num_key_value_heads
     assert shared is not None
     group = heads // shared
-    assert asked == [(torch.device("cuda"), torch.float32, model.config.hidden_size // heads, group, True)]
+    hidden, inner = model.config.hidden_size, model.config.intermediate_size
+    shapes = [(hidden, hidden), (hidden // group, hidden), (inner, hidden), (hidden, inner)]
+    assert asked == [(torch.device("cuda"), torch.float32, hidden // heads, group, [*dict.fromkeys(shapes)])]
     assert sum(isinstance(module, Int8Linear) for module in model.modules()) == len(layers)
+
+
+def test_a_product_that_failed_leaves_no_stock_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("int8", int8_threshold="6").model
+    for module in model.modules():
+        if isinstance(module, Linear8bitLt):
+            module.state.threshold = 0.0
+    chosen = Kernels(attention=plain_kernels.decode_attention)
+    monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("cuda"), raising=False)
+    monkeypatch.setattr(loading, "choose_kernels", lambda *_: chosen)
+    assert fit_kernels(model, "fused") == chosen
+    assert not any(isinstance(module, Int8Linear) for module in model.modules())
 
 
 def test_a_layer_that_was_first_used_in_inference_mode_is_of_no_use_outside() -> None:

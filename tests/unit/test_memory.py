@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from llama_engine import memory
 from llama_engine.cache import CacheShape
 from llama_engine.checkpoint import Checkpoint
 from llama_engine.errors import OutOfMemoryPlan
-from llama_engine.memory import MemoryPlan, free_bytes
+from llama_engine.memory import MemoryPlan, activation_reserve, free_bytes, plan_memory
 from llama_engine.sampler import Sampler
+from llama_engine.settings import Settings
 from unit.engines import engine_of
 
 MIB = 1 << 20
@@ -72,6 +74,45 @@ def test_the_plan_of_an_engine_has_other_figures_than_its_model(fp32: Checkpoint
     assert plan.sampling == 3 * config.vocab_size * 5
     assert plan.reserve > 64 * MIB
     assert (plan.fraction, plan.device) == (0.9, "cpu")
+
+
+def _reserve(vocabulary: int = 32_000, **changes: bool) -> int:
+    """What a pass of Llama-2-7B's shape holds in FP16."""
+    return activation_reserve(512, 32, 4096, 11_008, vocabulary, itemsize=2, **changes)
+
+
+def test_a_weight_that_is_widened_is_not_in_the_reserve_or_is_counted_as_another_one() -> None:
+    # The largest matrix of the decoder; the head stays unquantized, however large.
+    for vocabulary in (32_000, 128_256):
+        assert _reserve(vocabulary, widens=True) - _reserve(vocabulary) == 4096 * 11_008 * 2
+
+
+@pytest.mark.parametrize(
+    ("quantization", "device", "rounds", "widens"),
+    [
+        ("int8", "cuda", False, True),
+        ("int8", "cuda", True, False),
+        ("int8", "cpu", False, False),
+        ("none", "cuda", False, False),
+    ],
+    ids=["unrounded int8 on a GPU", "rounded", "on a CPU", "unquantized"],
+)
+def test_a_weight_is_widened_in_no_plan_or_in_one_whose_products_widen_none(
+    quantization: str,
+    device: str,
+    rounds: bool,
+    widens: bool,
+    fp32: Checkpoint,
+    int8: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1 << 40)
+    settings, config = Settings.parse({}, {}), fp32.config
+    loaded = {"none": fp32, "int8": int8}[quantization]
+    facts = replace(loaded.facts, device=torch.device(device), rounds_activations=rounds)
+    planned = plan_memory(replace(loaded, facts=facts), settings, 4).reserve
+    widened = config.hidden_size * config.intermediate_size * facts.dtype.itemsize
+    assert planned - plan_memory(fp32, settings, 4).reserve == widened * widens
 
 
 def test_the_sampler_holds_more_than_planned() -> None:

@@ -84,3 +84,14 @@ def test_tokens_the_model_rules_out_are_drawn() -> None:
     logits[:, 5:] = -torch.inf
     (tokens,) = _sample([_request(temperature=2.0, repetition_penalty=1.5, presence_penalty=2.0)], logits, steps=200)
     assert set(tokens) <= set(range(5))
+
+
+def test_a_row_that_is_not_finite_is_mended_by_its_neighbour_s_penalty() -> None:
+    sampler = Sampler(2, VOCABULARY, (0,), CPU)
+    sampler.admit([_request(), _request(repetition_penalty=1.3)])
+    logits = _logits(1.0, rows=2)
+    first = sampler.sample(logits, 0, [0, 0], [None, None]).tolist()
+    assert FAILED not in first
+    # Of a token that it has produced, which a penalty would make the greatest finite number.
+    logits[0, first[0]] = torch.inf
+    assert sampler.sample(logits, 0, [1, 1], [None, None]).tolist()[0] == FAILED

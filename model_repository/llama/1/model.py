@@ -123,6 +123,7 @@ class TritonPythonModel:
         _log.info("%s", engine.plan.describe())
         _log.info("a request that leaves an input out gets: %s", engine.defaults.describe())
         engine.prove()
+        _log.info("%s", engine.describe_steps())
         self._engine = engine
         self._parser = RequestParser(checkpoint.codec, engine.defaults, engine.max_model_len)
         self._queue_policy = QueuePolicy.of(model_config)

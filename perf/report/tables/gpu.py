@@ -10,6 +10,7 @@ from report.run import Run
 from report.table import Column, Table, table
 
 _DECODING = {
+    "graph": "the engine, fused kernels, CUDA graphs",
     "decode": "the engine, fused kernels",
     "stock_engine": "the engine, stock kernels",
     "stock": "generate(), one batch",

@@ -7,6 +7,9 @@ forward pass covers neighbouring rows, each at its own positions; `aim` says whi
 The cache knows nothing about requests, lengths or masks: what lies beyond a row's length is stale, and the mask of
 the forward pass hides it. It is finite, though: a masked score times a stale NaN would still be NaN, hence zeros at
 the start and `wipe` after a row that overflowed.
+
+Where a pass has rows that are only padding, every slot has a spare position behind its last one: such a row has to
+write somewhere, and the slot that it has the number of may be another row's.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class _SlotLayer:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What a slot cache is made of."""
+    """What a slot cache is made of. spare: positions of a slot that are written and never read, 0 or 1."""
 
     layers: int
     slots: int
@@ -38,6 +41,7 @@ class CacheShape:
     max_model_len: int
     head_dim: int
     dtype: torch.dtype
+    spare: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -47,14 +51,14 @@ class CacheShape:
     @property
     def bytes(self) -> int:
         """Bytes of the whole cache."""
-        return self.slots * self.max_model_len * self.bytes_per_token
+        return self.slots * (self.max_model_len + self.spare) * self.bytes_per_token
 
 
 class SlotCache(Cache):
     """A transformers cache whose rows are slots. Not thread-safe: one forward pass at a time."""
 
     def __init__(self, shape: CacheShape, device: torch.device) -> None:
-        size = (shape.slots, shape.key_value_heads, shape.max_model_len, shape.head_dim)
+        size = (shape.slots, shape.key_value_heads, shape.max_model_len + shape.spare, shape.head_dim)
         self.slot_layers = [
             _SlotLayer(
                 torch.zeros(size, dtype=shape.dtype, device=device), torch.zeros(size, dtype=shape.dtype, device=device)

@@ -153,8 +153,10 @@ def fit_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
     unrounded = read_facts(model).threshold == 0
     kernels = PLAIN
     if setting == "fused":
-        kernels = choose_kernels(model.device, model.dtype, *_heads(model.config), eight_bit=unrounded)
-    if unrounded and (on_cpu or setting == "fused"):
+        kernels = choose_kernels(
+            model.device, model.dtype, *_heads(model.config), _eight_bit_shapes(model) if unrounded else ()
+        )
+    if unrounded and (on_cpu or kernels.few is not None):
         leave_activations_unrounded(model, None if on_cpu else kernels)
     return kernels
 
@@ -203,6 +205,12 @@ def _take_in(model: LlamaForCausalLM, dtype: torch.dtype, quantized_now: bool) -
             # bitsandbytes' own second reference to the weight, and its scales.
             parameter.CB = parameter.data
             parameter.SCB = parameter.SCB.clone()
+
+
+def _eight_bit_shapes(model: LlamaForCausalLM) -> list[tuple[int, int]]:
+    """Return (out, in) of the 8-bit layers, each shape once, in the order of the layers."""
+    layers = [module for module in model.modules() if isinstance(module, Linear8bitLt)]
+    return [*dict.fromkeys((layer.out_features, layer.in_features) for layer in layers)]
 
 
 def _heads(config: LlamaConfig) -> tuple[int, int]:

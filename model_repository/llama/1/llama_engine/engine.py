@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -26,6 +27,7 @@ from llama_engine.rows import Outcome, Row, named
 from llama_engine.sampler import FAILED, Sampler
 from llama_engine.settings import Settings
 from llama_engine.slot_model import SlotModel
+from llama_engine.step_graphs import Capture, StepGraphs, graph_count, record_graphs
 from llama_engine.stopping import Transcript
 
 _log = logging.getLogger(__name__)
@@ -74,6 +76,10 @@ class Engine:
         self._model = SlotModel(checkpoint, self.plan.shape)
         self._sampler = Sampler(slots, config.vocab_size, sorted(self.defaults.end_tokens), self._device)
         self._prefill = Prefill(self._model, slots, settings.prefill_tokens, self._note_error)
+        self._kernels = checkpoint.kernels
+        self._record = partial(record_graphs, checkpoint, self._model, self._sampler, self.plan.shape)
+        self._wants_graphs = settings.cuda_graphs == "on"
+        self._graphs: StepGraphs | None = None
         self._rows: list[Row] = []
         self._step = Step([], [])
 
@@ -86,6 +92,16 @@ class Engine:
     def taken(self) -> int:
         """Rows that are in the engine."""
         return len(self._rows) + len(self._prefill)
+
+    def describe_steps(self) -> str:
+        """Return in a line how decode steps are computed."""
+        graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.replays else "launched"
+        return f"decode steps: {self._kernels.describe()}, {graphs}"
+
+    @property
+    def replays(self) -> bool:
+        """Whether decode steps are CUDA graphs."""
+        return self._graphs is not None
 
     def row(self, request: GenerationRequest, name: str = "") -> Row:
         """Make what the engine keeps of a request. Any thread may: what costs time here doesn't hold up a step.
@@ -126,6 +142,9 @@ class Engine:
         even alone gets a RowFailure. What can't be isolated fails every row.
         """
         self._step = Step([], [])
+        if self._device.type == "cuda":
+            # PyTorch goes by the tensors' device, but what the Triton language launches goes by the thread's.
+            torch.cuda.set_device(self._device)
         try:
             self._advance()
         except Exception as error:  # noqa: BLE001 - whatever it was, every row must get an answer
@@ -144,7 +163,8 @@ class Engine:
         return [row.outcome for row in rows if row.outcome is not None]
 
     def prove(self) -> None:
-        """Generate through prefill and a decode step; raises RowFailure if that doesn't work.
+        """Generate through prefill and a decode step; raises RowFailure if that doesn't work, or what a kernel raises
+        at its first use.
 
         On a GPU with the longest prompt there can be, so that the plan's reserve is tried and not only computed; on a
         CPU, where that could take minutes, with one token.
@@ -152,6 +172,7 @@ class Engine:
         if self._device.type == "cuda":
             with torch.inference_mode():
                 self._model.rehearse()
+        self.record_graphs()
         width = max(self.max_model_len - 2, 1) if self._device.type == "cuda" else 1
         # Two tokens are one step after the prefill; a context of two tokens has room for one.
         count = min(2, self.max_model_len - width)
@@ -159,6 +180,15 @@ class Engine:
         outcome = self.complete([request])[0]
         if isinstance(outcome, RowFailure):
             raise outcome
+
+    def record_graphs(self, capture: Capture | None = None) -> None:
+        """Let decode steps be CUDA graphs from here on, if the settings ask for it and it can be; before any row is in.
+
+        capture: how; None is CUDA's.
+        """
+        assert not self.taken, "rows are in the engine"
+        if self._wants_graphs:
+            self._graphs = self._record(capture)
 
     def _advance(self) -> None:
         decoding = len(self._rows)
@@ -173,8 +203,10 @@ class Engine:
             self._sampler.admit([row.request for row in entered.rows])
         if not self._rows:
             return
-        tokens = torch.cat(self._choose(0, len(self._rows), decoding, entered.hidden))
-        self._model.advance(decoding, tokens)
+        tokens = self._replayed(decoding, entered.hidden)
+        if tokens is None:
+            tokens = torch.cat(self._choose(0, len(self._rows), decoding, entered.hidden))
+            self._model.advance(decoding, tokens)
         self._step.decoded = decoding
         for row in self._rows[:decoding]:
             row.length += 1
@@ -184,6 +216,18 @@ class Engine:
         for slot in reversed(range(len(self._rows))):
             self._take(slot, chosen[slot])
         self._step.started = [row for row in entered.rows if not isinstance(row.outcome, RowFailure)]
+
+    def _replayed(self, decoding: int, prompted: list[torch.Tensor]) -> torch.Tensor | None:
+        """Choose the next tokens of all rows, [rows], and note them; None where there are no graphs or they failed."""
+        if self._graphs is None:
+            return None
+        steps = [row.transcript.num_tokens for row in self._rows]
+        longest = max((row.length for row in self._rows[:decoding]), default=0)
+        try:
+            return self._graphs.step(decoding, longest, prompted, steps, [row.banned for row in self._rows])
+        except Exception as error:  # noqa: BLE001 - without graphs the failing row can be found, and the others go on
+            self._note_error(error, f"replaying a step over {named(self._rows)}")
+            return None
 
     def _choose(self, first: int, last: int, decoding: int, prompted: list[torch.Tensor]) -> list[torch.Tensor]:
         """Choose the next tokens of the slots `first` … `last` − 1, [rows] in all.

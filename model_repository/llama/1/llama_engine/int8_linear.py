@@ -97,10 +97,11 @@ class Scratch:
 def leave_activations_unrounded(model: torch.nn.Module, kernels: Kernels | None = None) -> None:
     """Put an Int8Linear in the place of every Linear8bitLt of a model; the weights are shared, not copied.
 
-    kernels: whose products the layers take; None is what is best on a CPU.
+    kernels: whose products the layers take, which are there; None is what is best on a CPU.
     """
     blockwise = Blockwise()
     few, many = (blockwise, blockwise) if kernels is None else (kernels.few, kernels.many)
+    assert few is not None, "there is no product to take"
     for parent in [*model.modules()]:
         for name, layer in parent.named_children():
             if isinstance(layer, Linear8bitLt):

@@ -1,8 +1,9 @@
-"""Which form of the decode step's products is used: the fused one on a GPU that can, else the plain one.
+"""Which form of the decode step's products is used: the fused one on a GPU that can, else the stock one.
 
 Chosen once, when the model loads, by trying: the fused form is compiled, run on a small problem and held against the
-plain one. Whatever goes wrong there (no GPU, no Triton language, one that can't compile for this GPU, a wrong result)
-costs one line in the log and nothing else. Knows no layers and no engine.
+plain one. What goes wrong there (no GPU, no Triton language, one that can't compile for this GPU, a wrong result) costs
+one line in the log and nothing else; only what breaks the GPU's context, an address that isn't there, ends the process.
+Knows no layers and no engine.
 
 The Triton language is the package `triton`, which comes along with PyTorch's CUDA builds and not with its CPU builds;
 it has nothing to do with Triton the server. Only `int8_kernel` and `attention_kernel` import it, and only this module
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +27,8 @@ Int8Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor |
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 """(query [rows, heads, dim], keys and values [rows, kv heads, span, dim], lengths [rows], scaling) → as the query."""
 
+Shapes = Collection[tuple[int, int]]
+
 TOLERANCE = 2e-2
 """How far a fused result may lie from the plain one, in parts of the plain one's largest value: some roundings of
 bfloat16. What is wrong is wrong by much more."""
@@ -35,46 +38,52 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Kernels:
-    """The chosen forms; the contracts are `plain_kernels`'.
+    """The chosen forms; the contracts are `plain_kernels`'. None of them is what there is without: the stock one.
 
-    few: the 8-bit product of a decode step. many: that of a prefill, whose rows are many enough for widening the whole
-    weight to pay. attention: None leaves a decode step's attention to the model, behind a mask.
+    few: the 8-bit product of a decode step; None leaves 8-bit layers to bitsandbytes. many: that of a prefill beside
+    it, whose rows are many enough for widening the whole weight to pay. attention: of a decode step; None leaves it to
+    the model, behind a mask.
     """
 
-    few: Int8Product = plain_kernels.int8_product
+    few: Int8Product | None = None
     many: Int8Product = plain_kernels.int8_product
     attention: DecodeAttention | None = None
+
+    def describe(self) -> str:
+        """Return in a few words what isn't stock."""
+        fused = [name for name, form in (("8-bit product", self.few), ("attention", self.attention)) if form]
+        return f"fused {' and '.join(fused)}" if fused else "stock kernels"
 
 
 PLAIN = Kernels()
 
 
-def choose_kernels(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, eight_bit: bool) -> Kernels:
+def choose_kernels(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, weights: Shapes) -> Kernels:
     """Return the kernels for a model on this device, with one log line for each that can't be the fused one.
 
     dtype: of activations and cache. head_dim, group: of the attention; query heads that share a key-value head.
-    eight_bit: whether the model has 8-bit layers that take these products.
+    weights: (out, in) of the model's 8-bit layers that take these products, each shape once.
     """
-    return _tried(device, dtype, head_dim, group, eight_bit) if device.type == "cuda" else PLAIN
+    return _tried(device, dtype, head_dim, group, weights) if device.type == "cuda" else PLAIN
 
 
-def _tried(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, eight_bit: bool) -> Kernels:
+def _tried(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, weights: Shapes) -> Kernels:
     chosen = PLAIN
     try:
-        if eight_bit:
-            chosen = replace(chosen, few=_tried_int8_product(device, dtype))
-    except Exception as error:  # noqa: BLE001 - a compiler can fail in any way, and the plain form always works
-        _log_plain("8-bit product", error)
+        if weights:
+            chosen = replace(chosen, few=_tried_int8_product(device, dtype, weights))
+    except Exception as error:  # noqa: BLE001 - a compiler can fail in any way, and the stock form always works
+        _log_stock("8-bit product", error)
     try:
         chosen = replace(chosen, attention=_tried_decode_attention(device, dtype, head_dim, group))
     except Exception as error:  # noqa: BLE001 - as above
-        _log_plain("decode attention", error)
+        _log_stock("decode attention", error)
     return chosen
 
 
-def _log_plain(what: str, error: Exception) -> None:
+def _log_stock(what: str, error: Exception) -> None:
     reason = (str(error).strip() or repr(error)).splitlines()[0]
-    _log.warning("the fused %s can't be used, the plain one is: %s: %s", what, type(error).__name__, reason)
+    _log.warning("the fused %s can't be used, the stock one is: %s: %s", what, type(error).__name__, reason)
 
 
 def _refuse(device: torch.device) -> None:
@@ -85,21 +94,25 @@ def _refuse(device: torch.device) -> None:
         raise RuntimeError("TRITON_INTERPRET is set, which would run kernels on the CPU, one program after the other")
 
 
-def _tried_int8_product(device: torch.device, dtype: torch.dtype) -> Int8Product:
-    """Return the fused product, once it has been right for every number of rows that makes it another program."""
+def _tried_int8_product(device: torch.device, dtype: torch.dtype, weights: Shapes) -> Int8Product:
+    """Return the fused product, once it has been right for every shape and every number of rows that a program is for.
+
+    How a weight is cut depends on its shape, so that each is a program of its own too.
+    """
     _refuse(device)
     from llama_engine.int8_kernel import ROW_TILES, int8_product
 
     generator = torch.Generator(device).manual_seed(0)
-    activations = torch.randn(ROW_TILES[-1], 1024, device=device, generator=generator).to(dtype)
-    weight = torch.randint(-127, 128, (256, 1024), device=device, generator=generator, dtype=torch.int8)
-    scales = torch.rand(256, device=device, generator=generator) / 127
-    everything = int8_product(activations, weight, scales, None)
-    _compare(everything, plain_kernels.int8_product(activations, weight, scales, None))
-    for rows in ROW_TILES:
-        # The promise that a row's result doesn't depend on its neighbours rests on this.
-        if not torch.equal(int8_product(activations[:rows], weight, scales, None), everything[:rows]):
-            raise RuntimeError(f"on this GPU a row's result among {rows} differs from that among {ROW_TILES[-1]}")
+    for outputs, inner in weights:
+        activations = torch.randn(ROW_TILES[-1], inner, device=device, generator=generator).to(dtype)
+        weight = torch.randint(-127, 128, (outputs, inner), device=device, generator=generator, dtype=torch.int8)
+        scales = torch.rand(outputs, device=device, generator=generator) / 127
+        everything = int8_product(activations, weight, scales, None)
+        _compare(everything, plain_kernels.int8_product(activations, weight, scales, None))
+        for rows in ROW_TILES:
+            # The promise that a row's result doesn't depend on its neighbours rests on this.
+            if not torch.equal(int8_product(activations[:rows], weight, scales, None), everything[:rows]):
+                raise RuntimeError(f"on this GPU a row's result among {rows} differs from that among {ROW_TILES[-1]}")
     return int8_product
 
 

@@ -16,6 +16,7 @@ from llama_engine.checkpoint import Checkpoint
 from llama_engine.errors import OutOfMemoryPlan
 from llama_engine.sampler import Sampler
 from llama_engine.settings import Settings
+from llama_engine.step_graphs import graph_count
 
 _MIB = 1 << 20
 
@@ -73,6 +74,7 @@ class MemoryPlan:
 def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
     """Plan for a loaded checkpoint and so many slots; whether it fits is for the plan's `check` to say."""
     config, facts = checkpoint.config, checkpoint.facts
+    graphs = settings.cuda_graphs == "on"
     shape = CacheShape(
         layers=config.num_hidden_layers,
         slots=slots,
@@ -80,6 +82,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
         max_model_len=checkpoint.max_model_len,
         head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
         dtype=facts.dtype,
+        spare=int(graphs),
     )
     return MemoryPlan(
         weights=facts.weight_bytes,
@@ -94,7 +97,8 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
             facts.dtype.itemsize,
             # Only there is a whole weight widened at once (`Kernels.many`).
             widens="int8" in facts.linears and not facts.rounds_activations and facts.device.type == "cuda",
-        ),
+        )
+        + (graph_reserve(shape, config.hidden_size, config.intermediate_size, config.vocab_size) if graphs else 0),
         free=free_bytes(facts.device),
         fraction=settings.memory_fraction,
         device=str(facts.device),
@@ -122,6 +126,17 @@ def activation_reserve(
     logits = slots * vocabulary * 4 * 8
     widened = hidden * intermediate * itemsize if widens else 0
     return prefill + logits + widened + 64 * _MIB
+
+
+def graph_reserve(shape: CacheShape, hidden: int, intermediate: int, vocabulary: int) -> int:
+    """Estimate the bytes that CUDA graphs of the decode step hold: what a step of all slots holds, for good; a graph's
+    own nodes; and the logits that graphs hand on.
+
+    A step's memory is estimated as `activation_reserve` does; what the nodes of a graph take, some MiB for a thousand
+    kernels, is a guess that no GPU has been asked about yet.
+    """
+    step = activation_reserve(shape.slots, shape.slots, hidden, intermediate, vocabulary, shape.dtype.itemsize)
+    return step + shape.slots * vocabulary * 4 + graph_count(shape) * 4 * _MIB
 
 
 def free_bytes(device: torch.device) -> int:

@@ -7,10 +7,11 @@ left out; what a row gets never depends on what was left out or done for the oth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from llama_engine.banning import BannedWords
 from llama_engine.philox import step_keys
@@ -30,13 +31,17 @@ _COLUMNS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "
 
 
 @dataclass(frozen=True)
-class _Needs:
-    """What the present rows ask for."""
+class Needs:
+    """What rows ask for beyond their best token. What nobody asks for changes nobody's token, so more is as good."""
 
-    repetition: bool
-    output_counts: bool
-    noise: bool
-    truncation: bool
+    repetition: bool = False
+    output_counts: bool = False
+    noise: bool = False
+    truncation: bool = False
+
+    def cover(self, other: Needs) -> bool:
+        """Return whether everything that `other` asks for is here too."""
+        return all(mine or not theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
 
 
 class Sampler:
@@ -54,6 +59,14 @@ class Sampler:
         self._counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
         self._seeds = np.zeros(slots, dtype=np.uint64)
         self._requests: list[GenerationRequest] = []
+        self.needs = Needs()
+        """Of the present rows together."""
+        self._is_end = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+        self._is_end[self._end_tokens] = True
+        # What a choice needs from the host, two random words and whether the row must not end yet: where it is put
+        # together, and where the device reads it.
+        self._ready = torch.zeros(slots, 3, dtype=torch.long, pin_memory=device.type == "cuda")
+        self._staged = torch.zeros(slots, 3, dtype=torch.long, device=device)
 
     @staticmethod
     def bytes_for(slots: int, vocabulary: int) -> int:
@@ -75,7 +88,7 @@ class Sampler:
                 self._in_prompt[slot, list(request.prompt_tokens)] = True
         # Last, so that a failure before it leaves the slots free.
         self._requests += requests
-        self._needs = self._read_needs()
+        self.needs = self._read_needs()
 
     def retire(self, slot: int) -> None:
         """Give a slot up: the last row moves into it."""
@@ -85,12 +98,12 @@ class Sampler:
             for state in (self._parameters, self._top_k, self._in_prompt, self._counts):
                 state[slot] = state[len(self._requests)]
             self._seeds[slot] = self._seeds[len(self._requests)]
-        self._needs = self._read_needs()
+        self.needs = self._read_needs()
 
     def clear(self) -> None:
         """Give all slots up."""
         self._requests.clear()
-        self._needs = self._read_needs()
+        self.needs = self._read_needs()
 
     def sample(
         self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[BannedWords | None]
@@ -102,22 +115,61 @@ class Sampler:
         words. Returns [rows], long; FAILED where a row's logits aren't finite.
         """
         rows = slice(first, first + logits.shape[0])
-        needs = self._needs
-        logits = logits.float()
-        temperature, top_p, repetition, frequency, presence = self._parameters[rows].unbind(1)
+        needs = self.needs
+        logits = self._mask(self._penalized(logits.float(), rows, needs), first, steps, banned)
+        keys = torch.from_numpy(self._keys(rows, steps)).to(self._device) if needs.noise else None
+        return self._chosen(logits, rows, needs, keys)
+
+    def stage(self, steps: Sequence[int]) -> None:
+        """Hand over what `choose` needs from the host for the first slots, in one copy that nobody waits for.
+
+        steps: tokens each row has already. What was handed over before must have been used: the caller has seen the
+        tokens that were chosen with it.
+        """
+        rows = slice(0, len(steps))
+        ready = self._ready.numpy()
+        if self.needs.noise:
+            ready[rows, :2] = self._keys(rows, steps)
+        ready[rows, 2] = [step < request.min_tokens for step, request in zip(steps, self._requests, strict=True)]
+        self._staged[rows].copy_(self._ready[rows], non_blocking=True)
+
+    def choose(self, logits: torch.Tensor, needs: Needs) -> torch.Tensor:
+        """Do as `sample` for the first slots, without bad words, by tensors that stay where they are.
+
+        What it does depends on the shape and on `needs` alone, so that it can be captured. logits: [slots, vocabulary]
+        of as many slots as shall be looked at, free ones too; those choose something, and are none the worse for it.
+        needs: covers `self.needs`.
+        """
+        rows = slice(0, logits.shape[0])
+        logits = self._penalized(logits.float(), rows, needs)
+        too_early = self._staged[rows, 2:] > 0
+        logits = logits.masked_fill(too_early & self._is_end, -torch.inf)
+        return self._chosen(logits, rows, needs, self._staged[rows, :2])
+
+    def _keys(self, rows: slice, steps: Sequence[int]) -> NDArray[np.int64]:
+        return step_keys(self._seeds[rows], np.asarray(steps, dtype=np.int64))
+
+    def _penalized(self, logits: torch.Tensor, rows: slice, needs: Needs) -> torch.Tensor:
+        _, _, repetition, frequency, presence = self._parameters[rows].unbind(1)
         if needs.repetition:
             seen = self._in_prompt[rows] | (self._counts[rows] > 0)
-            logits = penalize_repetition(logits, seen, repetition)
+            # Only where it is asked for: it makes infinite logits finite, and a row that has such must fail alike
+            # whoever is beside it.
+            logits = penalize_repetition(logits, seen & (repetition != 1.0)[:, None], repetition)
         if needs.output_counts:
             logits = penalize_output(logits, self._counts[rows], frequency, presence)
-        logits = self._mask(logits, first, steps, banned)
+        return logits
+
+    def _chosen(self, logits: torch.Tensor, rows: slice, needs: Needs, keys: torch.Tensor | None) -> torch.Tensor:
+        """Choose by logits that are penalized and masked; keys: [rows, 2], where anybody draws."""
+        temperature, top_p, *_ = self._parameters[rows].unbind(1)
         best, tokens = logits.max(-1)
         if needs.noise:
+            assert keys is not None, "a draw needs random words"
             sampled = temperature > 0
             warm = apply_temperature(logits, torch.where(sampled, temperature, 1.0))
             if needs.truncation:
                 warm = keep_top_k_top_p(warm, self._top_k[rows], top_p)
-            keys = torch.from_numpy(step_keys(self._seeds[rows], np.asarray(steps, dtype=np.int64))).to(self._device)
             tokens = torch.where(sampled, draw(warm, keys), tokens)
         # A NaN anywhere makes the best one NaN; nothing left to choose from makes it -inf.
         chosen = torch.where(best.isfinite(), tokens, FAILED)
@@ -143,9 +195,9 @@ class Sampler:
                 logits[row] = torch.where(stuck, self._only_end, logits[row])
         return logits
 
-    def _read_needs(self) -> _Needs:
+    def _read_needs(self) -> Needs:
         requests = self._requests
-        return _Needs(
+        return Needs(
             repetition=any(request.repetition_penalty != 1.0 for request in requests),
             output_counts=any(request.frequency_penalty or request.presence_penalty for request in requests),
             noise=any(request.temperature > 0 for request in requests),

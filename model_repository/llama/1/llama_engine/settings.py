@@ -88,6 +88,8 @@ class Settings:
     device: auto is the GPU that Triton gave the instance, or the CPU where it gave none.
     kernels: of a decode step on a GPU. stock are bitsandbytes' and PyTorch's; fused are the engine's own, tried against
         plain ones when the model loads and left out where they fail.
+    cuda_graphs: on captures the decode steps on a GPU when the model loads, and replays them instead of launching every
+        kernel anew; where they can't be captured they are launched.
     scheduling: inflight lets rows enter and leave between two steps; batch runs each of Triton's batches to its end.
     slots: rows decoded together; None is the config's max_batch_size.
     max_model_len: prompt + completion, in tokens; None is the checkpoint's own, at most 4096.
@@ -107,6 +109,7 @@ class Settings:
     dtype: str = "auto"
     device: str = "auto"
     kernels: str = "stock"
+    cuda_graphs: str = "off"
     scheduling: str = "inflight"
     slots: int | None = None
     max_model_len: int | None = None
@@ -153,6 +156,7 @@ BOUNDS: Mapping[str, Bound] = {
     "dtype": Choice(("auto", "float32", "float16", "bfloat16")),
     "device": Choice(("auto", "cpu", "cuda")),
     "kernels": Choice(("stock", "fused")),
+    "cuda_graphs": Choice(("off", "on")),
     "scheduling": Choice(("inflight", "batch")),
     "slots": WholeNumber(1, 1024),
     "max_model_len": WholeNumber(2, 1 << 20),

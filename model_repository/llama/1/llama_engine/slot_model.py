@@ -33,6 +33,9 @@ class SlotModel:
         # What each slot's next step reads: its last token, and the position that token has.
         self._tokens = torch.zeros(shape.slots, 1, dtype=torch.long, device=self._device)
         self._positions = torch.zeros(shape.slots, 1, dtype=torch.long, device=self._device)
+        # What a padded step is told on the device: how many of its rows are rows.
+        self._numbers = torch.arange(shape.slots, device=self._device)
+        self._decoding = torch.zeros((), dtype=torch.long, device=self._device)
 
     def prefill(self, first: int, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Read whole prompts into the slots `first` …; return their last tokens' hidden states, [rows, hidden].
@@ -72,6 +75,37 @@ class SlotModel:
         # [rows, 1, 1, span].
         mask = (self._columns[:span] <= positions)[:, None, None]
         return self._forward(first, self._tokens[first:last], positions, span, mask)[:, -1]
+
+    def padded_step(self, rows: int, span: int) -> torch.Tensor:
+        """Do as `step` over the slots 0 … `rows` − 1, of which only the first `pad` are rows; [rows, hidden].
+
+        All that changes from one call to the next it reads from tensors that stay where they are, so that the pass can
+        be captured. span: of every row, more than the positions that one of the rows holds. What is said of padding is
+        finite and reaches nobody. Only with a spare position in the cache.
+        """
+        active = self._active(rows)
+        # A slot that isn't a row of this step may be another row's already: nothing of it may be overwritten, and the
+        # token it has may be FAILED, which no embedding has.
+        positions = torch.where(active, self._positions[:rows], self._cache.shape.max_model_len)
+        tokens = torch.where(active, self._tokens[:rows], 0)
+        if self._attention is not None:
+            lengths = torch.where(active, positions + 1, 0)[:, 0]
+            return self._forward(0, tokens, positions, span, mask=None, rows=by_row(self._attention, lengths))[:, -1]
+        mask = (self._columns[:span] <= positions)[:, None, None]
+        return self._forward(0, tokens, positions, span, mask)[:, -1]
+
+    def padded_advance(self, rows: int, tokens: torch.Tensor) -> None:
+        """Note the tokens, [rows], that the slots 0 … `rows` − 1 chose; the first `pad` of them had made a step."""
+        self._positions[:rows] += self._active(rows)
+        self._tokens[:rows, 0] = tokens
+
+    def pad(self, decoding: int) -> None:
+        """Say how many rows the next padded step has."""
+        self._decoding.fill_(decoding)
+
+    def _active(self, rows: int) -> torch.Tensor:
+        """Return which of the first slots are rows of a padded step: [rows, 1], bool."""
+        return (self._numbers[:rows] < self._decoding)[:, None]
 
     def rehearse(self) -> None:
         """Make a step of every kind that there is, so that nothing is left to compile when requests come.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from setting.budget import Budget
 from setting.results import Results
+from setting.stolen import Stolen
 
 Measurement = Mapping[str, object]
 
@@ -26,13 +27,18 @@ class Course:
     budget: Budget
 
     def measure(self, key: str, name: Mapping[str, object], task: Callable[[], Measurement]) -> None:
-        """Run the task unless its result is there; name: "server", "title", … for a task that can't be run."""
+        """Run the task unless its result is there; name: "server", "title", … for a task that can't be run.
+
+        What it found gets the share of the processors' time that was stolen meanwhile.
+        """
         if self.has(key):
             self.budget.say(f"{key}: there already")
             return
         self.budget.say(f"{key} …")
+        stolen = Stolen()
         try:
             found = task()
+            found = {**found, "stolen_share": round(stolen.share(), 4)}
         except Exception as error:  # noqa: BLE001 - many libraries have a say; it is in the results, and printed
             found = {**name, "not_run": reason(error)}
         self.note(key, found)

@@ -105,7 +105,7 @@ class NotRun:
 class Measurement:
     """What was seen; None where it doesn't apply or wasn't looked at. key: its place in the result's file.
 
-    requests: measured ones, errors among them.
+    requests: measured ones, errors among them. stolen: share of the processors' time that the host took meanwhile.
     """
 
     key: str
@@ -126,6 +126,7 @@ class Measurement:
     mean_rows: float | None
     mean_batch: float | None
     limit: Limit | None
+    stolen: float | None
 
     @property
     def label(self) -> str:
@@ -157,6 +158,7 @@ class Measurement:
             mean_rows=fields.optional_number("mean_rows"),
             mean_batch=fields.optional_number("mean_batch"),
             limit=None if limit is None else _limit(limit),
+            stolen=fields.optional_number("stolen_share"),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,15 @@ from setting.results import Results
 
 NAME = {"server": "a", "title": "A"}
 SETTINGS = {"command": "make bench", "model": "a made-up Llama"}
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of four processors that were idle, in use and stolen, as the system says them; nothing happens."""
+    seconds = [50.0, 40.0, 10.0]
+    times = namedtuple("times", "idle user steal")
+    monkeypatch.setattr("setting.stolen.psutil.cpu_times", lambda: times(*seconds))
+    return seconds
 
 
 def course(path: Path, seconds: float = 60.0, resume: bool = False) -> Course:
@@ -35,7 +45,7 @@ def test_one_failure_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     run.results.finish()
     assert written(tmp_path / "bench.json") == {
         "one": {**NAME, "not_run": "RuntimeError: the server is gone"},
-        "other": {"tokens_per_second": 7.0, "errors": 0},
+        "other": {"tokens_per_second": 7.0, "errors": 0, "stolen_share": 0.0},
     }
     assert "one: not run: RuntimeError: the server is gone" in capsys.readouterr().out
 
@@ -79,3 +89,22 @@ def test_a_run_under_other_settings_is_gone_on_with(tmp_path: Path) -> None:
     course(tmp_path / "bench.json").results.finish()
     with pytest.raises(ValueError, match="has other settings"):
         Results(tmp_path / "bench.json", "bench", {**SETTINGS, "threads": 3}, resume=True)
+
+
+def test_what_the_host_took_before_counts_or_nothing_does(tmp_path: Path, host: list[float]) -> None:
+    def slow() -> dict[str, object]:
+        host[:] = [52.0, 45.0, 13.0]
+        return {"tokens_per_second": 7.0, "errors": 0}
+
+    run = course(tmp_path / "bench.json")
+    run.measure("slow", NAME, slow)
+    run.measure("quick", NAME, lambda: {"tokens_per_second": 7.0, "errors": 0})
+    assert [found["stolen_share"] for found in run.results.measurements.values()] == [0.3, 0.0]
+
+
+def test_a_system_that_does_not_tell_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = namedtuple("without", "idle user")
+    monkeypatch.setattr("setting.stolen.psutil.cpu_times", lambda: without(50.0, 40.0))
+    run = course(tmp_path / "bench.json")
+    run.measure("one", NAME, lambda: {"tokens_per_second": 7.0, "errors": 0})
+    assert run.results.measurements["one"]["stolen_share"] == 0.0

@@ -226,3 +226,20 @@ def test_an_aim_that_was_not_measured_is_met_or_missed() -> None:
 def test_a_field_that_is_missing_or_wrong_is_named_with_its_file(path: str, value: object, message: str) -> None:
     with pytest.raises(ResultError, match=f"{FILE}.*{message}"):
         article.article(changed(path, value))
+
+
+def test_stolen_time_goes_unsaid_or_is_said_where_there_was_none() -> None:
+    content = made_up_results.bench()
+    measured = cast("dict[str, dict[str, object]]", content["measurements"])
+
+    def said() -> list[str]:
+        found = article.article(Run(content, FILE))
+        assert found is not None
+        return [note for note in found.notes if "the host took" in note]
+
+    assert said() == []
+    for server in made_up_results.OURS:
+        measured[f"article/equal/{server}"]["stolen_share"] = 0.08 if server == "batched_int8" else 0.001
+    assert said() == ["Meanwhile the host took 1.4 % of the processors' time; at most 8.0 %, from batched INT8."]
+    measured["article/equal/batched_int8"]["stolen_share"] = 0.004
+    assert said() == []

@@ -8,6 +8,8 @@ from report.cells import figure, percent, several, whole
 from report.measurement import Measurement, NotRun
 from report.table import Column
 
+LEAST_STOLEN = 0.005
+"""A share of the processors' time that is worth mentioning."""
 FEWEST_FOR_P99 = 100
 """Of fewer requests the 99th percentile is the longest one, and is called so."""
 WINDOW = (
@@ -104,3 +106,13 @@ def bound_by(measurements: Sequence[Measurement]) -> list[str]:
         return []
     by = "; ".join(f"{bound}: {', '.join(titles)}" for bound, titles in bounds.items())
     return [f"The limit is what this device's measured bandwidth and matrix rate allow for the same load. Set by {by}."]
+
+
+def stolen(measurements: Sequence[Measurement]) -> list[str]:
+    """Return a line that says how much of the processors' time the host took, or none if it took next to none."""
+    shares = [(row.stolen, row.title) for row in measurements if row.stolen is not None]
+    if not any(share >= LEAST_STOLEN for share, _ in shares):
+        return []
+    most, title = max(shares)
+    mean = sum(share for share, _ in shares) / len(shares)
+    return [f"Meanwhile the host took {percent(mean)} of the processors' time; at most {percent(most)}, from {title}."]

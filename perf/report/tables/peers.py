@@ -55,6 +55,7 @@ def closed(run: Run) -> Table | None:
             "greedy; warm-up not counted.",
             f"{columns.WINDOW} Tokens count when they come: those of an answer in one piece with the answer.",
             *columns.bound_by(measured),
+            *columns.stolen(measured),
             *columns.not_run(run.not_run("peers", "closed")),
             run.origin.line(),
         ],
@@ -84,6 +85,7 @@ def poisson(run: Run) -> Table | None:
             "Load: Poisson arrivals; greedy; warm-up not counted. Latencies count from when a request was due. Rates "
             "are over the whole run, from the first request due to the last answer, the emptying included.",
             *_objectives(measured),
+            *columns.stolen(measured),
             *columns.not_run(run.not_run("peers", "poisson")),
             run.origin.line(),
         ],

@@ -20,7 +20,7 @@ from article.subjects import Subject
 
 _READY_TIMEOUT_S = 900.0
 
-_STOCK = r"stock kernels, launched"
+_STOCK = r"(stock kernels|on the CPU), launched"
 _QUICK: Mapping[Weights, str] = {
     "int8": r"fused 8-bit product and attention, replayed as \d+ CUDA graphs",
     "fp16": r"fused attention, replayed as \d+ CUDA graphs",
@@ -53,10 +53,10 @@ class Served:
 
 
 @contextmanager
-def serving(
-    subject: Subject, checkpoint: Path, threads: int, ready_timeout: float = _READY_TIMEOUT_S
-) -> Iterator[Served]:
-    """Run a fresh server of the subject, checked, for as long as the block lasts. ready_timeout: seconds.
+def serving(subject: Subject, checkpoint: Path, threads: int, left: float = _READY_TIMEOUT_S) -> Iterator[Served]:
+    """Run a fresh server of the subject, checked, for as long as the block lasts.
+
+    left: seconds that its start may take, if that is less than what is given to every start.
 
     Raises a LauncherError if it doesn't start, MismatchError or UnknownLogError if it isn't what it should be.
     """
@@ -65,7 +65,7 @@ def serving(
         variant=subject.variant,
         model=str(checkpoint),
         environment=environment,
-        ready_timeout=ready_timeout,
+        ready_timeout=min(left, _READY_TIMEOUT_S),
         # Nobody but the load may ask the model.
         supervised=Supervised(stuck_after=None),
     )

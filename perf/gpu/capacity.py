@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 import torch
 from llama_engine.checkpoint import Checkpoint
 from llama_engine.engine import Engine
+from llama_engine.memory import graph_reserve
 from llama_engine.requests import GenerationRequest
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
-from llama_engine.step_graphs import why_not
 from setting import workload
 from unit.forward_passes import ForwardPass, watching
 
-from gpu.decoding import proved
+from gpu.decoding import proved, refuse_without
 
 MIB = 1 << 20
 LEFT = 64 << 10
@@ -56,8 +56,8 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
 
     graphs: with the steps as CUDA graphs; RuntimeError if they can't be recorded.
     """
-    if graphs and (reason := why_not(checkpoint)):
-        raise RuntimeError(reason)
+    if graphs:
+        refuse_without(checkpoint)
     device = checkpoint.facts.device
     cuda = device.type == "cuda"
     if cuda:
@@ -68,7 +68,10 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
     settings = Settings(cuda_graphs="on" if graphs else "off")
     engine = Engine(replace(checkpoint, max_model_len=extent.max_model_len), settings, extent.slots)
     holds = torch.cuda.memory_allocated(device) if cuda else 0
+    free = _free(device)
     proved(engine, graphs)
+    # Graphs have memory of their own, and nodes that are the driver's: PyTorch's figures show neither.
+    graph_bytes = free - _free(device) if graphs else 0
     supply = _requests(checkpoint, engine, settings)
     # The first stretch, in which contexts grow to their full length, is the warm-up of the two that are compared.
     warm, *halves = [_run(engine, supply, extent.steps // 3, extent.seconds / 3, device) for _ in range(3)]
@@ -88,13 +91,16 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
     plan, peak = engine.plan, max(stretch.peak for stretch in (warm, *halves))
     growth = halves[1].peak - halves[0].peak
     left = halves[1].left - halves[0].left
-    within = peak <= plan.total
+    config = checkpoint.config
+    planned_for_graphs = graph_reserve(plan.shape, config.hidden_size, config.intermediate_size, config.vocab_size)
+    within = peak <= plan.total and graph_bytes <= planned_for_graphs
     found["memory"] = {
         "planned_mib": {
             name: _mib(getattr(plan, name)) for name in ("weights", "cache", "sampling", "reserve", "total", "budget")
         },
         "weights_mib": _mib(before),
         "engine_mib": _mib(holds - before),
+        **({"graphs_mib": _mib(graph_bytes), "graphs_planned_mib": _mib(planned_for_graphs)} if graphs else {}),
         "peak_mib": [_mib(stretch.peak) for stretch in (warm, *halves)],
         "left_allocated_mib": [_mib(stretch.left) for stretch in (warm, *halves)],
         "reserved_mib": _mib(torch.cuda.max_memory_reserved(device)),
@@ -242,6 +248,15 @@ def _refusing(most: int) -> Callable[[ForwardPass], None]:
             raise torch.OutOfMemoryError(f"{one.tokens.numel()} tokens don't fit, {most} would")
 
     return refuse
+
+
+def _free(device: torch.device) -> int:
+    """Return the bytes that the device has left, once PyTorch has given back what it doesn't use."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _mib(count: int) -> float:

@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from llama_engine.checkpoint import Checkpoint, load_checkpoint
 from llama_engine.settings import Settings
-from llama_engine.step_graphs import why_not
 from unit.engines import engine_of, with_tokens_as_text
 from unit.exactness import LONGEST, Tally, compare, mix, pool
 from unit.greedy import GreedyReference
 
 from gpu import logits
-from gpu.decoding import proved
+from gpu.decoding import proved, refuse_without
 from gpu.precision import Precision
 
 TIES_A_THOUSAND = 1
@@ -53,8 +52,8 @@ def exactness(checkpoint: Checkpoint, batches: int, seconds: float, graphs: bool
 
     graphs: with the steps as CUDA graphs; RuntimeError if they can't be recorded.
     """
-    if graphs and (reason := why_not(checkpoint)):
-        raise RuntimeError(reason)
+    if graphs:
+        refuse_without(checkpoint)
     randomness, tally = random.Random(200), Tally()
     references = {1.0: GreedyReference(checkpoint, LONGEST), 1.3: GreedyReference(checkpoint, LONGEST, 1.3)}
     prompts = pool(checkpoint.codec, min(60, 2 * batches), randomness)

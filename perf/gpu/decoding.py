@@ -22,6 +22,7 @@ from llama_engine.requests import GenerationRequest
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
 from llama_engine.slot_model import SPAN_BUCKET
+from llama_engine.step_graphs import why_not
 from setting.results import percentiles
 
 from gpu.precision import Precision
@@ -85,6 +86,12 @@ def engine(
         "proving_s": proving_s,
         "texts": steps.texts,
     }
+
+
+def refuse_without(checkpoint: Checkpoint) -> None:
+    """Raise RuntimeError where a checkpoint's steps can't be CUDA graphs."""
+    if reason := why_not(checkpoint):
+        raise RuntimeError(reason)
 
 
 def proved(made: Engine, graphs: bool) -> float:

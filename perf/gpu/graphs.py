@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from limit.rates import DeviceRates
 from llama_engine.checkpoint import Checkpoint
-from llama_engine.step_graphs import why_not
 
 from gpu import decoding
 from gpu.decoding import Wave
@@ -23,8 +22,7 @@ def measure(
     launched: what the same wave came to without graphs, if that was measured. Other tokens than there are no failure:
     two logits of random weights are soon as good as each other.
     """
-    if reason := why_not(checkpoint):
-        raise RuntimeError(reason)
+    decoding.refuse_without(checkpoint)
     found = decoding.engine(checkpoint, precision, wave, rates, graphs=True)
     if launched is None or "texts" not in launched:
         return found

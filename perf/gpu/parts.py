@@ -95,6 +95,17 @@ def _measure(course: Course, part: str, key: str, task: Task, smoke: bool) -> No
             raise DeviceLostError(f"{key}: {reason(error)}") from error
 
 
+def _fused(ground: Ground, task: Task) -> Task:
+    """Return a task that uses a fused kernel whatever the engine does: not under `--kernels stock`."""
+
+    def task_unless_left_out() -> Mapping[str, object]:
+        if ground.options.kernels != "fused":
+            raise RuntimeError(f"left out by --kernels {ground.options.kernels}")
+        return task()
+
+    return task_unless_left_out
+
+
 def _environment(ground: Ground) -> Iterator[tuple[str, Task]]:
     yield "environment", lambda: environment.describe(ground.options.device)
 
@@ -111,7 +122,10 @@ def _correct(ground: Ground) -> Iterator[tuple[str, Task]]:
     )
     yield (
         "correct/tokens/fp32_fused",
-        lambda: correctness.exactness(correctness.embedded(FP32, device, True), amount.batches, amount.exact_s / 2),
+        _fused(
+            ground,
+            lambda: correctness.exactness(correctness.embedded(FP32, device, True), amount.batches, amount.exact_s / 2),
+        ),
     )
     for precision in (FP32, FP16, *precisions(device.type)[1:]):
         yield (
@@ -123,8 +137,11 @@ def _correct(ground: Ground) -> Iterator[tuple[str, Task]]:
     for precision in (FP16, INT8):
         yield (
             f"correct/logits/{precision.key}_fused",
-            lambda precision=precision: correctness.tolerance(  # type: ignore[misc]
-                precision, device, ground.exact, amount.rows, amount.steps, True
+            _fused(
+                ground,
+                lambda precision=precision: correctness.tolerance(  # type: ignore[misc]
+                    precision, device, ground.exact, amount.rows, amount.steps, True
+                ),
             ),
         )
 
@@ -189,7 +206,15 @@ def _products(ground: Ground) -> Iterator[tuple[str, Task]]:
         for rows in amount.product_rows:
             yield (
                 f"products/{matrix.outputs}x{matrix.inputs}/{rows}",
-                partial(products.measure, matrix, rows, device, ground.rates, amount.product_s),
+                partial(
+                    products.measure,
+                    matrix,
+                    rows,
+                    device,
+                    ground.rates,
+                    amount.product_s,
+                    ground.options.kernels == "fused",
+                ),
             )
 
 
@@ -199,7 +224,7 @@ def _tiles(ground: Ground) -> Iterator[tuple[str, Task]]:
         for rows in (32, 1):
             yield (
                 f"tiles/{matrix.outputs}x{matrix.inputs}/{rows}",
-                partial(products.tiles, matrix, rows, device, ground.rates, amount.product_s),
+                _fused(ground, partial(products.tiles, matrix, rows, device, ground.rates, amount.product_s)),
             )
 
 
@@ -214,7 +239,10 @@ def _quality(ground: Ground) -> None:
 
         amount = ground.options.amount
         for key, task in quality.tasks(ground.options.device, amount.texts, amount.context, ground.options.smoke):
-            _measure(course, "quality", f"quality/{key}", task, ground.options.smoke)
+            chosen = _fused(ground, task) if key == quality.FUSED.key else task
+            _measure(course, "quality", f"quality/{key}", chosen, ground.options.smoke)
+    except DeviceLostError:
+        raise
     except Exception as error:  # noqa: BLE001 - as in Course.measure
         course.measure("quality", {}, partial(_raise, error))
 

@@ -29,6 +29,7 @@ from gpu.models import in_8_bits
 from gpu.timing import WAITS, timed
 
 INT_MM = "int_mm"
+FUSED = "fused"
 INT_MM_ROWS = 32
 """PyTorch's INT8 product takes more than 16 rows on CUDA; fewer are padded to this many."""
 CACHES = 256 << 20
@@ -99,7 +100,7 @@ class Weight:
             INT_MM: lambda codes: _int_mm(codes, self.codes),
             "w8a8": self._w8a8,
             # Where it can't run, calling it says why.
-            "fused": lambda rows: self._fused(rows),
+            FUSED: lambda rows: self._fused(rows),
             "engine_many": fused.plain_product(self.codes, self.scales),
         }
 
@@ -113,9 +114,15 @@ class Weight:
         return (_int_mm(codes, self.codes) * scales * self.scales).to(rows.dtype)
 
 
-def measure(matrix: Matrix, rows: int, device: torch.device, rates: DeviceRates, seconds: float) -> dict[str, object]:
+def measure(
+    matrix: Matrix, rows: int, device: torch.device, rates: DeviceRates, seconds: float, with_fused: bool = True
+) -> dict[str, object]:
     """Time every product of a matrix with so many rows, so many seconds each; one that fails says why."""
-    return _measure(matrix, rows, device, rates, seconds, Weight.products)
+
+    def chosen(weight: Weight) -> Mapping[str, Product]:
+        return {name: product for name, product in weight.products().items() if with_fused or name != FUSED}
+
+    return _measure(matrix, rows, device, rates, seconds, chosen)
 
 
 def tiles(matrix: Matrix, rows: int, device: torch.device, rates: DeviceRates, seconds: float) -> dict[str, object]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from bench.course import reason
+from llama_engine.step_graphs import cuda_capture
 
 Action = Callable[[], object]
 
@@ -70,37 +71,22 @@ def timed(actions: Sequence[Action], device: torch.device, seconds: float, waits
     if unfit:
         return Timing(eager, None, unfit)
     try:
-        graph = captured(each, device)
+        replay = captured(each, device)
     except Exception as error:  # noqa: BLE001 - whatever can't be captured, the reason is the result
         return Timing(eager, None, reason(error))
-    return Timing(eager, _median(graph.replay, device, share) / len(actions))
+    return Timing(eager, _median(replay, device, share) / len(actions))
 
 
-def captured(action: Action, device: torch.device) -> torch.cuda.CUDAGraph:
-    """Return the action as a CUDA graph. Raises what capturing raises, and leaves the device usable then, on the
-    stream that was the current one.
-    """
-    # What libraries set up at their first call on a stream must not be a part of the graph.
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            action()
-    torch.cuda.current_stream(device).wait_stream(side)
+def captured(action: Action, device: torch.device) -> Action:
+    """Return what does the action again as a CUDA graph. Raises what capturing raises."""
+
+    def act() -> None:
+        action()
+
+    replay = cuda_capture(device)(act)
+    replay()
     settle(device)
-    graph = torch.cuda.CUDAGraph()
-    before = torch.cuda.current_stream(device)
-    try:
-        with torch.cuda.graph(graph):
-            action()
-    except Exception:
-        # PyTorch doesn't leave its capture stream if the capture can't even be ended.
-        torch.cuda.set_stream(before)
-        settle(device)
-        raise
-    graph.replay()
-    settle(device)
-    return graph
+    return replay
 
 
 def _median(action: Action, device: torch.device, seconds: float) -> float:

@@ -25,6 +25,9 @@ WAITING = {
 }
 """Operations whose result the host has to know; a stream that is being captured doesn't permit them."""
 
+FROM_THE_HOST = "aten.lift_fresh.default"
+"""A tensor that Python made of values: on a GPU a copy from the host, unless it is a single one, which is a fill."""
+
 
 @dataclass
 class _Operation:
@@ -59,9 +62,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDis
         kwargs: dict[str, object] | None = None,
     ) -> object:
         """Make one operation and keep it."""
-        if str(func) in WAITING:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
         result = func(*args, **(kwargs or {}))
+        copied = str(func) == FROM_THE_HOST and any(tensor.dim() for tensor in _tensors(result))
+        if str(func) in WAITING or copied:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
         self.operations.append(_Operation(func, args, kwargs or {}, _tensors(result)))
         return result
 
@@ -74,13 +78,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDis
 class Recorder:
     """A `Capture` that counts. captured: actions that were kept. replayed: how often they were made again.
 
-    failing: the number of the replay, from 0, that raises instead.
+    failing: the numbers of the replays, from 0, that raise instead.
     """
 
     def __init__(self) -> None:
         self.captured = 0
         self.replayed = 0
-        self.failing = -1
+        self.failing = range(0)
 
     def __call__(self, action: Action) -> Action:
         """Keep what an action does; as on a GPU it is run once before."""
@@ -91,7 +95,7 @@ class Recorder:
 
         def replay() -> None:
             self.replayed += 1
-            if self.replayed - 1 == self.failing:
+            if self.replayed - 1 in self.failing:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
             recording.replay()
 

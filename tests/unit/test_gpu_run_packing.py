@@ -182,4 +182,4 @@ def test_a_gpu_that_was_lost_ends_the_run_or_is_tried_for_ever(elsewhere: Elsewh
     ran = elsewhere.run("--budget", "7", RUN="exit 3")
     assert ran.returncode == 3
     first, second = [line for line in ran.stdout.splitlines() if line.startswith("python3 -m gpu ")]
-    assert second == f"{first} --resume --kernels stock --budget 3"
+    assert second == f"{first} --resume --kernels stock --budget 9"

@@ -52,15 +52,27 @@ def test_a_server_s_figure_is_divided_by_the_engine_s() -> None:
     assert ratio.source == "decode/int8/32 over decode/fp16/32"
 
 
-def test_launched_steps_are_taken_although_replayed_ones_are_quicker() -> None:
+def test_launched_steps_are_taken_although_replayed_ones_are_there() -> None:
     replayed = {
         "graph/int8/32": {"requests_per_second": 31.0},
         "graph/fp16/32": {"requests_per_second": 14.0},
         "graph/int8/1": {"tokens_per_second": 150.0},
     }
     found = verdicts({**MEASURED, **replayed})
-    assert [one.to_json()["from"] for one in found[:2]] == ["graph/int8/32", "decode/fp16/32"]
+    assert [one.to_json()["from"] for one in found[:2]] == ["graph/int8/32", "graph/fp16/32"]
     assert found[3].to_json()["from"] == "decode/int8/1"
+    alone = {key: one for key, one in replayed.items() if "fp16" not in key}
+    assert [one.to_json()["from"] for one in verdicts({**MEASURED, **alone})[:2]] == [
+        "decode/int8/32",
+        "decode/fp16/32",
+    ]
+
+
+def test_what_fell_back_to_stock_kernels_is_an_aim_s_figure() -> None:
+    stock = {**MEASURED["decode/int8/32"], "steps": "decode steps: stock kernels, launched"}
+    assert verdicts({**MEASURED, "decode/int8/32": stock})[0].figure is None
+    fused = {**stock, "steps": "decode steps: fused 8-bit product and attention, launched"}
+    assert verdicts({**MEASURED, "decode/int8/32": fused})[0].met is True
 
 
 def test_an_aim_for_one_device_is_met_by_another() -> None:

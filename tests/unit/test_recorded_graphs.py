@@ -32,3 +32,14 @@ def test_what_adds_up_does_not_add_up_when_replayed() -> None:
 def test_looking_at_a_value_can_be_recorded(look: Callable[[torch.Tensor], object]) -> None:
     with Recording(), pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         look(torch.ones(1).sum())
+
+
+def test_values_of_the_host_can_be_recorded() -> None:
+    static = torch.zeros(2)
+    with Recording() as recording:
+        static[0] = 3.0
+    static.zero_()
+    recording.replay()
+    assert static.tolist() == [3.0, 0.0]
+    with Recording(), pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        static += torch.tensor([1.0, 2.0])

@@ -174,12 +174,13 @@ def on_a_gpu(**measurements: object) -> Run:
 
 
 def test_the_engine_on_a_gpu_is_told_from_generate_and_its_stock_layers() -> None:
+    stock = {**made_up_results.WAVE, "steps": "decode steps: stock kernels, launched"}
     found = gpu.decoding(
         on_a_gpu(
             **{
                 "decode/int8/32": made_up_results.STEPPED,
                 "stock/int8/32": made_up_results.WAVE,
-                "stock_engine/int8/32": {**made_up_results.WAVE, "step_ms": None},
+                "stock_engine/int8/32": {**stock, "step_ms": None},
                 "decode/fp16/32": {"not_run": "CUDA error"},
                 "products/1x1/1": {"not_run": "no time"},
             }
@@ -187,7 +188,11 @@ def test_the_engine_on_a_gpu_is_told_from_generate_and_its_stock_layers() -> Non
     )
     assert found is not None
     text = found.markdown()
-    assert column(text, "what") == ["the engine, fused kernels", "the engine, stock kernels", "generate(), one batch"]
+    assert column(text, "what") == [
+        "the engine, fused 8-bit product and attention, launched",
+        "the engine, stock kernels, launched",
+        "generate(), one batch",
+    ]
     assert column(text, "a step p50, ms") == ["6.40", "–", "–"]
     assert column(text, "of the limit") == ["62 %", "62 %", "62 %"]
     assert "Not run: decode/fp16/32 (CUDA error)." in text

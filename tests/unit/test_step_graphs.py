@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from llama_engine import plain_kernels, sampling, step_graphs
+from llama_engine import memory, plain_kernels, sampling, step_graphs
 from llama_engine.checkpoint import Checkpoint
 from llama_engine.engine import Engine
 from llama_engine.kernels import Kernels
-from llama_engine.memory import plan_memory
+from llama_engine.memory import activation_reserve, plan_memory
 from llama_engine.requests import GenerationRequest
 from llama_engine.rows import Outcome, Row
 from llama_engine.settings import Settings
@@ -35,6 +35,8 @@ def as_on_a_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "CANDIDATES", 1 << 30)
         patch.setattr(step_graphs, "LEAST_SPAN", 32)
+        # The plan of a GPU.
+        patch.setattr(memory, "why_not", lambda checkpoint: None)
         yield
 
 
@@ -180,7 +182,7 @@ def test_a_replay_that_fails_costs_a_row_or_counts_a_token_twice(small: Checkpoi
     requests = [request_of(small, randomness, max_tokens=7, min_tokens=7, **kind) for _ in range(3)]
     expected = completions(engine_of(small, 1), requests)
     graphs = graphed(small)
-    graphs.recorder.failing = number
+    graphs.recorder.failing = range(number, number + 1)
     rows = entered(graphs.engine, requests)
     errors = 0
     while graphs.engine.taken:
@@ -209,6 +211,18 @@ def test_padding_writes_over_a_prompt_that_is_being_read(small: Checkpoint) -> N
     while row not in engine.step().started:
         assert engine.taken == SLOTS
     assert torch.allclose(keys_of(engine, SLOTS - 1, size), keys_of(alone, 0, size), atol=1e-4)
+
+
+def test_replays_that_keep_failing_are_tried_for_ever(small: Checkpoint) -> None:
+    requests = plain_requests(3, tokens=12)
+    expected = completions(engine_of(small, 1), requests)
+    graphs = graphed(small)
+    graphs.recorder.failing = range(1000)
+    rows = entered(graphs.engine, requests)
+    errors = [graphs.engine.step().errors for _ in range(12)]
+    assert errors == [1, 1, 1, *[0] * 9]
+    assert [row.outcome for row in rows] == [*expected]
+    assert graphs.engine.describe_steps().endswith(", launched")
 
 
 def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -273,10 +287,16 @@ def test_a_checkpoint_that_waits_for_the_device_is_captured(fp32: Checkpoint) ->
 def test_the_plan_leaves_out_what_graphs_need(small: Checkpoint) -> None:
     without = plan_memory(small, Settings(), SLOTS)
     planned = plan_memory(small, Settings(cuda_graphs="on"), SLOTS)
-    assert planned.reserve > without.reserve
+    config = small.config
+    hidden, inner, words = config.hidden_size, config.intermediate_size, config.vocab_size
+    step = activation_reserve(SLOTS, SLOTS, hidden, inner, words, 4)
+    assert planned.reserve - without.reserve == step + SLOTS * words * 4 + (32 + 4 * 24) * 2**20
     cache = engine_of(small, SLOTS, cuda_graphs="on")._model._cache
     assert planned.cache == sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.slot_layers)
     assert planned.cache == without.cache * 129 // 128
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "why_not", lambda checkpoint: "it is no GPU")
+        assert plan_memory(small, Settings(cuda_graphs="on"), SLOTS).total == without.total
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 8, 31, 32, 33, 128, 1000])

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.checkpoint_files import check_files
-from llama_engine.errors import CheckpointError
+from llama_engine.errors import CheckpointError, in_a_line
 from llama_engine.facts import Facts, read_facts
 from llama_engine.int8_linear import leave_activations_unrounded
 from llama_engine.kernels import PLAIN, Kernels, choose_kernels
@@ -116,8 +116,7 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         raise
     except Exception as error:
         # Many libraries have a say here, each with errors of its own; whichever it is, the checkpoint can't be served.
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise CheckpointError(f"can't load {name}: {type(error).__name__}: {reason}") from error
+        raise CheckpointError(f"can't load {name}: {in_a_line(error)}") from error
     # transformers would serve what it didn't find as random numbers.
     if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
         raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")

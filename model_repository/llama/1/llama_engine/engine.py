@@ -32,6 +32,9 @@ from llama_engine.stopping import Transcript
 
 _log = logging.getLogger(__name__)
 
+REPLAYS = 3
+"""So many that fail one after the other are the last."""
+
 FAILURE = RowFailure("decoding failed; the server's log has the reason")
 
 
@@ -80,6 +83,7 @@ class Engine:
         self._record = partial(record_graphs, checkpoint, self._model, self._sampler, self.plan.shape)
         self._wants_graphs = settings.cuda_graphs == "on"
         self._graphs: StepGraphs | None = None
+        self._failed_replays = 0
         self._rows: list[Row] = []
         self._step = Step([], [])
 
@@ -96,7 +100,8 @@ class Engine:
     def describe_steps(self) -> str:
         """Return in a line how decode steps are computed."""
         graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.replays else "launched"
-        return f"decode steps: {self._kernels.describe()}, {graphs}"
+        kernels = self._kernels.describe() if self._device.type == "cuda" else "on the CPU"
+        return f"decode steps: {kernels}, {graphs}"
 
     @property
     def replays(self) -> bool:
@@ -224,10 +229,17 @@ class Engine:
         steps = [row.transcript.num_tokens for row in self._rows]
         longest = max((row.length for row in self._rows[:decoding]), default=0)
         try:
-            return self._graphs.step(decoding, longest, prompted, steps, [row.banned for row in self._rows])
+            tokens = self._graphs.step(decoding, longest, prompted, steps, [row.banned for row in self._rows])
         except Exception as error:  # noqa: BLE001 - without graphs the failing row can be found, and the others go on
             self._note_error(error, f"replaying a step over {named(self._rows)}")
-            return None
+        else:
+            self._failed_replays = 0
+            return tokens
+        self._failed_replays += 1
+        if self._failed_replays == REPLAYS:
+            _log.error("%d replays in a row have failed; steps are launched kernel by kernel from here on", REPLAYS)
+            self._graphs = None
+        return None
 
     def _choose(self, first: int, last: int, decoding: int, prompted: list[torch.Tensor]) -> list[torch.Tensor]:
         """Choose the next tokens of the slots `first` … `last` − 1, [rows] in all.

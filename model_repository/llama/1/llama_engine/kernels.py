@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from llama_engine import plain_kernels
+from llama_engine.errors import in_a_line
 
 Int8Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(activations [rows, in], weight [out, in], scales [out], bias [out] or None) → [rows, out]."""
@@ -82,8 +83,7 @@ def _tried(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, 
 
 
 def _log_stock(what: str, error: Exception) -> None:
-    reason = (str(error).strip() or repr(error)).splitlines()[0]
-    _log.warning("the fused %s can't be used, the stock one is: %s: %s", what, type(error).__name__, reason)
+    _log.warning("the fused %s can't be used, the stock one is: %s", what, in_a_line(error))
 
 
 def _refuse(device: torch.device) -> None:

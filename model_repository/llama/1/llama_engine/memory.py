@@ -16,7 +16,7 @@ from llama_engine.checkpoint import Checkpoint
 from llama_engine.errors import OutOfMemoryPlan
 from llama_engine.sampler import Sampler
 from llama_engine.settings import Settings
-from llama_engine.step_graphs import graph_count
+from llama_engine.step_graphs import graph_count, why_not
 
 _MIB = 1 << 20
 
@@ -74,7 +74,7 @@ class MemoryPlan:
 def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
     """Plan for a loaded checkpoint and so many slots; whether it fits is for the plan's `check` to say."""
     config, facts = checkpoint.config, checkpoint.facts
-    graphs = settings.cuda_graphs == "on"
+    graphs = settings.cuda_graphs == "on" and why_not(checkpoint) is None
     shape = CacheShape(
         layers=config.num_hidden_layers,
         slots=slots,
@@ -132,11 +132,12 @@ def graph_reserve(shape: CacheShape, hidden: int, intermediate: int, vocabulary:
     """Estimate the bytes that CUDA graphs of the decode step hold: what a step of all slots holds, for good; a graph's
     own nodes; and the logits that graphs hand on.
 
-    A step's memory is estimated as `activation_reserve` does; what the nodes of a graph take, some MiB for a thousand
-    kernels, is a guess that no GPU has been asked about yet.
+    A step's memory is estimated as `activation_reserve` does; 32 MiB are the matrix library's for the stream of the
+    captures. What the nodes of a graph take, some MiB for a thousand kernels, is a guess that no GPU has been asked
+    about yet.
     """
     step = activation_reserve(shape.slots, shape.slots, hidden, intermediate, vocabulary, shape.dtype.itemsize)
-    return step + shape.slots * vocabulary * 4 + graph_count(shape) * 4 * _MIB
+    return step + shape.slots * vocabulary * 4 + (32 + 4 * graph_count(shape)) * _MIB
 
 
 def free_bytes(device: torch.device) -> int:

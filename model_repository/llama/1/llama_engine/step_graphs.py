@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -24,6 +25,7 @@ import torch
 from llama_engine.banning import BannedWords
 from llama_engine.cache import CacheShape
 from llama_engine.checkpoint import Checkpoint
+from llama_engine.errors import in_a_line
 from llama_engine.sampler import Needs, Sampler
 from llama_engine.slot_model import SlotModel
 
@@ -47,8 +49,8 @@ Capture = Callable[[Action], Action]
 
 
 def row_buckets(slots: int) -> tuple[int, ...]:
-    """Return for how many rows there are graphs, ascending."""
-    some = [1, 2, 4, *range(8, 33, 8), *range(48, slots, 16)]
+    """Return for how many rows there are graphs, ascending. Of many rows a few more matter less, and graphs cost."""
+    some = [1, 2, 4, *range(8, 32, 8), *range(32, 128, 16), *range(128, slots, 64)]
     return (*(rows for rows in some if rows < slots), slots)
 
 
@@ -77,20 +79,33 @@ def why_not(checkpoint: Checkpoint) -> str | None:
 
 
 def cuda_capture(device: torch.device) -> Capture:
-    """Return a Capture whose graphs share their memory: they are replayed one after the other."""
+    """Return a Capture whose graphs share their memory: they are replayed one after the other.
+
+    What it raises is what the action raises, or CUDA; the device is as usable afterwards as that leaves it.
+    """
     pool = torch.cuda.graph_pool_handle()
+    # One for all: matrix libraries keep a workspace for every stream that they have ever been called on.
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(action: Action) -> Action:
+        current = torch.cuda.current_stream(device)
         # What libraries set up at their first call on a stream, and what is compiled, must not be a part of the graph.
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
+        side.wait_stream(current)
         with torch.cuda.stream(side):
             action()
-        torch.cuda.current_stream(device).wait_stream(side)
+        current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # The process has other threads, which may look at the device's memory meanwhile.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            action()
+        try:
+            # The process has other threads, which may look at the device's memory meanwhile.
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                action()
+        except Exception:
+            # Where ending the capture fails, PyTorch leaves the thread on its stream, and the allocator at the pool.
+            torch.cuda.set_stream(current)
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            torch.cuda.synchronize(device)
+            raise
         return graph.replay
 
     return capture
@@ -113,7 +128,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def record(self, capture: Capture) -> None:
-        """Capture every graph, and hold one against what it was captured from; raises what goes wrong there.
+        """Capture every graph, and hold two against what they were captured from; raises what goes wrong there.
 
         Only while no row is seated: actions are run for it, though with no rows but padding.
         """
@@ -125,6 +140,7 @@ class StepGraphs:
             for needs in reversed(KINDS):
                 self._choices[rows, needs] = capture(partial(self._choose, rows, needs))
         self._check(self._row_buckets[-1], self._span_buckets[0])
+        self._check(self._row_buckets[0], self._span_buckets[-1])
 
     def step(
         self,
@@ -166,12 +182,14 @@ class StepGraphs:
 
     def _check(self, rows: int, span: int) -> None:
         """Raise RuntimeError if a replay isn't what launching comes to. Writes to the first position of each slot."""
+        # Any token that there is: the last choice may have been FAILED.
+        self._model.advance(0, torch.zeros_like(self._chosen))
         self._model.pad(rows)
         self._forward(rows, span)
-        launched = self._logits.clone()
+        launched = self._logits[:rows].clone()
         self._logits.zero_()
         self._forwards[rows, span]()
-        error = ((self._logits - launched).abs().max() / launched.abs().max()).item()
+        error = ((self._logits[:rows] - launched).abs().max() / launched.abs().max()).item()
         if not error <= TOLERANCE:
             raise RuntimeError(f"replayed logits are wrong by {error:.1%} of the largest")
 
@@ -189,7 +207,7 @@ def record_graphs(
             graphs = StepGraphs(checkpoint, model, sampler, shape)
             graphs.record(capture or cuda_capture(checkpoint.facts.device))
         except Exception as error:  # noqa: BLE001 - whatever can't be captured can still be launched
-            reason = f"{type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"
+            reason = in_a_line(error)
         else:
             return graphs
     _log.warning("decode steps can't be CUDA graphs, they are launched kernel by kernel: %s", reason)

@@ -31,7 +31,7 @@ LAYERS = [
     {"requests", "checkpoint"},
     {"sampler", "slot_model", "rows"},
     {"step_graphs"},
-    {"memory", "prefill", "delivery"},
+    {"memory", "prefill", "choosing", "delivery"},
     {"engine", "tickets"},
     {"metrics", "request_log", "vitals"},
     {"meter", "host_metrics"},

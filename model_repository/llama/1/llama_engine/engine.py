@@ -12,30 +12,25 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from llama_engine.banning import BannedWords
 from llama_engine.checkpoint import Checkpoint
+from llama_engine.choosing import Choosing
 from llama_engine.defaults import GenerationDefaults
 from llama_engine.errors import InvalidSettings, RowFailure
 from llama_engine.memory import plan_memory
 from llama_engine.prefill import Prefill
 from llama_engine.requests import GenerationRequest
-from llama_engine.rows import Outcome, Row, named
+from llama_engine.rows import FAILURE, Outcome, Row, failure, named
 from llama_engine.sampler import FAILED, Sampler
 from llama_engine.settings import Settings
 from llama_engine.slot_model import SlotModel
-from llama_engine.step_graphs import Capture, StepGraphs, graph_count, record_graphs
+from llama_engine.step_graphs import Capture, graph_count
 from llama_engine.stopping import Transcript
 
 _log = logging.getLogger(__name__)
-
-REPLAYS = 3
-"""So many that fail one after the other are the last."""
-
-FAILURE = RowFailure("decoding failed; the server's log has the reason")
 
 
 @dataclass
@@ -79,11 +74,9 @@ class Engine:
         self._model = SlotModel(checkpoint, self.plan.shape)
         self._sampler = Sampler(slots, config.vocab_size, sorted(self.defaults.end_tokens), self._device)
         self._prefill = Prefill(self._model, slots, settings.prefill_tokens, self._note_error)
-        self._kernels = checkpoint.kernels
-        self._record = partial(record_graphs, checkpoint, self._model, self._sampler, self.plan.shape)
+        self._choosing = Choosing(self._model, self._sampler, self._device, self._note_error)
         self._wants_graphs = settings.cuda_graphs == "on"
-        self._graphs: StepGraphs | None = None
-        self._failed_replays = 0
+        self._checkpoint = checkpoint
         self._rows: list[Row] = []
         self._step = Step([], [])
 
@@ -100,13 +93,13 @@ class Engine:
     def describe_steps(self) -> str:
         """Return in a line how decode steps are computed."""
         graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.replays else "launched"
-        kernels = self._kernels.describe() if self._device.type == "cuda" else "on the CPU"
+        kernels = self._checkpoint.kernels.describe() if self._device.type == "cuda" else "on the CPU"
         return f"decode steps: {kernels}, {graphs}"
 
     @property
     def replays(self) -> bool:
         """Whether decode steps are CUDA graphs."""
-        return self._graphs is not None
+        return self._choosing.replays
 
     def row(self, request: GenerationRequest, name: str = "") -> Row:
         """Make what the engine keeps of a request. Any thread may: what costs time here doesn't hold up a step.
@@ -193,14 +186,14 @@ class Engine:
         """
         assert not self.taken, "rows are in the engine"
         if self._wants_graphs:
-            self._graphs = self._record(capture)
+            self._choosing.record_graphs(self._checkpoint, self.plan.shape, capture)
 
     def _advance(self) -> None:
         decoding = len(self._rows)
         entered = self._prefill.read(first=decoding)
         self._step.prefilled = entered.tokens
         for row, exhausted in entered.failed:
-            self._end(row, _failure(exhausted, row))
+            self._end(row, failure(row, exhausted))
         if entered.rows:
             # First: if what follows raises, these rows must be where `_abandon` looks for them.
             self._rows += entered.rows
@@ -208,10 +201,7 @@ class Engine:
             self._sampler.admit([row.request for row in entered.rows])
         if not self._rows:
             return
-        tokens = self._replayed(decoding, entered.hidden)
-        if tokens is None:
-            tokens = torch.cat(self._choose(0, len(self._rows), decoding, entered.hidden))
-            self._model.advance(decoding, tokens)
+        tokens = self._choosing.next_tokens(self._rows, decoding, entered.hidden)
         self._step.decoded = decoding
         for row in self._rows[:decoding]:
             row.length += 1
@@ -221,51 +211,6 @@ class Engine:
         for slot in reversed(range(len(self._rows))):
             self._take(slot, chosen[slot])
         self._step.started = [row for row in entered.rows if not isinstance(row.outcome, RowFailure)]
-
-    def _replayed(self, decoding: int, prompted: list[torch.Tensor]) -> torch.Tensor | None:
-        """Choose the next tokens of all rows, [rows], and note them; None where there are no graphs or they failed."""
-        if self._graphs is None:
-            return None
-        steps = [row.transcript.num_tokens for row in self._rows]
-        longest = max((row.length for row in self._rows[:decoding]), default=0)
-        try:
-            tokens = self._graphs.step(decoding, longest, prompted, steps, [row.banned for row in self._rows])
-        except Exception as error:  # noqa: BLE001 - without graphs the failing row can be found, and the others go on
-            self._note_error(error, f"replaying a step over {named(self._rows)}")
-        else:
-            self._failed_replays = 0
-            return tokens
-        self._failed_replays += 1
-        if self._failed_replays == REPLAYS:
-            _log.error("%d replays in a row have failed; steps are launched kernel by kernel from here on", REPLAYS)
-            self._graphs = None
-        return None
-
-    def _choose(self, first: int, last: int, decoding: int, prompted: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Choose the next tokens of the slots `first` … `last` − 1, [rows] in all.
-
-        The first `decoding` slots make a decode step for it; the hidden states of those behind are in `prompted`. If
-        that fails, each half by itself, down to the row that can't be computed even alone: FAILED.
-        """
-        rows = self._rows[first:last]
-        try:
-            hidden = []
-            if first < decoding:
-                longest = max(row.length for row in rows[: decoding - first])
-                hidden.append(self._model.step(first, min(last, decoding), longest))
-            if last > decoding:
-                hidden.append(torch.cat(prompted)[max(first - decoding, 0) : last - decoding])
-            logits = self._model.logits(torch.cat(hidden))
-            steps = [row.transcript.num_tokens for row in rows]
-            return [self._sampler.sample(logits, first, steps, [row.banned for row in rows])]
-        except Exception as error:  # noqa: BLE001 - the rows must get an answer, and the others go on
-            exhausted = self._note_error(error, f"choosing the next tokens of {named(rows)}")
-        # Out here and not in the handler, where the exception would hold what the failed pass had allocated.
-        if len(rows) == 1:
-            rows[0].outcome = _failure(exhausted, rows[0])
-            return [torch.tensor([FAILED], device=self._device)]
-        half = first + len(rows) // 2
-        return [*self._choose(first, half, decoding, prompted), *self._choose(half, last, decoding, prompted)]
 
     def _take(self, slot: int, token: int) -> None:
         """Give a row its next token, and let it go if it ends with it."""
@@ -323,11 +268,3 @@ class Engine:
             self._model.wipe(0, self.slots)
         except Exception as error:  # noqa: BLE001 - a device that can't even do this fails the next rows in their turn
             self._note_error(error, "clearing the slots")
-
-
-def _failure(exhausted: bool, row: Row) -> RowFailure:
-    """Return what the client of a row may know about why it failed."""
-    if exhausted:
-        size = len(row.request.prompt_tokens)
-        return RowFailure(f"the device's memory was exhausted by this request alone, of {size} prompt tokens")
-    return FAILURE

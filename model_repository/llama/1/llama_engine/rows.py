@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llama_engine.banning import BannedWords
-from llama_engine.errors import Cancelled, InvalidRequest, RequestError, Unavailable
+from llama_engine.errors import Cancelled, InvalidRequest, RequestError, RowFailure, Unavailable
 from llama_engine.requests import GenerationRequest
 from llama_engine.stopping import Transcript
 
@@ -25,6 +25,8 @@ class Completion:
 
 
 Outcome = Completion | RequestError
+
+FAILURE = RowFailure("decoding failed; the server's log has the reason")
 
 
 def reason(outcome: Outcome) -> str:
@@ -97,3 +99,11 @@ class Row:
 def named(rows: Sequence[Row]) -> str:
     """Return what the log calls these rows: a row alone by its request, several by their number."""
     return f"request {rows[0].name}" if len(rows) == 1 and rows[0].name else f"{len(rows)} rows"
+
+
+def failure(row: Row, exhausted: bool) -> RowFailure:
+    """Return what the client of a row may know about why it failed. exhausted: it took all of the device's memory."""
+    if exhausted:
+        size = len(row.request.prompt_tokens)
+        return RowFailure(f"the device's memory was exhausted by this request alone, of {size} prompt tokens")
+    return FAILURE

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from llama_engine.delivery import Delivery, Part, Reply
-from llama_engine.engine import FAILURE, Engine, Step
+from llama_engine.engine import Engine, Step
 from llama_engine.errors import Cancelled, RequestError, Unavailable
 from llama_engine.meter import Meter
-from llama_engine.rows import Row, named
+from llama_engine.rows import FAILURE, Row, named
 from llama_engine.tickets import Ticket
 from llama_engine.vitals import Vitals
 

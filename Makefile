@@ -54,8 +54,12 @@ prepare: $(READY) ## quantize MODEL once, into OUT, for servers that start quick
 	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a Llama in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
+# Beside each other: starting servers is mostly waiting.
 test: $(READY_ANALYZER) ## unit, contract and server tests (a real Triton; neither GPU nor Docker)
-	@$(BIN)/pytest tests/unit tests/contract tests/server
+	@echo "the server's tests; unit and contract tests run beside them, and what they say follows"; \
+	  said=$$(mktemp); $(BIN)/pytest tests/unit tests/contract >"$$said" 2>&1 & beside=$$!; \
+	  trap 'kill "$$beside" 2>/dev/null || true; rm -f "$$said"' EXIT; \
+	  failed=0; $(BIN)/pytest tests/server || failed=1; wait "$$beside" || failed=1; cat "$$said"; exit "$$failed"
 
 test-unit: $(READY_PERF) ## the engine and the client without a server
 	@$(BIN)/pytest tests/unit

@@ -20,6 +20,8 @@ PARTS = ("environment", "correct", "stock", "capacity", "decode", "graph", "qual
 DEFAULT = PARTS[:-1]
 """Trying the ways to cut a weight takes minutes of compiling: it is for those who choose one."""
 OUTPUT = Path("perf/results/gpu.json")
+SMOKE_OUTPUT = Path(".work/gpu/smoke.json")
+"""Not among the results, which are reported on: its figures mean nothing."""
 BUDGET = 8
 """Minutes."""
 
@@ -123,7 +125,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "--kernels", choices=("stock", "fused"), default="fused", help="stock: if a fused kernel breaks the device"
     )
     parser.add_argument("--resume", action="store_true", help="measure only what the output file hasn't got yet")
-    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
+    parser.add_argument("--output", type=Path, metavar="FILE", help=f"default {OUTPUT}, or with --smoke {SMOKE_OUTPUT}")
     parser.add_argument("--partial", type=Path, default=PARTIAL, metavar="FOLDER", help="for the file of a running run")
     found = parser.parse_args(arguments)
     if found.device == "cuda" and not torch.cuda.is_available():
@@ -148,7 +150,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         budget_s=60 * found.budget,
         threads=found.threads,
         resume=found.resume,
-        output=found.output,
+        output=found.output or (SMOKE_OUTPUT if found.smoke else OUTPUT),
         partial=found.partial,
         steady_s=found.steady_seconds,
         kernels=found.kernels,

@@ -89,6 +89,7 @@ def test_the_parts_are_run_in_the_order_of_the_command_line_or_all_by_default() 
     assert again.command == "make bench-gpu BUDGET=3 'GPU=--smoke --kernels stock'"
     assert options.amount.extent.seconds == 90
     plain = parse(["--smoke", "--device", "cpu"])
+    assert "results" not in plain.output.parts
     assert plain.parts == DEFAULT == PARTS[:-1]
     assert plain.amount == SMOKE
 

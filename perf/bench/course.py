@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from llama_engine.errors import in_a_line
 from setting.budget import Budget
 from setting.results import Results
 from setting.stolen import Stolen
@@ -63,8 +64,7 @@ class Course:
 
 def reason(error: Exception) -> str:
     """Return in a line why something couldn't be run."""
-    said = (str(error).strip() or repr(error)).splitlines()[0]
-    return said if isinstance(error, NoTimeError) else f"{type(error).__name__}: {said}"
+    return str(error) if isinstance(error, NoTimeError) else in_a_line(error)
 
 
 def _in_short(found: Measurement) -> str:

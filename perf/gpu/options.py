@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from bench.bounds import count, positive
+from setting.again import make_command
 from setting.checkpoint import LLAMA_2_7B, Shape
 from setting.results import PARTIAL
 
@@ -142,7 +142,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         said += ["--steady-seconds", f"{found.steady_seconds:g}"]
     if found.kernels != "fused":
         said += ["--kernels", found.kernels]
-    budget = [] if found.budget == BUDGET else [f"BUDGET={found.budget:g}"]
+    variables = {} if found.budget == BUDGET else {"BUDGET": f"{found.budget:g}"}
     return Options(
         device=device,
         smoke=found.smoke,
@@ -154,5 +154,5 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         partial=found.partial,
         steady_s=found.steady_seconds,
         kernels=found.kernels,
-        command=shlex.join(["make", "bench-gpu", *budget, *([f"GPU={' '.join(said)}"] if said else [])]),
+        command=make_command("bench-gpu", variables, said),
     )

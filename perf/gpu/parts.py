@@ -59,26 +59,27 @@ class DeviceLostError(Exception):
 
 def run(ground: Ground) -> None:
     """Run every task of the parts that were asked for, as long as there is time. Raises DeviceLostError."""
-    options, course = ground.options, ground.course
-    for part, tasks_of in (("environment", _environment), ("correct", _correct)):
-        if part in options.parts:
-            for key, task in tasks_of(ground):
-                _measure(course, part, key, task, options.smoke)
+    options = ground.options
+    _run(ground, "environment", _environment(ground))
+    _run(ground, "correct", _correct(ground))
     for precision in precisions(options.device.type):
         for part, tasks in (("stock", _stock), ("capacity", _capacity), ("decode", _decode), ("graph", _graph)):
-            if part in options.parts:
-                for key, task in tasks(ground, precision):
-                    _measure(course, part, key, task, options.smoke)
+            _run(ground, part, tasks(ground, precision))
     ground.llama.free()
     # Behind what the aims are about: its text takes a while to be rebuilt.
     if "quality" in options.parts:
         _quality(ground)
-    for part, listed in (("products", _products), ("tiles", _tiles)):
-        if part in options.parts:
-            for key, task in listed(ground):
-                _measure(course, part, key, task, options.smoke)
+    _run(ground, "products", _products(ground))
+    _run(ground, "tiles", _tiles(ground))
     if "article" in options.parts:
         _article(ground)
+
+
+def _run(ground: Ground, part: str, tasks: Iterator[tuple[str, Task]]) -> None:
+    """Run a part's tasks, if it was asked for."""
+    if part in ground.options.parts:
+        for key, task in tasks:
+            _measure(ground.course, part, key, task, ground.options.smoke)
 
 
 def _measure(course: Course, part: str, key: str, task: Task, smoke: bool) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def make_command(target: str, variables: Mapping[str, str], options: Sequence[str] = ()) -> str:
-    """Return the command. options: those without a variable of their own, in the one that is named after the target."""
+    """Return the command. options: what has no variable of its own, in the one of the target's last word."""
     words = [f"{name}={value}" for name, value in variables.items()]
-    rest = [f"{target.upper()}={shlex.join(options)}"] if options else []
+    rest = [f"{target.rpartition('-')[2].upper()}={shlex.join(options)}"] if options else []
     return shlex.join(["make", target, *words, *rest])
 
 

@@ -77,7 +77,7 @@ class TerminalView:
             return False
         if parsed.severity:
             self._severity = parsed.severity
-            return parsed.severity != "I" or _is_of_the_model(line)
+            return parsed.severity != "I" or _is_of_the_model(parsed)
         # tritonserver prints its tables as lines of their own after an information.
         belongs_to_table = self._severity == "I" and line.startswith(("+-", "|"))
         return bool(line.strip()) and not belongs_to_table
@@ -107,11 +107,11 @@ def names_startup_crash(lines: Sequence[str]) -> bool:
 
     triton-inference-server/server issue 8882; here once in some 400 starts, with more to do than the machine has cores.
     """
-    return any(_STARTUP_CRASH in line for line in lines) and not any(_is_of_the_model(line) for line in lines)
+    return any(_STARTUP_CRASH in line for line in lines) and not any(map(_is_of_the_model, map(parse_line, lines)))
 
 
-def _is_of_the_model(line: str) -> bool:
-    return parse_line(line).source.endswith(".py")
+def _is_of_the_model(line: LogLine) -> bool:
+    return line.source.endswith(".py")
 
 
 def _compact(message: str) -> str:

@@ -32,7 +32,7 @@ READY := .venv/.ready
 READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
 READY_KERNELS := .venv/.ready-kernels
-PERF := PYTHONPATH=model_repository/llama/1:perf $(BIN)/python -m
+PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
 .PHONY: help demo serve prepare test test-unit test-contract test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check \
   format lock sbom train clean
@@ -77,32 +77,32 @@ test-compose: $(READY) ## docker compose on a real Docker engine
 	@$(BIN)/pytest tests/compose
 
 bench: $(READY_ANALYZER) ## the article's table, mixed lengths, the peers, the limit, where the time goes (BUDGET minutes, BENCH options)
-	@$(PERF) bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
+	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 sweep: $(READY_ANALYZER) ## tokens/s and latency at 1 to 128 requests at a time (BUDGET minutes, SWEEP servers)
-	@$(PERF) bench.sweep $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(SWEEP)
+	@$(PERF) perf.bench.sweep $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(SWEEP)
 
 bench-vllm: $(READY_PERF) ## install vLLM, one of the peers, into an environment of its own (.work/vllm)
-	@$(PERF) peers.vllm_environment
+	@$(PERF) perf.peers.vllm_environment
 
 tune: $(READY_PERF) ## the config for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@test -n '$(SLO_P95_MS)' || { echo "SLO_P95_MS is not set: the 95th percentile of latency to meet, in milliseconds, such as make tune SLO_P95_MS=20000" >&2; exit 2; }
-	@$(PERF) tune --slo-p95-ms '$(SLO_P95_MS)' $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
+	@$(PERF) perf.tune --slo-p95-ms '$(SLO_P95_MS)' $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
 
 quality: $(READY_PERF) ## what INT8 costs in perplexity and KL divergence (MODEL, TEXT)
-	@$(PERF) quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
+	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
 soak: $(READY_PERF) ## mixed load for MINUTES (30): does memory stay flat, is everything answered and counted (MODEL, SOAK options)
-	@$(PERF) soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
+	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
 
 report: $(READY_PERF) ## tables and plots of README.md and docs/ from perf/results/, nothing measured
-	@$(PERF) report
+	@$(PERF) perf.report
 
 bench-inflight: $(READY_PERF) ## in-flight batching against batches, the cost of a step, the prefill bound (some minutes)
-	@OMP_NUM_THREADS=1 $(PERF) inflight
+	@OMP_NUM_THREADS=1 $(PERF) perf.inflight
 
 bench-gpu: $(READY_ANALYZER) ## on a GPU: correct? within its memory plan? how far from the limit? (BUDGET minutes, GPU options, such as --smoke)
-	@PYTHONPATH=model_repository/llama/1:perf:tests $(BIN)/python -m gpu $(if $(BUDGET),--budget '$(BUDGET)') $(GPU)
+	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m perf.gpu $(if $(BUDGET),--budget '$(BUDGET)') $(GPU)
 
 check: $(READY_PERF) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
@@ -150,5 +150,5 @@ $(READY_KERNELS): $(READY)
 	@touch $@
 
 $(READY_ANALYZER): $(READY_PERF)
-	@$(PERF) analyzer --prefetch
+	@$(PERF) perf.analyzer --prefetch
 	@touch $@

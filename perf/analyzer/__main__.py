@@ -1,4 +1,4 @@
-"""Get perf_analyzer ready: `python -m analyzer --prefetch`, so that no benchmark has to."""
+"""Get perf_analyzer ready: `python -m perf.analyzer --prefetch`, so that no benchmark has to."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 
 from triton_local.errors import LauncherError
 
-from analyzer.binary import find
-from analyzer.errors import AnalyzerError
+from perf.analyzer.binary import find
+from perf.analyzer.errors import AnalyzerError
 
 
 def main() -> None:
     """Find or fetch it, and say where it is; one line and exit code 1 if that can't be."""
-    parser = argparse.ArgumentParser(prog="python -m analyzer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m perf.analyzer", description=__doc__)
     parser.add_argument("--prefetch", action="store_true", required=True)
     parser.parse_args()
     try:

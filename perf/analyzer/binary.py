@@ -20,9 +20,9 @@ from triton_local.interpreter import Interpreter
 from triton_local.runtime import cache_root
 from triton_local.wheel import find_wheel
 
-from analyzer import wheel
-from analyzer.errors import MissingAnalyzerError
-from analyzer.placing import placed
+from perf.analyzer import wheel
+from perf.analyzer.errors import MissingAnalyzerError
+from perf.analyzer.placing import placed
 
 NAME = "perf_analyzer"
 LIBRARIES = ("libb64.so.0d", "libcudart.so.12")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from setting.workload import Request
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import Tensor, prepare
+
+from perf.setting.workload import Request
 
 
 def document(requests: Sequence[Request]) -> str:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from analyzer.errors import MissingAnalyzerError
+from perf.analyzer.errors import MissingAnalyzerError
 
 
 def placed(target: Path, names: Sequence[str], build: Callable[[Path], None]) -> Path:

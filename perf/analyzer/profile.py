@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from setting.workload import Request
-
-from analyzer.errors import FailedRunError
+from perf.analyzer.errors import FailedRunError
+from perf.setting.workload import Request
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from setting.window import Window, full_load
-from setting.workload import Request
-
-from analyzer import inputs, profile
-from analyzer.binary import NAME, PerfAnalyzer, find
-from analyzer.errors import FailedRunError
-from analyzer.profile import Answered
+from perf.analyzer import inputs, profile
+from perf.analyzer.binary import NAME, PerfAnalyzer, find
+from perf.analyzer.errors import FailedRunError
+from perf.analyzer.profile import Answered
+from perf.setting.window import Window, full_load
+from perf.setting.workload import Request
 
 _SERVER_COLUMNS = {
     "queue": "Server Queue",

@@ -14,8 +14,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from analyzer.errors import MissingAnalyzerError
-from analyzer.placing import placed
+from perf.analyzer.errors import MissingAnalyzerError
+from perf.analyzer.placing import placed
 
 VERSION = "2.51.0"
 REQUIREMENT = f"tritonclient=={VERSION}"

@@ -14,20 +14,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analyzer import run
-from analyzer.binary import PerfAnalyzer
-from analyzer.run import AnalyzerReport
-from limit import physics
-from limit.rates import DeviceRates
-from load.arrivals import Closed
-from load.described import described
-from setting import memory, workload
-from setting.results import percentiles
 from transformers import LlamaConfig
 
-from article.samples import Sampling
-from article.serving import Served
-from article.sizes import Pace, Size
+from perf.analyzer import run
+from perf.analyzer.binary import PerfAnalyzer
+from perf.analyzer.run import AnalyzerReport
+from perf.article.samples import Sampling
+from perf.article.serving import Served
+from perf.article.sizes import Pace, Size
+from perf.limit import physics
+from perf.limit.rates import DeviceRates
+from perf.load.arrivals import Closed
+from perf.load.described import described
+from perf.setting import memory, workload
+from perf.setting.results import percentiles
 
 Measurement = dict[str, object]
 TIMEOUT_S = 3600.0

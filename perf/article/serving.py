@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from setting.read_back import ReadBack, read_back
-from setting.weights import Weights
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
-from article.subjects import Subject
+from perf.article.subjects import Subject
+from perf.setting.read_back import ReadBack, read_back
+from perf.setting.weights import Weights
 
 _READY_TIMEOUT_S = 900.0
 

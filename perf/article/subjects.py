@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from setting import weights
-from setting.weights import Weights
-from setting.workload import LONGEST_OUTPUT, PROMPT_TOKENS
+from perf.setting import weights
+from perf.setting.weights import Weights
+from perf.setting.workload import LONGEST_OUTPUT, PROMPT_TOKENS
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ import sys
 from pathlib import Path
 
 import torch
-from overhead.account import account
-from report import terminal
-from report.run import read
-from setting.again import make_command
-from setting.budget import Budget
-from setting.checkpoint import default_checkpoint
-from setting.results import Results
 
-from bench import articles, ground, rivals
-from bench.course import Course, reason
-from bench.options import Options, parse
+from perf.bench import articles, ground, rivals
+from perf.bench.course import Course, reason
+from perf.bench.options import Options, parse
+from perf.overhead.account import account
+from perf.report import terminal
+from perf.report.run import read
+from perf.setting.again import make_command
+from perf.setting.budget import Budget
+from perf.setting.checkpoint import default_checkpoint
+from perf.setting.results import Results
 
 # Of the time that is left when each begins, so that an early end of one is the next ones' gain.
 _SHARES = {"article": 0.25, "mixed": 0.3}

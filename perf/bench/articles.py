@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from analyzer.binary import find
-from article import measure, sizes
-from article.serving import serving
-from article.subjects import Subject, subjects
-from limit.rates import DeviceRates
-from setting.workload import MEAN_OUTPUT, Mix
 
-from bench.course import Course, Measurement
+from perf.analyzer.binary import find
+from perf.article import measure, sizes
+from perf.article.serving import serving
+from perf.article.subjects import Subject, subjects
+from perf.bench.course import Course, Measurement
+from perf.limit.rates import DeviceRates
+from perf.setting.workload import MEAN_OUTPUT, Mix
 
 START_S = 30.0
 """With less than that left no server is started."""

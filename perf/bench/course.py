@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from llama_engine.errors import in_a_line
-from setting.budget import Budget
-from setting.results import Results
-from setting.stolen import Stolen
+
+from perf.setting.budget import Budget
+from perf.setting.results import Results
+from perf.setting.stolen import Stolen
 
 Measurement = Mapping[str, object]
 

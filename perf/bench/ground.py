@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import torch
-from limit import device
-from limit.rates import DeviceRates
-from setting import workload
-from setting.checkpoint import FOLDER
-from setting.results import Results
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from perf.limit import device
+from perf.limit.rates import DeviceRates
+from perf.setting import workload
+from perf.setting.checkpoint import FOLDER
+from perf.setting.results import Results
 
 
 def check_context(checkpoint: Path) -> None:

@@ -7,10 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from load.summary import SLO
-from peers.lineup import lineup
-
-from bench.bounds import complain_about_model, count, positive
+from perf.bench.bounds import complain_about_model, count, positive
+from perf.load.summary import SLO
+from perf.peers.lineup import lineup
 
 SECTIONS = ("article", "mixed", "peers", "overhead")
 CONCURRENCY = 32

@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from article.sizes import Pace
-from limit.rates import DeviceRates
-from load.arrivals import Closed, Poisson
-from peers.contestant import Contestant
-from peers.lineup import lineup
-from peers.measure import TIMEOUT_S, Server, opened
-from setting.workload import MEAN_OUTPUT, Mix
-
-from bench.articles import START_S
-from bench.course import Course, Measurement, NoTimeError, reason
-from bench.options import Options
+from perf.article.sizes import Pace
+from perf.bench.articles import START_S
+from perf.bench.course import Course, Measurement, NoTimeError, reason
+from perf.bench.options import Options
+from perf.limit.rates import DeviceRates
+from perf.load.arrivals import Closed, Poisson
+from perf.peers.contestant import Contestant
+from perf.peers.lineup import lineup
+from perf.peers.measure import TIMEOUT_S, Server, opened
+from perf.setting.workload import MEAN_OUTPUT, Mix
 
 CLOSED: tuple[Mix, ...] = ("uniform", "geometric")
 OPEN: Mix = "uniform"

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from article.subjects import Subject, subjects
-from article.sweep import CONCURRENCIES, sweep
-from limit.rates import DeviceRates
-from setting import workload
-from setting.again import make_command
-from setting.budget import Budget
-from setting.checkpoint import default_checkpoint
-from setting.results import Results
-from setting.weights import unquantized
 
-from bench import ground
-from bench.bounds import complain_about_model, count, positive
-from bench.course import Course, reason
+from perf.article.subjects import Subject, subjects
+from perf.article.sweep import CONCURRENCIES, sweep
+from perf.bench import ground
+from perf.bench.bounds import complain_about_model, count, positive
+from perf.bench.course import Course, reason
+from perf.limit.rates import DeviceRates
+from perf.setting import workload
+from perf.setting.again import make_command
+from perf.setting.budget import Budget
+from perf.setting.checkpoint import default_checkpoint
+from perf.setting.results import Results
+from perf.setting.weights import unquantized
 
 OUTPUT = Path("perf/results/sweep.json")
 MIX: workload.Mix = "uniform"

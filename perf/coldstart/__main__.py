@@ -1,4 +1,4 @@
-"""Measure cold starts from a checkpoint as it is and from a prepared one, in turns: `python -m coldstart`."""
+"""Measure cold starts from a checkpoint as it is and from a prepared one, in turns: `python -m perf.coldstart`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from report.table import Table
-from report.terminal import text
-from setting.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
-from setting.results import Results
 from triton_prepare.hub import Hub
 from triton_prepare.run import Order, prepare
 
-from coldstart.start import Start, start
+from perf.coldstart.start import Start, start
+from perf.report.table import Table
+from perf.report.terminal import text
+from perf.setting.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
+from perf.setting.results import Results
 
 LLAMA_1B = Shape(2048, 8192, 16, 32, 8, 32000, 1024, "float16")
 """The matrices of Llama 3.2 1B with a smaller vocabulary: 1.1 billion parameters."""
@@ -27,7 +27,7 @@ _TITLES = {"original": "quantized at every start", "prepared": "prepared once"}
 def main() -> None:
     """Parse the options, prepare, measure, write and print."""
     cores = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(prog="python -m coldstart", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m perf.coldstart", description=__doc__)
     parser.add_argument("--model", type=Path, help="a Llama in safetensors (default: the benchmarks' random weights)")
     parser.add_argument("--billion", action="store_true", help="random weights of 1.1 billion parameters in FP16")
     parser.add_argument("--repetitions", type=int, default=5, help="starts of each (5)")
@@ -94,7 +94,7 @@ def _table(results: Results) -> Table:
 def _command(model: Path | None, billion: bool, repetitions: int) -> str:
     """Return how to measure it again, without a path of this machine."""
     which = ["--model", f"<{model.name}>"] if model is not None else ["--billion"] if billion else []
-    return shlex.join(["python", "-m", "coldstart", *which, "--repetitions", str(repetitions)])
+    return shlex.join(["python", "-m", "perf.coldstart", *which, "--repetitions", str(repetitions)])
 
 
 if __name__ == "__main__":

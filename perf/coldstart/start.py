@@ -11,9 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from setting import loaded, memory
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
+
+from perf.setting import loaded, memory
 
 _READY_TIMEOUT_S = 900.0
 

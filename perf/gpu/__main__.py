@@ -19,14 +19,14 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from bench import ground
-from bench.course import Course
-from setting.budget import Budget
-from setting.results import Results
 
-from gpu import verdict
-from gpu.options import Options, parse
-from gpu.parts import DeviceLostError, Ground, run
+from perf.bench import ground
+from perf.bench.course import Course
+from perf.gpu import verdict
+from perf.gpu.options import Options, parse
+from perf.gpu.parts import DeviceLostError, Ground, run
+from perf.setting.budget import Budget
+from perf.setting.results import Results
 
 LOST = 3
 

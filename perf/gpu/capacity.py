@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.memory import graph_reserve
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.memory_plan import graph_reserve
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
-from setting import workload
 from unit.forward_passes import ForwardPass, watching
 
-from gpu.decoding import proved, refuse_without
+from perf.gpu.decoding import proved, refuse_without
+from perf.setting import workload
 
 MIB = 1 << 20
 LEFT = 64 << 10

@@ -10,15 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 import torch
-from llama_engine.checkpoint import Checkpoint, load_checkpoint
+from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.settings import Settings
 from unit.engines import engine_of, with_tokens_as_text
 from unit.exactness import LONGEST, Tally, compare, mix, pool
 from unit.greedy import GreedyReference
 
-from gpu import logits
-from gpu.decoding import proved, refuse_without
-from gpu.precision import Precision
+from perf.gpu import logits
+from perf.gpu.decoding import proved, refuse_without
+from perf.gpu.precision import Precision
 
 TIES_A_THOUSAND = 1
 

@@ -14,19 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from limit import physics
-from limit.rates import DeviceRates
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.cuda_graphs import why_not
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.model_runner import SPAN_BUCKET
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
-from llama_engine.slot_model import SPAN_BUCKET
-from llama_engine.step_graphs import why_not
-from setting.results import percentiles
 
-from gpu.precision import Precision
-from gpu.timing import settle
+from perf.gpu.precision import Precision
+from perf.gpu.timing import settle
+from perf.limit import physics
+from perf.limit.rates import DeviceRates
+from perf.setting.results import percentiles
 
 WARM_UP_TOKENS = 4
 

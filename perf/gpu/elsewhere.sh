@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A run of perf/gpu on a machine without a package index: unpacks what `python -m gpu.pack` has packed, tests the
-# kernels, then runs `python3 -m gpu` with the arguments. Results are written to $OUT, also while it runs.
+# A run of perf/gpu on a machine without a package index: unpacks what `python -m perf.gpu.pack` has packed, tests the
+# kernels, then runs `python3 -m perf.gpu` with the arguments. Results are written to $OUT, also while it runs.
 #
 #   bash perf/gpu/elsewhere.sh --budget 7     the first one on a machine: unpacking and testing take up to 2.5 minutes
 #   TRITON=1 bash perf/gpu/elsewhere.sh --only article --resume     with the server, if it came along (--triton)
@@ -73,19 +73,19 @@ if [[ -n ${TRITON:-} ]]; then
 fi
 [[ ! -f $packed/gpu.json ]] || cp "$packed/gpu.json" "$OUT/gpu.json"
 # Whole paths: a server that is started may have another working folder.
-for folder in deploy/supervisor deploy/local client tests perf model_repository/llama/1; do
+for folder in deploy/supervisor deploy/local client tests . model_repository/llama/1; do
   export PYTHONPATH="$PWD/$folder${PYTHONPATH:+:$PYTHONPATH}"
 done
 export PYTHONUNBUFFERED=1 TRANSFORMERS_OFFLINE=1 HF_HUB_OFFLINE=1
 [[ -e $tested ]] || test_kernels
 trap keep EXIT
 code=0
-python3 -m gpu --output "$OUT/gpu.json" --partial "$OUT" "$@" || code=$?
+python3 -m perf.gpu --output "$OUT/gpu.json" --partial "$OUT" "$@" || code=$?
 left=$((9 - SECONDS / 60))
 if [[ $code == 3 && $left -gt 0 ]]; then
   # A kernel has broken the GPU for its process. What is still missing, in another one, without kernels of our own, and
   # within ten minutes for all of it.
   code=0
-  python3 -m gpu --output "$OUT/gpu.json" --partial "$OUT" "$@" --resume --kernels stock --budget "$left" || code=$?
+  python3 -m perf.gpu --output "$OUT/gpu.json" --partial "$OUT" "$@" --resume --kernels stock --budget "$left" || code=$?
 fi
 exit "$code"

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
-from bench.course import reason
+
+from perf.bench.course import reason
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "bitsandbytes", "accelerate", "numpy", "triton", "safetensors",
@@ -79,7 +80,7 @@ def _nvidia_smi() -> dict[str, str]:
 
 def _bitsandbytes(device: torch.device) -> str:
     # Not at the top: one that can't be loaded is a finding.
-    models = importlib.import_module("gpu.models")
+    models = importlib.import_module("perf.gpu.models")
     weight = torch.randn(64, 128, device=device, dtype=torch.float16)
     rows = torch.randn(3, 128, device=device, dtype=torch.float16)
     errors = []
@@ -92,7 +93,7 @@ def _bitsandbytes(device: torch.device) -> str:
 
 def _triton_language(device: torch.device) -> str:
     began = time.perf_counter()
-    module = importlib.import_module("gpu.triton_language")
+    module = importlib.import_module("perf.gpu.triton_language")
     if not module.works(device):
         raise RuntimeError("a kernel was compiled and computes something else")
     return f"a kernel compiles and runs, in {time.perf_counter() - began:.1f} s with the import"

@@ -1,6 +1,6 @@
 """The engine's own product with 8-bit weights, by itself: fused, as it is computed for many rows, and cut in many ways.
 
-`llama_engine.int8_kernel` needs the Triton language and a GPU, so it is imported where it is used.
+`llama_engine.kernels.int8_product` needs the Triton language and a GPU, so it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Mapping
 
 import torch
-from llama_engine import plain_kernels
+from llama_engine.kernels import reference as plain_kernels
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -27,7 +27,7 @@ def product(codes: torch.Tensor, scales: torch.Tensor) -> Product:
     codes: [outputs, inputs], int8. scales: [outputs], float32, what a code of 1 is worth.
     """
     _refuse_without_cuda(codes)
-    from llama_engine.int8_kernel import int8_product
+    from llama_engine.kernels.int8_product import int8_product
 
     return lambda rows: int8_product(rows, codes, scales, None)
 
@@ -40,7 +40,7 @@ def plain_product(codes: torch.Tensor, scales: torch.Tensor) -> Product:
 def variants(codes: torch.Tensor, scales: torch.Tensor) -> Mapping[str, Product]:
     """Return the fused product with the weight cut in many ways, by what they are. Raises as `product` does."""
     _refuse_without_cuda(codes)
-    from llama_engine.int8_kernel import Tiles, int8_product
+    from llama_engine.kernels.int8_product import Tiles, int8_product
 
     def cut(outputs: int, inner: int, stages: int, splits: int) -> Product:
         way = Tiles(outputs=outputs, inner=inner, stages=stages, splits=splits)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from limit.rates import DeviceRates
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.model.loader import Checkpoint
 
-from gpu import decoding
-from gpu.decoding import Wave
-from gpu.precision import Precision
+from perf.gpu import decoding
+from perf.gpu.decoding import Wave
+from perf.gpu.precision import Precision
+from perf.limit.rates import DeviceRates
 
 
 def measure(

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from llama_engine.cache import CacheShape
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.memory import plan_memory
+from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.memory_plan import plan_memory
+from llama_engine.model.model_runner import ModelRunner
 from llama_engine.settings import Settings
-from llama_engine.slot_model import SlotModel
-from quality.divergence import Tokens, compare
 from unit.prompts import random_prompt
+
+from perf.quality.divergence import Tokens, compare
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def texts(checkpoint: Checkpoint, rows: int, steps: int, seed: int = 5) -> list[
 def through_slots(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps: int) -> list[torch.Tensor]:
     """Return each text's logits [steps + 1, vocabulary] behind its last `steps` + 1 tokens, all rows at once."""
     lengths = [len(text) - steps for text in given]
-    model = SlotModel(checkpoint, _shape(checkpoint, len(given), max(map(len, given))))
+    model = ModelRunner(checkpoint, _shape(checkpoint, len(given), max(map(len, given))))
     found = [model.logits(model.prefill(0, [text[:length] for text, length in zip(given, lengths, strict=True)]))]
     model.seat(0, lengths)
     for step in range(steps):
@@ -98,7 +99,7 @@ def distance(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> D
     return Distance(float(error.mean()), float(error.max()), float(divergence.mean()), float(divergence.max()))
 
 
-def _shape(checkpoint: Checkpoint, slots: int, longest: int) -> CacheShape:
+def _shape(checkpoint: Checkpoint, slots: int, longest: int) -> KVCacheShape:
     planned = plan_memory(checkpoint, Settings(), slots).shape
     assert longest <= planned.max_model_len, "a text is longer than the checkpoint's context"
     return planned

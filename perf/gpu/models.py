@@ -18,15 +18,15 @@ from dataclasses import replace
 import torch
 from bitsandbytes.functional import int8_vectorwise_quant
 from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
-from llama_engine.checkpoint import Checkpoint, fit_kernels
-from llama_engine.facts import read_facts
-from llama_engine.kernels import PLAIN
-from llama_engine.text import TextCodec
-from llama_engine.vocabulary import Vocabulary
-from setting.checkpoint import EMBEDDED, Shape, config_of
+from llama_engine.kernels.selection import PLAIN
+from llama_engine.model.loader import Checkpoint, fit_kernels
+from llama_engine.model.model_info import read_facts
+from llama_engine.text.tokenizer import Tokenizer
+from llama_engine.text.vocabulary import Vocabulary
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
-from gpu.precision import Precision
+from perf.gpu.precision import Precision
+from perf.setting.checkpoint import EMBEDDED, Shape, config_of
 
 
 class RandomLlama:
@@ -153,7 +153,7 @@ def _made(shape: Shape, device: torch.device) -> Checkpoint:
     return Checkpoint(
         name=f"random weights, {shape.hidden} x {shape.layers}",
         model=model,
-        codec=TextCodec(tokenizer, Vocabulary(pieces)),
+        codec=Tokenizer(tokenizer, Vocabulary(pieces)),
         generation_config=model.generation_config,
         max_model_len=shape.positions,
         facts=read_facts(model),

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from bench.bounds import count, positive
-from setting.again import make_command
-from setting.checkpoint import LLAMA_2_7B, Shape
-from setting.results import PARTIAL
 
-from gpu.capacity import Extent
+from perf.bench.bounds import count, positive
+from perf.gpu.capacity import Extent
+from perf.setting.again import make_command
+from perf.setting.checkpoint import LLAMA_2_7B, Shape
+from perf.setting.results import PARTIAL
 
 PARTS = ("environment", "correct", "stock", "capacity", "decode", "graph", "quality", "products", "article", "tiles")
 DEFAULT = PARTS[:-1]

@@ -1,4 +1,4 @@
-"""Pack what a run needs on a machine that has PyTorch and CUDA and reaches no package index: `python -m gpu.pack`.
+"""Pack what a run needs on a machine that has PyTorch and CUDA and reaches no package index: `python -m perf.gpu.pack`.
 
     .work/gpu/site.tar.gz     the packages of this environment that the engine wants and such a machine lacks or has in
                               another version; of bitsandbytes one CUDA library instead of all
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
-from setting.machine import ROOT, sources
+from perf.setting.machine import ROOT, sources
 
 FOLDER = ROOT / ".work" / "gpu"
 TRITON = ROOT / ".work" / "gpu-triton"
@@ -37,7 +37,7 @@ _BITSANDBYTES = ("libbitsandbytes_cuda", "libbitsandbytes_rocm", "libbitsandbyte
 
 def main() -> None:
     """Pack, and say how large it is."""
-    parser = argparse.ArgumentParser(prog="python -m gpu.pack", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m perf.gpu.pack", description=__doc__)
     parser.add_argument("--cuda", default="130", help="of PyTorch there, without the point (default 130)")
     parser.add_argument("--python", default="3.12", help="there (default 3.12); only for --triton")
     parser.add_argument("--triton", action="store_true", help="tritonserver and perf_analyzer, too")
@@ -83,8 +83,9 @@ def files_of(package: str) -> Iterator[tuple[str, Path]]:
 def pack_triton(archive: Path, python: str) -> None:
     """Pack nvidia-pytriton's server with the stub for one Python, and perf_analyzer as the benchmarks' cache has it."""
     # They need the launcher, which the rest does without.
-    from analyzer import wheel
     from triton_local.runtime import cache_root
+
+    from perf.analyzer import wheel
 
     analyzer = wheel.fetched(cache_root({}))
     with tarfile.open(archive, "w:xz") as tar:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from bench.course import Course, Measurement, reason
-from limit.rates import DeviceRates
 
-from gpu import capacity, correctness, decoding, environment, graphs, products
-from gpu.decoding import Wave
-from gpu.models import RandomLlama
-from gpu.options import Options
-from gpu.precision import FP16, FP32, INT8, Precision, precisions
+from perf.bench.course import Course, Measurement, reason
+from perf.gpu import capacity, correctness, decoding, environment, graphs, products
+from perf.gpu.decoding import Wave
+from perf.gpu.models import RandomLlama
+from perf.gpu.options import Options
+from perf.gpu.precision import FP16, FP32, INT8, Precision, precisions
+from perf.limit.rates import DeviceRates
 
 Task = Callable[[], Mapping[str, object]]
 
@@ -236,7 +236,7 @@ def _quality(ground: Ground) -> None:
     course.results.forget("quality")
     try:
         # What it needs to rebuild the text is more than the other parts need.
-        from gpu import quality
+        from perf.gpu import quality
 
         amount = ground.options.amount
         for key, task in quality.tasks(ground.options.device, amount.texts, amount.context, ground.options.smoke):
@@ -257,7 +257,7 @@ def _article(ground: Ground) -> None:
     try:
         course.refuse_without(_LEAST_S["article"])
         # Triton and its clients are needed from here on only.
-        from gpu import served
+        from perf.gpu import served
 
         served.article(course, options, ground.rates)
     except Exception as error:  # noqa: BLE001 - as in Course.measure

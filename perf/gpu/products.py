@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from bench.course import reason
 from bitsandbytes.nn.modules import Linear8bitLt
-from limit.rates import DeviceRates
-from setting.checkpoint import Shape
 
-from gpu import fused
-from gpu.models import in_8_bits
-from gpu.timing import WAITS, timed
+from perf.bench.course import reason
+from perf.gpu import fused
+from perf.gpu.models import in_8_bits
+from perf.gpu.timing import WAITS, timed
+from perf.limit.rates import DeviceRates
+from perf.setting.checkpoint import Shape
 
 INT_MM = "int_mm"
 FUSED = "fused"

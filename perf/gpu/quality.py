@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 import torch
-from llama_engine.checkpoint import Checkpoint, load_checkpoint
+from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.settings import Settings
-from quality import text
-from quality.candidates import CANDIDATES, Candidate, measured, reference_of
 from tqdm import tqdm
 from unit.prompts import reference_text
+
+from perf.quality import text
+from perf.quality.candidates import CANDIDATES, Candidate, measured, reference_of
 
 FUSED = Candidate("int8_fused", 0.0, "fused")
 """What the aims are about: the engine's own product, which rounds no activations."""

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from article.subjects import Subject
-from bench import articles
-from bench.course import Course
-from limit.rates import DeviceRates
-from setting.checkpoint import default_checkpoint
 
-from gpu.options import Options
+from perf.article.subjects import Subject
+from perf.bench import articles
+from perf.bench.course import Course
+from perf.gpu.options import Options
+from perf.limit.rates import DeviceRates
+from perf.setting.checkpoint import default_checkpoint
 
 CONCURRENCY = 32
 """The article's."""

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from bench.course import reason
-from llama_engine.step_graphs import cuda_capture
+from llama_engine.model.cuda_graphs import cuda_capture
+
+from perf.bench.course import reason
 
 Action = Callable[[], object]
 

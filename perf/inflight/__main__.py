@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from setting import machine
 
-from inflight import prefill_bound, schedulers, step_cost
+from perf.inflight import prefill_bound, schedulers, step_cost
+from perf.setting import machine
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ import statistics
 import time
 
 import torch
-from llama_engine.checkpoint import load_checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings
 
 PROMPT = tuple(range(3, 403))

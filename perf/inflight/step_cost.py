@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from llama_engine.checkpoint import Checkpoint, load_checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.settings import Settings
 from transformers import DynamicCache
 

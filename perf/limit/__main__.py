@@ -1,20 +1,20 @@
-"""Print what this device can do, and what that allows for a checkpoint: `python -m limit CHECKPOINT --threads 1`."""
+"""Print what this device can do, and what that allows for a checkpoint: `python -m perf.limit CHECKPOINT`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from setting import workload
 from transformers import LlamaConfig
 
-from limit import device, physics
-from limit.rates import WIDTHS
+from perf.limit import device, physics
+from perf.limit.rates import WIDTHS
+from perf.setting import workload
 
 
 def main() -> None:
     """Parse the options, measure, compute and print."""
-    parser = argparse.ArgumentParser(prog="python -m limit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m perf.limit", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--requests", type=int, default=64)

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from setting.weights import Weights
 
-from limit.rates import WIDTHS, DeviceRates
+from perf.limit.rates import WIDTHS, DeviceRates
+from perf.setting.weights import Weights
 
 MIB = 1 << 20
 CPU_SIZES = tuple(size * MIB for size in (4, 8, 16, 32, 64, 128, 256))

@@ -38,11 +38,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from setting.weights import Weights
 from transformers import LlamaConfig
 
-from limit.rates import DeviceRates
-from limit.shape import Formats, LlamaShape
+from perf.limit.rates import DeviceRates
+from perf.limit.shape import Formats, LlamaShape
+from perf.setting.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
-from setting.weights import Weights
+from perf.setting.weights import Weights
 
 WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "int8")
 """The formats of weights, from the widest to the narrowest."""

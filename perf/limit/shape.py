@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from setting.weights import BYTES, Weights
 from transformers import LlamaConfig
+
+from perf.setting.weights import BYTES, Weights
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import locust  # noqa: F401  isort: skip
 import json
 import sys
 
-from load.generator import generate
-from load.plan import Plan
+from perf.load.generator import generate
+from perf.load.plan import Plan
 
 
 def main() -> None:

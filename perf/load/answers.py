@@ -13,7 +13,7 @@ from typing import Any
 from triton_llama.errors import ServerError
 from triton_llama.sse import EventReader
 
-from load.target import Protocol
+from perf.load.target import Protocol
 
 
 class AnswerError(Exception):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
-from load.plan import Asked
-from load.target import Target
+from perf.load.plan import Asked
+from perf.load.target import Target
 
 
 def path(target: Target) -> str:

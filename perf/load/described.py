@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from load.arrivals import Closed, Poisson
+from perf.load.arrivals import Closed, Poisson
 
 
 def described(

@@ -12,15 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from setting.workload import Request
+from perf.load.arrivals import Closed, Poisson
+from perf.load.plan import Asked, Plan
+from perf.load.records import Record
+from perf.load.run import Run
+from perf.load.target import Target
+from perf.setting.workload import Request
 
-from load.arrivals import Closed, Poisson
-from load.plan import Asked, Plan
-from load.records import Record
-from load.run import Run
-from load.target import Target
-
-_PERF = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 # For the process to start, and to write its records.
 _SLACK_S = 60.0
 
@@ -42,12 +41,12 @@ def drive(target: Target, requests: Sequence[Request], arrivals: Closed | Poisso
     plan = Plan(target, asked, arrivals, timeout)
     try:
         finished = subprocess.run(
-            [sys.executable, "-m", "load"],
+            [sys.executable, "-m", "perf.load"],
             input=plan.to_json(),
             capture_output=True,
             text=True,
             timeout=timeout + _SLACK_S,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_PERF), os.environ.get("PYTHONPATH", "")])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])},
             check=False,
         )
     except subprocess.TimeoutExpired as error:

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from geventhttpclient.response import HTTPResponse
 
-from load.answers import Answer, AnswerError, answer_of
-from load.asking import body, path
-from load.plan import Asked
-from load.records import TIME_OVER, Record
-from load.target import Target
+from perf.load.answers import Answer, AnswerError, answer_of
+from perf.load.asking import body, path
+from perf.load.plan import Asked
+from perf.load.records import TIME_OVER, Record
+from perf.load.target import Target
 
 _RECEIVE_BYTES = 65536
 

@@ -19,11 +19,11 @@ from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import LocalRunner
 
-from load.arrivals import Closed, Poisson
-from load.exchange import Clock, exchange
-from load.plan import Asked, Plan
-from load.records import Record
-from load.target import Target
+from perf.load.arrivals import Closed, Poisson
+from perf.load.exchange import Clock, exchange
+from perf.load.plan import Asked, Plan
+from perf.load.records import Record
+from perf.load.target import Target
 
 
 def generate(plan: Plan) -> list[Record]:

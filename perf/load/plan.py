@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from load.arrivals import Closed, Poisson
-from load.target import Target
+from perf.load.arrivals import Closed, Poisson
+from perf.load.target import Target
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from setting.window import Window
+from perf.setting.window import Window
 
 TIME_OVER = "the run's time was over"
 """In the errors of those that weren't answered for want of time: the server may be at work on them still."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from setting.window import Window
-
-from load.arrivals import Closed, Poisson
-from load.records import Record
+from perf.load.arrivals import Closed, Poisson
+from perf.load.records import Record
+from perf.setting.window import Window
 
 
 @dataclass(frozen=True)

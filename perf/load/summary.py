@@ -22,12 +22,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from setting.results import percentiles
-
-from load.arrivals import Closed
-from load.records import Record
-from load.run import Run
-from load.throughput import throughput, whole
+from perf.load.arrivals import Closed
+from perf.load.records import Record
+from perf.load.run import Run
+from perf.load.throughput import throughput, whole
+from perf.setting.results import percentiles
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from setting.window import Window, full_load
-
-from load.arrivals import Closed
-from load.records import Record
-from load.run import Run, span
+from perf.load.arrivals import Closed
+from perf.load.records import Record
+from perf.load.run import Run, span
+from perf.setting.window import Window, full_load
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Account for a checkpoint's time: `python -m overhead CHECKPOINT --quantization int8`.
+"""Account for a checkpoint's time: `python -m perf.overhead CHECKPOINT --quantization int8`.
 
 Prints the ratios and the parts; with --output it writes them, and beside them the picture.
 """
@@ -9,17 +9,16 @@ import argparse
 import json
 from pathlib import Path
 
-from setting import machine
-from setting.workload import MEAN_OUTPUT, MIXES
-
-from overhead.account import REPETITIONS, SLOTS, account
-from overhead.parts import table
-from overhead.picture import picture
+from perf.overhead.account import REPETITIONS, SLOTS, account
+from perf.overhead.parts import table
+from perf.overhead.picture import picture
+from perf.setting import machine
+from perf.setting.workload import MEAN_OUTPUT, MIXES
 
 
 def main() -> None:
     """Parse the options, measure, print and write."""
-    parser = argparse.ArgumentParser(prog="python -m overhead", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m perf.overhead", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--mix", choices=MIXES, default="uniform")

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from setting.read_back import read_back
-from setting.workload import MEAN_OUTPUT, Mix, requests
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
-from overhead.bare import BareEngine, Run, Split
-from overhead.parts import PartJSON, flatten
-from overhead.probes import TOKENIZATION
-from overhead.served import Served, processor_parts, request_parts, serve
+from perf.overhead.bare import BareEngine, Run, Split
+from perf.overhead.parts import PartJSON, flatten
+from perf.overhead.probes import TOKENIZATION
+from perf.overhead.served import Served, processor_parts, request_parts, serve
+from perf.setting.read_back import read_back
+from perf.setting.workload import MEAN_OUTPUT, Mix, requests
 
 SLOTS = 32
 VARIANT = "default"

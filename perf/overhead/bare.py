@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from llama_engine.checkpoint import choose_device, load_checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.loader import choose_device, load_checkpoint
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
-from setting.workload import Request
 
-from overhead import passes
-from overhead.parts import Node
-from overhead.probes import probes
-from overhead.stopwatch import Stopwatch
+from perf.overhead import passes
+from perf.overhead.parts import Node
+from perf.overhead.probes import probes
+from perf.overhead.stopwatch import Stopwatch
+from perf.setting.workload import Request
 
 SPAN = 64
 """max_model_len is a multiple of it."""

@@ -12,8 +12,9 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from setting import metrics
 from triton_local.server import LocalTriton
+
+from perf.setting import metrics
 
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 _TIMEOUT_S = 30.0

@@ -14,11 +14,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
-from llama_engine.cache import CacheShape, SlotCache
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.slot_model import SlotModel
+from llama_engine.model.kv_cache import KVCache, KVCacheShape
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.model_runner import ModelRunner
 
-from overhead.stopwatch import replacing
+from perf.overhead.stopwatch import replacing
 
 _TOKEN = 5
 
@@ -66,7 +66,7 @@ def recording() -> Iterator[list[Pass]]:
 
     def noting(note: Callable[..., Pass]) -> Callable[[Callable[..., object]], Callable[..., object]]:
         def wrap(original: Callable[..., object]) -> Callable[..., object]:
-            def noted(model: SlotModel, *arguments: object) -> object:
+            def noted(model: ModelRunner, *arguments: object) -> object:
                 passes.append(note(*arguments))
                 return original(model, *arguments)
 
@@ -82,16 +82,16 @@ def recording() -> Iterator[list[Pass]]:
     }
     with ExitStack() as replaced:
         for name, note in notes.items():
-            replaced.enter_context(replacing(SlotModel, name, noting(note)))
+            replaced.enter_context(replacing(ModelRunner, name, noting(note)))
         yield passes
 
 
 @torch.inference_mode()
 def through_slots(
-    checkpoint: Checkpoint, shape: CacheShape, passes: Sequence[Pass], settle: Callable[[], None]
+    checkpoint: Checkpoint, shape: KVCacheShape, passes: Sequence[Pass], settle: Callable[[], None]
 ) -> float:
     """Make the passes again through a slot model of its own; return the seconds of the passes alone."""
-    model = SlotModel(checkpoint, shape)
+    model = ModelRunner(checkpoint, shape)
     hidden = _hidden(checkpoint, shape.slots)
     seconds = 0.0
     for one in passes:
@@ -115,7 +115,7 @@ def through_slots(
 
 @torch.inference_mode()
 def through_forward(
-    checkpoint: Checkpoint, shape: CacheShape, passes: Sequence[Pass], settle: Callable[[], None]
+    checkpoint: Checkpoint, shape: KVCacheShape, passes: Sequence[Pass], settle: Callable[[], None]
 ) -> float:
     """Make the passes again through transformers' forward alone; return the seconds of the passes."""
     device = checkpoint.facts.device
@@ -159,7 +159,7 @@ def _hidden(checkpoint: Checkpoint, rows: int) -> torch.Tensor:
     return torch.ones(rows, checkpoint.config.hidden_size, dtype=facts.dtype, device=facts.device)
 
 
-class _EvenCache(SlotCache):
+class _EvenCache(KVCache):
     """A slot cache whose rows all stand at the same position: writing is a copy into a slice."""
 
     start = 0

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
-from report.plots.canvas import drawing
-from report.plots.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION
 
-from overhead.parts import PartJSON, unit
+from perf.overhead.parts import PartJSON, unit
+from perf.report.plots.canvas import drawing
+from perf.report.plots.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION
 
 _COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 _WIDTH = 9.6

@@ -8,16 +8,16 @@ engine are its loop and rows, and, on a GPU, waiting for the tokens.
 from __future__ import annotations
 
 import torch
-from llama_engine.cache import SlotCache
+from llama_engine.model.kv_cache import KVCache
+from llama_engine.model.model_runner import ModelRunner
 from llama_engine.rows import Row
-from llama_engine.sampler import Sampler
-from llama_engine.slot_model import SlotModel
-from llama_engine.stopping import Transcript
-from llama_engine.text import TextCodec
+from llama_engine.sampling.sampler import Sampler
+from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaModel, LlamaRMSNorm
 
-from overhead.stopwatch import Probe
+from perf.overhead.stopwatch import Probe
 
 TOKENIZATION = "tokenization"
 PREFILL = "prefill"
@@ -25,20 +25,20 @@ DECODE = "decode steps"
 FORWARD = "transformers' forward"
 
 _PROBES = (
-    Probe(TextCodec, "encode", TOKENIZATION),
-    Probe(SlotModel, "prefill", PREFILL),
-    Probe(SlotModel, "prefill_chunk", PREFILL),
-    Probe(SlotModel, "step", DECODE),
+    Probe(Tokenizer, "encode", TOKENIZATION),
+    Probe(ModelRunner, "prefill", PREFILL),
+    Probe(ModelRunner, "prefill_chunk", PREFILL),
+    Probe(ModelRunner, "step", DECODE),
     Probe(LlamaModel, "forward", FORWARD),
     Probe(torch.nn.functional, "scaled_dot_product_attention", "attention"),
-    Probe(SlotCache, "update", "cache"),
-    Probe(SlotModel, "logits", "head"),
+    Probe(KVCache, "update", "cache"),
+    Probe(ModelRunner, "logits", "head"),
     Probe(Sampler, "sample", "sampling"),
     Probe(Sampler, "admit", "sampling"),
     Probe(Sampler, "retire", "sampling"),
-    Probe(SlotModel, "seat", "slots"),
-    Probe(SlotModel, "advance", "slots"),
-    Probe(SlotModel, "move", "slots"),
+    Probe(ModelRunner, "seat", "slots"),
+    Probe(ModelRunner, "advance", "slots"),
+    Probe(ModelRunner, "move", "slots"),
     Probe(Transcript, "add", "stopping"),
     Probe(Row, "completion", "detokenization"),
 )

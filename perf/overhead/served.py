@@ -6,16 +6,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from load.arrivals import Closed
-from load.driver import drive
-from load.target import Target
-from setting.workload import Request
 from triton_local.server import LocalTriton
 
-from overhead import counters
-from overhead.counters import Counters
-from overhead.parts import Node
-from overhead.processes import MODEL, ServerProcesses, finished_children_seconds
+from perf.load.arrivals import Closed
+from perf.load.driver import drive
+from perf.load.target import Target
+from perf.overhead import counters
+from perf.overhead.counters import Counters
+from perf.overhead.parts import Node
+from perf.overhead.processes import MODEL, ServerProcesses, finished_children_seconds
+from perf.setting.workload import Request
 
 _TIMEOUT_S = 3600.0
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from overhead.parts import Node
+from perf.overhead.parts import Node
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from load.target import Target
-from setting import weights
-from setting.machine import ROOT
-
-from peers.contestant import Contestant, Start, Started
-from peers.process import HOST, free_port, running, shown
+from perf.load.target import Target
+from perf.peers.contestant import Contestant, Start, Started
+from perf.peers.process import HOST, free_port, running, shown
+from perf.setting import weights
+from perf.setting.machine import ROOT
 
 # The article's own: eight at most, ten milliseconds.
 _BATCHING = ("--batch", "8", "--delay-ms", "10")
@@ -35,9 +34,9 @@ def _starting(module: str, more: Sequence[str] = ()) -> Start:
         kept = weights.unquantized()
         with free_port() as port:
             target = Target(module, "fastapi", f"http://{HOST}:{port}", "llama")
-            command = [sys.executable, "-m", f"peers.{module}", "--model", str(checkpoint)]
+            command = [sys.executable, "-m", f"perf.peers.{module}", "--model", str(checkpoint)]
             command += ["--dtype", weights.dtype(kept), "--threads", str(threads), "--port", str(port), *more]
-            environment = {"PYTHONPATH": str(ROOT / "perf"), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+            environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
             with running(target, command, environment, _READY_S) as process:
                 settings = {
                     "threads": threads,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
-from peers.fastapi_server import Completion, Pretrained, Question, loaded, options, serve
+from perf.peers.fastapi_server import Completion, Pretrained, Question, loaded, options, serve
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from load.target import Target
-from setting.weights import Weights
+from perf.load.target import Target
+from perf.setting.weights import Weights
 
 
 class NotRunError(Exception):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peers import articles, ours, transformers_serve, vllm_server
-from peers.contestant import Contestant
+from perf.peers import articles, ours, transformers_serve, vllm_server
+from perf.peers.contestant import Contestant
 
 
 def lineup() -> list[Contestant]:

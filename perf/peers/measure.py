@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from limit.physics import Limit, best
-from limit.rates import DeviceRates
-from load.arrivals import Closed, Poisson
-from load.described import described
-from load.driver import drive
-from load.run import Run
-from load.summary import SLO, summarize
-from setting import memory, workload
 from transformers import LlamaConfig
 
-from peers.contestant import Contestant, NotRunError, Started
+from perf.limit.physics import Limit, best
+from perf.limit.rates import DeviceRates
+from perf.load.arrivals import Closed, Poisson
+from perf.load.described import described
+from perf.load.driver import drive
+from perf.load.run import Run
+from perf.load.summary import SLO, summarize
+from perf.peers.contestant import Contestant, NotRunError, Started
+from perf.setting import memory, workload
 
 Measurement = dict[str, object]
 TIMEOUT_S = 900.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from peers.fastapi_server import Completion, Pretrained, Question, loaded, options, serve
+from perf.peers.fastapi_server import Completion, Pretrained, Question, loaded, options, serve
 
 
 def application(pretrained: Pretrained) -> FastAPI:

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from load.target import Target
-from setting import weights
-from setting.read_back import read_back
 from triton_local.errors import LauncherError
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
-from peers.contestant import Contestant, NotRunError, Start, Started
-from peers.process import shown
+from perf.load.target import Target
+from perf.peers.contestant import Contestant, NotRunError, Start, Started
+from perf.peers.process import shown
+from perf.setting import weights
+from perf.setting.read_back import read_back
 
 _VARIANT = "streaming"
 

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from load.exchange import Clock, exchange
-from load.plan import Asked
-from load.target import Target
-from setting.machine import ROOT
 from triton_local.command import ServerCommand
 from triton_local.guarded import GuardedProcess, Guarding
 
-from peers.contestant import NotRunError
+from perf.load.exchange import Clock, exchange
+from perf.load.plan import Asked
+from perf.load.target import Target
+from perf.peers.contestant import NotRunError
+from perf.setting.machine import ROOT
 
 HOST = "127.0.0.1"
 LOGS = ROOT / ".work" / "peers"

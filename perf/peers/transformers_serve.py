@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from load.target import Target
-from setting import weights
 from transformers import AutoConfig
 
-from peers.contestant import Contestant, Started
-from peers.process import HOST, free_port, running, shown
+from perf.load.target import Target
+from perf.peers.contestant import Contestant, Started
+from perf.peers.process import HOST, free_port, running, shown
+from perf.setting import weights
 
 # Its default. A prompt of the load is shorter than a page, so none of its pages is shared with another request's.
 _PAGE = 256

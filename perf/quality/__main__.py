@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from llama_engine.checkpoint import EMBEDDED, Checkpoint, choose_device, load_checkpoint
 from llama_engine.errors import EngineError
+from llama_engine.model.loader import EMBEDDED, Checkpoint, choose_device, load_checkpoint
 from llama_engine.settings import Settings
-from report import run, terminal
-from report.tables.quality import quality
-from setting.again import make_command
-from setting.results import Results
 from tqdm import tqdm
 
-from quality import text
-from quality.candidates import CANDIDATES, Candidate, measured, reference_of
-from quality.errors import TextError
+from perf.quality import text
+from perf.quality.candidates import CANDIDATES, Candidate, measured, reference_of
+from perf.quality.errors import TextError
+from perf.report import run, terminal
+from perf.report.tables.quality import quality
+from perf.setting.again import make_command
+from perf.setting.results import Results
 
 
 def main() -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.facts import Facts
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.model_info import Facts
 from llama_engine.settings import Settings
 from tqdm import tqdm
 
-from quality.divergence import perplexity, summary
-from quality.passes import both
+from perf.quality.divergence import perplexity, summary
+from perf.quality.passes import both
 
 _WEIGHTS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from quality.divergence import Tokens, compare
+from perf.quality.divergence import Tokens, compare
 
 POSITIONS_AT_ONCE = 256
 

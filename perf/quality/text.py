@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_engine.checkpoint import EMBEDDED
+from llama_engine.model.loader import EMBEDDED
 from transformers import PreTrainedTokenizerBase
 
-from quality.errors import TextError
+from perf.quality.errors import TextError
 
 FEWEST_TOKENS = 100
 """Fewer predicted tokens than that have no 99th percentile."""

@@ -2,7 +2,7 @@
 
 import sys
 
-from report.cli import main
+from perf.report.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
-from report.run import Run
-from report.table import Table
-from report.tables import article, gpu, overhead, peers, quality, tune
+from perf.report.run import Run
+from perf.report.table import Table
+from perf.report.tables import article, gpu, overhead, peers, quality, tune
 
 
 @dataclass(frozen=True)
@@ -63,26 +63,28 @@ TABLES: Mapping[str, TableBlock] = {
 
 PLOTS: Mapping[str, PlotBlock] = {
     "latency-throughput": PlotBlock(
-        *_SWEEP, "Latency at the median and the 95th percentile over tokens per second", "report.plots.latency.latency"
+        *_SWEEP,
+        "Latency at the median and the 95th percentile over tokens per second",
+        "perf.report.plots.latency.latency",
     ),
     "scaling": PlotBlock(
         *_SWEEP,
         "Tokens per second over the requests at a time, with the device's limit",
-        "report.plots.scaling.scaling",
+        "perf.report.plots.scaling.scaling",
     ),
     "lengths": PlotBlock(
-        *_BENCH, "Tokens per second at equal, uniform and geometric output lengths", "report.plots.lengths.lengths"
+        *_BENCH, "Tokens per second at equal, uniform and geometric output lengths", "perf.report.plots.lengths.lengths"
     ),
     "peers": PlotBlock(
-        *_BENCH, "Tokens per second of this server and its peers, closed loop", "report.plots.lengths.peers"
+        *_BENCH, "Tokens per second of this server and its peers, closed loop", "perf.report.plots.lengths.peers"
     ),
     "streaming": PlotBlock(
         *_BENCH,
         "Time to first token, inter-token latency and goodput under Poisson arrivals",
-        "report.plots.streaming.streaming",
+        "perf.report.plots.streaming.streaming",
     ),
-    "overhead": PlotBlock(*_BENCH, "Where the time of serving goes", "report.plots.icicle.icicle"),
+    "overhead": PlotBlock(*_BENCH, "Where the time of serving goes", "perf.report.plots.icicle.icicle"),
     "pareto": PlotBlock(
-        *_TUNE, "Tokens per second over p95 latency of the tuned settings", "report.plots.pareto.pareto"
+        *_TUNE, "Tokens per second over p95 latency of the tuned settings", "perf.report.plots.pareto.pareto"
     ),
 }

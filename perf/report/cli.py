@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from report.documents import Output, documents, pictures
-from report.fields import ResultError
-from report.markers import MarkerError
-from report.run import RESULTS, ROOT, read_all
+from perf.report.documents import Output, documents, pictures
+from perf.report.fields import ResultError
+from perf.report.markers import MarkerError
+from perf.report.run import RESULTS, ROOT, read_all
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 
@@ -18,7 +18,7 @@ SAME, DIFFERENT, FAILED = 0, 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check; return the exit code. What can't be read is one line on stderr."""
     parser = argparse.ArgumentParser(
-        prog="python -m report",
+        prog="python -m perf.report",
         description=__doc__,
         epilog="Exit code: 0, 1 if --check found a difference, 2 if something can't be read.",
     )
@@ -57,8 +57,8 @@ def _state(output: Output) -> str:
     if output.content is None:
         return "is there, and nothing in the results to draw it from: delete it"
     if not output.file.exists():
-        return "isn't there: run python -m report"
-    return "isn't what the results say: run python -m report"
+        return "isn't there: run python -m perf.report"
+    return "isn't what the results say: run python -m perf.report"
 
 
 def _write(outputs: Sequence[Output]) -> int:

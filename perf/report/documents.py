@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from report.blocks import PLOTS, TABLES, PlotBlock, TableBlock
-from report.markers import MarkerError, Place, filled, places
-from report.run import Run
+from perf.report.blocks import PLOTS, TABLES, PlotBlock, TableBlock
+from perf.report.markers import MarkerError, Place, filled, places
+from perf.report.run import Run
 
 Block = TypeVar("Block", TableBlock, PlotBlock)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from report.cells import figure
-from report.fields import Fields
+from perf.report.cells import figure
+from perf.report.fields import Fields
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from overhead.parts import PartJSON
-
-from report.fields import Fields
-from report.run import Run
+from perf.overhead.parts import PartJSON
+from perf.report.fields import Fields
+from perf.report.run import Run
 
 RUNS = {
     "server": "through Triton",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from report.fields import Fields
-from report.measurement import Load
-from report.run import Run
+from perf.report.fields import Fields
+from perf.report.measurement import Load
+from perf.report.run import Run
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from report.fields import Fields, ResultError
-from report.measurement import Measurement, NotRun
+from perf.report.fields import Fields, ResultError
+from perf.report.measurement import Measurement, NotRun
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "perf" / "results"

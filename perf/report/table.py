@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from report.cells import NONE
+from perf.report.cells import NONE
 
 Row = TypeVar("Row")
 

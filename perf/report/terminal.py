@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from report.run import Run
-from report.table import Table
-from report.tables import article, peers
+from perf.report.run import Run
+from perf.report.table import Table
+from perf.report.tables import article, peers
 
 WIDTH = 120
 _GAP = "  "

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from setting.machine import ROOT
+from perf.setting.machine import ROOT
 
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 FOLDER = ROOT / ".work" / "bench"

@@ -13,8 +13,8 @@ from triton_llama.status import ModelConfig, read_config
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 
-from setting import loaded
-from setting.loaded import Loaded
+from perf.setting import loaded
+from perf.setting.loaded import Loaded
 
 _ASK_TIMEOUT_S = 30.0
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from setting import machine
+from perf.setting import machine
 
 PERCENTILES = (50, 95, 99)
 PARTIAL = machine.ROOT / ".work" / "results"

@@ -1,9 +1,9 @@
-"""`make soak MINUTES=30`, `python -m soak`: see `soak.cli`."""
+"""`make soak MINUTES=30`, `python -m perf.soak`: see `soak.cli`."""
 
 from __future__ import annotations
 
 import sys
 
-from soak.cli import main
+from perf.soak.cli import main
 
 sys.exit(main())

@@ -12,19 +12,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from setting import machine
-from setting.again import make_command, model_name
-from setting.results import Results
 from triton_local.errors import LauncherError
 from triton_local.repository import resolve_model
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
-from soak.course import Course
-from soak.observations import Soaked, rows
-from soak.picture import picture
-from soak.soaking import SoakError, soak
-from soak.verdict import FIGURES, Finding, Outcome, judge, passed
+from perf.setting import machine
+from perf.setting.again import make_command, model_name
+from perf.setting.results import Results
+from perf.soak.course import Course
+from perf.soak.observations import Soaked, rows
+from perf.soak.picture import picture
+from perf.soak.soaking import SoakError, soak
+from perf.soak.verdict import FIGURES, Finding, Outcome, judge, passed
 
 PASSED, FAILED, NOT_RUN, INTERRUPTED = 0, 1, 2, 130
 MINUTES = 30.0

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from soak.course import Course
-from soak.readings import Readings
-from soak.tally import Tally
-from soak.vitals import ProcessVitals, ServerVitals
-from soak.weather import Phase
+from perf.soak.course import Course
+from perf.soak.readings import Readings
+from perf.soak.tally import Tally
+from perf.soak.vitals import ProcessVitals, ServerVitals
+from perf.soak.weather import Phase
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from report.plots.canvas import drawing
-from report.plots.labels import Label, beside
-from report.plots.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION
+
+from perf.report.plots.canvas import drawing
+from perf.report.plots.labels import Label, beside
+from perf.report.plots.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION
 
 Columns = Mapping[str, Sequence[Any]]
 """Of `observations.rows`."""

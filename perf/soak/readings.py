@@ -13,10 +13,11 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from setting import metrics
-from setting.metrics import Series
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
+
+from perf.setting import metrics
+from perf.setting.metrics import Series
 
 _ASK_TIMEOUT_S = 30.0
 _POLL_S = 0.1

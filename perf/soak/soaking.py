@@ -14,22 +14,22 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from overhead.processes import ServerProcesses
-from setting.results import percentiles
 from triton_llama import TritonLlamaError
 from triton_llama.endpoint import Protocol
 from triton_llama.status import read_config
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 
-from soak import readings, users
-from soak.course import Course
-from soak.observations import Rest, Sample, Soaked
-from soak.readings import Readings
-from soak.tally import Tally
-from soak.users import User
-from soak.vitals import ServerVitals
-from soak.weather import Weather
+from perf.overhead.processes import ServerProcesses
+from perf.setting.results import percentiles
+from perf.soak import readings, users
+from perf.soak.course import Course
+from perf.soak.observations import Rest, Sample, Soaked
+from perf.soak.readings import Readings
+from perf.soak.tally import Tally
+from perf.soak.users import User
+from perf.soak.vitals import ServerVitals
+from perf.soak.weather import Weather
 
 _POLL_S = 0.05
 _ASK_TIMEOUT_S = 30.0

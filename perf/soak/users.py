@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from triton_llama import AsyncLlamaClient, Completion, RejectedInputError, SamplingParams, TritonLlamaError
 from triton_llama.endpoint import Protocol
 
-from soak.prompts import BAD, FIXED, FIXED_PROMPT, LONGEST_OUTPUT, params, prompt
-from soak.tally import Tally
-from soak.weather import Weather
+from perf.soak.prompts import BAD, FIXED, FIXED_PROMPT, LONGEST_OUTPUT, params, prompt
+from perf.soak.tally import Tally
+from perf.soak.weather import Weather
 
 REQUEST_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 30.0

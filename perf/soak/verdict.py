@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llama_engine.metrics import REASONS
+from llama_engine.observability.metrics import REASONS
 
-from soak.observations import Sample, Soaked
-from soak.trend import CONFIDENCE, Trend
-from soak.users import kinds
+from perf.soak.observations import Sample, Soaked
+from perf.soak.trend import CONFIDENCE, Trend
+from perf.soak.users import kinds
 
 Outcome = Literal["ok", "failed", "can't be told", "left out"]
 """A soak of which something can't be told doesn't pass; what is left out doesn't matter to it."""

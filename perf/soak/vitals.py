@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from overhead.processes import ServerProcesses
-from setting import memory
+from perf.overhead.processes import ServerProcesses
+from perf.setting import memory
 
 _SHARED_MEMORY = Path("/dev/shm")
 # The launcher names the Python backend's regions after the start that they belong to.

@@ -1,7 +1,7 @@
-"""Entry point of `python -m tune`."""
+"""Entry point of `python -m perf.tune`."""
 
 import sys
 
-from tune.cli import main
+from perf.tune.cli import main
 
 sys.exit(main())

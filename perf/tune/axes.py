@@ -12,7 +12,7 @@ from typing import Literal
 
 from llama_engine.settings import BOUNDS, WholeNumber
 
-from tune.knobs import Batcher, Knobs
+from perf.tune.knobs import Batcher, Knobs
 
 Axis = Literal["slots", "prefill", "preferred", "delay"]
 AXES: tuple[Axis, ...] = ("slots", "prefill", "preferred", "delay")

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tune.knobs import Knobs
-from tune.points import Noise, Point
+from perf.tune.knobs import Knobs
+from perf.tune.points import Noise, Point
 
 
 def best(points: Sequence[Point], slo_p95_ms: float, noise: Noise, present: Knobs) -> Point | None:

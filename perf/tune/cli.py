@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from llama_engine.errors import EngineError
-from load.driver import LoadError
-from setting import machine
-from setting.again import make_command, model_name
-from setting.budget import Budget
-from setting.checkpoint import default_checkpoint
-from setting.results import Results
 from triton_local.errors import LauncherError
 from triton_local.repository import resolve_model
 
-from tune import options
-from tune.allowance import Allowance
-from tune.config import ConfigError
-from tune.findings import TUNED, Findings
-from tune.knobs import Knobs, run_key
-from tune.measuring import ReadBackError, measure
-from tune.options import Options
-from tune.page import conclusion, table
-from tune.search import Search
-from tune.subject import Subject
+from perf.load.driver import LoadError
+from perf.setting import machine
+from perf.setting.again import make_command, model_name
+from perf.setting.budget import Budget
+from perf.setting.checkpoint import default_checkpoint
+from perf.setting.results import Results
+from perf.tune import options
+from perf.tune.allowance import Allowance
+from perf.tune.config import ConfigError
+from perf.tune.findings import TUNED, Findings
+from perf.tune.knobs import Knobs, run_key
+from perf.tune.measuring import ReadBackError, measure
+from perf.tune.options import Options
+from perf.tune.page import conclusion, table
+from perf.tune.search import Search
+from perf.tune.subject import Subject
 
 MET, NOT_MET, FAILED, INTERRUPTED = 0, 1, 2, 130
 

@@ -13,7 +13,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]  # ships
 from llama_engine.settings import Settings
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from tune.knobs import Batcher, Knobs, sizes
+from perf.tune.knobs import Batcher, Knobs, sizes
 
 PREFILL = "prefill_tokens"
 _DELAY = "max_queue_delay_microseconds"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from load.arrivals import Closed, Poisson
-from load.described import described
-from setting import workload
-from setting.workload import Mix, Request
+from perf.load.arrivals import Closed, Poisson
+from perf.load.described import described
+from perf.setting import workload
+from perf.setting.workload import Mix, Request
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tune.choice import pareto, recommended
-from tune.config import edited
-from tune.demand import Demand
-from tune.knobs import run_key
-from tune.points import Noise, Point
-from tune.subject import Subject
+from perf.tune.choice import pareto, recommended
+from perf.tune.config import edited
+from perf.tune.demand import Demand
+from perf.tune.knobs import run_key
+from perf.tune.points import Noise, Point
+from perf.tune.subject import Subject
 
 TUNED = "tuned"
 """The name that the recommended config is to be saved under, beside the other variants."""

@@ -10,21 +10,21 @@ import urllib.request
 from collections.abc import Sequence
 
 from google.protobuf import json_format  # type: ignore[import-untyped]  # ships no annotations
-from load.driver import drive
-from load.summary import summarize
-from load.target import Target
-from setting import metrics
-from setting.workload import Request
 from triton_local.errors import NotReadyError, StartFailedError
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from tune.config import knobs_of
-from tune.demand import Demand
-from tune.knobs import Knobs
-from tune.subject import Subject
+from perf.load.driver import drive
+from perf.load.summary import summarize
+from perf.load.target import Target
+from perf.setting import metrics
+from perf.setting.workload import Request
+from perf.tune.config import knobs_of
+from perf.tune.demand import Demand
+from perf.tune.knobs import Knobs
+from perf.tune.subject import Subject
 
 _ASK_S = 30.0
 _READY_TIMEOUT_S = 900.0

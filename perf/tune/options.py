@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llama_engine.settings import ENVIRONMENT_PREFIX
-from load.arrivals import Closed, Poisson
-from setting.workload import LONGEST_OUTPUT, MEAN_OUTPUT, MIXES
 from triton_local.repository import DEFAULT_VARIANT
 
-from tune.demand import Demand
-from tune.search import MOST
+from perf.load.arrivals import Closed, Poisson
+from perf.setting.workload import LONGEST_OUTPUT, MEAN_OUTPUT, MIXES
+from perf.tune.demand import Demand
+from perf.tune.search import MOST
 
 _CONCURRENCY = 32
 _ROUNDS_OF_REQUESTS = 4
@@ -82,7 +82,7 @@ def _threads(parser: argparse.ArgumentParser, environment: Mapping[str, str]) ->
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tune",
+        prog="python -m perf.tune",
         # Shortened, they would be another way to say what `make tune` has variables for.
         allow_abbrev=False,
         description="Recommend batching settings: the most tokens a second whose p95 latency meets the bound.",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from tune.choice import lowest_latency
-from tune.findings import Findings, figures
-from tune.knobs import sizes
-from tune.points import Point
+from perf.tune.choice import lowest_latency
+from perf.tune.findings import Findings, figures
+from perf.tune.knobs import sizes
+from perf.tune.points import Point
 
 _HEAD = ("delay us", "preferred", "slots", "prefill", "runs", "tokens/s", "p50 ms", "p95 ms", "meets SLO", "Pareto")
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from setting.results import percentiles
-
-from tune.knobs import Knobs
+from perf.setting.results import percentiles
+from perf.tune.knobs import Knobs
 
 Measurement = Mapping[str, Any]
 """What was measured once, as in a result's JSON. `not_run`: why there was nothing to measure."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from tune import axes
-from tune.allowance import Allowance
-from tune.choice import best, shortlist
-from tune.knobs import Knobs, run_key
-from tune.points import Measurement, Noise, Point, measured_noise
+from perf.tune import axes
+from perf.tune.allowance import Allowance
+from perf.tune.choice import best, shortlist
+from perf.tune.knobs import Knobs, run_key
+from perf.tune.points import Measurement, Noise, Point, measured_noise
 
 ROUNDS = 2
 LEADERS = 3

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from setting.machine import ROOT
 from triton_local.repository import DEFAULT_VARIANT, MODEL_NAME, ModelRepository
 
-from tune.config import edited, knobs_of, parsed
-from tune.knobs import Knobs
+from perf.setting.machine import ROOT
+from perf.tune.config import edited, knobs_of, parsed
+from perf.tune.knobs import Knobs
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from llama_engine import scheduler
-from llama_engine.host_metrics import INSTANCE_LABEL
-from llama_engine.metrics import METRICS
+from llama_engine.observability.metrics import METRICS
+from llama_engine.triton.metrics import INSTANCE_LABEL
 from triton_llama import SamplingParams
 from triton_llama.health import one_token, pulse
 from triton_llama.tensors import prepare

@@ -10,7 +10,7 @@ import tomllib
 import pytest
 from contract.kubectl import ROOT
 from contract.manifests import FOLDERS, KUBERNETES, Built, Manifest, built, environment, inside
-from llama_engine.metrics import METRICS
+from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
 
 DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()

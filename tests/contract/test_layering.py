@@ -11,33 +11,41 @@ import pytest
 
 VERSION = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
 PACKAGE = VERSION / "llama_engine"
-MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem != "__init__"}
+MODULES = {
+    path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", "."): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.stem != "__init__"
+}
+
+PACKAGES = {"llama_engine", *(f"llama_engine.{folder.name}" for folder in PACKAGE.iterdir() if folder.is_dir())}
 
 # The six packages of the server, by the names they are imported by.
 ALLOWED = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "tritonclient"}
 
 # The Triton language comes along with PyTorch's CUDA builds, and with them only.
-KERNELS = {"int8_kernel", "attention_kernel"}
+KERNELS = {"kernels.int8_product", "kernels.decode_attention"}
 
 # From the bottom up: a module imports only from the rows below its own.
 LAYERS = [
-    {"errors", "philox", "begun_word", "queue_policy", "log_format", "model_config", "host_log"},
-    {"plain_kernels", "arrivals"},
+    {"errors", "sampling.philox", "text.partial_match", "triton.queue_policy", "observability.log_format",
+     "triton.model_config", "triton.logger"},
+    {"kernels.reference", "kernels.arrival_counters"},
     KERNELS,
-    {"kernels"},
-    {"int8_linear", "slot_attention"},
-    {"settings", "sampling", "stopping", "vocabulary", "defaults", "cache", "facts", "manifest", "checkpoint_files"},
-    {"text", "banning"},
-    {"requests", "checkpoint"},
-    {"sampler", "slot_model", "rows"},
-    {"step_graphs"},
-    {"memory", "prefill", "choosing", "delivery"},
+    {"kernels.selection"},
+    {"model.int8_linear", "model.attention"},
+    {"settings", "sampling.logits_processors", "text.stop_checker", "text.vocabulary", "api.defaults",
+     "model.kv_cache", "model.model_info", "model.manifest", "model.checkpoint_files"},
+    {"text.tokenizer", "text.bad_words"},
+    {"api.request_parser", "model.loader"},
+    {"sampling.sampler", "model.model_runner", "rows"},
+    {"model.cuda_graphs"},
+    {"model.memory_plan", "prefill", "choosing", "delivery"},
     {"engine", "tickets"},
-    {"metrics", "request_log", "vitals"},
-    {"meter", "host_metrics"},
+    {"observability.metrics", "observability.request_log", "observability.health"},
+    {"observability.stats", "triton.metrics"},
     {"scheduler"},
-    {"readiness"},
-]
+    {"observability.readiness"},
+]  # fmt: skip
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -52,16 +60,16 @@ def _names(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}, line {node.lineno}: imports are absolute in here"
-            # `from llama_engine import cache` is an import of llama_engine.cache.
+            # `from llama_engine.model import kv_cache` is an import of llama_engine.model.kv_cache.
             yield from (
                 [f"{node.module}.{alias.name}" for alias in node.names]
-                if node.module == "llama_engine"
+                if node.module in PACKAGES
                 else [str(node.module)]
             )
 
 
 def _inside(path: Path) -> set[str]:
-    return {name.split(".")[1] for name in _imports(path) if name.split(".")[0] == "llama_engine"}
+    return {name.removeprefix("llama_engine.") for name in _imports(path) if name.split(".")[0] == "llama_engine"}
 
 
 def test_only_model_py_knows_triton() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from llama_engine.metrics import METRICS
+from llama_engine.observability.metrics import METRICS
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
 

@@ -25,7 +25,7 @@ from contract.monitoring_files import (
     selectors,
 )
 from contract.prometheus_package import Prometheus, prometheus_or_skip
-from llama_engine.metrics import METRICS
+from llama_engine.observability.metrics import METRICS
 
 ALERTS = [rule for rule in rules() if rule.alerts]
 RECORDED = {rule.name for rule in rules() if not rule.alerts}

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report.cli import SAME, main
-from report.run import read_all
+
+from perf.report.cli import SAME, main
+from perf.report.run import read_all
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "perf" / "results").glob("*.json"))
@@ -39,7 +40,7 @@ def test_a_result_says_where_it_comes_from(file: Path) -> None:
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
 def test_a_result_says_which_command_makes_it_again(file: Path) -> None:
     command = OLDER_FORM.get(file.name) or read_all(file.parent)[json.loads(file.read_text())["kind"]].origin.command
-    program = re.fullmatch(r"make (?P<target>[a-z-]+).*|python -m (?P<package>\w+).*", command)
+    program = re.fullmatch(r"make (?P<target>[a-z-]+).*|python -m (?:perf\.)?(?P<package>\w+).*", command)
     assert program is not None, command
     if program["target"]:
         assert re.search(rf"^{program['target']}:", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from llama_engine import plain_kernels
-from llama_engine.cache import CacheShape, SlotCache
+from llama_engine.kernels import reference as plain_kernels
+from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from unit.gpu_kernels import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal
 
 pytest.importorskip("triton", reason=NO_LANGUAGE)
-from llama_engine.arrivals import counters
-from llama_engine.attention_kernel import BLOCK, SPAN, decode_attention
+from llama_engine.kernels.arrival_counters import counters
+from llama_engine.kernels.decode_attention import BLOCK, SPAN, decode_attention
 
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 0, SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 7)
 
@@ -76,8 +76,8 @@ def test_scores_that_are_far_apart_overflow() -> None:
 
 
 def test_a_view_of_the_slot_cache_is_read_wrongly() -> None:
-    shape = CacheShape(layers=1, slots=4, key_value_heads=2, max_model_len=96, head_dim=64, dtype=torch.float16)
-    cache = SlotCache(shape, DEVICE)
+    shape = KVCacheShape(layers=1, slots=4, key_value_heads=2, max_model_len=96, head_dim=64, dtype=torch.float16)
+    cache = KVCache(shape, DEVICE)
     layer = cache.slot_layers[0]
     layer.keys.copy_(normal(*layer.keys.shape, seed=4))
     layer.values.copy_(normal(*layer.values.shape, seed=5))

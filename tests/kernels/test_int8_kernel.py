@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from llama_engine import plain_kernels
+from llama_engine.kernels import reference as plain_kernels
 from unit.gpu_kernels import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal, randomness
 
 pytest.importorskip("triton", reason=NO_LANGUAGE)
-from llama_engine.arrivals import counters
-from llama_engine.int8_kernel import ROW_TILES, Tiles, int8_product, tiles_for
+from llama_engine.kernels.arrival_counters import counters
+from llama_engine.kernels.int8_product import ROW_TILES, Tiles, int8_product, tiles_for
 
 
 def _weight(outputs: int, inner: int) -> tuple[torch.Tensor, torch.Tensor]:

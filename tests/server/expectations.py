@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.model.loader import Checkpoint
 from server.wires import Answer
 from unit.greedy import GreedyReference
 from unit.prompts import random_prompt

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llama_engine.host_metrics import INSTANCE_LABEL
+from llama_engine.triton.metrics import INSTANCE_LABEL
 from server.polling import until
 from server.wires import generate_url, post
-from setting import metrics
-from setting.metrics import Series
 from triton_local.server import LocalTriton
+
+from perf.setting import metrics
+from perf.setting.metrics import Series
 
 PENDING = "nv_inference_pending_request_count"
 """How many requests wait in Triton's own queue."""

@@ -13,7 +13,6 @@ from functools import partial
 
 import pytest
 from hypothesis import strategies as st
-from overhead.processes import ServerProcesses
 from server.fleet import Fleet
 from server.fuzzing.attacks import Attack
 from server.fuzzing.campaign import Campaign, Good, Report, attack
@@ -24,10 +23,12 @@ from server.metrics import PENDING, Metrics
 from server.servers import is_decoupled
 from server.streams import STREAM_WIRES, StreamWire
 from server.wires import WIRES, Answer, ask, generate, generate_url, post
-from soak.vitals import ServerVitals
 from triton_local.server import LocalTriton
 from triton_supervisor.model_processes import model_processes
 from unit.notes import Note
+
+from perf.overhead.processes import ServerProcesses
+from perf.soak.vitals import ServerVitals
 
 SEED = int(os.environ.get("FUZZ_SEED", "20261121"))
 ATTACKS = 2_500

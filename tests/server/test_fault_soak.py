@@ -9,13 +9,14 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from soak.cli import said, sections
-from soak.course import Course
-from soak.observations import rows
-from soak.picture import picture
-from soak.soaking import soak
-from soak.verdict import FIGURES, judge
 from triton_local.server import LocalTriton
+
+from perf.soak.cli import said, sections
+from perf.soak.course import Course
+from perf.soak.observations import rows
+from perf.soak.picture import picture
+from perf.soak.soaking import soak
+from perf.soak.verdict import FIGURES, judge
 
 # One round, and more of them on a machine on which not everything is done in one.
 SHORT = Course(

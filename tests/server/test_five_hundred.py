@@ -16,7 +16,7 @@ from functools import partial
 
 import pytest
 import torch
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.model.loader import Checkpoint
 from server.calls import Call
 from server.expectations import Greedy, seeded_request
 from server.fleet import Fleet

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from load.arrivals import Closed, Poisson
-from load.driver import drive
-from load.summary import summarize
-from load.target import Protocol, Target
-from setting.workload import Request
 from triton_local.server import LocalTriton
+
+from perf.load.arrivals import Closed, Poisson
+from perf.load.driver import drive
+from perf.load.summary import summarize
+from perf.load.target import Protocol, Target
+from perf.setting.workload import Request
 
 PROMPT = "Return a list of"
 # The embedded checkpoint has room for 512 tokens.

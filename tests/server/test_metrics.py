@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 import pytest
-from llama_engine.metrics import METRICS, REASONS
+from llama_engine.observability.metrics import METRICS, REASONS
 from server.calls import Call
 from server.crowd import at_once
 from server.metrics import Metrics, text

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from analyzer.errors import FailedRunError
-from analyzer.run import measure
-from article.measure import TIMEOUT_S
-from article.samples import Sampling
-from article.serving import MismatchError, check
-from article.subjects import subjects
 from server.servers import Statistics
-from setting.read_back import read_back
-from setting.workload import Request
 from triton_local.server import LocalTriton
+
+from perf.analyzer.errors import FailedRunError
+from perf.analyzer.run import measure
+from perf.article.measure import TIMEOUT_S
+from perf.article.samples import Sampling
+from perf.article.serving import MismatchError, check
+from perf.article.subjects import subjects
+from perf.setting.read_back import read_back
+from perf.setting.workload import Request
 
 LENGTHS = [3, 9, 1, 6, 4, 12, 2, 7, 5, 8, 10, 11]
 REQUESTS = [Request(f'Return the "{length}" of\nä€𝄞', length) for length in LENGTHS]

@@ -4,8 +4,8 @@ import os
 
 import pytest
 import torch
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.text import TextCodec
+from llama_engine.model.loader import Checkpoint
+from llama_engine.text.tokenizer import Tokenizer
 from unit.engines import load
 
 # The embedded model is so small that two threads are no faster, and CI runs something else on the second core. In the
@@ -25,6 +25,6 @@ def int8() -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def codec(fp32: Checkpoint) -> TextCodec:
+def codec(fp32: Checkpoint) -> Tokenizer:
     """The embedded checkpoint's tokenizer."""
     return fp32.codec

@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from llama_engine.defaults import GenerationDefaults
-from llama_engine.requests import GenerationRequest, RawInputs, RequestParser
-from llama_engine.text import TextCodec
+from llama_engine.api.defaults import GenerationDefaults
+from llama_engine.api.request_parser import GenerationRequest, RawInputs, RequestParser
+from llama_engine.text.tokenizer import Tokenizer
 from numpy.typing import NDArray
 
 MAX_MODEL_LEN = 64
@@ -43,10 +43,10 @@ def raw(**values: object) -> RawInputs:
     return {name: tensor(name, [value]) for name, value in {"text_input": "def f", **values}.items()}
 
 
-def parser(codec: TextCodec, defaults: GenerationDefaults = DEFAULTS) -> RequestParser:
+def parser(codec: Tokenizer, defaults: GenerationDefaults = DEFAULTS) -> RequestParser:
     return RequestParser(codec, defaults, MAX_MODEL_LEN)
 
 
-def parse_one(codec: TextCodec, **values: object) -> GenerationRequest:
+def parse_one(codec: Tokenizer, **values: object) -> GenerationRequest:
     (request,) = parser(codec).parse(raw(**values))
     return request

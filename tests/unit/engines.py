@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from llama_engine.checkpoint import Checkpoint, load_checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
-from llama_engine.text import TextCodec
-from llama_engine.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Tokenizer
+from llama_engine.text.vocabulary import Vocabulary
 
 
 def load(quantization: str, **parameters: str) -> Checkpoint:
@@ -28,7 +28,7 @@ def engine_of(checkpoint: Checkpoint, slots: int = 8, **parameters: str) -> Engi
 def with_tokens_as_text(checkpoint: Checkpoint) -> Checkpoint:
     """The same model, but every token, a special one too, is "<its number> ": a completion's text shows its tokens."""
     pieces = [f"{token} ".encode() for token in range(checkpoint.config.vocab_size)]
-    return replace(checkpoint, codec=TextCodec(checkpoint.codec.tokenizer, Vocabulary(pieces)))
+    return replace(checkpoint, codec=Tokenizer(checkpoint.codec.tokenizer, Vocabulary(pieces)))
 
 
 def tokens_in(text: str) -> list[int]:

@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass
 
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.requests import GenerationRequest
-from llama_engine.text import TextCodec
+from llama_engine.text.tokenizer import Tokenizer
 from unit.engines import completions, tokens_in
 from unit.greedy import GreedyReference
 from unit.prompts import random_prompt
@@ -41,7 +41,7 @@ def compare(
             tally.ties += 1
 
 
-def pool(codec: TextCodec, size: int, randomness: random.Random) -> list[tuple[int, ...]]:
+def pool(codec: Tokenizer, size: int, randomness: random.Random) -> list[tuple[int, ...]]:
     """Distinct prompts: half of them short, so that prefill pads a lot; all lengths on both sides of a span bucket."""
     short = [random_prompt(codec, range(2, 24), randomness)[1] for _ in range(size // 2)]
     return short + [random_prompt(codec, range(1, 201), randomness)[1] for _ in range(size - len(short))]

@@ -3,9 +3,9 @@
 import random
 from collections.abc import Sequence
 
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.errors import RowFailure
-from llama_engine.requests import GenerationRequest
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.errors import GenerationError
+from llama_engine.model.loader import Checkpoint
 from llama_engine.rows import Outcome
 from unit.prompts import random_prompt
 from unit.stepping import Run
@@ -27,7 +27,7 @@ def penalized(checkpoint: Checkpoint, count: int) -> list[GenerationRequest]:
 
 
 def only_fails(run: Run, place: int, expected: Sequence[Outcome], message: str = FAILED) -> None:
-    assert isinstance(run.outcomes[place], RowFailure)
+    assert isinstance(run.outcomes[place], GenerationError)
     assert str(run.outcomes[place]) == message
     for index, outcome in enumerate(run.outcomes):
         assert index == place or outcome == expected[index]

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from llama_engine.cache import SlotCache
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.model.kv_cache import KVCache
+from llama_engine.model.loader import Checkpoint
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -18,7 +18,7 @@ class ForwardPass:
     number: int
     tokens: torch.Tensor
     positions: torch.Tensor
-    cache: SlotCache
+    cache: KVCache
 
     @property
     def width(self) -> int:
@@ -35,7 +35,7 @@ def watching(checkpoint: Checkpoint, action: Callable[[ForwardPass], None]) -> I
         tokens, positions, cache = kwargs["input_ids"], kwargs["position_ids"], kwargs["past_key_values"]
         assert isinstance(tokens, torch.Tensor)
         assert isinstance(positions, torch.Tensor)
-        assert isinstance(cache, SlotCache)
+        assert isinstance(cache, KVCache)
         action(ForwardPass(next(passes), tokens, positions, cache))
 
     handle = checkpoint.model.model.register_forward_pre_hook(hook, with_kwargs=True)
@@ -46,14 +46,14 @@ def watching(checkpoint: Checkpoint, action: Callable[[ForwardPass], None]) -> I
 
 
 @contextmanager
-def before_each(checkpoint: Checkpoint, action: Callable[[int, SlotCache], None]) -> Iterator[None]:
+def before_each(checkpoint: Checkpoint, action: Callable[[int, KVCache], None]) -> Iterator[None]:
     """Call `action` with the number of the pass, from 0, and the cache it is aimed at."""
     with watching(checkpoint, lambda one: action(one.number, one.cache)):
         yield
 
 
 @contextmanager
-def after_each(checkpoint: Checkpoint, action: Callable[[int, SlotCache, torch.Tensor], None]) -> Iterator[None]:
+def after_each(checkpoint: Checkpoint, action: Callable[[int, KVCache, torch.Tensor], None]) -> Iterator[None]:
     """Call `action` with the number of the pass, the cache, and the hidden states that it may change in place."""
     passes = iter(range(1 << 30))
 
@@ -61,7 +61,7 @@ def after_each(checkpoint: Checkpoint, action: Callable[[int, SlotCache, torch.T
         module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: BaseModelOutputWithPast
     ) -> None:
         cache = kwargs["past_key_values"]
-        assert isinstance(cache, SlotCache)
+        assert isinstance(cache, KVCache)
         assert output.last_hidden_state is not None
         action(next(passes), cache, output.last_hidden_state)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.model.loader import Checkpoint
 from transformers import LlamaForCausalLM
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 

@@ -195,7 +195,7 @@ def quality() -> Content:
 
     first = {"title": "FP32", "weights": "FP32", "weights_mib": 21.0, "perplexity": 35.797}
     content = result(
-        "quality", "python -m quality", {"fp32": first, "int8_threshold_6": int8(6), "int8_threshold_0": int8(0)}
+        "quality", "python -m perf.quality", {"fp32": first, "int8_threshold_6": int8(6), "int8_threshold_0": int8(0)}
     )
     content["settings"] = {"model": "models/pydoc-llama", "context": 512, "text": "a made-up text", "tokens": 12345}
     return content
@@ -225,7 +225,7 @@ def tune() -> Content:
         "failure": "the made-up memory is too small",
     }  # fmt: skip
     content = result(
-        "tune", "python -m tune --slo-p95-ms 12000", {}, slo_p95_ms=12000.0, points=[*points, failed],
+        "tune", "python -m perf.tune --slo-p95-ms 12000", {}, slo_p95_ms=12000.0, points=[*points, failed],
         recommended={"settings": points[2]["settings"], "config": "made up", "command": "make serve VARIANT=tuned"},
     )  # fmt: skip
     load = measurement("x", "x", "INT8", 1.0, "uniform")["load"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from llama_engine.manifest import Manifest
-from llama_engine.text import TextCodec
+from llama_engine.model.manifest import Manifest
+from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaForCausalLM
 from triton_prepare.hub import Hub
 from triton_prepare.run import Order, prepare
@@ -21,7 +21,7 @@ def prepare_folder(model: Path | str, out: Path, force: bool = False) -> Manifes
     return prepare(Order(str(model), None, out, "cpu", force), Hub(NOWHERE, out.parent / "no-cache"))
 
 
-def save_small_in(dtype: torch.dtype, folder: Path, codec: TextCodec, max_shard_size: str = "1GB") -> Path:
+def save_small_in(dtype: torch.dtype, folder: Path, codec: Tokenizer, max_shard_size: str = "1GB") -> Path:
     """Save an untrained Llama in a dtype, in as many files as that size makes necessary."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(small_config(codec))

@@ -4,7 +4,7 @@ import random
 from functools import cache
 from pydoc_data.topics import topics
 
-from llama_engine.text import TextCodec
+from llama_engine.text.tokenizer import Tokenizer
 
 
 @cache
@@ -12,7 +12,7 @@ def reference_text() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def random_prompt(codec: TextCodec, lengths: range, randomness: random.Random) -> tuple[str, tuple[int, ...]]:
+def random_prompt(codec: Tokenizer, lengths: range, randomness: random.Random) -> tuple[str, tuple[int, ...]]:
     """Return a prompt of a random number of tokens from the range, as text and as tokens."""
     length = randomness.choice(lengths)
     start = randomness.randrange(len(reference_text()) - 12 * length)

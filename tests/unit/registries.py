@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 
-from llama_engine.metrics import Metric
+from llama_engine.observability.metrics import Metric
 
 
 class RecordingRegistry:

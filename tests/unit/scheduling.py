@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.delivery import Delivery, Part
 from llama_engine.engine import Engine
-from llama_engine.meter import Meter
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.loader import Checkpoint
+from llama_engine.observability.stats import Meter
 from llama_engine.rows import Outcome, Piece
 from llama_engine.scheduler import Scheduler
 from llama_engine.tickets import Ticket

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import torch
-from llama_engine.text import TextCodec
+from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
-def small_config(codec: TextCodec, **changed: object) -> LlamaConfig:
+def small_config(codec: Tokenizer, **changed: object) -> LlamaConfig:
     values: dict[str, object] = {
         "vocab_size": len(codec.vocabulary.pieces), "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
@@ -16,7 +16,7 @@ def small_config(codec: TextCodec, **changed: object) -> LlamaConfig:
     return LlamaConfig(**{**values, **changed})  # type: ignore[arg-type]
 
 
-def save_small(folder: Path, codec: TextCodec, **changed: object) -> Path:
+def save_small(folder: Path, codec: Tokenizer, **changed: object) -> Path:
     """Save an untrained Llama of two layers, its head and embedding apart."""
     torch.manual_seed(0)
     LlamaForCausalLM(small_config(codec, **changed)).save_pretrained(folder)

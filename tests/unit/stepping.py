@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, Step
-from llama_engine.requests import GenerationRequest
 from llama_engine.rows import Outcome, Row
 
 

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from analyzer import wheel
-from analyzer.binary import LIBRARIES, find
-from analyzer.errors import FailedRunError, MissingAnalyzerError
-from analyzer.placing import placed
-from analyzer.run import measure
-from setting.workload import Request
+
+from perf.analyzer import wheel
+from perf.analyzer.binary import LIBRARIES, find
+from perf.analyzer.errors import FailedRunError, MissingAnalyzerError
+from perf.analyzer.placing import placed
+from perf.analyzer.run import measure
+from perf.setting.workload import Request
 
 RUNS = "#!/bin/sh\necho 'Perf Analyzer Version 9.8.7 (commit unknown)'\n"
 LACKS_LIBRARIES = "#!/bin/sh\necho 'perf_analyzer: error while loading shared libraries: libb64' >&2\nexit 127\n"

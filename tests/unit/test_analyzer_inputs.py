@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-from analyzer import inputs
-from setting.workload import Request
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import prepare
+
+from perf.analyzer import inputs
+from perf.setting.workload import Request
 
 REQUESTS = [Request('a "quoted"\nline', 7), Request("ä€𝄞", 1), Request("c", 380)]
 

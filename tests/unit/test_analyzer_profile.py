@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from analyzer import profile
-from analyzer.errors import FailedRunError
-from setting.workload import Request
+
+from perf.analyzer import profile
+from perf.analyzer.errors import FailedRunError
+from perf.setting.workload import Request
 
 SECOND = 1_000_000_000
 BEGAN = 1_795_245_759 * SECOND

@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
-from article.samples import NAMES, Sample, Sampling, value_at
+
+from perf.article.samples import NAMES, Sample, Sampling, value_at
 
 TOKENS = "llama_generated_tokens_total"
 SAMPLES = [Sample(10.0, {TOKENS: 100.0}), Sample(11.0, {TOKENS: 100.0}), Sample(12.0, {TOKENS: 140.0})]

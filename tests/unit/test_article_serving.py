@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from article.serving import MismatchError, check
-from article.subjects import Subject, subjects
 from google.protobuf import json_format, text_format  # type: ignore[import-untyped]  # ships no annotations
-from setting import loaded
-from setting.loaded import Loaded, UnknownLogError
-from setting.machine import ROOT
-from setting.read_back import ReadBack
 from triton_llama.status import ModelConfig, read_config
 from tritonclient.grpc.model_config_pb2 import ModelConfig as ConfigFile
+
+from perf.article.serving import MismatchError, check
+from perf.article.subjects import Subject, subjects
+from perf.setting import loaded
+from perf.setting.loaded import Loaded, UnknownLogError
+from perf.setting.machine import ROOT
+from perf.setting.read_back import ReadBack
 
 SETTINGS = (
     'I1121 07:20:42.522317 24337 model.py:333] "llama: settings: model=/models/a, comma/llama, revision=None, '

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from article.sizes import Pace, choose
+
+from perf.article.sizes import Pace, choose
 
 
 def pace(wave_s: float, concurrency: int = 32) -> Pace:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from llama_engine.banning import BannedWords
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.requests import GenerationRequest
-from llama_engine.sampler import Sampler
-from llama_engine.vocabulary import Vocabulary
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.loader import Checkpoint
+from llama_engine.sampling.sampler import Sampler
+from llama_engine.text.bad_words import BadWords
+from llama_engine.text.vocabulary import Vocabulary
 from unit.engines import completions, engine_of
 from unit.prompts import random_prompt
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 def _banned(words: list[bytes], vocabulary: Vocabulary, pieces: Sequence[bytes]) -> list[int]:
     """The ids that must not follow a text of these pieces."""
-    rules = BannedWords(words, vocabulary, CPU)
+    rules = BadWords(words, vocabulary, CPU)
     for piece in pieces:
         rules.advance(piece)
     return sorted({*rules.always.tolist(), *rules.completing().tolist()})
@@ -80,7 +80,7 @@ def test_a_ban_on_everything_fails_the_row_or_never_ends_it(temperature: float) 
     request = GenerationRequest(prompt="", prompt_tokens=(1,), max_tokens=9, min_tokens=5, temperature=temperature)
     sampler.admit([request, request])
     logits = torch.tensor([[3.0, 1.0, 2.0, 5.0, -9.0, 0.0]]).expand(2, -1)
-    everything = BannedWords([b"a"], Vocabulary([b"a1", b"a2", b"2a", b"aa", b"", b"a"]), CPU)
+    everything = BadWords([b"a"], Vocabulary([b"a1", b"a2", b"2a", b"aa", b"", b"a"]), CPU)
     ended, free = sampler.sample(logits, 0, [0, 0], [everything, None]).tolist()
     assert ended == 4
     assert free != 4

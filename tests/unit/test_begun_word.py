@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from llama_engine.begun_word import BegunWord
+from llama_engine.text.partial_match import PartialMatch
 
 
 def _beginnings(word: bytes, text: bytes) -> list[int]:
@@ -16,7 +16,7 @@ def test_the_begun_part_is_not_the_longest_one() -> None:
     randomness = random.Random(9)
     for _ in range(3000):
         word = bytes(randomness.choices(b"ab", k=randomness.randint(1, 7)))
-        begun, text = BegunWord(word), b""
+        begun, text = PartialMatch(word), b""
         for _ in range(4):
             piece = bytes(randomness.choices(b"ab", k=randomness.randint(0, 6)))
             begun.advance(piece)
@@ -34,6 +34,6 @@ def test_the_begun_part_is_not_the_longest_one() -> None:
     [(b"x", b"x", 0), (b"xx", b"xx", 1), (b"xx", b"xxx", 1), (b"abab", b"abab", 2), (b"abab", b"abaab", 2)],
 )
 def test_a_whole_word_counts_as_its_own_beginning(word: bytes, text: bytes, begun: int) -> None:
-    one = BegunWord(word)
+    one = PartialMatch(word)
     one.advance(text)
     assert one.begun == begun

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.course import Course, NoTimeError
-from setting.budget import Budget
-from setting.results import Results
+
+from perf.bench.course import Course, NoTimeError
+from perf.setting.budget import Budget
+from perf.setting.results import Results
 
 NAME = {"server": "a", "title": "A"}
 SETTINGS = {"command": "make bench", "model": "a made-up Llama"}
@@ -21,7 +22,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of four processors that were idle, in use and stolen, as the system says them; nothing happens."""
     seconds = [50.0, 40.0, 10.0]
     times = namedtuple("times", "idle user steal")
-    monkeypatch.setattr("setting.stolen.psutil.cpu_times", lambda: times(*seconds))
+    monkeypatch.setattr("perf.setting.stolen.psutil.cpu_times", lambda: times(*seconds))
     return seconds
 
 
@@ -104,7 +105,7 @@ def test_what_the_host_took_before_counts_or_nothing_does(tmp_path: Path, host: 
 
 def test_a_system_that_does_not_tell_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without = namedtuple("without", "idle user")
-    monkeypatch.setattr("setting.stolen.psutil.cpu_times", lambda: without(50.0, 40.0))
+    monkeypatch.setattr("perf.setting.stolen.psutil.cpu_times", lambda: without(50.0, 40.0))
     run = course(tmp_path / "bench.json")
     run.measure("one", NAME, lambda: {"tokens_per_second": 7.0, "errors": 0})
     assert run.results.measurements["one"]["stolen_share"] == 0.0

@@ -6,9 +6,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from article.sweep import CONCURRENCIES
-from bench import sweep
-from bench.options import CONCURRENCY, SECTIONS, parse
+
+from perf.article.sweep import CONCURRENCIES
+from perf.bench import sweep
+from perf.bench.options import CONCURRENCY, SECTIONS, parse
 
 
 def test_a_plain_run_leaves_something_out() -> None:

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from bench import rivals
-from bench.course import Course
-from bench.options import parse
-from limit.rates import DeviceRates
-from load.driver import LoadError
-from load.target import Target
-from peers.contestant import Contestant, NotRunError, Started
-from setting.budget import Budget
-from setting.checkpoint import EMBEDDED
-from setting.results import Results
+
+from perf.bench import rivals
+from perf.bench.course import Course
+from perf.bench.options import parse
+from perf.limit.rates import DeviceRates
+from perf.load.driver import LoadError
+from perf.load.target import Target
+from perf.peers.contestant import Contestant, NotRunError, Started
+from perf.setting.budget import Budget
+from perf.setting.checkpoint import EMBEDDED
+from perf.setting.results import Results
 
 CONCURRENCY = 4
 RATES = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11, "int8": 1e11})

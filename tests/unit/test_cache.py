@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from llama_engine.cache import CacheShape, SlotCache
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.requests import GenerationRequest
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.kv_cache import KVCache, KVCacheShape
+from llama_engine.model.loader import Checkpoint
 from llama_engine.rows import Completion
 from unit.engines import completions, engine_of
 from unit.forward_passes import before_each
 from unit.prompts import random_prompt
 
 CPU = torch.device("cpu")
-SHAPE = CacheShape(layers=2, slots=4, key_value_heads=3, max_model_len=20, head_dim=8, dtype=torch.float32)
+SHAPE = KVCacheShape(layers=2, slots=4, key_value_heads=3, max_model_len=20, head_dim=8, dtype=torch.float32)
 
 
 def _random_states(rows: int, width: int, generator: torch.Generator) -> torch.Tensor:
@@ -24,7 +24,7 @@ def _random_states(rows: int, width: int, generator: torch.Generator) -> torch.T
 def test_what_is_read_is_not_what_was_written() -> None:
     """Random prefills, steps and moves, compared with a dictionary of (layer, slot, position)."""
     randomness, generator = random.Random(1), torch.Generator().manual_seed(1)
-    cache = SlotCache(SHAPE, CPU)
+    cache = KVCache(SHAPE, CPU)
     naive: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
     for _ in range(300):
         if randomness.random() < 0.2:
@@ -61,7 +61,7 @@ def test_what_is_read_is_not_what_was_written() -> None:
 
 
 def test_reading_copies_the_cache() -> None:
-    cache = SlotCache(SHAPE, CPU)
+    cache = KVCache(SHAPE, CPU)
     cache.aim(1, torch.tensor([[3], [7]]), 12)
     states = _random_states(2, 1, torch.Generator().manual_seed(0))
     keys, values = cache.update(states, states, 0)
@@ -70,7 +70,7 @@ def test_reading_copies_the_cache() -> None:
 
 
 def test_a_wiped_slot_keeps_something_or_takes_its_neighbours_with_it() -> None:
-    cache = SlotCache(SHAPE, CPU)
+    cache = KVCache(SHAPE, CPU)
     for layer in cache.slot_layers:
         layer.keys.fill_(torch.nan)
         layer.values.fill_(torch.inf)
@@ -85,7 +85,7 @@ def test_a_wiped_slot_keeps_something_or_takes_its_neighbours_with_it() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_plan_is_not_what_is_allocated(dtype: torch.dtype) -> None:
     shape = replace(SHAPE, dtype=dtype)
-    cache = SlotCache(shape, CPU)
+    cache = KVCache(shape, CPU)
     allocated = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.slot_layers)
     assert shape.bytes == allocated
     assert shape.bytes_per_token * 4 * 20 == allocated
@@ -97,7 +97,7 @@ def test_what_a_former_row_left_behind_changes_the_next(fp32: Checkpoint) -> Non
     requests = [GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=10) for prompt in prompts]
     fresh = [completions(engine_of(fp32, 2), [request])[0] for request in requests]
 
-    def leave_rubbish(number: int, cache: SlotCache) -> None:
+    def leave_rubbish(number: int, cache: KVCache) -> None:
         if number == 0:
             for layer in cache.slot_layers:
                 layer.keys.fill_(1e4)

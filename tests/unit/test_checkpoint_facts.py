@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_engine.checkpoint import EMBEDDED, Checkpoint
-from llama_engine.requests import GenerationRequest
-from llama_engine.text import TextCodec
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaConfig
 from unit.engines import completions, engine_of, load
 from unit.small_checkpoints import save_small
@@ -53,12 +53,12 @@ def test_the_facts_of_int8_are_wrong(int8: Checkpoint) -> None:
     )
 
 
-def test_a_threshold_is_ignored(codec: TextCodec, tmp_path: Path) -> None:
+def test_a_threshold_is_ignored(codec: Tokenizer, tmp_path: Path) -> None:
     folder = save_small(tmp_path, codec)
     assert load("int8", model=str(folder), int8_threshold="6").facts.threshold == 6.0
 
 
-def test_another_dtype_is_ignored(codec: TextCodec, tmp_path: Path) -> None:
+def test_another_dtype_is_ignored(codec: Tokenizer, tmp_path: Path) -> None:
     checkpoint = load("none", model=str(save_small(tmp_path, codec)), dtype="bfloat16", max_model_len="99")
     assert checkpoint.facts.linears == {"bfloat16": 15}
     assert checkpoint.facts.dtype == torch.bfloat16
@@ -66,7 +66,7 @@ def test_another_dtype_is_ignored(codec: TextCodec, tmp_path: Path) -> None:
     assert engine_of(checkpoint, 1).max_model_len == 99
 
 
-def test_nf4_does_not_load_or_does_not_generate(codec: TextCodec, tmp_path: Path) -> None:
+def test_nf4_does_not_load_or_does_not_generate(codec: Tokenizer, tmp_path: Path) -> None:
     checkpoint = load("nf4", model=str(save_small(tmp_path, codec)))
     assert checkpoint.facts.linears == {"nf4": 14, "float32": 1}
     request = GenerationRequest(prompt="", prompt_tokens=codec.encode("def f"), max_tokens=6, min_tokens=6)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from llama_engine.checkpoint_files import check_files
 from llama_engine.errors import CheckpointError
-from llama_engine.text import TextCodec
+from llama_engine.model.checkpoint_files import check_files
+from llama_engine.text.tokenizer import Tokenizer
 from unit.engines import load
 from unit.small_checkpoints import save_small
 
@@ -20,7 +20,7 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, codec: TextCodec) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory, codec: Tokenizer) -> Path:
     return save_small(tmp_path_factory.mktemp("saved"), codec)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_engine.checkpoint import choose_device
 from llama_engine.errors import CheckpointError
-from llama_engine.text import TextCodec
+from llama_engine.model.loader import choose_device
+from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 from unit.engines import engine_of, load
@@ -15,7 +15,7 @@ from unit.small_checkpoints import save_small
 
 
 @pytest.fixture
-def folder(tmp_path: Path, codec: TextCodec) -> Path:
+def folder(tmp_path: Path, codec: Tokenizer) -> Path:
     return save_small(tmp_path / "small", codec)
 
 
@@ -36,7 +36,7 @@ def test_an_empty_folder_is_served(tmp_path: Path) -> None:
     assert _refused("none", model=str(tmp_path)).startswith(f"can't load {tmp_path}: ")
 
 
-def test_a_model_that_is_no_llama_is_served(tmp_path: Path, codec: TextCodec) -> None:
+def test_a_model_that_is_no_llama_is_served(tmp_path: Path, codec: Tokenizer) -> None:
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     codec.tokenizer.save_pretrained(tmp_path)
@@ -86,7 +86,7 @@ def test_a_checkpoint_without_its_tokenizer_is_served(folder: Path) -> None:
 
 @pytest.mark.parametrize("asked", ["none", "nf4"])
 def test_an_8_bit_checkpoint_is_served_in_another_precision(
-    codec: TextCodec, tmp_path: Path, folder: Path, asked: str
+    codec: Tokenizer, tmp_path: Path, folder: Path, asked: str
 ) -> None:
     eight_bit = tmp_path / "int8"
     load("int8", model=str(folder)).model.save_pretrained(eight_bit)

@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.requests import GenerationRequest
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.loader import Checkpoint
 from llama_engine.rows import Completion
 from unit.engines import engine_of, tokens_in, with_tokens_as_text
 from unit.forward_passes import ForwardPass, watching

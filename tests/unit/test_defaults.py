@@ -1,9 +1,9 @@
 """What the checkpoint's generation config gives to a request that leaves inputs out, and what is refused."""
 
 import pytest
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.defaults import GenerationDefaults
+from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.errors import CheckpointError
+from llama_engine.model.loader import Checkpoint
 from transformers import GenerationConfig
 
 VOCABULARY = 1000

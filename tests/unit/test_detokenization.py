@@ -5,10 +5,11 @@ from collections.abc import Iterable
 
 import pytest
 from llama_engine.errors import CheckpointError
-from llama_engine.stopping import Transcript
-from llama_engine.text import TextCodec
-from llama_engine.vocabulary import Vocabulary
-from tokenizers import Tokenizer, decoders, models
+from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.tokenizer import Tokenizer
+from llama_engine.text.vocabulary import Vocabulary
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models
 from unit.prompts import reference_text
 from unit.small_tokenizers import WORDS, llama2_like, wrapped
 from unit.splitting import splits
@@ -43,7 +44,7 @@ def test_half_a_character_at_the_end_is_an_error_or_eats_what_stands_before() ->
         assert transcript.text.replace("�", "") == "okgo"
 
 
-def test_random_tokens_decode_to_another_text_than_by_the_tokenizer(codec: TextCodec) -> None:
+def test_random_tokens_decode_to_another_text_than_by_the_tokenizer(codec: Tokenizer) -> None:
     randomness = random.Random(8)
     size = len(codec.vocabulary.pieces)
     for _ in range(3000):
@@ -51,7 +52,7 @@ def test_random_tokens_decode_to_another_text_than_by_the_tokenizer(codec: TextC
         assert _text(codec.vocabulary, tokens) == codec.tokenizer.decode(tokens, skip_special_tokens=True), tokens
 
 
-def test_a_text_does_not_survive_the_way_to_tokens_and_back(codec: TextCodec) -> None:
+def test_a_text_does_not_survive_the_way_to_tokens_and_back(codec: Tokenizer) -> None:
     randomness = random.Random(9)
     for _ in range(300):
         start = randomness.randrange(len(reference_text()))
@@ -59,13 +60,13 @@ def test_a_text_does_not_survive_the_way_to_tokens_and_back(codec: TextCodec) ->
         assert _text(codec.vocabulary, codec.encode(text)) == text
 
 
-def test_special_tokens_show_in_the_text(codec: TextCodec) -> None:
+def test_special_tokens_show_in_the_text(codec: Tokenizer) -> None:
     special = codec.tokenizer.all_special_ids
     assert len(special) >= 3
     assert _text(codec.vocabulary, special) == ""
 
 
-def test_a_prompt_longer_than_the_tokenizers_own_limit_warns_or_is_cut(codec: TextCodec) -> None:
+def test_a_prompt_longer_than_the_tokenizers_own_limit_warns_or_is_cut(codec: Tokenizer) -> None:
     assert len(codec.encode(" def" * 2000)) > codec.tokenizer.model_max_length
 
 
@@ -93,7 +94,7 @@ def test_sentencepiece_tokens_decode_to_another_text_than_by_the_tokenizer() -> 
     assert _text(vocabulary, [first_word]) == " def"
 
 
-def test_ids_beyond_the_tokenizer_or_beyond_the_model_are_an_error(codec: TextCodec) -> None:
+def test_ids_beyond_the_tokenizer_or_beyond_the_model_are_an_error(codec: Tokenizer) -> None:
     padded = Vocabulary.of(codec.tokenizer, len(codec.vocabulary.pieces) + 64)
     assert padded.pieces == codec.vocabulary.pieces + [b""] * 64
     cut = Vocabulary.of(codec.tokenizer, 1000)
@@ -101,7 +102,7 @@ def test_ids_beyond_the_tokenizer_or_beyond_the_model_are_an_error(codec: TextCo
 
 
 def test_a_byte_level_token_outside_the_alphabet_stops_the_server() -> None:
-    backend = Tokenizer(models.BPE({"a": 0, "Ġb": 1, "two words": 2, "日": 3}, []))
+    backend = FastTokenizer(models.BPE({"a": 0, "Ġb": 1, "two words": 2, "日": 3}, []))
     backend.decoder = decoders.ByteLevel()
     tokenizer = wrapped(backend)
     vocabulary = Vocabulary.of(tokenizer, 4)
@@ -109,13 +110,13 @@ def test_a_byte_level_token_outside_the_alphabet_stops_the_server() -> None:
 
 
 def test_a_tokenizer_of_another_kind_is_taken_for_ours() -> None:
-    backend = Tokenizer(models.BPE({"a": 0}, []))
+    backend = FastTokenizer(models.BPE({"a": 0}, []))
     backend.decoder = decoders.WordPiece()
     with pytest.raises(CheckpointError, match=r"decodes by \['WordPiece'\]: neither byte-level nor SentencePiece"):
         Vocabulary.of(wrapped(backend), 1)
 
 
-def test_looking_pieces_up_by_their_start_misses_some(codec: TextCodec) -> None:
+def test_looking_pieces_up_by_their_start_misses_some(codec: Tokenizer) -> None:
     vocabulary = Vocabulary([*codec.vocabulary.pieces, b"\xff", b"\xff\xff", b"a\xff", b"a\xff\xff", b"b"])
     starts = {piece[:length] for piece in vocabulary.pieces for length in range(1, 4)} - {b""}
     for start in [*sorted(starts)[::17], b"\xff", b"\xff\xff", b"a\xff", b"\x00absent"]:

@@ -6,8 +6,8 @@ Seeds are fixed, so these tests give the same p-values every time.
 import numpy as np
 import pytest
 import torch
-from llama_engine.philox import step_keys
-from llama_engine.sampling import draw
+from llama_engine.sampling.logits_processors import draw
+from llama_engine.sampling.philox import step_keys
 from numpy.typing import NDArray
 from scipy import stats
 

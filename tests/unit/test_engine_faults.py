@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from llama_engine.cache import SlotCache
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.errors import RowFailure
-from llama_engine.requests import GenerationRequest
-from llama_engine.sampler import Sampler
+from llama_engine.errors import GenerationError
+from llama_engine.model.kv_cache import KVCache
+from llama_engine.model.loader import Checkpoint
+from llama_engine.sampling.sampler import Sampler
 from unit.engines import completions, engine_of
 from unit.faulty import FAILED, only_fails, penalized, penalized_request
 from unit.forward_passes import ForwardPass, before_each_head, watching
@@ -153,7 +153,7 @@ def test_a_failure_of_the_head_costs_more_than_it_must(fp32: Checkpoint, engine:
     assert engine.complete(requests) == expected
 
 
-@pytest.mark.parametrize(("owner", "name"), [(SlotCache, "wipe"), (SlotCache, "move"), (Sampler, "admit")])
+@pytest.mark.parametrize(("owner", "name"), [(KVCache, "wipe"), (KVCache, "move"), (Sampler, "admit")])
 def test_a_device_that_can_do_nothing_any_more_leaves_a_row_unanswered(
     fp32: Checkpoint, engine: Engine, owner: type[object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +173,6 @@ def test_a_device_that_can_do_nothing_any_more_leaves_a_row_unanswered(
     with monkeypatch.context() as broken, watching(fp32, fail):
         broken.setattr(owner, name, refuse)
         run = run_requests(engine, requests)
-    assert any(isinstance(outcome, RowFailure) for outcome in run.outcomes)
-    assert all(isinstance(outcome, RowFailure) or outcome in expected for outcome in run.outcomes)
+    assert any(isinstance(outcome, GenerationError) for outcome in run.outcomes)
+    assert all(isinstance(outcome, GenerationError) or outcome in expected for outcome in run.outcomes)
     assert engine.complete(requests) == expected

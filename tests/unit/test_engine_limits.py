@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from llama_engine.cache import SlotCache
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.errors import RowFailure
-from llama_engine.requests import GenerationRequest
+from llama_engine.errors import GenerationError
+from llama_engine.model.kv_cache import KVCache
+from llama_engine.model.loader import Checkpoint
 from llama_engine.rows import Completion
 from unit.engines import completions, engine_of
 from unit.forward_passes import after_each, before_each
@@ -36,7 +36,7 @@ def test_a_row_that_is_not_finite_takes_others_down_or_poisons_its_slot(fp32: Ch
     requests = _requests(fp32, 4)
     expected = completions(engine, requests)
 
-    def poison(number: int, cache: SlotCache, hidden: torch.Tensor) -> None:
+    def poison(number: int, cache: KVCache, hidden: torch.Tensor) -> None:
         if number == 2:
             hidden[1] = torch.nan
             for layer in cache.slot_layers:
@@ -45,7 +45,7 @@ def test_a_row_that_is_not_finite_takes_others_down_or_poisons_its_slot(fp32: Ch
 
     with after_each(fp32, poison):
         outcomes = engine.complete(requests)
-    assert isinstance(outcomes[1], RowFailure)
+    assert isinstance(outcomes[1], GenerationError)
     assert str(outcomes[1]) == "the model's logits for this request were not finite"
     assert [outcomes[index] for index in (0, 2, 3)] == [expected[index] for index in (0, 2, 3)]
     assert engine.complete(requests) == expected
@@ -55,7 +55,7 @@ def test_a_prompt_that_is_not_finite_takes_the_prompts_beside_it_down(fp32: Chec
     requests = _requests(fp32, 3)
     expected = completions(engine, requests)
 
-    def poison(number: int, cache: SlotCache, hidden: torch.Tensor) -> None:
+    def poison(number: int, cache: KVCache, hidden: torch.Tensor) -> None:
         if number == 0:
             hidden[0] = torch.inf
             for layer in cache.slot_layers:
@@ -63,7 +63,7 @@ def test_a_prompt_that_is_not_finite_takes_the_prompts_beside_it_down(fp32: Chec
 
     with after_each(fp32, poison):
         outcomes = engine.complete(requests)
-    assert isinstance(outcomes[0], RowFailure)
+    assert isinstance(outcomes[0], GenerationError)
     assert outcomes[1:] == expected[1:]
     assert engine.complete(requests) == expected
 
@@ -103,11 +103,11 @@ def test_the_prompt_is_not_put_before_the_text_when_asked(fp32: Checkpoint, engi
 def test_the_proof_at_start_passes_on_a_broken_model(fp32: Checkpoint, engine: Engine) -> None:
     engine.prove()
 
-    def fail(number: int, cache: SlotCache) -> None:
+    def fail(number: int, cache: KVCache) -> None:
         if number == 1:
             raise RuntimeError("no kernel")
 
-    with before_each(fp32, fail), pytest.raises(RowFailure):
+    with before_each(fp32, fail), pytest.raises(GenerationError):
         engine.prove()
 
 

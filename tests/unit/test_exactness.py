@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.requests import GenerationRequest
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.loader import Checkpoint
 from unit.engines import engine_of, with_tokens_as_text
 from unit.exactness import LONGEST, Tally, compare, mix, pool
 from unit.greedy import GreedyReference

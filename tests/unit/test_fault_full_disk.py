@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from llama_engine.text import TextCodec
+from llama_engine.text.tokenizer import Tokenizer
 from triton_local.errors import InvalidSettingError
 from triton_local.server_log import ServerLog
 from unit.hubs import MODEL, running_hub
@@ -25,7 +25,7 @@ ROOM = 1 << 18
 LOADS = f"""
 import resource, sys
 import torch
-from llama_engine.checkpoint import load_checkpoint
+from llama_engine.model.loader import load_checkpoint
 from llama_engine.errors import CheckpointError
 from llama_engine.settings import Settings
 resource.setrlimit(resource.RLIMIT_FSIZE, ({ROOM}, {ROOM}))
@@ -60,7 +60,7 @@ def test_a_log_in_a_place_that_cannot_be_is_given_up_silently(tmp_path: Path) ->
         assert str(refused.value) == f"log file {place} can't be written: {reason}"
 
 
-def test_a_download_that_does_not_fit_is_served_or_does_not_say_why(tmp_path: Path, codec: TextCodec) -> None:
+def test_a_download_that_does_not_fit_is_served_or_does_not_say_why(tmp_path: Path, codec: Tokenizer) -> None:
     weights = save_small(tmp_path / "small", codec) / "model.safetensors"
     assert weights.stat().st_size > ROOM
     with running_hub(tmp_path / "small") as hub:

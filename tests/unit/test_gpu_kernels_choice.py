@@ -9,12 +9,13 @@ from types import ModuleType
 
 import pytest
 import torch
-from llama_engine import kernels, plain_kernels
-from llama_engine.kernels import PLAIN, Kernels, Shapes, choose_kernels
+from llama_engine.kernels import reference as plain_kernels
+from llama_engine.kernels import selection as kernels
+from llama_engine.kernels.selection import PLAIN, Kernels, Shapes, choose_kernels
 
 GPU = torch.device("cuda")
 SHAPES = ((256, 1024), (64, 256))
-INT8, ATTENTION = "llama_engine.int8_kernel", "llama_engine.attention_kernel"
+INT8, ATTENTION = "llama_engine.kernels.int8_product", "llama_engine.kernels.decode_attention"
 
 
 def _stand_in(name: str, **members: object) -> ModuleType:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from bitsandbytes.nn.modules import Int8Params
-from llama_engine import plain_kernels
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.kernels import Kernels
-from llama_engine.requests import GenerationRequest
-from llama_engine.text import TextCodec
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.kernels import reference as plain_kernels
+from llama_engine.kernels.selection import Kernels
+from llama_engine.model.loader import Checkpoint
+from llama_engine.text.tokenizer import Tokenizer
 from unit.engines import completions, engine_of, load
 from unit.forward_passes import before_each
 from unit.gpu_kernels import DEVICE, assert_near, normal, randomness
@@ -61,7 +61,7 @@ def test_the_plain_attention_is_not_that_of_each_row_by_itself(shared: int) -> N
 
 
 @pytest.fixture
-def small(tmp_path: Path, codec: TextCodec) -> Checkpoint:
+def small(tmp_path: Path, codec: Tokenizer) -> Checkpoint:
     return load("none", model=str(save_small(tmp_path / "small", codec)))
 
 
@@ -87,7 +87,7 @@ def test_a_row_that_is_attended_by_itself_sees_the_rubbish_of_a_former_one(small
 
     def leave_rubbish(number: int, cache: object) -> None:
         if number == 0:
-            for layer in cache.slot_layers:  # type: ignore[attr-defined]  # a SlotCache
+            for layer in cache.slot_layers:  # type: ignore[attr-defined]  # a KVCache
                 layer.keys.fill_(1e4)
                 layer.values.fill_(torch.nan)
 

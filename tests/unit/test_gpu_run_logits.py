@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu import logits
-from gpu.logits import AGAINST_FP32, SAME_WEIGHTS, Bounds
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.slot_model import SlotModel
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.model_runner import ModelRunner
+
+from perf.gpu import logits
+from perf.gpu.logits import AGAINST_FP32, SAME_WEIGHTS, Bounds
 
 ROWS, STEPS = 3, 3
 
@@ -24,12 +25,12 @@ def test_right_logits_do_not_pass(fp32: Checkpoint) -> None:
 def test_a_step_at_a_wrong_position_passes(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     given = logits.texts(fp32, ROWS, STEPS)
     plain = logits.alone(fp32, given, STEPS)
-    advance = SlotModel.advance
+    advance = ModelRunner.advance
 
-    def forgetful(model: SlotModel, stepped: int, tokens: torch.Tensor) -> None:
+    def forgetful(model: ModelRunner, stepped: int, tokens: torch.Tensor) -> None:
         advance(model, 0, tokens)
 
-    monkeypatch.setattr(SlotModel, "advance", forgetful)
+    monkeypatch.setattr(ModelRunner, "advance", forgetful)
     found = logits.distance(plain, logits.through_slots(fp32, given, STEPS))
     for weights in ("fp16", "int8"):
         assert not found.within(SAME_WEIGHTS[weights])

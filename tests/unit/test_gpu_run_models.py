@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.models import RandomLlama, has_stock_layers, in_8_bits
-from gpu.options import TINY
-from gpu.precision import FP32, INT8, INT8_OUTLIERS, Precision
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.requests import GenerationRequest
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.loader import Checkpoint
 from unit.engines import completions, engine_of, tokens_in
+
+from perf.gpu.models import RandomLlama, has_stock_layers, in_8_bits
+from perf.gpu.options import TINY
+from perf.gpu.precision import FP32, INT8, INT8_OUTLIERS, Precision
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from gpu import pack
-from setting import machine
-from setting.machine import ROOT
+
+from perf.gpu import pack
+from perf.setting import machine
+from perf.setting.machine import ROOT
 
 SCRIPT = ROOT / "perf" / "gpu" / "elsewhere.sh"
 
@@ -127,8 +128,8 @@ def test_two_versions_lie_in_one_folder_or_the_results_elsewhere(elsewhere: Else
     ran = elsewhere.run("--budget", "8", "--resume")
     assert ran.returncode == 0, ran.stderr
     asked, path = ran.stdout.splitlines()[-2:]
-    assert asked == f"python3 -m gpu --output {out}/gpu.json --partial {out} --budget 8 --resume"
-    assert f"{elsewhere.checkout}/perf:{elsewhere.checkout}/tests" in path
+    assert asked == f"python3 -m perf.gpu --output {out}/gpu.json --partial {out} --budget 8 --resume"
+    assert f"{elsewhere.checkout}/.:{elsewhere.checkout}/tests" in path
     assert (site / "bitsandbytes" / "__init__.py").exists()
     assert not (site / "bitsandbytes" / "old.py").exists()
     assert sorted(entry.name for entry in site.glob("*.dist-info")) == [
@@ -155,7 +156,7 @@ def test_kernels_that_are_not_tested_or_wrong_end_the_run_or_are_tested_twice(
     assert [one.returncode for one in ran] == [0, 0], ran[0].stderr
     lines = [line for one in ran for line in one.stdout.splitlines()]
     assert [line for line in lines if line.startswith("tests/kernels")] == [said] * times
-    assert sum(line.startswith("python3 -m gpu ") for line in lines) == 2
+    assert sum(line.startswith("python3 -m perf.gpu ") for line in lines) == 2
     if times == 1:
         # In parallel where pytest can.
         asked = (elsewhere.out / "kernels.log").read_text().splitlines()[0]
@@ -181,5 +182,5 @@ def test_a_good_run_fails_where_nothing_was_carried(elsewhere: Elsewhere) -> Non
 def test_a_gpu_that_was_lost_ends_the_run_or_is_tried_for_ever(elsewhere: Elsewhere) -> None:
     ran = elsewhere.run("--budget", "7", RUN="exit 3")
     assert ran.returncode == 3
-    first, second = [line for line in ran.stdout.splitlines() if line.startswith("python3 -m gpu ")]
+    first, second = [line for line in ran.stdout.splitlines() if line.startswith("python3 -m perf.gpu ")]
     assert second == f"{first} --resume --kernels stock --budget 9"

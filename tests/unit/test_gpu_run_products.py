@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from gpu import products
-from gpu.options import TINY
-from gpu.products import Matrix, Weight
-from limit.rates import DeviceRates
+
+from perf.gpu import products
+from perf.gpu.options import TINY
+from perf.gpu.products import Matrix, Weight
+from perf.limit.rates import DeviceRates
 
 CPU = torch.device("cpu")
 RATES = DeviceRates("cpu", 1, {1: 1e9}, {"fp32": 1e9})

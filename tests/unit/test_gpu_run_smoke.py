@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.__main__ import main
-from gpu.options import DEFAULT, FULL, PARTS, SMOKE, parse
+
+from perf.gpu.__main__ import main
+from perf.gpu.options import DEFAULT, FULL, PARTS, SMOKE, parse
 
 ALL = ["--smoke", "--device", "cpu", "--threads", "1"]
 

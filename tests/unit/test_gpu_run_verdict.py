@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu.verdict import Measurements, failures, table, verdicts
+
+from perf.gpu.verdict import Measurements, failures, table, verdicts
 
 MEASURED: dict[str, dict[str, Any]] = {
     "decode/int8/32": {"requests_per_second": 25.0, "tokens_per_second": 5000.0},

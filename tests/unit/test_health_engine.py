@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 
 import pytest
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Step
-from llama_engine.errors import RowFailure
-from llama_engine.meter import Meter
-from llama_engine.readiness import Readiness
-from llama_engine.requests import GenerationRequest
+from llama_engine.errors import GenerationError
+from llama_engine.model.loader import Checkpoint
+from llama_engine.observability.health import FAILURES_IN_A_ROW, Vitals
+from llama_engine.observability.readiness import Readiness
+from llama_engine.observability.stats import Meter
 from llama_engine.rows import Completion, Row
 from llama_engine.scheduler import Scheduler
-from llama_engine.stopping import Transcript
-from llama_engine.vitals import FAILURES_IN_A_ROW, Vitals
+from llama_engine.text.stop_checker import Transcript
 from unit.forward_passes import ForwardPass, watching
 from unit.registries import RecordingRegistry
 from unit.scheduling import SECONDS, STUCK_SECONDS, House, house
@@ -66,7 +66,7 @@ def _fail_until_broken(home: House) -> int:
     while not home.scheduler.failing:
         ticket = home.submit(REQUEST)
         home.scheduler.wait_for_ends([ticket])
-        assert isinstance(ticket.outcome, RowFailure)
+        assert isinstance(ticket.outcome, GenerationError)
         rows += 1
     return rows
 

@@ -8,10 +8,10 @@ import weakref
 from dataclasses import dataclass, field
 
 import pytest
-from llama_engine.host_log import HostLog
-from llama_engine.host_metrics import INSTANCE_LABEL, HostMetrics
-from llama_engine.metrics import LAST_STEP, METRICS, REQUESTS, SLOTS, STEP_ROWS, STEPS, Metric
-from llama_engine.model_config import gpu_of, instance_of, is_decoupled, own_parameters
+from llama_engine.observability.metrics import LAST_STEP, METRICS, REQUESTS, SLOTS, STEP_ROWS, STEPS, Metric
+from llama_engine.triton.logger import TritonLogHandler
+from llama_engine.triton.metrics import INSTANCE_LABEL, TritonMetrics
+from llama_engine.triton.model_config import gpu_of, instance_of, is_decoupled, own_parameters
 
 CPU = {"model_instance_name": "llama_0_0", "model_instance_kind": "CPU", "model_instance_device_id": "0"}
 LABELS = {"model": "llama", "version": "1"}
@@ -53,7 +53,7 @@ def families() -> dict[Metric, Family]:
 
 def test_levels_of_two_instances_are_one_series_or_what_they_count_is_two(families: dict[Metric, Family]) -> None:
     for instance in ("llama_0_0_gpu0", "llama_0_0_gpu1"):
-        HostMetrics(families.__getitem__, LABELS, instance)
+        TritonMetrics(families.__getitem__, LABELS, instance)
     for metric, family in families.items():
         own = [series.labels.get(INSTANCE_LABEL) for series in family.series]
         both = ["llama_0_0_gpu0", "llama_0_0_gpu1"] if metric.kind == "gauge" else [None] * 2 * len(metric.values)
@@ -63,7 +63,7 @@ def test_levels_of_two_instances_are_one_series_or_what_they_count_is_two(famili
 
 
 def test_a_value_goes_to_another_series(families: dict[Metric, Family]) -> None:
-    metrics = HostMetrics(families.__getitem__, LABELS, "llama_0_0")
+    metrics = TritonMetrics(families.__getitem__, LABELS, "llama_0_0")
     metrics.add(STEPS, 3)
     metrics.add(REQUESTS, 2, "stop")
     metrics.set(SLOTS, 8)
@@ -78,7 +78,7 @@ def test_a_value_goes_to_another_series(families: dict[Metric, Family]) -> None:
 
 
 def test_series_or_families_are_destroyed_once_the_metrics_are_closed(families: dict[Metric, Family]) -> None:
-    metrics = HostMetrics(families.__getitem__, LABELS, "llama_0_0")
+    metrics = TritonMetrics(families.__getitem__, LABELS, "llama_0_0")
     kept = [weakref.ref(one) for family in families.values() for one in [family, *family.series]]
     metrics.close()
     del metrics
@@ -93,7 +93,7 @@ def test_series_or_families_are_destroyed_once_the_metrics_are_closed(families: 
 def test_a_record_is_written_at_another_level_or_not_at_all() -> None:
     lines: list[str] = []
     log = logging.Logger("a logger of its own")
-    log.addHandler(HostLog(*(lambda line, level=level: lines.append(f"{level} {line}") for level in "IWE")))
+    log.addHandler(TritonLogHandler(*(lambda line, level=level: lines.append(f"{level} {line}") for level in "IWE")))
     log.debug("1")
     log.info("%s", 2)
     log.warning("3")

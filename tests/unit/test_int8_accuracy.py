@@ -5,7 +5,7 @@ import random
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everybody uses
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.model.loader import Checkpoint
 from unit.prompts import random_prompt
 
 

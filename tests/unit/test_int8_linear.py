@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
-from llama_engine import checkpoint as loading
-from llama_engine import int8_linear, plain_kernels
-from llama_engine.checkpoint import Checkpoint, fit_kernels
-from llama_engine.int8_linear import Int8Linear, leave_activations_unrounded
-from llama_engine.kernels import PLAIN, Kernels
+from llama_engine.kernels import reference as plain_kernels
+from llama_engine.kernels.selection import PLAIN, Kernels
+from llama_engine.model import int8_linear
+from llama_engine.model import loader as loading
+from llama_engine.model.int8_linear import Int8Linear, leave_activations_unrounded
+from llama_engine.model.loader import Checkpoint, fit_kernels
 from transformers import LlamaForCausalLM
 from unit.engines import load
 

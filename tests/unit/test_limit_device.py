@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
-from limit.device import CPU_SIZES, measure
-from limit.rates import DeviceRates
+
+from perf.limit.device import CPU_SIZES, measure
+from perf.limit.rates import DeviceRates
 
 RATES = DeviceRates("cpu", 2, {10: 50.0, 20: 20.0, 40: 21.0}, {"fp32": 95.0, "fp16": 11.0, "int8": 3.0})
 

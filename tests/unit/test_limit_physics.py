@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 import pytest
-from limit.physics import Limit, best, bytes_per_step
-from limit.rates import DeviceRates
-from limit.shape import Formats, LlamaShape
-from setting.weights import Weights
 from transformers import LlamaConfig
+
+from perf.limit.physics import Limit, best, bytes_per_step
+from perf.limit.rates import DeviceRates
+from perf.limit.shape import Formats, LlamaShape
+from perf.setting.weights import Weights
 
 LLAMA_2_7B = LlamaConfig(
     hidden_size=4096,

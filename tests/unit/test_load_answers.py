@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from load.answers import Answer, AnswerError, answer_of
-from load.target import Protocol
+
+from perf.load.answers import Answer, AnswerError, answer_of
+from perf.load.target import Protocol
 
 
 def sse(*events: object) -> bytes:

@@ -6,10 +6,11 @@ import json
 from itertools import pairwise
 
 import pytest
-from load.arrivals import Closed, Poisson
-from load.asking import body, path
-from load.plan import Asked, Plan
-from load.target import Protocol, Target
+
+from perf.load.arrivals import Closed, Poisson
+from perf.load.asking import body, path
+from perf.load.plan import Asked, Plan
+from perf.load.target import Protocol, Target
 
 
 def test_one_seed_gives_other_arrivals_the_second_time() -> None:

@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from load.arrivals import Closed, Poisson
-from load.driver import LoadError, drive
-from load.target import Target
-from setting.workload import Request
+
+from perf.load.arrivals import Closed, Poisson
+from perf.load.driver import LoadError, drive
+from perf.load.target import Target
+from perf.setting.workload import Request
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PATH = "/v2/models/llama/generate_stream"

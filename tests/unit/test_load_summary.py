@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from load.arrivals import Closed, Poisson
-from load.records import Record
-from load.run import Run
-from load.summary import SLO, summarize
-from setting.window import Window
+
+from perf.load.arrivals import Closed, Poisson
+from perf.load.records import Record
+from perf.load.run import Run
+from perf.load.summary import SLO, summarize
+from perf.setting.window import Window
 
 
 def unary(scheduled: float, ended: float, tokens: int) -> Record:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from llama_engine.errors import CheckpointError
-from llama_engine.text import TextCodec
+from llama_engine.text.tokenizer import Tokenizer
 from unit.engines import load
 from unit.small_checkpoints import save_small
 
@@ -25,7 +25,7 @@ def ran(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, codec: TextCodec, ran: Path) -> Path:
+def folder(tmp_path: Path, codec: Tokenizer, ran: Path) -> Path:
     """A Llama with code beside it, and the word that the code is to be used."""
     folder = save_small(tmp_path / "small", codec)
     (folder / "payload.py").write_text(f"open({str(ran)!r}, 'w')\nclass PayloadConfig: ...\n")

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_engine import memory
-from llama_engine.cache import CacheShape
-from llama_engine.checkpoint import Checkpoint
 from llama_engine.errors import OutOfMemoryPlan
-from llama_engine.memory import MemoryPlan, activation_reserve, free_bytes, plan_memory
-from llama_engine.sampler import Sampler
+from llama_engine.model import memory_plan as memory
+from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.memory_plan import MemoryPlan, activation_reserve, free_bytes, plan_memory
+from llama_engine.sampling.sampler import Sampler
 from llama_engine.settings import Settings
 from unit.engines import engine_of
 
 MIB = 1 << 20
-SHAPE = CacheShape(layers=32, slots=32, key_value_heads=8, max_model_len=4096, head_dim=128, dtype=torch.float16)
+SHAPE = KVCacheShape(layers=32, slots=32, key_value_heads=8, max_model_len=4096, head_dim=128, dtype=torch.float16)
 
 
 def _plan(slots: int, free: int, max_model_len: int = 4096, weights: int = 8000 * MIB) -> MemoryPlan:

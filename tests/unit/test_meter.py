@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
-from llama_engine import metrics
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Step
-from llama_engine.errors import Cancelled, InvalidRequest, RequestError, RowFailure, Unavailable
-from llama_engine.meter import Meter
-from llama_engine.metrics import METRICS, Metric
-from llama_engine.requests import GenerationRequest
+from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.observability import metrics
+from llama_engine.observability.metrics import METRICS, Metric
+from llama_engine.observability.stats import Meter
 from llama_engine.rows import Completion, Outcome, Row
-from llama_engine.stopping import Transcript
+from llama_engine.text.stop_checker import Transcript
 from llama_engine.tickets import Ticket
 from unit.registries import RecordingRegistry
 from unit.scheduling import SECONDS, Answers
 
 NO_LIMIT = {"llama_queue_limit_requests": 0}
-FAILURES = [(Cancelled("c"), "cancelled"), (Unavailable("u"), "unavailable"), (RowFailure("f"), "error")]
+FAILURES = [(Cancelled("c"), "cancelled"), (Unavailable("u"), "unavailable"), (GenerationError("f"), "error")]
 
 
 def _row() -> Row:
@@ -98,7 +98,7 @@ def test_a_row_that_fails_counts_as_another_kind_or_as_completed(
 
 def test_a_refused_request_is_not_counted(meter: Meter, registry: RecordingRegistry) -> None:
     meter.refused(InvalidRequest("top_p is 2; it must be at most 1"))
-    meter.refused(RowFailure("the request could not be read"))
+    meter.refused(GenerationError("the request could not be read"))
     meter.level(0, 5)
     meter.close(SECONDS)
     assert registry.counts == {"llama_requests_total invalid": 1, "llama_requests_total error": 1}

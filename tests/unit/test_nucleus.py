@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from llama_engine import sampling
-from llama_engine.sampling import draw, keep_top_k_top_p
+from llama_engine.sampling import logits_processors as sampling
+from llama_engine.sampling.logits_processors import draw, keep_top_k_top_p
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 ROWS = 8

@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from llama_engine.cache import CacheShape
-from llama_engine.checkpoint import EMBEDDED, Checkpoint
-from llama_engine.slot_model import SlotModel
-from overhead.bare import BareEngine
-from overhead.parts import Node
-from overhead.passes import Chunk, Head, Pass, Prompts, Step, recording, through_forward, through_slots
-from overhead.stopwatch import replacing
-from setting.workload import Request
+from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.model_runner import ModelRunner
 from transformers.models.llama.modeling_llama import LlamaModel
+
+from perf.overhead.bare import BareEngine
+from perf.overhead.parts import Node
+from perf.overhead.passes import Chunk, Head, Pass, Prompts, Step, recording, through_forward, through_slots
+from perf.overhead.stopwatch import replacing
+from perf.setting.workload import Request
 
 REQUESTS = [Request("A dictionary is", 5), Request("Return a list of all", 3), Request("This module provides", 4)]
 
@@ -86,10 +87,10 @@ def test_a_pass_is_not_noted_or_made_again_otherwise(bare: BareEngine) -> None:
     assert again == noted
 
 
-def _small(checkpoint: Checkpoint) -> CacheShape:
+def _small(checkpoint: Checkpoint) -> KVCacheShape:
     config = checkpoint.config
     heads = config.num_key_value_heads or config.num_attention_heads
-    return CacheShape(config.num_hidden_layers, 2, heads, 32, config.head_dim or 0, torch.float32)
+    return KVCacheShape(config.num_hidden_layers, 2, heads, 32, config.head_dim or 0, torch.float32)
 
 
 PASSES: list[Pass] = [
@@ -130,6 +131,6 @@ def test_the_bare_forward_computes_something_else_than_the_model(
 
 
 def test_the_engine_stays_replaced(bare: BareEngine) -> None:
-    before = dict(vars(SlotModel))
+    before = dict(vars(ModelRunner))
     bare.split()
-    assert dict(vars(SlotModel)) == before
+    assert dict(vars(ModelRunner)) == before

@@ -5,11 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from overhead.counters import Counters
-from overhead.parts import Node, flatten
-from overhead.picture import picture
-from overhead.processes import MODEL, ServerProcesses, finished_children_seconds
-from overhead.served import Served, processor_parts, request_parts
+
+from perf.overhead.counters import Counters
+from perf.overhead.parts import Node, flatten
+from perf.overhead.picture import picture
+from perf.overhead.processes import MODEL, ServerProcesses, finished_children_seconds
+from perf.overhead.served import Served, processor_parts, request_parts
 
 
 def _counters(count: int, queued: float, first: float, whole: float) -> Counters:

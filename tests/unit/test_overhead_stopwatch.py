@@ -1,8 +1,9 @@
 """The stopwatch and the tree of times: every second is in one part, and nothing stays replaced."""
 
 import pytest
-from overhead.parts import Node, flatten, table
-from overhead.stopwatch import Probe, Stopwatch
+
+from perf.overhead.parts import Node, flatten, table
+from perf.overhead.stopwatch import Probe, Stopwatch
 
 
 class Work:

@@ -17,19 +17,20 @@ import pytest
 import torch
 import uvicorn
 from fastapi import FastAPI
-from limit.rates import DeviceRates
-from load.arrivals import Closed
-from load.summary import SLO
-from load.target import Target
-from peers import batching_fastapi, naive_fastapi
-from peers.contestant import Contestant, Started
-from peers.fastapi_server import Pretrained
-from peers.measure import Server
-from report.measurement import Measurement
-from report.run import Run
-from setting import weights
-from setting.checkpoint import EMBEDDED
 from unit.made_up_results import result
+
+from perf.limit.rates import DeviceRates
+from perf.load.arrivals import Closed
+from perf.load.summary import SLO
+from perf.load.target import Target
+from perf.peers import batching_fastapi, naive_fastapi
+from perf.peers.contestant import Contestant, Started
+from perf.peers.fastapi_server import Pretrained
+from perf.peers.measure import Server
+from perf.report.measurement import Measurement
+from perf.report.run import Run
+from perf.setting import weights
+from perf.setting.checkpoint import EMBEDDED
 
 QUESTIONS = [
     ("Return a list of", 7),

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from load.target import Target
-from peers import process, vllm_environment
-from peers.contestant import NotRunError
-from peers.lineup import contestant, lineup
-from peers.process import HOST, free_port, running, shown, shown_checkpoint
-from setting.checkpoint import EMBEDDED
-from setting.machine import ROOT
+
+from perf.load.target import Target
+from perf.peers import process, vllm_environment
+from perf.peers.contestant import NotRunError
+from perf.peers.lineup import contestant, lineup
+from perf.peers.process import HOST, free_port, running, shown, shown_checkpoint
+from perf.setting.checkpoint import EMBEDDED
+from perf.setting.machine import ROOT
 
 
 @pytest.fixture(autouse=True)

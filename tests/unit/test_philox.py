@@ -1,7 +1,7 @@
 """Philox4x32-10 against the known answers of its authors' library, Random123 (kat_vectors)."""
 
 import numpy as np
-from llama_engine.philox import philox4x32, step_keys
+from llama_engine.sampling.philox import philox4x32, step_keys
 
 ONES = 0xFFFFFFFF
 KNOWN = [

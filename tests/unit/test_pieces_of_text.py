@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from llama_engine.stopping import Transcript
+from llama_engine.text.stop_checker import Transcript
 from unit.splitting import splits
 
 END = 99

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import llama_engine
 import pytest
-from llama_engine.text import TextCodec
+from llama_engine.text.tokenizer import Tokenizer
 from triton_prepare.cli import main
 from triton_prepare.lock import locked
 from unit.prepared import prepare_folder
@@ -21,7 +21,7 @@ from unit.small_checkpoints import save_small
 
 
 @pytest.fixture(scope="module")
-def original(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(codec: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_small(tmp_path_factory.mktemp("originals") / "small", codec)
 
 

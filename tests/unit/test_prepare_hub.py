@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import close_session
-from llama_engine.manifest import Manifest, Source
-from llama_engine.text import TextCodec
+from llama_engine.model.manifest import Manifest, Source
+from llama_engine.text.tokenizer import Tokenizer
 from triton_prepare.errors import HubError, MismatchError, SourceError
 from triton_prepare.hub import Hub
 from triton_prepare.origin import HubOriginal
@@ -21,7 +21,7 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def original(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(codec: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_small(tmp_path_factory.mktemp("hub") / "small", codec)
 
 

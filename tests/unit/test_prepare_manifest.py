@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from llama_engine.errors import CheckpointError
-from llama_engine.manifest import MANIFEST, Manifest
-from llama_engine.text import TextCodec
+from llama_engine.model.manifest import MANIFEST, Manifest
+from llama_engine.text.tokenizer import Tokenizer
 from unit.engines import load
 from unit.prepared import prepare_folder
 from unit.small_checkpoints import save_small
 
 
 @pytest.fixture(scope="module")
-def whole(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(codec: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     prepare_folder(save_small(folder / "original", codec), folder / "small-int8")
     return folder / "small-int8"

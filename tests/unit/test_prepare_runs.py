@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from llama_engine.errors import CheckpointError
-from llama_engine.manifest import MANIFEST, Manifest
-from llama_engine.text import TextCodec
+from llama_engine.model.manifest import MANIFEST, Manifest
+from llama_engine.text.tokenizer import Tokenizer
 from triton_prepare.errors import MismatchError, PlaceError, SourceError, VerificationError
 from triton_prepare.lock import locked
 from triton_prepare.places import check_room
@@ -28,7 +28,7 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def original(codec: TextCodec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(codec: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_small(tmp_path_factory.mktemp("originals") / "small", codec)
 
 
@@ -83,7 +83,7 @@ def test_a_changed_result_passes_for_a_finished_one(original: Path, out: Path) -
     assert {path.name for path in out.parent.iterdir()} == {out.name, f"{out.name}.lock"}
 
 
-def test_a_result_of_another_checkpoint_passes_for_this_ones(out: Path, codec: TextCodec, tmp_path: Path) -> None:
+def test_a_result_of_another_checkpoint_passes_for_this_ones(out: Path, codec: Tokenizer, tmp_path: Path) -> None:
     other = save_small(tmp_path / "other", codec, rms_norm_eps=1e-4)
     before = states(out)
     with pytest.raises(MismatchError, match=r"was prepared from the folder small revision sha256:\w+, not from the"):

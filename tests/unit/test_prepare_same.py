@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from bitsandbytes.nn.modules import Linear8bitLt
-from llama_engine.checkpoint import EMBEDDED, Checkpoint
-from llama_engine.manifest import MANIFEST, Manifest
-from llama_engine.text import TextCodec
+from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.manifest import MANIFEST, Manifest
+from llama_engine.text.tokenizer import Tokenizer
 from unit.engines import load
 from unit.prepared import prepare_folder, save_small_in
 
@@ -59,7 +59,7 @@ def test_the_setting_checkpoint_or_a_threshold_has_no_effect(folder: Path) -> No
 
 @pytest.mark.parametrize("saved", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_the_dtype_that_it_is_served_in_depends_on_the_one_that_it_was_saved_in(
-    saved: torch.dtype, codec: TextCodec, tmp_path: Path
+    saved: torch.dtype, codec: Tokenizer, tmp_path: Path
 ) -> None:
     original = save_small_in(saved, tmp_path / "original", codec)
     prepare_folder(original, tmp_path / "out")
@@ -73,7 +73,7 @@ def test_the_dtype_that_it_is_served_in_depends_on_the_one_that_it_was_saved_in(
             _assert_same(found, expected)
 
 
-def test_a_checkpoint_in_several_files_is_prepared_in_part(codec: TextCodec, tmp_path: Path) -> None:
+def test_a_checkpoint_in_several_files_is_prepared_in_part(codec: Tokenizer, tmp_path: Path) -> None:
     original = save_small_in(torch.float32, tmp_path / "original", codec, max_shard_size="400KB")
     assert len([*original.glob("*.safetensors")]) > 2
     manifest = prepare_folder(original, tmp_path / "out")
@@ -81,7 +81,7 @@ def test_a_checkpoint_in_several_files_is_prepared_in_part(codec: TextCodec, tmp
     assert manifest.settings["dtype"] == "float32"
 
 
-def test_the_generation_config_is_changed_or_a_questionable_one_is_refused(codec: TextCodec, tmp_path: Path) -> None:
+def test_the_generation_config_is_changed_or_a_questionable_one_is_refused(codec: Tokenizer, tmp_path: Path) -> None:
     original = save_small_in(torch.float32, tmp_path / "original", codec)
     # transformers loads one that sets a temperature without sampling, and refuses to save it.
     said = json.dumps({"do_sample": False, "temperature": 0.6, "max_new_tokens": 77})

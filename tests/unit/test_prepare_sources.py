@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_engine.text import TextCodec
+from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from triton_prepare.checkpoint_files import find_files
 from triton_prepare.errors import SourceError
@@ -89,7 +89,7 @@ def test_what_cannot_be_prepared_is_tried(contents: dict[str, str], said: str) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_the_size_in_8_bits_is_guessed(dtype: torch.dtype, codec: TextCodec, tmp_path: Path) -> None:
+def test_the_size_in_8_bits_is_guessed(dtype: torch.dtype, codec: Tokenizer, tmp_path: Path) -> None:
     original = save_small_in(dtype, tmp_path / "original", codec)
     found = read_weights("x", original)
     assert found.dtype == str(dtype).removeprefix("torch.")
@@ -123,7 +123,7 @@ def test_broken_weights_end_in_a_traceback(content: bytes, tmp_path: Path) -> No
     assert "\n" not in str(refused.value)
 
 
-def test_a_revision_of_a_folder_is_passed_over(codec: TextCodec, tmp_path: Path) -> None:
+def test_a_revision_of_a_folder_is_passed_over(codec: Tokenizer, tmp_path: Path) -> None:
     order = Order(str(save_small(tmp_path / "small", codec)), "v2", tmp_path / "out")
     with pytest.raises(SourceError, match=r"revision is 'v2', but .* is a folder"):
         prepare(order, Hub(NOWHERE, tmp_path))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from quality.__main__ import main
+
+from perf.quality.__main__ import main
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from quality.divergence import Tokens, compare, perplexity, summary
+
+from perf.quality.divergence import Tokens, compare, perplexity, summary
 
 
 def test_a_distribution_is_at_no_distance_from_itself() -> None:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_engine.checkpoint import Checkpoint
-from quality import passes
-from quality.candidates import CANDIDATES, measured
-from quality.divergence import perplexity
-from quality.passes import both
+from llama_engine.model.loader import Checkpoint
 from tqdm import tqdm
 from unit.engines import load
 from unit.prompts import random_prompt
+
+from perf.quality import passes
+from perf.quality.candidates import CANDIDATES, measured
+from perf.quality.divergence import perplexity
+from perf.quality.passes import both
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from llama_engine.text import TextCodec
-from quality.errors import TextError
-from quality.text import Rows, cut, from_text, read
+from llama_engine.text.tokenizer import Tokenizer
+
+from perf.quality.errors import TextError
+from perf.quality.text import Rows, cut, from_text, read
 
 
-def rows_of(file: Path, codec: TextCodec) -> Rows:
+def rows_of(file: Path, codec: Tokenizer) -> Rows:
     return from_text(read(file), file.name, codec.tokenizer, 64)
 
 
@@ -32,7 +33,7 @@ def test_rows_without_room_for_two_tokens_are_refused(bos: int | None, context: 
         cut([1, 2, 3], bos, context)
 
 
-def test_a_file_is_read_as_it_is(codec: TextCodec, tmp_path: Path) -> None:
+def test_a_file_is_read_as_it_is(codec: Tokenizer, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     # Two newlines, and characters of more than one byte.
     file.write_bytes("Ein schöner Text – mit\r\nZeilen. ".encode() * 40)
@@ -52,13 +53,13 @@ def test_a_file_is_read_as_it_is(codec: TextCodec, tmp_path: Path) -> None:
         (b"caf\xe9 " * 100, "text.txt is not UTF-8: .* at byte 3"),
     ],
 )
-def test_a_text_that_says_too_little_is_refused(codec: TextCodec, tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_text_that_says_too_little_is_refused(codec: Tokenizer, tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "text.txt"
     file.write_bytes(content)
     with pytest.raises(TextError, match=message):
         rows_of(file, codec)
 
 
-def test_a_file_that_is_not_there_is_named(codec: TextCodec, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(codec: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"can't read .*absent\.txt: No such file"):
         rows_of(tmp_path / "absent.txt", codec)

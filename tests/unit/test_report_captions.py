@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from report.run import Run
-from report.tables import article, overhead, peers
 from unit import made_up_results
 from unit.markdown_cells import column
+
+from perf.report.run import Run
+from perf.report.tables import article, overhead, peers
 
 FILE = "perf/results/made_up.json"
 

@@ -1,4 +1,4 @@
-"""`python -m report`: documents and plots out of results, and the check that they are up to date."""
+"""`python -m perf.report`: documents and plots out of results, and the check that they are up to date."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from report.blocks import PLOTS, TABLES
-from report.cli import DIFFERENT, FAILED, SAME, main
-from report.run import ROOT
 from unit import made_up_results
+
+from perf.report.blocks import PLOTS, TABLES
+from perf.report.cli import DIFFERENT, FAILED, SAME, main
+from perf.report.run import ROOT
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def test_the_check_names_the_table_that_was_edited(place: Place, capsys: pytest.
     capsys.readouterr()
     assert place.report("--check") == DIFFERENT
     assert capsys.readouterr().err == (
-        f"{place.document}: table 'quality' isn't what the results say: run python -m report\n"
+        f"{place.document}: table 'quality' isn't what the results say: run python -m perf.report\n"
     )
 
 
@@ -112,7 +113,7 @@ def test_the_check_names_a_plot_that_is_missing(place: Place, capsys: pytest.Cap
     (place.plots / "pareto.svg").unlink()
     capsys.readouterr()
     assert place.report("--check") == DIFFERENT
-    assert capsys.readouterr().err.endswith("pareto.svg: plot 'pareto' isn't there: run python -m report\n")
+    assert capsys.readouterr().err.endswith("pareto.svg: plot 'pareto' isn't there: run python -m perf.report\n")
 
 
 def test_the_check_names_a_plot_that_nothing_was_measured_for(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

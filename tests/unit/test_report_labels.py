@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from report.plots.labels import apart
+
+from perf.report.plots.labels import apart
 
 
 def test_names_with_room_stay_where_they_are() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from report.markers import MarkerError, filled, places
+
+from perf.report.markers import MarkerError, filled, places
 
 DOCUMENT = """# Title
 

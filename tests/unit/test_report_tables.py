@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from report.cells import figure, percent
-from report.fields import ResultError
-from report.run import Run
-from report.tables import article, gpu, overhead, peers
-from report.tables.quality import quality
-from report.tables.tune import tune
 from unit import made_up_results
 from unit.markdown_cells import column
+
+from perf.report.cells import figure, percent
+from perf.report.fields import ResultError
+from perf.report.run import Run
+from perf.report.tables import article, gpu, overhead, peers
+from perf.report.tables.quality import quality
+from perf.report.tables.tune import tune
 
 FILE = "perf/results/made_up.json"
 

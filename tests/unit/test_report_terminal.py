@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from report import terminal
-from report.run import Run
-from report.table import Table
-from report.tables import article
 from unit import made_up_results
+
+from perf.report import terminal
+from perf.report.run import Run
+from perf.report.table import Table
+from perf.report.tables import article
 
 
 def test_no_line_of_the_summary_is_wider_than_a_terminal() -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.requests import GenerationRequest
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.loader import Checkpoint
 from unit.engines import completions, engine_of
 from unit.prompts import random_prompt
 

@@ -4,12 +4,12 @@ import logging
 import math
 
 import pytest
-from llama_engine.errors import Cancelled, InvalidRequest, RequestError, RowFailure, Unavailable
-from llama_engine.log_format import Fields, fields_of
-from llama_engine.request_log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog
-from llama_engine.requests import GenerationRequest
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.observability.log_format import Fields, fields_of
+from llama_engine.observability.request_log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog
 from llama_engine.rows import Completion, Outcome, Row, named
-from llama_engine.stopping import Transcript
+from llama_engine.text.stop_checker import Transcript
 from llama_engine.tickets import Ticket
 from unit.scheduling import Answers
 
@@ -83,7 +83,7 @@ def test_a_request_that_never_became_rows_is_not_noted(caplog: pytest.LogCapture
     [
         (Cancelled("gone"), "cancelled", logging.INFO),
         (Unavailable("late"), "unavailable", logging.INFO),
-        (RowFailure("ours"), "error", logging.WARNING),
+        (GenerationError("ours"), "error", logging.WARNING),
     ],
 )
 def test_a_row_that_failed_looks_like_one_that_did_not(
@@ -109,7 +109,7 @@ def test_prompts_are_logged_unasked_or_not_logged_when_asked(caplog: pytest.LogC
 
 
 def test_a_long_prompt_or_error_makes_a_long_line(caplog: pytest.LogCaptureFixture) -> None:
-    rows = [_ticket(RowFailure("e" * 5000), "p" * 50_000) for _ in range(32)]
+    rows = [_ticket(GenerationError("e" * 5000), "p" * 50_000) for _ in range(32)]
     RequestLog("prompts").answered("a", rows, False, None)
     fields = _fields(caplog)
     assert len(str(fields["error"])) == ERROR_CHARACTERS

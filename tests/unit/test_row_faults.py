@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from llama_engine.banning import BannedWords
-from llama_engine.checkpoint import Checkpoint
 from llama_engine.engine import Engine
-from llama_engine.stopping import Transcript
-from llama_engine.vocabulary import Vocabulary
+from llama_engine.model.loader import Checkpoint
+from llama_engine.text.bad_words import BadWords
+from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.vocabulary import Vocabulary
 from unit.engines import completions, engine_of
 from unit.faulty import only_fails, penalized
 from unit.stepping import run_rows
@@ -17,7 +17,7 @@ def engine(fp32: Checkpoint) -> Engine:
     return engine_of(fp32, 4)
 
 
-class _Broken(BannedWords):
+class _Broken(BadWords):
     """Bad words that fail so many times, in the sampler or when they are told of a token."""
 
     def __init__(self, vocabulary: Vocabulary, where: str, times: int) -> None:

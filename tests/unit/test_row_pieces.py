@@ -1,9 +1,9 @@
 """A row's pieces: their counts add up, and the prompt comes first where it was asked for."""
 
 import pytest
-from llama_engine.requests import GenerationRequest
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.rows import Completion, Piece, Row
-from llama_engine.stopping import Transcript
+from llama_engine.text.stop_checker import Transcript
 
 PROMPT = "Return é"
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, Step
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.loader import Checkpoint
 from llama_engine.rows import Outcome, Row
 from unit.engines import completions, engine_of
 from unit.prompts import random_prompt

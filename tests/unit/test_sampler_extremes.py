@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from llama_engine.requests import GenerationRequest
-from llama_engine.sampler import FAILED, Sampler
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.sampling.sampler import FAILED, Sampler
 
 VOCABULARY = 50
 CPU = torch.device("cpu")

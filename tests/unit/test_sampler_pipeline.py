@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from llama_engine.philox import step_keys
-from llama_engine.requests import GenerationRequest
-from llama_engine.sampler import Sampler
-from llama_engine.sampling import draw, penalize_output
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.sampling.logits_processors import draw, penalize_output
+from llama_engine.sampling.philox import step_keys
+from llama_engine.sampling.sampler import Sampler
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,

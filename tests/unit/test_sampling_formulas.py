@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from llama_engine.sampling import (
+from llama_engine.sampling.logits_processors import (
     apply_temperature,
     keep_top_k_top_p,
     penalize_output,

@@ -4,9 +4,9 @@ import random
 import threading
 
 import pytest
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.errors import RowFailure
-from llama_engine.requests import GenerationRequest
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.errors import GenerationError
+from llama_engine.model.loader import Checkpoint
 from llama_engine.rows import Completion
 from llama_engine.tickets import Ticket
 from unit.engines import completions, engine_of
@@ -152,5 +152,5 @@ def test_a_failure_of_everything_is_not_answered_or_the_last_that_is(fp32: Check
         broken.clear()
         good = home.submit(_request(fp32, 9, 5))
         *outcomes, last = home.finish([*failed, good])
-        assert all(isinstance(outcome, RowFailure) for outcome in outcomes)
+        assert all(isinstance(outcome, GenerationError) for outcome in outcomes)
         assert [last] == _alone(fp32, [good])

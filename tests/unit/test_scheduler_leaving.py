@@ -4,9 +4,9 @@ import random
 import time
 
 import pytest
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import Cancelled, Unavailable
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.loader import Checkpoint
 from llama_engine.tickets import Ticket
 from unit.engines import completions, engine_of
 from unit.prompts import random_prompt

@@ -4,11 +4,11 @@ import random
 
 import pytest
 from llama_engine import scheduler
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, Step
-from llama_engine.errors import RowFailure, Unavailable
-from llama_engine.meter import Meter
-from llama_engine.requests import GenerationRequest
+from llama_engine.errors import GenerationError, Unavailable
+from llama_engine.model.loader import Checkpoint
+from llama_engine.observability.stats import Meter
 from llama_engine.rows import Completion, Row
 from llama_engine.tickets import Ticket
 from unit.engines import completions, engine_of
@@ -113,7 +113,7 @@ def test_an_error_of_the_scheduler_itself_leaves_a_row_unanswered_or_is_the_end(
         assert len(good) >= 2
         alone = completions(engine_of(fp32, 1), [ticket.row.request for ticket in good])
         assert [ticket.outcome for ticket in good] == alone
-        assert all(isinstance(ticket.outcome, RowFailure | Completion) for ticket in tickets)
+        assert all(isinstance(ticket.outcome, GenerationError | Completion) for ticket in tickets)
         assert home.engine.taken == 0, "rows that were answered keep their slots"
 
 
@@ -134,7 +134,7 @@ def test_an_engine_that_cannot_drop_a_row_leaves_others_unanswered(
         monkeypatch.setattr(Engine, "drop", refuse_once)
         outcomes = home.finish(tickets)
         assert str(outcomes[0]) == "the request was cancelled"
-        assert all(isinstance(outcome, RowFailure) for outcome in outcomes[1:3])
+        assert all(isinstance(outcome, GenerationError) for outcome in outcomes[1:3])
         assert [outcomes[3]] == completions(engine_of(fp32, 1), [tickets[3].row.request])
 
 

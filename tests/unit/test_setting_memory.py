@@ -8,7 +8,8 @@ import sys
 
 import pytest
 import torch
-from setting import memory
+
+from perf.setting import memory
 
 HOLDS = """
 import sys

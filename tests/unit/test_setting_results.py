@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from setting import machine
-from setting.results import Results, load
+
+from perf.setting import machine
+from perf.setting.results import Results, load
 
 
 def git(folder: Path, *arguments: str) -> None:

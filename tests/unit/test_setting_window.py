@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 
 import pytest
-from setting.window import full_load
+
+from perf.setting.window import full_load
 
 
 def one_at_a_time(requests: int, concurrency: int) -> tuple[list[float], list[float]]:

@@ -12,12 +12,13 @@ from typing import cast
 import pytest
 from llama_engine.engine import Step
 from llama_engine.errors import InvalidRequest
-from llama_engine.meter import Meter
-from llama_engine.metrics import Metric
-from soak.readings import settled
+from llama_engine.observability.metrics import Metric
+from llama_engine.observability.stats import Meter
 from triton_local.server import LocalTriton
 from unit.registries import RecordingRegistry
 from unit.scheduling import SECONDS
+
+from perf.soak.readings import settled
 
 ROWS = 40
 

@@ -11,18 +11,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from setting.machine import ROOT
-from soak.cli import said, sections
-from soak.course import Course
-from soak.observations import MOST_ROWS, Rest, Sample, Soaked, rows
-from soak.picture import picture
-from soak.readings import Readings
-from soak.soaking import ROWS_DEPEND
-from soak.tally import MOST_MESSAGES, Tally
-from soak.trend import Trend
-from soak.users import kinds
-from soak.verdict import FIGURES, Outcome, judge, passed
-from soak.vitals import ProcessVitals, ServerVitals
+
+from perf.setting.machine import ROOT
+from perf.soak.cli import said, sections
+from perf.soak.course import Course
+from perf.soak.observations import MOST_ROWS, Rest, Sample, Soaked, rows
+from perf.soak.picture import picture
+from perf.soak.readings import Readings
+from perf.soak.soaking import ROWS_DEPEND
+from perf.soak.tally import MOST_MESSAGES, Tally
+from perf.soak.trend import Trend
+from perf.soak.users import kinds
+from perf.soak.verdict import FIGURES, Outcome, judge, passed
+from perf.soak.vitals import ProcessVitals, ServerVitals
 
 MEMORY = "memory of the model's process"
 

@@ -10,15 +10,18 @@ from itertools import pairwise
 
 import pytest
 import torch
-from llama_engine import memory, plain_kernels, sampling, step_graphs
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.kernels import Kernels
-from llama_engine.memory import activation_reserve, plan_memory
-from llama_engine.requests import GenerationRequest
+from llama_engine.kernels import reference as plain_kernels
+from llama_engine.kernels.selection import Kernels
+from llama_engine.model import cuda_graphs as step_graphs
+from llama_engine.model import memory_plan as memory
+from llama_engine.model.cuda_graphs import KINDS, Action, Capture, row_buckets, span_buckets, why_not
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.memory_plan import activation_reserve, plan_memory
 from llama_engine.rows import Outcome, Row
+from llama_engine.sampling import logits_processors as sampling
 from llama_engine.settings import Settings
-from llama_engine.step_graphs import KINDS, Action, Capture, row_buckets, span_buckets, why_not
 from unit.engines import completions, engine_of
 from unit.forward_passes import before_each
 from unit.prompts import random_prompt

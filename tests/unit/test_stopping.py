@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.requests import GenerationRequest
-from llama_engine.stopping import Transcript
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.loader import Checkpoint
+from llama_engine.text.stop_checker import Transcript
 from unit.engines import completions, engine_of
 from unit.prompts import random_prompt
 from unit.splitting import splits

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from tune.choice import best, lowest_latency, pareto, recommended, shortlist
-from tune.points import Noise, Point, measured_noise
 from unit.tuning import DEFAULT, measurement, point, slots
+
+from perf.tune.choice import best, lowest_latency, pareto, recommended, shortlist
+from perf.tune.points import Noise, Point, measured_noise
 
 NONE = Noise(0.0, 0.0)
 SOME = Noise(0.1, 0.1)

@@ -1,4 +1,4 @@
-"""What `python -m tune` takes, refuses, says and writes."""
+"""What `python -m perf.tune` takes, refuses, says and writes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import json
 from dataclasses import replace
 
 import pytest
-from load.arrivals import Closed, Poisson
-from setting.checkpoint import EMBEDDED
-from setting.workload import lengths
-from tune.cli import command, main
-from tune.config import knobs_of, parsed
-from tune.demand import Demand
-from tune.findings import Findings
-from tune.options import read
-from tune.page import conclusion, table
-from tune.points import Point, measured_noise
-from tune.subject import Subject
 from unit.tuning import DEFAULT, measurement, point, slots
+
+from perf.load.arrivals import Closed, Poisson
+from perf.setting.checkpoint import EMBEDDED
+from perf.setting.workload import lengths
+from perf.tune.cli import command, main
+from perf.tune.config import knobs_of, parsed
+from perf.tune.demand import Demand
+from perf.tune.findings import Findings
+from perf.tune.options import read
+from perf.tune.page import conclusion, table
+from perf.tune.points import Point, measured_noise
+from perf.tune.subject import Subject
 
 DEMAND = Demand("uniform", Closed(4), requests=8, warmup=2, output_tokens=10, timeout=60.0)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
 from tritonclient.grpc.model_config_pb2 import ModelConfig
-from tune.config import ConfigError, edited, knobs_of, parsed
-from tune.knobs import Batcher, Knobs
-from tune.subject import Subject
+
+from perf.tune.config import ConfigError, edited, knobs_of, parsed
+from perf.tune.knobs import Batcher, Knobs
+from perf.tune.subject import Subject
 
 MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llama"
 FILES = {path.stem: path for path in (MODEL / "config.pbtxt", *MODEL.glob("configs/*.pbtxt"))}

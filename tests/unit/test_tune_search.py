@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tune import axes
-from tune.allowance import Allowance
-from tune.knobs import Batcher, Knobs, run_key
-from tune.points import Measurement
-from tune.search import FIRST_RUNS, MOST, MOST_REPEATS, RUNS, Search
 from unit.tuning import DEFAULT, measurement
+
+from perf.tune import axes
+from perf.tune.allowance import Allowance
+from perf.tune.knobs import Batcher, Knobs, run_key
+from perf.tune.points import Measurement
+from perf.tune.search import FIRST_RUNS, MOST, MOST_REPEATS, RUNS, Search
 
 Figures = Callable[[Knobs], tuple[float, float]]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from setting.results import percentiles
-from tune.knobs import Batcher, Knobs
-from tune.points import Measurement, Point
+from perf.setting.results import percentiles
+from perf.tune.knobs import Batcher, Knobs
+from perf.tune.points import Measurement, Point
 
 DEFAULT = Knobs(Batcher(10_000, (4, 8, 16, 32)), slots=32, prefill_tokens=512)
 

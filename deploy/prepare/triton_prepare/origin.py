@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from llama_engine.manifest import Source, sha256_of
+from llama_engine.model.manifest import Source, sha256_of
 
 from triton_prepare.checkpoint_files import CheckpointFiles, find_files
 from triton_prepare.errors import SourceError

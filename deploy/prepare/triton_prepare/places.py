@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llama_engine.manifest import MANIFEST, Manifest
+from llama_engine.model.manifest import MANIFEST, Manifest
 
 from triton_prepare.errors import PlaceError
 from triton_prepare.lock import locked

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from llama_engine.checkpoint import Checkpoint, choose_device, load_checkpoint
+from llama_engine.model.loader import Checkpoint, choose_device, load_checkpoint
 from llama_engine.settings import Settings
 from transformers import GenerationConfig, LlamaForCausalLM
 

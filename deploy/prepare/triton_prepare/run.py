@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from llama_engine.errors import CheckpointError
-from llama_engine.manifest import MANIFEST, Manifest, PreparedFile, Source, sha256_of
+from llama_engine.model.manifest import MANIFEST, Manifest, PreparedFile, Source, sha256_of
 
 from triton_prepare.errors import MismatchError
 from triton_prepare.hub import Hub

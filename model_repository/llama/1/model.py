@@ -1,6 +1,6 @@
 """The Triton side of the model: decode the requests, hand them to the scheduler, encode what comes back.
 
-The only file that imports triton_python_backend_utils. What a request may hold is `llama_engine.requests`' business,
+The only file that imports triton_python_backend_utils. What a request may hold is `llama_engine.api.request_parser`,
 how it is generated `llama_engine.engine`'s, and when `llama_engine.scheduler`'s.
 """
 
@@ -16,32 +16,32 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from llama_engine.checkpoint import choose_device, load_checkpoint
+from llama_engine.api.request_parser import RequestParser
 from llama_engine.delivery import Delivery, Part
 from llama_engine.engine import Engine
 from llama_engine.errors import (
     Cancelled,
     EngineError,
+    GenerationError,
     InvalidRequest,
     InvalidSettings,
     RequestError,
-    RowFailure,
     Unavailable,
 )
-from llama_engine.host_log import HostLog
-from llama_engine.host_metrics import HostMetrics
-from llama_engine.log_format import TextFormatter, write_json
-from llama_engine.meter import Meter
-from llama_engine.metrics import Metric
-from llama_engine.model_config import gpu_of, instance_of, is_decoupled, own_parameters
-from llama_engine.queue_policy import QueuePolicy
-from llama_engine.readiness import Readiness
-from llama_engine.request_log import RequestLog
-from llama_engine.requests import RequestParser
+from llama_engine.model.loader import choose_device, load_checkpoint
+from llama_engine.observability.log_format import TextFormatter, write_json
+from llama_engine.observability.metrics import Metric
+from llama_engine.observability.readiness import Readiness
+from llama_engine.observability.request_log import RequestLog
+from llama_engine.observability.stats import Meter
 from llama_engine.rows import Completion, Piece
 from llama_engine.scheduler import Scheduler
 from llama_engine.settings import Settings
 from llama_engine.tickets import Ticket
+from llama_engine.triton.logger import TritonLogHandler
+from llama_engine.triton.metrics import TritonMetrics
+from llama_engine.triton.model_config import gpu_of, instance_of, is_decoupled, own_parameters
+from llama_engine.triton.queue_policy import QueuePolicy
 
 COMPATIBILITY_INPUTS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 """Inputs of other Triton LLM backends: accepted, and without effect, because those outputs are always there."""
@@ -61,7 +61,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint, allocate the cache, and generate a token to prove that both work."""
         log = pb_utils.Logger
-        host = HostLog(log.log_info, log.log_warn, log.log_error)
+        host = TritonLogHandler(log.log_info, log.log_warn, log.log_error)
         host.setFormatter(TextFormatter())
         logging.getLogger("llama_engine").addHandler(host)
         logging.getLogger("llama_engine").setLevel(logging.INFO)
@@ -129,7 +129,7 @@ class TritonPythonModel:
         self._queue_policy = QueuePolicy.of(model_config)
         self._request_log = RequestLog(settings.log_requests)
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        self._meter = Meter(HostMetrics(_family, labels, instance_of(args)), engine.slots, self._queue_policy.size)
+        self._meter = Meter(TritonMetrics(_family, labels, instance_of(args)), engine.slots, self._queue_policy.size)
         self._delivery = Delivery()
         self._scheduler = Scheduler(engine, self._delivery, self._meter, self._settings.stuck_seconds)
         self._readiness = Readiness(engine, self._scheduler)
@@ -161,7 +161,7 @@ class TritonPythonModel:
             self._refuse(answer, error)
         except Exception:  # noqa: BLE001 - left to Triton it would fail the whole batch, and show the client a traceback
             _log.exception("request %s could not be read; it is answered with an error", answer.name)
-            self._refuse(answer, RowFailure("the request could not be read; the server's log has the reason"))
+            self._refuse(answer, GenerationError("the request could not be read; the server's log has the reason"))
         return answer
 
     def _refuse(self, answer: _Answer, error: RequestError) -> None:
@@ -195,7 +195,7 @@ class _Answer:
             self._send_parts(self._sender, parts)
         except Exception:  # noqa: BLE001 - a text with a hole must not look whole, and silence is no answer
             _log.exception("the answer to request %s could not be sent; its client gets an error", self.name)
-            self.refusal = RowFailure("the answer could not be sent; the server's log has the reason")
+            self.refusal = GenerationError("the answer could not be sent; the server's log has the reason")
             self._send(self._sender, _encode_error(self.refusal), final=True)
         finally:
             if self._complete:

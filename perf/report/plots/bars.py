@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from report.measurement import Measurement
-from report.plots.axes import plain
-from report.plots.palette import Look
+from perf.report.measurement import Measurement
+from perf.report.plots.axes import plain
+from perf.report.plots.palette import Look
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from report.plots.palette import FAINT, INK
+from perf.report.plots.palette import FAINT, INK
 
 _LETTER, _LINE = 0.068, 0.17
 """Inches that a letter of the subtitle takes, about, and a line of it."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from overhead.picture import picture
-
-from report.parts import account, load, parts
-from report.run import Run
+from perf.overhead.picture import picture
+from perf.report.parts import account, load, parts
+from perf.report.run import Run
 
 
 def icicle(run: Run) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
-from report.plots.axes import decades
-from report.plots.canvas import drawing
-from report.plots.labels import Label, beside, numbers
-from report.plots.series import Series, sweep
-from report.run import Run
+from perf.report.plots.axes import decades
+from perf.report.plots.canvas import drawing
+from perf.report.plots.labels import Label, beside, numbers
+from perf.report.plots.series import Series, sweep
+from perf.report.run import Run
 
 
 def latency(run: Run) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from report.cells import figure, percent
-from report.measurement import Measurement
-from report.plots.bars import Bars, Names, draw
-from report.plots.canvas import drawing
-from report.plots.palette import looks
-from report.run import Run
+from perf.report.cells import figure, percent
+from perf.report.measurement import Measurement
+from perf.report.plots.bars import Bars, Names, draw
+from perf.report.plots.canvas import drawing
+from perf.report.plots.palette import looks
+from perf.report.run import Run
 
 
 def lengths(run: Run) -> str | None:

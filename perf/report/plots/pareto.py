@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from report.plots.axes import plain
-from report.plots.canvas import drawing
-from report.plots.palette import BLUE, GREY, INK, VERMILION
-from report.points import TunePoint, bound, load, points
-from report.run import Run
+from perf.report.plots.axes import plain
+from perf.report.plots.canvas import drawing
+from perf.report.plots.palette import BLUE, GREY, INK, VERMILION
+from perf.report.points import TunePoint, bound, load, points
+from perf.report.run import Run
 
 _KEY = 3.3
 """Inches at the right, for what the numbers at the points stand for."""

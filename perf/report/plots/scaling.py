@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from report.plots.axes import decades, doublings
-from report.plots.canvas import drawing
-from report.plots.labels import Label, beside
-from report.plots.series import sweep
-from report.run import Run
+from perf.report.plots.axes import decades, doublings
+from perf.report.plots.canvas import drawing
+from perf.report.plots.labels import Label, beside
+from perf.report.plots.series import sweep
+from perf.report.run import Run
 
 
 def scaling(run: Run) -> str | None:

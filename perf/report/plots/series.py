@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from report.measurement import Load, Measurement
-from report.plots.palette import Look, looks
-from report.run import Run
+from perf.report.measurement import Load, Measurement
+from perf.report.plots.palette import Look, looks
+from perf.report.run import Run
 
 
 @dataclass(frozen=True)

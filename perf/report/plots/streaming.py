@@ -5,13 +5,13 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from report.cells import figure, percent
-from report.measurement import Measurement, Times
-from report.plots.axes import plain
-from report.plots.bars import Bars, Names, draw
-from report.plots.canvas import drawing
-from report.plots.palette import Look, looks
-from report.run import Run
+from perf.report.cells import figure, percent
+from perf.report.measurement import Measurement, Times
+from perf.report.plots.axes import plain
+from perf.report.plots.bars import Bars, Names, draw
+from perf.report.plots.canvas import drawing
+from perf.report.plots.palette import Look, looks
+from perf.report.run import Run
 
 
 def streaming(run: Run) -> str | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from report.cells import figure, percent
-from report.measurement import Measurement
-from report.run import Run
-from report.table import Column, Table, table
-from report.tables import columns, rates
+from perf.report.cells import figure, percent
+from perf.report.measurement import Measurement
+from perf.report.run import Run
+from perf.report.table import Column, Table, table
+from perf.report.tables import columns, rates
 
 MIXED = ("uniform", "geometric")
 

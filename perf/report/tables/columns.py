@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from report.cells import figure, percent, several, whole
-from report.measurement import Measurement, NotRun
-from report.table import Column
+from perf.report.cells import figure, percent, several, whole
+from perf.report.measurement import Measurement, NotRun
+from perf.report.table import Column
 
 LEAST_STOLEN = 0.005
 """A share of the processors' time that is worth mentioning."""

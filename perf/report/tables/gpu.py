@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from report.cells import figure, percent, several
-from report.fields import Fields
-from report.run import Run
-from report.table import Column, Table, table
+from perf.report.cells import figure, percent, several
+from perf.report.fields import Fields
+from perf.report.run import Run
+from perf.report.table import Column, Table, table
 
 _DECODING = ("graph", "decode", "stock_engine", "stock")
 _PRODUCTS = {

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from overhead.parts import PartJSON, unit
-
-from report.cells import figure, percent
-from report.fields import Fields
-from report.parts import RUNS, account, load, parts
-from report.run import Run
-from report.table import Column, Table, table
+from perf.overhead.parts import PartJSON, unit
+from perf.report.cells import figure, percent
+from perf.report.fields import Fields
+from perf.report.parts import RUNS, account, load, parts
+from perf.report.run import Run
+from perf.report.table import Column, Table, table
 
 LEAST_SHARE = 0.01
 """Of its whole; what is less is left out of the table."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from report.cells import figure, percent, several
-from report.measurement import Measurement
-from report.run import Run
-from report.table import Column, Table, table
-from report.tables import columns
+from perf.report.cells import figure, percent, several
+from perf.report.measurement import Measurement
+from perf.report.run import Run
+from perf.report.table import Column, Table, table
+from perf.report.tables import columns
 
 _FIRST = Column[Measurement](
     "first token p50 / p95, ms", lambda row: None if row.first_token is None else several(*row.first_token.milliseconds)

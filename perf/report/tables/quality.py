@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from report.cells import figure, percent, whole
-from report.fields import Fields
-from report.run import Run
-from report.table import Column, Table, table
+from perf.report.cells import figure, percent, whole
+from perf.report.fields import Fields
+from perf.report.run import Run
+from perf.report.table import Column, Table, table
 
 
 def quality(run: Run) -> Table | None:

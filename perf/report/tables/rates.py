@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limit.rates import DeviceRates
-
-from report.cells import figure
-from report.measurement import Measurement
-from report.run import Run
+from perf.limit.rates import DeviceRates
+from perf.report.cells import figure
+from perf.report.measurement import Measurement
+from perf.report.run import Run
 
 
 def lines(run: Run, rows: Sequence[Measurement]) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from report.cells import figure, several
-from report.points import TunePoint, bound, load, points
-from report.run import Run
-from report.table import Column, Table, table
+from perf.report.cells import figure, several
+from perf.report.points import TunePoint, bound, load, points
+from perf.report.run import Run
+from perf.report.table import Column, Table, table
 
 
 def tune(run: Run) -> Table | None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 import torch
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.requests import GenerationRequest
+from llama_engine.model.loader import Checkpoint
 from llama_engine.rows import Row
 from llama_engine.settings import Settings
 from real_model import TritonPythonModel

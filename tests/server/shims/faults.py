@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 import torch
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.request_parser import GenerationRequest, RawInputs, RequestParser
 from llama_engine.engine import Engine, Step
-from llama_engine.meter import Meter
-from llama_engine.requests import GenerationRequest, RawInputs, RequestParser
+from llama_engine.model.loader import Checkpoint
+from llama_engine.observability.stats import Meter
 from llama_engine.rows import Row
 from llama_engine.scheduler import Scheduler
 from llama_engine.settings import Settings

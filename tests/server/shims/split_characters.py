@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
-from llama_engine.checkpoint import Checkpoint, load_checkpoint
+from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.settings import Settings
-from llama_engine.text import TextCodec
-from llama_engine.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Tokenizer
+from llama_engine.text.vocabulary import Vocabulary
 from real_model import TritonPythonModel
 from torch import device
 
@@ -23,7 +23,7 @@ def _load_split(settings: Settings, where: device) -> Checkpoint:
     codec = checkpoint.codec
     # 7 has no divisor in common with 8: neighbours in the vocabulary, which often follow one another, are different.
     pieces = [PARTS[7 * token % len(PARTS)] for token in range(len(codec.vocabulary.pieces))]
-    return replace(checkpoint, codec=TextCodec(codec.tokenizer, Vocabulary(pieces)))
+    return replace(checkpoint, codec=Tokenizer(codec.tokenizer, Vocabulary(pieces)))
 
 
 real_model.load_checkpoint = _load_split

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from llama_engine.cache import CacheShape
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.model.cuda_graphs import Capture, DecodeGraphs, record_graphs
+from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.model_runner import ModelRunner
 from llama_engine.rows import Row, failure, named
-from llama_engine.sampler import FAILED, Sampler
-from llama_engine.slot_model import SlotModel
-from llama_engine.step_graphs import Capture, StepGraphs, record_graphs
+from llama_engine.sampling.sampler import FAILED, Sampler
 
 REPLAYS = 3
 """So many that fail one after the other are the last."""
@@ -30,7 +30,7 @@ class Choosing:
     """Chooses the tokens of one engine's steps. Not thread-safe."""
 
     def __init__(
-        self, model: SlotModel, sampler: Sampler, device: torch.device, on_error: Callable[[Exception, str], bool]
+        self, model: ModelRunner, sampler: Sampler, device: torch.device, on_error: Callable[[Exception, str], bool]
     ) -> None:
         """`on_error` is told of everything that fails, also of what succeeds in parts later.
 
@@ -38,7 +38,7 @@ class Choosing:
         """
         self._model, self._sampler, self._device = model, sampler, device
         self._on_error = on_error
-        self._graphs: StepGraphs | None = None
+        self._graphs: DecodeGraphs | None = None
         self._failed_replays = 0
 
     @property
@@ -46,7 +46,7 @@ class Choosing:
         """Whether decode steps are CUDA graphs."""
         return self._graphs is not None
 
-    def record_graphs(self, checkpoint: Checkpoint, shape: CacheShape, capture: Capture | None) -> None:
+    def record_graphs(self, checkpoint: Checkpoint, shape: KVCacheShape, capture: Capture | None) -> None:
         """Let decode steps be graphs from here on, if they can be; only while no row is seated."""
         self._graphs = record_graphs(checkpoint, self._model, self._sampler, shape, capture)
 
@@ -70,7 +70,7 @@ class Choosing:
         return tokens
 
     def _replay(
-        self, graphs: StepGraphs, rows: Sequence[Row], decoding: int, prompted: list[torch.Tensor]
+        self, graphs: DecodeGraphs, rows: Sequence[Row], decoding: int, prompted: list[torch.Tensor]
     ) -> torch.Tensor:
         longest = max((row.length for row in rows[:decoding]), default=0)
         steps = [row.transcript.num_tokens for row in rows]

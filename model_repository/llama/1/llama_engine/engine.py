@@ -15,20 +15,20 @@ from dataclasses import dataclass
 
 import torch
 
-from llama_engine.banning import BannedWords
-from llama_engine.checkpoint import Checkpoint
+from llama_engine.api.defaults import GenerationDefaults
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.choosing import Choosing
-from llama_engine.defaults import GenerationDefaults
-from llama_engine.errors import InvalidSettings, RowFailure
-from llama_engine.memory import plan_memory
+from llama_engine.errors import GenerationError, InvalidSettings
+from llama_engine.model.cuda_graphs import Capture, graph_count
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.memory_plan import plan_memory
+from llama_engine.model.model_runner import ModelRunner
 from llama_engine.prefill import Prefill
-from llama_engine.requests import GenerationRequest
 from llama_engine.rows import FAILURE, Outcome, Row, failure, named
-from llama_engine.sampler import FAILED, Sampler
+from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.settings import Settings
-from llama_engine.slot_model import SlotModel
-from llama_engine.step_graphs import Capture, graph_count
-from llama_engine.stopping import Transcript
+from llama_engine.text.bad_words import BadWords
+from llama_engine.text.stop_checker import Transcript
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Engine:
             raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
         self.plan = plan_memory(checkpoint, settings, slots)
         self.plan.check()
-        self._model = SlotModel(checkpoint, self.plan.shape)
+        self._model = ModelRunner(checkpoint, self.plan.shape)
         self._sampler = Sampler(slots, config.vocab_size, sorted(self.defaults.end_tokens), self._device)
         self._prefill = Prefill(self._model, slots, settings.prefill_tokens, self._note_error)
         self._choosing = Choosing(self._model, self._sampler, self._device, self._note_error)
@@ -112,7 +112,7 @@ class Engine:
             stop_words=request.stop_words,
             end_tokens=self.defaults.end_tokens,
         )
-        banned = BannedWords(request.bad_words, self._vocabulary, self._device) if request.bad_words else None
+        banned = BadWords(request.bad_words, self._vocabulary, self._device) if request.bad_words else None
         return Row(request, transcript, banned, name=name)
 
     def enter(self, row: Row) -> None:
@@ -137,7 +137,7 @@ class Engine:
         """Read prompts, at most so many tokens, and choose the next token of every row whose prompt is read.
 
         Never raises: a computation that fails is tried again on parts of its rows, and a row that can't be computed
-        even alone gets a RowFailure. What can't be isolated fails every row.
+        even alone gets a GenerationError. What can't be isolated fails every row.
         """
         self._step = Step([], [])
         if self._device.type == "cuda":
@@ -161,8 +161,8 @@ class Engine:
         return [row.outcome for row in rows if row.outcome is not None]
 
     def prove(self) -> None:
-        """Generate through prefill and a decode step; raises RowFailure if that doesn't work, or what a kernel raises
-        at its first use.
+        """Generate through prefill and a decode step; raises GenerationError if that doesn't work, or what a
+        kernel raises at its first use.
 
         On a GPU with the longest prompt there can be, so that the plan's reserve is tried and not only computed; on a
         CPU, where that could take minutes, with one token.
@@ -176,7 +176,7 @@ class Engine:
         count = min(2, self.max_model_len - width)
         request = GenerationRequest(prompt="", prompt_tokens=(0,) * width, max_tokens=count, min_tokens=count)
         outcome = self.complete([request])[0]
-        if isinstance(outcome, RowFailure):
+        if isinstance(outcome, GenerationError):
             raise outcome
 
     def record_graphs(self, capture: Capture | None = None) -> None:
@@ -210,14 +210,14 @@ class Engine:
         # Backwards, so that the row that moves into a freed slot is one that has been looked at already.
         for slot in reversed(range(len(self._rows))):
             self._take(slot, chosen[slot])
-        self._step.started = [row for row in entered.rows if not isinstance(row.outcome, RowFailure)]
+        self._step.started = [row for row in entered.rows if not isinstance(row.outcome, GenerationError)]
 
     def _take(self, slot: int, token: int) -> None:
         """Give a row its next token, and let it go if it ends with it."""
         row = self._rows[slot]
         if token == FAILED:
             self._model.wipe(slot, slot + 1)
-            self._end(row, row.outcome or RowFailure("the model's logits for this request were not finite"))
+            self._end(row, row.outcome or GenerationError("the model's logits for this request were not finite"))
         else:
             try:
                 piece = self._vocabulary.pieces[token]

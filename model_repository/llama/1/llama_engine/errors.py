@@ -8,7 +8,7 @@ EngineError
     ├── InvalidRequest  the client's fault: names the input, the value and the bound
     ├── Cancelled       the client doesn't want it any more
     ├── Unavailable     out of time before its turn, or the server stops: the same request may succeed elsewhere
-    └── RowFailure      ours, while decoding: the client learns that it failed, the log learns why
+    └── GenerationError      ours, while decoding: the client learns that it failed, the log learns why
 """
 
 
@@ -44,7 +44,7 @@ class Unavailable(RequestError):
     """The request was accepted, and its turn didn't come in time."""
 
 
-class RowFailure(RequestError):
+class GenerationError(RequestError):
     """Decoding this row failed through no fault of the client's."""
 
 

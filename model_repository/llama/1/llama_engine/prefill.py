@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llama_engine.model.model_runner import ModelRunner
 from llama_engine.rows import Row, named
-from llama_engine.slot_model import SlotModel
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Prefilled:
 class Prefill:
     """The rows whose prompts are not read yet."""
 
-    def __init__(self, model: SlotModel, slots: int, budget: int, on_error: Callable[[Exception, str], bool]) -> None:
+    def __init__(self, model: ModelRunner, slots: int, budget: int, on_error: Callable[[Exception, str], bool]) -> None:
         """`on_error` is told of every pass that fails, also of those that succeed in parts later.
 
         It returns whether the device's memory was exhausted.

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llama_engine.banning import BannedWords
-from llama_engine.errors import Cancelled, InvalidRequest, RequestError, RowFailure, Unavailable
-from llama_engine.requests import GenerationRequest
-from llama_engine.stopping import Transcript
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.text.bad_words import BadWords
+from llama_engine.text.stop_checker import Transcript
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Completion:
 
 Outcome = Completion | RequestError
 
-FAILURE = RowFailure("decoding failed; the server's log has the reason")
+FAILURE = GenerationError("decoding failed; the server's log has the reason")
 
 
 def reason(outcome: Outcome) -> str:
@@ -58,7 +58,7 @@ class Row:
 
     request: GenerationRequest
     transcript: Transcript
-    banned: BannedWords | None
+    banned: BadWords | None
     length: int = 0
     outcome: Outcome | None = None
     name: str = ""
@@ -101,9 +101,9 @@ def named(rows: Sequence[Row]) -> str:
     return f"request {rows[0].name}" if len(rows) == 1 and rows[0].name else f"{len(rows)} rows"
 
 
-def failure(row: Row, exhausted: bool) -> RowFailure:
+def failure(row: Row, exhausted: bool) -> GenerationError:
     """Return what the client of a row may know about why it failed. exhausted: it took all of the device's memory."""
     if exhausted:
         size = len(row.request.prompt_tokens)
-        return RowFailure(f"the device's memory was exhausted by this request alone, of {size} prompt tokens")
+        return GenerationError(f"the device's memory was exhausted by this request alone, of {size} prompt tokens")
     return FAILURE

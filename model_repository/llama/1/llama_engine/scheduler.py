@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from llama_engine.delivery import Delivery, Part, Reply
 from llama_engine.engine import Engine, Step
 from llama_engine.errors import Cancelled, RequestError, Unavailable
-from llama_engine.meter import Meter
+from llama_engine.observability.health import Vitals
+from llama_engine.observability.stats import Meter
 from llama_engine.rows import FAILURE, Row, named
 from llama_engine.tickets import Ticket
-from llama_engine.vitals import Vitals
 
 POLL_SECONDS = 0.02
 """Pause between two rounds of asking whether anybody still wants the answers."""

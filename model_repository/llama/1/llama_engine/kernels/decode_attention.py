@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_engine.arrivals import counters
+from llama_engine.kernels.arrival_counters import counters
 
 SPAN = 512
 """Positions that one program walks over."""

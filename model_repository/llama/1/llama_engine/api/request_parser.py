@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_engine.defaults import GenerationDefaults
+from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.errors import InvalidRequest
-from llama_engine.text import TextCodec
+from llama_engine.text.tokenizer import Tokenizer
 
 _Number = TypeVar("_Number", int, float)
 
@@ -52,7 +52,7 @@ class GenerationRequest:
 class RequestParser:
     """Turns raw inputs into requests under one server's limits and defaults."""
 
-    codec: TextCodec
+    codec: Tokenizer
     defaults: GenerationDefaults
     max_model_len: int
 

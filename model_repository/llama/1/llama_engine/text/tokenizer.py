@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from llama_engine.vocabulary import Vocabulary
+from llama_engine.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class TextCodec:
+class Tokenizer:
     """The checkpoint's tokenizer. Encoding adds its special tokens (a Llama's BOS); decoding is the vocabulary's."""
 
     tokenizer: PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ import torch
 from transformers import AttentionInterface, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from llama_engine.kernels import DecodeAttention
+from llama_engine.kernels.selection import DecodeAttention
 
 NAME = "slots"
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from llama_engine import plain_kernels
 from llama_engine.errors import in_a_line
+from llama_engine.kernels import reference as plain_kernels
 
 Int8Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(activations [rows, in], weight [out, in], scales [out], bias [out] or None) → [rows, out]."""
@@ -100,7 +100,7 @@ def _tried_int8_product(device: torch.device, dtype: torch.dtype, weights: Shape
     How a weight is cut depends on its shape, so that each is a program of its own too.
     """
     _refuse(device)
-    from llama_engine.int8_kernel import ROW_TILES, int8_product
+    from llama_engine.kernels.int8_product import ROW_TILES, int8_product
 
     generator = torch.Generator(device).manual_seed(0)
     for outputs, inner in weights:
@@ -119,7 +119,7 @@ def _tried_int8_product(device: torch.device, dtype: torch.dtype, weights: Shape
 def _tried_decode_attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> DecodeAttention:
     """Return the fused attention, once it has been right for rows of very different lengths."""
     _refuse(device)
-    from llama_engine.attention_kernel import SPAN, decode_attention
+    from llama_engine.kernels.decode_attention import SPAN, decode_attention
 
     lengths = torch.tensor([1, SPAN + 3, 0, 2 * SPAN], device=device)
     generator = torch.Generator(device).manual_seed(0)

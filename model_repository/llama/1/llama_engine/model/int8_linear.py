@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from bitsandbytes.nn.modules import Linear8bitLt
 
-from llama_engine.kernels import Int8Product, Kernels
+from llama_engine.kernels.selection import Int8Product, Kernels
 
 BLOCK = 1 << 20
 """Weights widened at a time. 4 MiB in float32: smaller blocks cost calls, larger ones leave the cache (perf/LOG.md)."""

@@ -22,12 +22,12 @@ from functools import partial
 
 import torch
 
-from llama_engine.banning import BannedWords
-from llama_engine.cache import CacheShape
-from llama_engine.checkpoint import Checkpoint
 from llama_engine.errors import in_a_line
-from llama_engine.sampler import Needs, Sampler
-from llama_engine.slot_model import SlotModel
+from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.model_runner import ModelRunner
+from llama_engine.sampling.sampler import Needs, Sampler
+from llama_engine.text.bad_words import BadWords
 
 LEAST_SPAN = 256
 """Positions that attention reads in the graphs for the shortest rows; the next ones read twice as many each."""
@@ -60,7 +60,7 @@ def span_buckets(max_model_len: int) -> tuple[int, ...]:
     return (*(span for span in doubled if span < max_model_len), max_model_len)
 
 
-def graph_count(shape: CacheShape) -> int:
+def graph_count(shape: KVCacheShape) -> int:
     """Return the number of graphs that are captured for a cache."""
     return len(row_buckets(shape.slots)) * (len(span_buckets(shape.max_model_len)) + len(KINDS))
 
@@ -111,10 +111,10 @@ def cuda_capture(device: torch.device) -> Capture:
     return capture
 
 
-class StepGraphs:
+class DecodeGraphs:
     """The graphs of one engine's steps. Not thread-safe: one step at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, model: SlotModel, sampler: Sampler, shape: CacheShape) -> None:
+    def __init__(self, checkpoint: Checkpoint, model: ModelRunner, sampler: Sampler, shape: KVCacheShape) -> None:
         """Allocate what graphs hand on to each other; `record` makes them. The cache has a spare position."""
         assert shape.spare, "padding has no position to write to"
         device = checkpoint.facts.device
@@ -148,7 +148,7 @@ class StepGraphs:
         longest: int,
         prompted: Sequence[torch.Tensor],
         steps: Sequence[int],
-        banned: Sequence[BannedWords | None],
+        banned: Sequence[BadWords | None],
     ) -> torch.Tensor:
         """Choose the next tokens of the first len(`steps`) slots and note them as their next step's input; [rows].
 
@@ -195,8 +195,8 @@ class StepGraphs:
 
 
 def record_graphs(
-    checkpoint: Checkpoint, model: SlotModel, sampler: Sampler, shape: CacheShape, capture: Capture | None = None
-) -> StepGraphs | None:
+    checkpoint: Checkpoint, model: ModelRunner, sampler: Sampler, shape: KVCacheShape, capture: Capture | None = None
+) -> DecodeGraphs | None:
     """Return the graphs of a checkpoint's steps; None, and one line in the log, where they can't be made.
 
     capture: how; None is CUDA's, where that is possible.
@@ -204,7 +204,7 @@ def record_graphs(
     reason = None if capture else why_not(checkpoint)
     if reason is None:
         try:
-            graphs = StepGraphs(checkpoint, model, sampler, shape)
+            graphs = DecodeGraphs(checkpoint, model, sampler, shape)
             graphs.record(capture or cuda_capture(checkpoint.facts.device))
         except Exception as error:  # noqa: BLE001 - whatever can't be captured can still be launched
             reason = in_a_line(error)

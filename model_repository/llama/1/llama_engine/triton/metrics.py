@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from llama_engine.metrics import METRICS, Metric
+from llama_engine.observability.metrics import METRICS, Metric
 
 INSTANCE_LABEL = "model_instance"
 
@@ -36,7 +36,7 @@ class Family(Protocol):
         """Make a series."""
 
 
-class HostMetrics:
+class TritonMetrics:
     """The metrics of one instance: a Registry."""
 
     def __init__(self, make_family: Callable[[Metric], Family], labels: Mapping[str, str], instance: str) -> None:

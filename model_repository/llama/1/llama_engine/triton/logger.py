@@ -11,7 +11,7 @@ from collections.abc import Callable
 Write = Callable[[str], object]
 
 
-class HostLog(logging.Handler):
+class TritonLogHandler(logging.Handler):
     """Passes log records on, each at the host's nearest level."""
 
     def __init__(self, info: Write, warning: Write, error: Write) -> None:

@@ -24,17 +24,17 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from llama_engine.checkpoint_files import check_files
 from llama_engine.errors import CheckpointError, in_a_line
-from llama_engine.facts import Facts, read_facts
-from llama_engine.int8_linear import leave_activations_unrounded
-from llama_engine.kernels import PLAIN, Kernels, choose_kernels
-from llama_engine.manifest import Manifest, checked
+from llama_engine.kernels.selection import PLAIN, Kernels, choose_kernels
+from llama_engine.model.checkpoint_files import check_files
+from llama_engine.model.int8_linear import leave_activations_unrounded
+from llama_engine.model.manifest import Manifest, checked
+from llama_engine.model.model_info import Facts, read_facts
 from llama_engine.settings import Settings
-from llama_engine.text import TextCodec
-from llama_engine.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Tokenizer
+from llama_engine.text.vocabulary import Vocabulary
 
-EMBEDDED = Path(__file__).resolve().parents[4] / "models" / "pydoc-llama"
+EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 """The embedded checkpoint, beside the model repository."""
 
 LONGEST_DEFAULT = 4096
@@ -59,7 +59,7 @@ class Checkpoint:
 
     name: str
     model: LlamaForCausalLM
-    codec: TextCodec
+    codec: Tokenizer
     generation_config: GenerationConfig
     max_model_len: int
     facts: Facts
@@ -136,7 +136,7 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
     return Checkpoint(
         name=name,
         model=model,
-        codec=TextCodec(tokenizer, vocabulary),
+        codec=Tokenizer(tokenizer, vocabulary),
         generation_config=model.generation_config,
         max_model_len=max_model_len,
         facts=read_facts(model),

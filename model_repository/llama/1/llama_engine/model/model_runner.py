@@ -10,25 +10,25 @@ from collections.abc import Sequence
 
 import torch
 
-from llama_engine.cache import CacheShape, SlotCache
-from llama_engine.checkpoint import Checkpoint
-from llama_engine.slot_attention import ByRow, attend_by_row, by_row
+from llama_engine.model.attention import ByRow, attend_by_row, by_row
+from llama_engine.model.kv_cache import KVCache, KVCacheShape
+from llama_engine.model.loader import Checkpoint
 
 SPAN_BUCKET = 64
 """Attention reads whole buckets of positions, so that the shapes of a step change rarely."""
 
 
-class SlotModel:
+class ModelRunner:
     """A decoder, its head and a slot cache. Not thread-safe: one pass at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, shape: CacheShape) -> None:
+    def __init__(self, checkpoint: Checkpoint, shape: KVCacheShape) -> None:
         self._device = checkpoint.facts.device
         self._decoder = checkpoint.model.model
         self._head = checkpoint.model.lm_head
         self._attention = checkpoint.kernels.attention
         if self._attention is not None:
             attend_by_row(checkpoint.model)
-        self._cache = SlotCache(shape, self._device)
+        self._cache = KVCache(shape, self._device)
         self._columns = torch.arange(shape.max_model_len, device=self._device)
         # What each slot's next step reads: its last token, and the position that token has.
         self._tokens = torch.zeros(shape.slots, 1, dtype=torch.long, device=self._device)

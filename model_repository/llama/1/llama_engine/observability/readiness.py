@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.delivery import Part
 from llama_engine.engine import Engine
-from llama_engine.requests import GenerationRequest
 from llama_engine.scheduler import Scheduler
 from llama_engine.tickets import Ticket
 

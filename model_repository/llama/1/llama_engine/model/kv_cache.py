@@ -32,7 +32,7 @@ class _SlotLayer:
 
 
 @dataclass(frozen=True)
-class CacheShape:
+class KVCacheShape:
     """What a slot cache is made of. spare: positions of a slot that are written and never read, 0 or 1."""
 
     layers: int
@@ -54,10 +54,10 @@ class CacheShape:
         return self.slots * (self.max_model_len + self.spare) * self.bytes_per_token
 
 
-class SlotCache(Cache):
+class KVCache(Cache):
     """A transformers cache whose rows are slots. Not thread-safe: one forward pass at a time."""
 
-    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+    def __init__(self, shape: KVCacheShape, device: torch.device) -> None:
         size = (shape.slots, shape.key_value_heads, shape.max_model_len + shape.spare, shape.head_dim)
         self.slot_layers = [
             _SlotLayer(

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from llama_engine.cache import CacheShape
-from llama_engine.checkpoint import Checkpoint
 from llama_engine.errors import OutOfMemoryPlan
-from llama_engine.sampler import Sampler
+from llama_engine.model.cuda_graphs import graph_count, why_not
+from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.loader import Checkpoint
+from llama_engine.sampling.sampler import Sampler
 from llama_engine.settings import Settings
-from llama_engine.step_graphs import graph_count, why_not
 
 _MIB = 1 << 20
 
@@ -35,7 +35,7 @@ class MemoryPlan:
     free: int
     fraction: float
     device: str
-    shape: CacheShape
+    shape: KVCacheShape
 
     @property
     def total(self) -> int:
@@ -75,7 +75,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
     """Plan for a loaded checkpoint and so many slots; whether it fits is for the plan's `check` to say."""
     config, facts = checkpoint.config, checkpoint.facts
     graphs = settings.cuda_graphs == "on" and why_not(checkpoint) is None
-    shape = CacheShape(
+    shape = KVCacheShape(
         layers=config.num_hidden_layers,
         slots=slots,
         key_value_heads=config.num_key_value_heads or config.num_attention_heads,
@@ -128,7 +128,7 @@ def activation_reserve(
     return prefill + logits + widened + 64 * _MIB
 
 
-def graph_reserve(shape: CacheShape, hidden: int, intermediate: int, vocabulary: int) -> int:
+def graph_reserve(shape: KVCacheShape, hidden: int, intermediate: int, vocabulary: int) -> int:
     """Estimate the bytes that CUDA graphs of the decode step hold: what a step of all slots holds, for good; a graph's
     own nodes; and the logits that graphs hand on.
 

@@ -10,7 +10,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
-from llama_engine.begun_word import BegunWord
+from llama_engine.text.partial_match import PartialMatch
 
 _Decoder = getincrementaldecoder("utf-8")
 
@@ -70,8 +70,8 @@ class Transcript:
         return piece
 
     @cached_property
-    def _begun_stop_words(self) -> list[BegunWord]:
-        return [BegunWord(word) for word in self._stop_words]
+    def _begun_stop_words(self) -> list[PartialMatch]:
+        return [PartialMatch(word) for word in self._stop_words]
 
     def _cut_at_stop_word(self, seen: int) -> bool:
         """Cut the text before the stop word that is complete first behind the first `seen` bytes.

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llama_engine.banning import BannedWords
-from llama_engine.philox import step_keys
-from llama_engine.requests import GenerationRequest
-from llama_engine.sampling import (
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.sampling.logits_processors import (
     apply_temperature,
     draw,
     keep_top_k_top_p,
     penalize_output,
     penalize_repetition,
 )
+from llama_engine.sampling.philox import step_keys
+from llama_engine.text.bad_words import BadWords
 
 FAILED = -1
 """In place of a token: the row's logits were not finite."""
@@ -106,7 +106,7 @@ class Sampler:
         self.needs = self._read_needs()
 
     def sample(
-        self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[BannedWords | None]
+        self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[BadWords | None]
     ) -> torch.Tensor:
         """Choose the next token of the slots `first` … and note it in their histories, last of all: until then a
         failure leaves everything as it was, and the same rows can be sampled again.
@@ -178,7 +178,7 @@ class Sampler:
         return chosen
 
     def _mask(
-        self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[BannedWords | None]
+        self, logits: torch.Tensor, first: int, steps: Sequence[int], banned: Sequence[BadWords | None]
     ) -> torch.Tensor:
         too_early = [row for row, step in enumerate(steps) if step < self._requests[first + row].min_tokens]
         if not too_early and not any(words is not None for words in banned):

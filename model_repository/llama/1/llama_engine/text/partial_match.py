@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-class BegunWord:
+class PartialMatch:
     """A word (not empty), and the longest part of its beginning that the text ends with."""
 
     def __init__(self, word: bytes) -> None:

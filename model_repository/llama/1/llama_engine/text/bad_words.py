@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
-from llama_engine.begun_word import BegunWord
-from llama_engine.vocabulary import Vocabulary
+from llama_engine.text.partial_match import PartialMatch
+from llama_engine.text.vocabulary import Vocabulary
 
 
-class BannedWords:
+class BadWords:
     """One row's bad words (UTF-8, not empty) over a vocabulary, and how far the row's text has got into each."""
 
     def __init__(self, words: Sequence[bytes], vocabulary: Vocabulary, device: torch.device) -> None:
-        self._words = [BegunWord(word) for word in words]
+        self._words = [PartialMatch(word) for word in words]
         self._vocabulary = vocabulary
         self._device = device
         always = {token for word in words for token in vocabulary.containing(word)}

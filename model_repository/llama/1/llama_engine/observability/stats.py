@@ -14,7 +14,7 @@ from collections import Counter
 
 from llama_engine.engine import Step
 from llama_engine.errors import Cancelled, RequestError
-from llama_engine.metrics import (
+from llama_engine.observability.metrics import (
     CANCELLATIONS,
     GENERATED_TOKENS,
     INTER_TOKEN_LATENCY,

@@ -9,7 +9,7 @@ import torch
 from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 from transformers import LlamaForCausalLM
 
-from llama_engine.int8_linear import Int8Linear
+from llama_engine.model.int8_linear import Int8Linear
 
 
 @dataclass(frozen=True)

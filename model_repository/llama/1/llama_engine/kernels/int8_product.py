@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_engine.arrivals import counters
+from llama_engine.kernels.arrival_counters import counters
 
 ROW_TILES = (16, 32, 64)
 """Rows that a program computes together; more rows than the last one are several tiles. None of 8: for Hopper it would

@@ -11,8 +11,8 @@ import logging
 import math
 from collections.abc import Sequence
 
-from llama_engine.errors import RequestError, RowFailure
-from llama_engine.log_format import Value
+from llama_engine.errors import GenerationError, RequestError
+from llama_engine.observability.log_format import Value
 from llama_engine.rows import Outcome, reason
 from llama_engine.tickets import Ticket
 
@@ -62,7 +62,7 @@ class RequestLog:
         if self._level == "prompts" and tickets:
             share = PROMPT_CHARACTERS // len(tickets)
             fields["prompts"] = [_cut(ticket.row.request.prompt, share) for ticket in tickets]
-        ours = any(isinstance(error, RowFailure) for error in errors)
+        ours = any(isinstance(error, GenerationError) for error in errors)
         _log.log(logging.WARNING if ours else logging.INFO, "request answered", extra={"fields": fields})
 
 

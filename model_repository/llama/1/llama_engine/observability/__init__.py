@@ -1,0 +1,1 @@
+"""Metrics, stats, request log, health."""

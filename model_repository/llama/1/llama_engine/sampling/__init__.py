@@ -1,0 +1,1 @@
+"""Sampling: sampler, logits processors, counter-based random numbers."""

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, vocabulary as bytes, stop checker, bad words."""

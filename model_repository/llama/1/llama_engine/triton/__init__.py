@@ -1,0 +1,1 @@
+"""What knows Triton besides model.py: config, queue policy, logger, metrics."""

@@ -34,7 +34,7 @@ READY_ANALYZER := .venv/.ready-analyzer
 READY_KERNELS := .venv/.ready-kernels
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-unit test-contract test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check \
+.PHONY: help demo serve prepare test test-unit test-contract test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check words \
   format lock sbom train clean
 
 help: ## this list
@@ -108,6 +108,9 @@ check: $(READY_PERF) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+words: ## phrases of the old manner that scripts/words.py finds, counted by folder
+	@$(PYTHON) scripts/words.py --per-folder
 
 format: $(READY_PERF) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff format .

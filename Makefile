@@ -57,12 +57,12 @@ prepare: $(READY) ## quantize MODEL once, into OUT, for servers that start quick
 # Beside each other: starting servers is mostly waiting.
 test: $(READY_ANALYZER) ## unit, contract and server tests (a real Triton; neither GPU nor Docker)
 	@echo "the server's tests; unit and contract tests run beside them, and what they say follows"; \
-	  said=$$(mktemp); $(BIN)/pytest tests/unit tests/contract >"$$said" 2>&1 & beside=$$!; \
+	  said=$$(mktemp); $(BIN)/pytest tests/unit tests/engine tests/contract >"$$said" 2>&1 & beside=$$!; \
 	  trap 'kill "$$beside" 2>/dev/null || true; rm -f "$$said"' EXIT; \
 	  failed=0; $(BIN)/pytest tests/server || failed=1; wait "$$beside" || failed=1; cat "$$said"; exit "$$failed"
 
 test-unit: $(READY_PERF) ## the engine and the client without a server
-	@$(BIN)/pytest tests/unit
+	@$(BIN)/pytest tests/unit tests/engine
 
 test-contract: $(READY_PERF) ## configs, README and manifests agree
 	@$(BIN)/pytest tests/contract

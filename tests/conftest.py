@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from unit.notes import Note
+from notes import Note
 
 if not torch.cuda.is_available():
     # Read when the Triton language is imported, which bitsandbytes does where it is installed. It changes nothing for

@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from engine.forward_passes import ForwardPass, watching
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import graph_reserve
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
-from unit.forward_passes import ForwardPass, watching
 
 from perf.gpu.decoding import proved, refuse_without
 from perf.setting import workload

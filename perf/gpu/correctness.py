@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 import torch
+from engine.engines import engine_of, with_tokens_as_text
+from engine.exactness import LONGEST, Tally, compare, mix, pool
+from engine.greedy import GreedyReference
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.settings import Settings
-from unit.engines import engine_of, with_tokens_as_text
-from unit.exactness import LONGEST, Tally, compare, mix, pool
-from unit.greedy import GreedyReference
 
 from perf.gpu import logits
 from perf.gpu.decoding import proved, refuse_without

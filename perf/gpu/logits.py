@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from engine.prompts import random_prompt
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.settings import Settings
-from unit.prompts import random_prompt
 
 from perf.quality.divergence import Tokens, compare
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 import torch
+from engine.prompts import reference_text
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.settings import Settings
 from tqdm import tqdm
-from unit.prompts import reference_text
 
 from perf.quality import text
 from perf.quality.candidates import CANDIDATES, Candidate, measured, reference_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine.gpu_kernels import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal
 from llama_engine.kernels import reference as plain_kernels
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
-from unit.gpu_kernels import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal
 
 pytest.importorskip("triton", reason=NO_LANGUAGE)
 from llama_engine.kernels.arrival_counters import counters

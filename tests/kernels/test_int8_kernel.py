@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engine.gpu_kernels import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal, randomness
 from llama_engine.kernels import reference as plain_kernels
-from unit.gpu_kernels import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal, randomness
 
 pytest.importorskip("triton", reason=NO_LANGUAGE)
 from llama_engine.kernels.arrival_counters import counters

@@ -6,10 +6,10 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.greedy import GreedyReference
+from engine.prompts import random_prompt
 from llama_engine.model.loader import Checkpoint
 from server.wires import Answer
-from unit.greedy import GreedyReference
-from unit.prompts import random_prompt
 
 END = 2
 LONGEST = 24

@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 from hypothesis import strategies as st
+from notes import Note
 from server.fleet import Fleet
 from server.fuzzing.attacks import Attack
 from server.fuzzing.campaign import Campaign, Good, Report, attack
@@ -25,7 +26,6 @@ from server.streams import STREAM_WIRES, StreamWire
 from server.wires import WIRES, Answer, ask, generate, generate_url, post
 from triton_local.server import LocalTriton
 from triton_supervisor.model_processes import model_processes
-from unit.notes import Note
 
 from perf.overhead.processes import ServerProcesses
 from perf.soak.vitals import ServerVitals

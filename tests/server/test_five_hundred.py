@@ -16,7 +16,9 @@ from functools import partial
 
 import pytest
 import torch
+from engine.engines import load
 from llama_engine.model.loader import Checkpoint
+from notes import Note
 from server.calls import Call
 from server.expectations import Greedy, seeded_request
 from server.fleet import Fleet
@@ -25,8 +27,6 @@ from server.servers import facts, is_decoupled
 from server.streams import STREAM_WIRES, GrpcStream, Sse
 from server.wires import WIRES, Answer, ask, generate
 from triton_local.server import LocalTriton
-from unit.engines import load
-from unit.notes import Note
 
 REQUESTS = 250
 """Under each of the two configs."""

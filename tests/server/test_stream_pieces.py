@@ -6,12 +6,12 @@ import random
 from functools import partial
 
 import pytest
+from engine.prompts import reference_text
 from server.crowd import at_once
 from server.stream_checks import both, every_wire
 from server.streams import STREAM_WIRES, StreamWire, stream
 from server.wires import ask, generate
 from triton_local.server import LocalTriton
-from unit.prompts import reference_text
 
 PROMPT = "Return a list of the"
 GREEDY = {"text_input": PROMPT, "max_tokens": 24, "temperature": 0.0, "repetition_penalty": 1.2}

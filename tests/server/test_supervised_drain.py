@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from notes import Note
 from server.fleet import SLOW
 from server.metrics import Metrics
 from server.polling import until
@@ -28,7 +29,6 @@ from triton_llama.health import Address, Limits, ready
 from triton_llama.health.state import read_state
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
-from unit.notes import Note
 
 TIMES = 20
 AHEAD = 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from engine.small_checkpoints import small_config
 from llama_engine.model.manifest import Manifest
 from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaForCausalLM
 from triton_prepare.hub import Hub
 from triton_prepare.run import Order, prepare
-from unit.small_checkpoints import small_config
 
 NOWHERE = "http://127.0.0.1:9"
 """A hub that isn't there."""

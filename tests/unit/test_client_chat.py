@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from engine.small_tokenizers import llama2_like
 from triton_llama import RejectedInputError
 from triton_llama.chat_template import ChatTemplate, Message
 from triton_llama.conversation import Conversation
-from unit.small_tokenizers import llama2_like
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from engine.small_checkpoints import save_small
 from llama_engine.text.tokenizer import Tokenizer
 from triton_local.errors import InvalidSettingError
 from triton_local.server_log import ServerLog
 from unit.hubs import MODEL, running_hub
-from unit.small_checkpoints import save_small
 
 FULL = Path("/dev/full")
 """What is written there never fits."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from engine.splitting import splits
 from llama_engine.text.stop_checker import Transcript
-from unit.splitting import splits
 
 END = 99
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import llama_engine
 import pytest
+from engine.small_checkpoints import save_small
 from llama_engine.text.tokenizer import Tokenizer
 from triton_prepare.cli import main
 from triton_prepare.lock import locked
 from unit.prepared import prepare_folder
-from unit.small_checkpoints import save_small
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine.small_checkpoints import save_small
 from huggingface_hub import close_session
 from llama_engine.model.manifest import Manifest, Source
 from llama_engine.text.tokenizer import Tokenizer
@@ -15,7 +16,6 @@ from triton_prepare.origin import HubOriginal
 from triton_prepare.run import Order, prepare
 from unit.hubs import COMMIT, MODEL, LocalHub, running_hub
 from unit.prepared import NOWHERE, states
-from unit.small_checkpoints import save_small
 
 WEIGHTS = "model.safetensors"
 

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from engine.engines import load
+from engine.small_checkpoints import save_small
 from llama_engine.errors import CheckpointError
 from llama_engine.model.manifest import MANIFEST, Manifest
 from llama_engine.text.tokenizer import Tokenizer
-from unit.engines import load
 from unit.prepared import prepare_folder
-from unit.small_checkpoints import save_small
 
 
 @pytest.fixture(scope="module")

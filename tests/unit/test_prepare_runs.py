@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.small_checkpoints import save_small
 from llama_engine.errors import CheckpointError
 from llama_engine.model.manifest import MANIFEST, Manifest
 from llama_engine.text.tokenizer import Tokenizer
@@ -22,7 +23,6 @@ from triton_prepare.lock import locked
 from triton_prepare.places import check_room
 from triton_prepare.quantize import Fingerprint, compare
 from unit.prepared import prepare_folder, states
-from unit.small_checkpoints import save_small
 
 WEIGHTS = "model.safetensors"
 

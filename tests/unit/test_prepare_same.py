@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from bitsandbytes.nn.modules import Linear8bitLt
+from engine.engines import load
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.manifest import MANIFEST, Manifest
 from llama_engine.text.tokenizer import Tokenizer
-from unit.engines import load
 from unit.prepared import prepare_folder, save_small_in
 
 

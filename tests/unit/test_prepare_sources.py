@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.small_checkpoints import save_small
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from triton_prepare.checkpoint_files import find_files
@@ -15,7 +16,6 @@ from triton_prepare.hub import Hub
 from triton_prepare.run import Order, prepare
 from triton_prepare.weights import read_weights
 from unit.prepared import NOWHERE, prepare_folder, save_small_in
-from unit.small_checkpoints import save_small
 
 LLAMA = json.dumps({"model_type": "llama"})
 WEIGHTS = "model.safetensors"

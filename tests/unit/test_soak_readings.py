@@ -10,13 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import cast
 
 import pytest
+from engine.registries import RecordingRegistry
+from engine.scheduling import SECONDS
 from llama_engine.engine import Step
 from llama_engine.errors import InvalidRequest
 from llama_engine.observability.metrics import Metric
 from llama_engine.observability.stats import Meter
 from triton_local.server import LocalTriton
-from unit.registries import RecordingRegistry
-from unit.scheduling import SECONDS
 
 from perf.soak.readings import settled
 

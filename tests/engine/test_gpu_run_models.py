@@ -1,0 +1,65 @@
+"""Random Llamas that are made on the device: what they are in each precision, in whatever order they are asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine.engines import completions, engine_of, tokens_in
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.loader import Checkpoint
+
+from perf.gpu.models import RandomLlama, has_stock_layers, in_8_bits
+from perf.gpu.options import TINY
+from perf.gpu.precision import FP32, INT8, INT8_OUTLIERS, Precision
+
+CPU = torch.device("cpu")
+
+
+def _tokens(checkpoint: Checkpoint) -> list[int]:
+    request = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=6)
+    return tokens_in(completions(engine_of(checkpoint, 1), [request])[0].text)
+
+
+def _loaded(checkpoint: Checkpoint) -> tuple[str, float | None, bool]:
+    facts = checkpoint.facts
+    return "int8" if "int8" in facts.linears else "plain", facts.threshold, facts.rounds_activations
+
+
+def test_a_precision_is_another_one_than_was_asked_for() -> None:
+    llama = RandomLlama(TINY, CPU)
+    for precision, expected in (
+        (FP32, ("plain", None, False)),
+        # On a CPU threshold 0 has a layer of the engine's own, which rounds no activations.
+        (INT8, ("int8", 0.0, False)),
+        (INT8_OUTLIERS, ("int8", 6.0, True)),
+        (FP32, ("plain", None, False)),
+    ):
+        assert _loaded(llama.at(precision)) == expected
+    assert llama.at(INT8).facts.linears == {"int8": 7 * TINY.layers, "float32": 1}
+
+
+def test_stock_layers_are_the_engine_s_or_the_other_way_round() -> None:
+    llama = RandomLlama(TINY, CPU)
+    assert has_stock_layers(llama.at(INT8, stock=True).model)
+    assert not has_stock_layers(llama.at(INT8).model)
+    assert has_stock_layers(llama.at(INT8, stock=True).model)
+
+
+def test_layers_that_were_used_have_lost_their_scales_for_the_next_precision() -> None:
+    llama = RandomLlama(TINY, CPU)
+    fresh = _tokens(llama.at(INT8))
+    assert len(_tokens(llama.at(INT8, stock=True))) == 6
+    assert _tokens(llama.at(INT8)) == fresh
+
+
+@pytest.mark.parametrize("precision", [FP32, INT8, INT8_OUTLIERS])
+def test_two_models_of_a_shape_differ(precision: Precision) -> None:
+    assert _tokens(RandomLlama(TINY, CPU).at(precision)) == _tokens(RandomLlama(TINY, CPU).at(precision))
+
+
+def test_an_8_bit_layer_is_of_another_matrix() -> None:
+    weight = torch.randn(48, 32)
+    rows = torch.randn(5, 32)
+    exact = rows @ weight.T
+    for threshold in (0.0, 6.0):
+        assert ((in_8_bits(weight, threshold)(rows) - exact).norm() / exact.norm()).item() < 0.03

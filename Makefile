@@ -26,6 +26,7 @@ LOCK_PYTHON ?= 3.12
 MINUTES ?= 30
 SOAK ?=
 GPU ?=
+HOUSE ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -34,7 +35,7 @@ READY_ANALYZER := .venv/.ready-analyzer
 READY_KERNELS := .venv/.ready-kernels
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-unit test-contract test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check words \
+.PHONY: help demo serve prepare test test-unit test-contract test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check house words \
   format lock sbom train clean
 
 help: ## this list
@@ -108,6 +109,9 @@ check: $(READY_PERF) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+house: $(READY) ## lines, functions, a request's files, phrases and test seconds, each beside its bound (HOUSE=--trace)
+	@$(BIN)/python scripts/house.py $(HOUSE)
 
 words: ## phrases of the old manner that scripts/words.py finds, counted by folder
 	@$(PYTHON) scripts/words.py --per-folder

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llama_engine.errors import in_a_line
+from llama_engine.errors import one_line
 
 from perf.setting.budget import Budget
 from perf.setting.results import Results
@@ -65,7 +65,7 @@ class Course:
 
 def reason(error: Exception) -> str:
     """Return in a line why something couldn't be run."""
-    return str(error) if isinstance(error, NoTimeError) else in_a_line(error)
+    return str(error) if isinstance(error, NoTimeError) else one_line(error)
 
 
 def _in_short(found: Measurement) -> str:

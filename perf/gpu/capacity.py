@@ -58,7 +58,7 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
     """
     if graphs:
         refuse_without(checkpoint)
-    device = checkpoint.facts.device
+    device = checkpoint.info.device
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)
@@ -121,7 +121,7 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
 
 def scarce(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
     """Read prompts that don't fit into memory together: every row must be answered, and the engine go on afterwards."""
-    device = checkpoint.facts.device
+    device = checkpoint.info.device
     width = min(PROMPTS // extent.scarce_rows, extent.max_model_len // 2)
     settings = Settings(prefill_tokens=PROMPTS)
     engine = Engine(replace(checkpoint, max_model_len=extent.max_model_len), settings, extent.scarce_rows)

@@ -42,7 +42,7 @@ def embedded(precision: Precision, device: torch.device, fused: bool = False) ->
         **({"kernels": "fused"} if fused else {}),
     }
     loaded = load_checkpoint(Settings.parse(parameters, {}), device)
-    if fused and (loaded.kernels.attention is None or (loaded.kernels.few is None and not plain)):
+    if fused and (loaded.kernels.attention is None or (loaded.kernels.few_rows is None and not plain)):
         raise RuntimeError(f"the checkpoint has {loaded.kernels.describe()} only; the log says why")
     return loaded
 
@@ -56,7 +56,7 @@ def exactness(checkpoint: Checkpoint, batches: int, seconds: float, graphs: bool
         refuse_without(checkpoint)
     randomness, tally = random.Random(200), Tally()
     references = {1.0: GreedyReference(checkpoint, LONGEST), 1.3: GreedyReference(checkpoint, LONGEST, 1.3)}
-    prompts = pool(checkpoint.codec, min(60, 2 * batches), randomness)
+    prompts = pool(checkpoint.tokenizer, min(60, 2 * batches), randomness)
     exposed = with_tokens_as_text(checkpoint)
     settings = {"cuda_graphs": "on"} if graphs else {}
     engines = [engine_of(exposed, slots, **settings, **more) for slots, more in _ENGINES]
@@ -108,7 +108,7 @@ def tolerance(
     passed = same.within(same_bounds) and reference.within(reference_bounds)
     return {
         **precision.to_json(),
-        "loaded": checkpoint.facts.describe(),
+        "loaded": checkpoint.info.describe(),
         "kernels": checkpoint.kernels.describe(),
         "rows": rows,
         "steps": steps,

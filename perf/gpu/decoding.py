@@ -65,7 +65,7 @@ def engine(
 
     graphs: with the steps as CUDA graphs; RuntimeError if they can't be recorded.
     """
-    device, vocabulary = checkpoint.facts.device, checkpoint.config.vocab_size
+    device, vocabulary = checkpoint.info.device, checkpoint.config.vocab_size
     settings = Settings(cuda_graphs="on" if graphs else "off")
     made = Engine(replace(checkpoint, max_model_len=wave.context), settings, wave.rows)
     # As a server does at its start: what is compiled at its first use must not be compiled in what is measured.
@@ -108,7 +108,7 @@ def proved(made: Engine, graphs: bool) -> float:
 
 def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: DeviceRates) -> dict[str, object]:
     """Run a wave through transformers' generate() as one batch. Raises RuntimeError if it has other lengths."""
-    device = checkpoint.facts.device
+    device = checkpoint.info.device
     ids = torch.tensor(wave.prompts(checkpoint.config.vocab_size), device=device)
 
     def generate(tokens: int) -> float:
@@ -188,7 +188,7 @@ def _wave(
     beside = limit.beside(rate)
     return {
         **precision.to_json(),
-        "loaded": checkpoint.facts.describe(),
+        "loaded": checkpoint.info.describe(),
         "rows": wave.rows,
         "prompt_tokens": wave.prompt,
         "output_tokens": wave.output,

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Mapping
 
 import torch
-from llama_engine.kernels import reference as plain_kernels
+from llama_engine.kernels import reference
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -34,7 +34,7 @@ def product(codes: torch.Tensor, scales: torch.Tensor) -> Product:
 
 def plain_product(codes: torch.Tensor, scales: torch.Tensor) -> Product:
     """Return the same as the engine computes it for many rows: widened as a whole, then multiplied."""
-    return lambda rows: plain_kernels.int8_product(rows, codes, scales, None)
+    return lambda rows: reference.int8_product(rows, codes, scales, None)
 
 
 def variants(codes: torch.Tensor, scales: torch.Tensor) -> Mapping[str, Product]:

@@ -58,7 +58,7 @@ class Distance:
 def texts(checkpoint: Checkpoint, rows: int, steps: int, seed: int = 5) -> list[tuple[int, ...]]:
     """Return `rows` texts of different lengths, each long enough for a prompt and `steps` tokens behind it."""
     randomness = random.Random(seed)
-    return [random_prompt(checkpoint.codec, range(steps + 2, steps + 120), randomness)[1] for _ in range(rows)]
+    return [random_prompt(checkpoint.tokenizer, range(steps + 2, steps + 120), randomness)[1] for _ in range(rows)]
 
 
 @torch.inference_mode()
@@ -71,7 +71,7 @@ def through_slots(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps:
     for step in range(steps):
         tokens = [text[length + step] for text, length in zip(given, lengths, strict=True)]
         # No row has made a step before its first token; after that, all have.
-        model.advance(len(given) if step else 0, torch.tensor(tokens, device=checkpoint.facts.device))
+        model.advance(len(given) if step else 0, torch.tensor(tokens, device=checkpoint.info.device))
         found.append(model.logits(model.step(0, len(given), max(lengths) + step)))
     return list(torch.stack(found, dim=1).cpu())
 
@@ -79,7 +79,7 @@ def through_slots(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps:
 @torch.inference_mode()
 def alone(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps: int) -> list[torch.Tensor]:
     """Return the same by transformers' forward over each text alone, without a cache."""
-    device = checkpoint.facts.device
+    device = checkpoint.info.device
     found = []
     for text in given:
         hidden = checkpoint.model.model(input_ids=torch.tensor([text], device=device), use_cache=False)

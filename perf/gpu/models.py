@@ -18,9 +18,9 @@ from dataclasses import replace
 import torch
 from bitsandbytes.functional import int8_vectorwise_quant
 from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
-from llama_engine.kernels.selection import PLAIN
-from llama_engine.model.loader import Checkpoint, fit_kernels
-from llama_engine.model.model_info import read_facts
+from llama_engine.kernels.selection import STOCK
+from llama_engine.model.loader import Checkpoint, install_kernels
+from llama_engine.model.model_info import read_model_info
 from llama_engine.text.tokenizer import Tokenizer
 from llama_engine.text.vocabulary import Vocabulary
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
@@ -58,17 +58,17 @@ class RandomLlama:
             self.free()
             made = _made(self._shape, self._device)
         if precision.threshold is not None:
-            if made.facts.threshold is None:
+            if made.info.threshold is None:
                 quantize(made.model)
             set_threshold(made.model, precision.threshold)
         if stock:
             # An engine may have put its own in there.
             made.model.set_attn_implementation("sdpa")
-            self._checkpoint = replace(made, facts=read_facts(made.model), kernels=PLAIN)
+            self._checkpoint = replace(made, info=read_model_info(made.model), kernels=STOCK)
         else:
             _give_back_scales(made.model)
-            kernels = fit_kernels(made.model, self._kernels)
-            self._checkpoint = replace(made, facts=read_facts(made.model), kernels=kernels)
+            kernels = install_kernels(made.model, self._kernels)
+            self._checkpoint = replace(made, info=read_model_info(made.model), kernels=kernels)
         self._state = precision, stock
         return self._checkpoint
 
@@ -131,8 +131,8 @@ def has_stock_layers(model: LlamaForCausalLM) -> bool:
 def _is_spent(checkpoint: Checkpoint, precision: Precision, stock: bool) -> bool:
     """Say whether that can't be made of what is there: neither quantizing nor the engine's own layers can be undone."""
     if has_stock_layers(checkpoint.model):
-        return precision.threshold is None and checkpoint.facts.threshold is not None
-    return stock or precision.threshold != checkpoint.facts.threshold
+        return precision.threshold is None and checkpoint.info.threshold is not None
+    return stock or precision.threshold != checkpoint.info.threshold
 
 
 def _made(shape: Shape, device: torch.device) -> Checkpoint:
@@ -153,9 +153,9 @@ def _made(shape: Shape, device: torch.device) -> Checkpoint:
     return Checkpoint(
         name=f"random weights, {shape.hidden} x {shape.layers}",
         model=model,
-        codec=Tokenizer(tokenizer, Vocabulary(pieces)),
+        tokenizer=Tokenizer(tokenizer, Vocabulary(pieces)),
         generation_config=model.generation_config,
         max_model_len=shape.positions,
-        facts=read_facts(model),
+        info=read_model_info(model),
         prepared=None,
     )

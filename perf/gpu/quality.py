@@ -28,7 +28,9 @@ def tasks(
     base = Settings(max_model_len=context)
     reference = load_checkpoint(reference_of(base), device)
     if brief:
-        rows = text.from_text(reference_text()[:2000], "a page", reference.codec.tokenizer, reference.max_model_len)
+        rows = text.from_text(
+            reference_text()[:2000], "a page", reference.tokenizer.pretrained, reference.max_model_len
+        )
     else:
         rows = text.held_out(reference.max_model_len)
     for candidate in (*([FUSED] if device.type == "cuda" else []), *CANDIDATES):
@@ -38,8 +40,8 @@ def tasks(
 def _distance(
     candidate: Candidate, base: Settings, reference: Checkpoint, rows: text.Rows, texts: int
 ) -> Mapping[str, object]:
-    loaded = load_checkpoint(candidate.settings(base), reference.facts.device)
-    if candidate == FUSED and loaded.kernels.few is None:
+    loaded = load_checkpoint(candidate.settings(base), reference.info.device)
+    if candidate == FUSED and loaded.kernels.few_rows is None:
         raise RuntimeError("the fused 8-bit product isn't used; the log says why")
     taken = rows.tokens[:texts]
     silent: tqdm[NoReturn] = tqdm(disable=True)
@@ -50,6 +52,6 @@ def _distance(
         **found,
         **rows.origin,
         "rows": len(taken),
-        "reference": reference.facts.describe(),
+        "reference": reference.info.describe(),
         "in_short": f"KL {divergence['mean']} nats a token from the unquantized weights",
     }

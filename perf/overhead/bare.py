@@ -58,7 +58,7 @@ class BareEngine:
         parameters = {"model": str(folder), "quantization": quantization}
         device = choose_device("auto", 0 if torch.cuda.is_available() else None)
         loaded = load_checkpoint(Settings.parse(parameters, {}), device)
-        longest = max(len(loaded.codec.encode(one.prompt)) + one.output_tokens for one in requests)
+        longest = max(len(loaded.tokenizer.encode(one.prompt)) + one.output_tokens for one in requests)
         self.max_model_len = min(-(-longest // SPAN) * SPAN, loaded.max_model_len)
         self.checkpoint = replace(loaded, max_model_len=self.max_model_len)
         self.engine = Engine(self.checkpoint, Settings.parse(parameters, {}), slots)
@@ -68,7 +68,7 @@ class BareEngine:
         """Answer the first `count` requests, or all. Raises RuntimeError if one isn't completed as asked."""
         requests = self._requests[:count]
         began, worked = time.perf_counter(), time.process_time()
-        encode = self.checkpoint.codec.encode
+        encode = self.checkpoint.tokenizer.encode
         outcomes = self.engine.complete(
             [
                 GenerationRequest(
@@ -110,7 +110,7 @@ class BareEngine:
     @property
     def settle(self) -> Callable[[], None]:
         """Wait for what the device still does; a CPU has done everything when a call returns."""
-        return torch.cuda.synchronize if self.checkpoint.facts.device.type == "cuda" else _nothing
+        return torch.cuda.synchronize if self.checkpoint.info.device.type == "cuda" else _nothing
 
 
 def _nothing() -> None:

@@ -118,7 +118,7 @@ def through_forward(
     checkpoint: Checkpoint, shape: KVCacheShape, passes: Sequence[Pass], settle: Callable[[], None]
 ) -> float:
     """Make the passes again through transformers' forward alone; return the seconds of the passes."""
-    device = checkpoint.facts.device
+    device = checkpoint.info.device
     cache = _EvenCache(shape, device)
     hidden = _hidden(checkpoint, shape.slots)
     tokens = torch.full((shape.slots, shape.max_model_len), _TOKEN, device=device)
@@ -155,8 +155,8 @@ def _extent(one: Prompts | Chunk | Step) -> tuple[int, int, int]:
 
 
 def _hidden(checkpoint: Checkpoint, rows: int) -> torch.Tensor:
-    facts = checkpoint.facts
-    return torch.ones(rows, checkpoint.config.hidden_size, dtype=facts.dtype, device=facts.device)
+    info = checkpoint.info
+    return torch.ones(rows, checkpoint.config.hidden_size, dtype=info.dtype, device=info.device)
 
 
 class _EvenCache(KVCache):

@@ -12,7 +12,7 @@ from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.rows import Row
 from llama_engine.sampling.sampler import Sampler
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaModel, LlamaRMSNorm
@@ -39,7 +39,7 @@ _PROBES = (
     Probe(ModelRunner, "seat", "slots"),
     Probe(ModelRunner, "advance", "slots"),
     Probe(ModelRunner, "move", "slots"),
-    Probe(Transcript, "add", "stopping"),
+    Probe(StopChecker, "add", "stopping"),
     Probe(Row, "completion", "detokenization"),
 )
 

@@ -79,7 +79,7 @@ def measure(
 
 
 def _own(checkpoint: Checkpoint, name: str, content: str) -> text.Rows:
-    return text.from_text(content, name, checkpoint.codec.tokenizer, checkpoint.max_model_len)
+    return text.from_text(content, name, checkpoint.tokenizer.pretrained, checkpoint.max_model_len)
 
 
 def _held_out(checkpoint: Checkpoint) -> text.Rows:
@@ -92,7 +92,7 @@ def _held_out(checkpoint: Checkpoint) -> text.Rows:
 def _add(
     results: Results, candidate: Candidate, base: Settings, reference: Checkpoint, rows: text.Rows, bar: tqdm[NoReturn]
 ) -> None:
-    loaded = load_checkpoint(candidate.settings(base), reference.facts.device)
+    loaded = load_checkpoint(candidate.settings(base), reference.info.device)
     for key, measurement in measured(candidate, reference, loaded, rows.tokens, bar).items():
         results.add(key, measurement)
 

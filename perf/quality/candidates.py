@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import torch
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.model_info import Facts
+from llama_engine.model.model_info import ModelInfo
 from llama_engine.settings import Settings
 from tqdm import tqdm
 
@@ -64,23 +64,23 @@ def measured(
 ) -> dict[str, dict[str, object]]:
     """Compare the loaded candidate with the reference on these rows; the measurements by key, the reference's first."""
     tokens = both(reference.model, loaded.model, rows, progress)
-    name = _WEIGHTS[reference.facts.dtype]
+    name = _WEIGHTS[reference.info.dtype]
     return {
         name.lower(): {
             "title": name,
-            **_facts(reference.facts),
+            **_facts(reference.info),
             "weights": name,
             "perplexity": round(perplexity(tokens.reference_loss), 4),
         },
         candidate.key: {
-            "title": candidate.title(loaded.facts.rounds_activations),
-            **_facts(loaded.facts),
+            "title": candidate.title(loaded.info.rounds_activations),
+            **_facts(loaded.info),
             "weights": "INT8",
-            "threshold": loaded.facts.threshold,
+            "threshold": loaded.info.threshold,
             **summary(tokens),
         },
     }
 
 
-def _facts(facts: Facts) -> dict[str, object]:
-    return {"weights_mib": round(facts.weight_bytes / 2**20, 2), "loaded": facts.describe()}
+def _facts(info: ModelInfo) -> dict[str, object]:
+    return {"weights_mib": round(info.weight_bytes / 2**20, 2), "loaded": info.describe()}

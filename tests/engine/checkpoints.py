@@ -17,6 +17,6 @@ def int8() -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def codec(fp32: Checkpoint) -> Tokenizer:
+def tokenizer(fp32: Checkpoint) -> Tokenizer:
     """The embedded checkpoint's tokenizer."""
-    return fp32.codec
+    return fp32.tokenizer

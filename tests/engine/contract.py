@@ -43,10 +43,10 @@ def raw(**values: object) -> RawInputs:
     return {name: tensor(name, [value]) for name, value in {"text_input": "def f", **values}.items()}
 
 
-def parser(codec: Tokenizer, defaults: GenerationDefaults = DEFAULTS) -> RequestParser:
-    return RequestParser(codec, defaults, MAX_MODEL_LEN)
+def parser(tokenizer: Tokenizer, defaults: GenerationDefaults = DEFAULTS) -> RequestParser:
+    return RequestParser(tokenizer, defaults, MAX_MODEL_LEN)
 
 
-def parse_one(codec: Tokenizer, **values: object) -> GenerationRequest:
-    (request,) = parser(codec).parse(raw(**values))
+def parse_one(tokenizer: Tokenizer, **values: object) -> GenerationRequest:
+    (request,) = parser(tokenizer).parse(raw(**values))
     return request

@@ -28,7 +28,7 @@ def engine_of(checkpoint: Checkpoint, slots: int = 8, **parameters: str) -> Engi
 def with_tokens_as_text(checkpoint: Checkpoint) -> Checkpoint:
     """The same model, but every token, a special one too, is "<its number> ": a completion's text shows its tokens."""
     pieces = [f"{token} ".encode() for token in range(checkpoint.config.vocab_size)]
-    return replace(checkpoint, codec=Tokenizer(checkpoint.codec.tokenizer, Vocabulary(pieces)))
+    return replace(checkpoint, tokenizer=Tokenizer(checkpoint.tokenizer.pretrained, Vocabulary(pieces)))
 
 
 def tokens_in(text: str) -> list[int]:

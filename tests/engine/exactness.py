@@ -41,10 +41,10 @@ def compare(
             tally.ties += 1
 
 
-def pool(codec: Tokenizer, size: int, randomness: random.Random) -> list[tuple[int, ...]]:
+def pool(tokenizer: Tokenizer, size: int, randomness: random.Random) -> list[tuple[int, ...]]:
     """Distinct prompts: half of them short, so that prefill pads a lot; all lengths on both sides of a span bucket."""
-    short = [random_prompt(codec, range(2, 24), randomness)[1] for _ in range(size // 2)]
-    return short + [random_prompt(codec, range(1, 201), randomness)[1] for _ in range(size - len(short))]
+    short = [random_prompt(tokenizer, range(2, 24), randomness)[1] for _ in range(size // 2)]
+    return short + [random_prompt(tokenizer, range(1, 201), randomness)[1] for _ in range(size - len(short))]
 
 
 def mix(

@@ -16,7 +16,7 @@ FAILED = "decoding failed; the server's log has the reason"
 def penalized_request(checkpoint: Checkpoint, index: int, lengths: range = range(3, 60)) -> GenerationRequest:
     """Sampled, with every penalty: a token that is counted twice shows in the ones after it."""
     return GenerationRequest(
-        prompt="", prompt_tokens=random_prompt(checkpoint.codec, lengths, random.Random(index))[1],
+        prompt="", prompt_tokens=random_prompt(checkpoint.tokenizer, lengths, random.Random(index))[1],
         max_tokens=8, min_tokens=8, temperature=0.9, top_k=40, seed=index, frequency_penalty=2.0,
         presence_penalty=0.5, repetition_penalty=1.3,
     )  # fmt: skip

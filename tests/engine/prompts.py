@@ -12,11 +12,11 @@ def reference_text() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def random_prompt(codec: Tokenizer, lengths: range, randomness: random.Random) -> tuple[str, tuple[int, ...]]:
+def random_prompt(tokenizer: Tokenizer, lengths: range, randomness: random.Random) -> tuple[str, tuple[int, ...]]:
     """Return a prompt of a random number of tokens from the range, as text and as tokens."""
     length = randomness.choice(lengths)
     start = randomness.randrange(len(reference_text()) - 12 * length)
-    tokens = codec.encode(reference_text()[start : start + 12 * length])[:length]
-    text = codec.tokenizer.decode(list(tokens), skip_special_tokens=True)
+    tokens = tokenizer.encode(reference_text()[start : start + 12 * length])[:length]
+    text = tokenizer.pretrained.decode(list(tokens), skip_special_tokens=True)
     assert isinstance(text, str)
     return text, tokens

@@ -7,18 +7,18 @@ from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
-def small_config(codec: Tokenizer, **changed: object) -> LlamaConfig:
+def small_config(tokenizer: Tokenizer, **changed: object) -> LlamaConfig:
     values: dict[str, object] = {
-        "vocab_size": len(codec.vocabulary.pieces), "hidden_size": 64, "intermediate_size": 128,
+        "vocab_size": len(tokenizer.vocabulary.token_bytes), "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3, "tie_word_embeddings": False,
     }  # fmt: skip
     return LlamaConfig(**{**values, **changed})  # type: ignore[arg-type]
 
 
-def save_small(folder: Path, codec: Tokenizer, **changed: object) -> Path:
+def save_small(folder: Path, tokenizer: Tokenizer, **changed: object) -> Path:
     """Save an untrained Llama of two layers, its head and embedding apart."""
     torch.manual_seed(0)
-    LlamaForCausalLM(small_config(codec, **changed)).save_pretrained(folder)
-    codec.tokenizer.save_pretrained(folder)
+    LlamaForCausalLM(small_config(tokenizer, **changed)).save_pretrained(folder)
+    tokenizer.pretrained.save_pretrained(folder)
     return folder

@@ -47,7 +47,7 @@ def test_a_bad_word_appears(fp32: Checkpoint) -> None:
     for _ in range(4):
         free = [
             GenerationRequest(
-                prompt="", prompt_tokens=random_prompt(fp32.codec, range(2, 20), randomness)[1], max_tokens=24,
+                prompt="", prompt_tokens=random_prompt(fp32.tokenizer, range(2, 20), randomness)[1], max_tokens=24,
                 min_tokens=24, temperature=randomness.choice((0.7, 1.2, 2.0)), seed=randomness.getrandbits(64),
             )
             for _ in range(8)
@@ -68,7 +68,9 @@ def test_a_bad_word_appears(fp32: Checkpoint) -> None:
 
 
 def test_a_ban_changes_a_neighbour(fp32: Checkpoint) -> None:
-    plain = GenerationRequest(prompt="", prompt_tokens=fp32.codec.encode("def"), max_tokens=12, temperature=1.0, seed=3)
+    plain = GenerationRequest(
+        prompt="", prompt_tokens=fp32.tokenizer.encode("def"), max_tokens=12, temperature=1.0, seed=3
+    )
     banned = replace(plain, bad_words=(b" ", b"a", b"e", b"\n"))
     engine = engine_of(fp32, 2)
     assert completions(engine, [banned, plain])[1] == completions(engine, [plain])[0]
@@ -89,7 +91,7 @@ def test_a_ban_on_everything_fails_the_row_or_never_ends_it(temperature: float) 
 def test_a_ban_on_every_byte_lets_text_through(fp32: Checkpoint) -> None:
     every_byte = tuple(bytes([byte]) for byte in range(256))
     request = GenerationRequest(
-        prompt="", prompt_tokens=fp32.codec.encode("def"), max_tokens=8, temperature=1.0, bad_words=every_byte
+        prompt="", prompt_tokens=fp32.tokenizer.encode("def"), max_tokens=8, temperature=1.0, bad_words=every_byte
     )
     (completion,) = completions(engine_of(fp32, 1), [request])
     assert completion.text == ""

@@ -93,7 +93,7 @@ def test_the_plan_is_not_what_is_allocated(dtype: torch.dtype) -> None:
 
 def test_what_a_former_row_left_behind_changes_the_next(fp32: Checkpoint) -> None:
     randomness = random.Random(2)
-    prompts = [random_prompt(fp32.codec, range(1, 90), randomness)[1] for _ in range(6)]
+    prompts = [random_prompt(fp32.tokenizer, range(1, 90), randomness)[1] for _ in range(6)]
     requests = [GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=10) for prompt in prompts]
     fresh = [completions(engine_of(fp32, 2), [request])[0] for request in requests]
 
@@ -113,7 +113,7 @@ def test_attention_reads_more_or_less_than_the_buckets_it_should(fp32: Checkpoin
     short = replace(fp32, max_model_len=150)
     engine = engine_of(short, 2)
     spans: list[int] = []
-    prompts = [random_prompt(fp32.codec, range(length, length + 1), random.Random(3))[1] for length in (60, 9)]
+    prompts = [random_prompt(fp32.tokenizer, range(length, length + 1), random.Random(3))[1] for length in (60, 9)]
     requests = [
         GenerationRequest(prompt="", prompt_tokens=prompts[0], max_tokens=90, min_tokens=90),
         GenerationRequest(prompt="", prompt_tokens=prompts[1], max_tokens=3, min_tokens=3),

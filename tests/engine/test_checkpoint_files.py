@@ -20,8 +20,8 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, codec: Tokenizer) -> Path:
-    return save_small(tmp_path_factory.mktemp("saved"), codec)
+def saved(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    return save_small(tmp_path_factory.mktemp("saved"), tokenizer)
 
 
 @pytest.fixture

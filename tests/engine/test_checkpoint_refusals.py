@@ -15,8 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 @pytest.fixture
-def folder(tmp_path: Path, codec: Tokenizer) -> Path:
-    return save_small(tmp_path / "small", codec)
+def folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
+    return save_small(tmp_path / "small", tokenizer)
 
 
 def _refused(quantization: str, **parameters: str) -> str:
@@ -36,10 +36,10 @@ def test_an_empty_folder_is_served(tmp_path: Path) -> None:
     assert _refused("none", model=str(tmp_path)).startswith(f"can't load {tmp_path}: ")
 
 
-def test_a_model_that_is_no_llama_is_served(tmp_path: Path, codec: Tokenizer) -> None:
+def test_a_model_that_is_no_llama_is_served(tmp_path: Path, tokenizer: Tokenizer) -> None:
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    codec.tokenizer.save_pretrained(tmp_path)
+    tokenizer.pretrained.save_pretrained(tmp_path)
     message = _refused("none", model=str(tmp_path))
     assert message == f"{tmp_path} is a 'gpt2' checkpoint; this engine serves 'llama'"
 
@@ -86,11 +86,11 @@ def test_a_checkpoint_without_its_tokenizer_is_served(folder: Path) -> None:
 
 @pytest.mark.parametrize("asked", ["none", "nf4"])
 def test_an_8_bit_checkpoint_is_served_in_another_precision(
-    codec: Tokenizer, tmp_path: Path, folder: Path, asked: str
+    tokenizer: Tokenizer, tmp_path: Path, folder: Path, asked: str
 ) -> None:
     eight_bit = tmp_path / "int8"
     load("int8", model=str(folder)).model.save_pretrained(eight_bit)
-    codec.tokenizer.save_pretrained(eight_bit)
+    tokenizer.pretrained.save_pretrained(eight_bit)
     assert _refused(asked, model=str(eight_bit)) == (
         f"quantization is {asked!r}, but {eight_bit} is saved in int8; "
         "set quantization to 'checkpoint' to serve it as it is"

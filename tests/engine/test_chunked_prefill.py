@@ -26,7 +26,7 @@ def _prompts(checkpoint: Checkpoint, longest: int) -> list[tuple[int, ...]]:
     lengths = [length for length in (1, 7, 8, 16, 17, 32, 49, 64, 65, 100, 128, 129) if length <= longest]
     lengths += [randomness.randint(2, longest) for _ in range(4)]
     randomness.shuffle(lengths)
-    return [random_prompt(checkpoint.codec, range(length, length + 1), randomness)[1] for length in lengths]
+    return [random_prompt(checkpoint.tokenizer, range(length, length + 1), randomness)[1] for length in lengths]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_prompt_read_in_chunks_gives_other_tokens(
 
 
 def test_the_longest_prompt_changes_in_chunks(fp32: Checkpoint) -> None:
-    prompt = random_prompt(fp32.codec, range(510, 511), random.Random(8))[1]
+    prompt = random_prompt(fp32.tokenizer, range(510, 511), random.Random(8))[1]
     request = GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=2)
     (expected,) = run_requests(engine_of(fp32, 1, prefill_tokens="512"), [request]).outcomes
     assert run_requests(engine_of(fp32, 2, prefill_tokens="100"), [request]).outcomes == [expected]
@@ -60,7 +60,7 @@ def test_the_longest_prompt_changes_in_chunks(fp32: Checkpoint) -> None:
 
 def test_a_chunk_is_read_twice_or_out_of_place(fp32: Checkpoint) -> None:
     """The passes over one prompt of 100 tokens, and that two short ones behind it are read together."""
-    prompts = [random_prompt(fp32.codec, range(size, size + 1), random.Random(size))[1] for size in (100, 6, 8)]
+    prompts = [random_prompt(fp32.tokenizer, range(size, size + 1), random.Random(size))[1] for size in (100, 6, 8)]
     requests = [GenerationRequest(prompt="", prompt_tokens=one, max_tokens=3, min_tokens=3) for one in prompts]
     seen: list[tuple[int, int, int]] = []
 

@@ -18,7 +18,7 @@ def _config(**values: object) -> GenerationConfig:
 
 
 def test_a_value_of_the_config_is_not_taken() -> None:
-    sampled = GenerationDefaults.of(
+    sampled = GenerationDefaults.from_config(
         _config(
             do_sample=True, temperature=0.6, top_p=0.9, top_k=40, repetition_penalty=1.1, max_new_tokens=7,
             min_new_tokens=3, eos_token_id=[2, 5],
@@ -30,15 +30,17 @@ def test_a_value_of_the_config_is_not_taken() -> None:
 
 
 def test_an_empty_config_gives_something_else_than_the_contract() -> None:
-    assert GenerationDefaults.of(_config(), 128, VOCABULARY) == GenerationDefaults(
+    assert GenerationDefaults.from_config(_config(), 128, VOCABULARY) == GenerationDefaults(
         128, 0, 0.0, 0, 1.0, 1.0, frozenset()
     )
-    assert GenerationDefaults.of(_config(do_sample=True), 128, VOCABULARY).temperature == 1.0
-    assert GenerationDefaults.of(_config(eos_token_id=0), 9, VOCABULARY).end_tokens == frozenset({0})
+    assert GenerationDefaults.from_config(_config(do_sample=True), 128, VOCABULARY).temperature == 1.0
+    assert GenerationDefaults.from_config(_config(eos_token_id=0), 9, VOCABULARY).end_tokens == frozenset({0})
 
 
 def test_a_greedy_config_samples_by_the_values_it_does_not_use() -> None:
-    greedy = GenerationDefaults.of(_config(do_sample=False, temperature=0.6, top_p=0.9, top_k=40), 128, VOCABULARY)
+    greedy = GenerationDefaults.from_config(
+        _config(do_sample=False, temperature=0.6, top_p=0.9, top_k=40), 128, VOCABULARY
+    )
     assert (greedy.temperature, greedy.top_p, greedy.top_k) == (0.0, 1.0, 0)
 
 
@@ -63,10 +65,10 @@ def test_a_greedy_config_samples_by_the_values_it_does_not_use() -> None:
 )
 def test_a_value_out_of_the_contract_is_served(name: str, value: float, bound: str) -> None:
     with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {name} is {value}; it must be {bound}$"):
-        GenerationDefaults.of(_config(do_sample=True, **{name: value}), 128, VOCABULARY)
+        GenerationDefaults.from_config(_config(do_sample=True, **{name: value}), 128, VOCABULARY)
 
 
 def test_the_embedded_checkpoint_has_no_end(fp32: Checkpoint) -> None:
-    defaults = GenerationDefaults.of(fp32.generation_config, 128, VOCABULARY)
-    assert defaults.end_tokens == {fp32.codec.tokenizer.eos_token_id}
+    defaults = GenerationDefaults.from_config(fp32.generation_config, 128, VOCABULARY)
+    assert defaults.end_tokens == {fp32.tokenizer.pretrained.eos_token_id}
     assert f"end_tokens={sorted(defaults.end_tokens)}" in defaults.describe()

@@ -20,7 +20,7 @@ def _requests(checkpoint: Checkpoint, count: int, max_tokens: int = 8) -> list[G
     randomness = random.Random(count)
     return [
         GenerationRequest(
-            prompt="", prompt_tokens=random_prompt(checkpoint.codec, range(3, 60), randomness)[1],
+            prompt="", prompt_tokens=random_prompt(checkpoint.tokenizer, range(3, 60), randomness)[1],
             max_tokens=max_tokens, min_tokens=max_tokens, temperature=0.7, seed=index, frequency_penalty=0.5,
         )
         for index in range(count)
@@ -91,7 +91,7 @@ def test_a_row_of_one_token_runs_a_decode_step(fp32: Checkpoint, engine: Engine)
 
 def test_the_prompt_is_not_put_before_the_text_when_asked(fp32: Checkpoint, engine: Engine) -> None:
     prompt = "The for statement is 🙂"
-    request = GenerationRequest(prompt=prompt, prompt_tokens=fp32.codec.encode(prompt), max_tokens=5)
+    request = GenerationRequest(prompt=prompt, prompt_tokens=fp32.tokenizer.encode(prompt), max_tokens=5)
     with_input = GenerationRequest(
         prompt=prompt, prompt_tokens=request.prompt_tokens, max_tokens=5, exclude_input_in_output=False
     )

@@ -21,8 +21,8 @@ def _tokens(checkpoint: Checkpoint) -> list[int]:
 
 
 def _loaded(checkpoint: Checkpoint) -> tuple[str, float | None, bool]:
-    facts = checkpoint.facts
-    return "int8" if "int8" in facts.linears else "plain", facts.threshold, facts.rounds_activations
+    info = checkpoint.info
+    return "int8" if "int8" in info.linears else "plain", info.threshold, info.rounds_activations
 
 
 def test_a_precision_is_another_one_than_was_asked_for() -> None:
@@ -35,7 +35,7 @@ def test_a_precision_is_another_one_than_was_asked_for() -> None:
         (FP32, ("plain", None, False)),
     ):
         assert _loaded(llama.at(precision)) == expected
-    assert llama.at(INT8).facts.linears == {"int8": 7 * TINY.layers, "float32": 1}
+    assert llama.at(INT8).info.linears == {"int8": 7 * TINY.layers, "float32": 1}
 
 
 def test_stock_layers_are_the_engine_s_or_the_other_way_round() -> None:

@@ -19,7 +19,7 @@ from llama_engine.observability.readiness import Readiness
 from llama_engine.observability.stats import Meter
 from llama_engine.rows import Completion, Row
 from llama_engine.scheduler import Scheduler
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 
 REQUEST = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=3, min_tokens=3)
 
@@ -50,7 +50,7 @@ class Fault:
 
 
 def _row() -> Row:
-    return Row(REQUEST, Transcript(min_tokens=0, max_tokens=4, stop_words=[], end_tokens=[]), None)
+    return Row(REQUEST, StopChecker(min_tokens=0, max_tokens=4, stop_words=[], end_tokens=[]), None)
 
 
 def _until(condition: Callable[[], bool]) -> None:

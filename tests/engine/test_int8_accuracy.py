@@ -24,7 +24,7 @@ def _perplexity(logits: list[torch.Tensor], prompts: list[tuple[int, ...]]) -> f
 
 def test_8_bits_cost_more_than_a_hundredth_of_perplexity(fp32: Checkpoint, int8: Checkpoint) -> None:
     randomness = random.Random(6)
-    prompts = [random_prompt(fp32.codec, range(100, 300), randomness)[1] for _ in range(12)]
+    prompts = [random_prompt(fp32.tokenizer, range(100, 300), randomness)[1] for _ in range(12)]
     exact, rounded = _logits(fp32, prompts), _logits(int8, prompts)
     before, after = _perplexity(exact, prompts), _perplexity(rounded, prompts)
     print(f"perplexity {before:.3f} in FP32, {after:.3f} in INT8")
@@ -33,7 +33,7 @@ def test_8_bits_cost_more_than_a_hundredth_of_perplexity(fp32: Checkpoint, int8:
 
 def test_8_bits_change_the_distribution_or_nothing_at_all(fp32: Checkpoint, int8: Checkpoint) -> None:
     randomness = random.Random(7)
-    prompts = [random_prompt(fp32.codec, range(100, 300), randomness)[1] for _ in range(8)]
+    prompts = [random_prompt(fp32.tokenizer, range(100, 300), randomness)[1] for _ in range(8)]
     divergences, distances = [], []
     for exact, rounded in zip(_logits(fp32, prompts), _logits(int8, prompts), strict=True):
         expected, got = exact.log_softmax(-1), rounded.log_softmax(-1)

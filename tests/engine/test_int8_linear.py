@@ -6,12 +6,12 @@ import pytest
 import torch
 from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
 from engine.engines import load
-from llama_engine.kernels import reference as plain_kernels
-from llama_engine.kernels.selection import PLAIN, Kernels
+from llama_engine.kernels import reference
+from llama_engine.kernels.selection import STOCK, Kernels
 from llama_engine.model import int8_linear
 from llama_engine.model import loader as loading
-from llama_engine.model.int8_linear import Int8Linear, leave_activations_unrounded
-from llama_engine.model.loader import Checkpoint, fit_kernels
+from llama_engine.model.int8_linear import Int8Linear, replace_int8_layers
+from llama_engine.model.loader import Checkpoint, install_kernels
 from transformers import LlamaForCausalLM
 
 
@@ -45,7 +45,7 @@ def test_the_product_is_not_that_of_the_dequantized_weight(
     parent = torch.nn.Sequential(layer)
     activations = torch.randn(2, rows, 48)
     expected = _exact(layer, activations)
-    leave_activations_unrounded(parent)
+    replace_int8_layers(parent)
     assert isinstance(parent[0], Int8Linear)
     assert parent[0].weight is layer.weight, "the weight has been copied"
     product = parent(activations)
@@ -60,7 +60,7 @@ def test_layers_that_share_the_scratch_spoil_each_other() -> None:
     for layer in layers:
         expected = _exact(layer, expected).float()
     model = torch.nn.Sequential(*layers)
-    leave_activations_unrounded(model)
+    replace_int8_layers(model)
     torch.testing.assert_close(model(activations), expected, rtol=1e-4, atol=1e-3)
 
 
@@ -69,7 +69,7 @@ def test_the_dtype_of_the_activations_is_not_kept() -> None:
     model = torch.nn.Sequential(layer)
     activations = torch.randn(3, 16).bfloat16()
     expected = _exact(layer, activations)
-    leave_activations_unrounded(model)
+    replace_int8_layers(model)
     product = model(activations)
     assert product.dtype == torch.bfloat16
     torch.testing.assert_close(product.double(), expected, rtol=1e-2, atol=1e-2)
@@ -81,16 +81,16 @@ def test_activations_are_rounded_at_threshold_0_or_not_rounded_at_another(int8: 
         return {not isinstance(module, Int8Linear) for module in modules if isinstance(module, Linear8bitLt)}
 
     assert rounding(int8) == {False}
-    assert "outlier threshold 0, activations not rounded;" in int8.facts.describe()
+    assert "outlier threshold 0, activations not rounded;" in int8.info.describe()
     outliers = load("int8", int8_threshold="6")
     assert rounding(outliers) == {True}
-    assert "outlier threshold 6; " in outliers.facts.describe()
+    assert "outlier threshold 6; " in outliers.info.describe()
 
 
 def test_fused_kernels_change_something_on_a_cpu(int8: Checkpoint) -> None:
     fused = load("int8", kernels="fused")
-    assert fused.kernels == int8.kernels == PLAIN
-    assert fused.facts == int8.facts
+    assert fused.kernels == int8.kernels == STOCK
+    assert fused.info == int8.info
 
 
 def test_a_gpu_gets_other_kernels_than_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,19 +99,19 @@ def test_a_gpu_gets_other_kernels_than_the_setting_says(monkeypatch: pytest.Monk
     layers = [module for module in model.modules() if isinstance(module, Linear8bitLt)]
     for layer in layers:
         layer.state.threshold = 0.0
-    chosen = Kernels(few=plain_kernels.int8_product, attention=plain_kernels.decode_attention)
+    chosen = Kernels(few_rows=reference.int8_product, attention=reference.decode_attention)
     asked: list[tuple[object, ...]] = []
 
-    def choose(*facts: object) -> Kernels:
-        asked.append(facts)
+    def choose(*info: object) -> Kernels:
+        asked.append(info)
         return chosen
 
     monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("cuda"), raising=False)
     monkeypatch.setattr(loading, "choose_kernels", choose)
-    assert fit_kernels(model, "stock") == PLAIN
+    assert install_kernels(model, "stock") == STOCK
     assert asked == []
     assert not any(isinstance(module, Int8Linear) for module in model.modules())
-    assert fit_kernels(model, "fused") == chosen
+    assert install_kernels(model, "fused") == chosen
     heads = model.config.num_attention_heads
     shared = model.config.num_key_value_heads
     assert shared is not None
@@ -127,16 +127,16 @@ def test_a_product_that_failed_leaves_no_stock_layer(monkeypatch: pytest.MonkeyP
     for module in model.modules():
         if isinstance(module, Linear8bitLt):
             module.state.threshold = 0.0
-    chosen = Kernels(attention=plain_kernels.decode_attention)
+    chosen = Kernels(attention=reference.decode_attention)
     monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("cuda"), raising=False)
     monkeypatch.setattr(loading, "choose_kernels", lambda *_: chosen)
-    assert fit_kernels(model, "fused") == chosen
+    assert install_kernels(model, "fused") == chosen
     assert not any(isinstance(module, Int8Linear) for module in model.modules())
 
 
 def test_a_layer_that_was_first_used_in_inference_mode_is_of_no_use_outside() -> None:
     model = torch.nn.Sequential(_layer(8, 16, False))
-    leave_activations_unrounded(model)
+    replace_int8_layers(model)
     activations = torch.randn(3, 16)
     with torch.inference_mode():
         within = model(activations).clone()

@@ -25,9 +25,9 @@ def ran(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, codec: Tokenizer, ran: Path) -> Path:
+def folder(tmp_path: Path, tokenizer: Tokenizer, ran: Path) -> Path:
     """A Llama with code beside it, and the word that the code is to be used."""
-    folder = save_small(tmp_path / "small", codec)
+    folder = save_small(tmp_path / "small", tokenizer)
     (folder / "payload.py").write_text(f"open({str(ran)!r}, 'w')\nclass PayloadConfig: ...\n")
     for name in ("config.json", "tokenizer_config.json"):
         file = folder / name

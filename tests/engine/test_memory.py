@@ -69,7 +69,7 @@ def test_an_engine_is_made_although_it_does_not_fit_or_allocates_first(fp32: Che
 def test_the_plan_of_an_engine_has_other_figures_than_its_model(fp32: Checkpoint) -> None:
     plan, config = engine_of(fp32, 3).plan, fp32.config
     per_token = 2 * config.num_hidden_layers * (config.num_key_value_heads or 0) * (config.head_dim or 0) * 4
-    assert plan.weights == fp32.facts.weight_bytes
+    assert plan.weights == fp32.info.weight_bytes
     assert plan.cache == 3 * fp32.max_model_len * per_token
     assert plan.sampling == 3 * config.vocab_size * 5
     assert plan.reserve > 64 * MIB
@@ -109,9 +109,9 @@ def test_a_weight_is_widened_in_no_plan_or_in_one_whose_products_widen_none(
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1 << 40)
     settings, config = Settings.parse({}, {}), fp32.config
     loaded = {"none": fp32, "int8": int8}[quantization]
-    facts = replace(loaded.facts, device=torch.device(device), rounds_activations=rounds)
-    planned = plan_memory(replace(loaded, facts=facts), settings, 4).reserve
-    widened = config.hidden_size * config.intermediate_size * facts.dtype.itemsize
+    info = replace(loaded.info, device=torch.device(device), rounds_activations=rounds)
+    planned = plan_memory(replace(loaded, info=info), settings, 4).reserve
+    widened = config.hidden_size * config.intermediate_size * info.dtype.itemsize
     assert planned - plan_memory(fp32, settings, 4).reserve == widened * widens
 
 

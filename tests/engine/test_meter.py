@@ -16,7 +16,7 @@ from llama_engine.observability import metrics
 from llama_engine.observability.metrics import METRICS, Metric
 from llama_engine.observability.stats import Meter
 from llama_engine.rows import Completion, Outcome, Row
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 from llama_engine.tickets import Ticket
 
 NO_LIMIT = {"llama_queue_limit_requests": 0}
@@ -25,7 +25,7 @@ FAILURES = [(Cancelled("c"), "cancelled"), (Unavailable("u"), "unavailable"), (G
 
 def _row() -> Row:
     request = GenerationRequest(prompt="", prompt_tokens=(1, 2, 3), max_tokens=4)
-    return Row(request, Transcript(min_tokens=0, max_tokens=4, stop_words=[], end_tokens=[]), None)
+    return Row(request, StopChecker(min_tokens=0, max_tokens=4, stop_words=[], end_tokens=[]), None)
 
 
 def _ticket(outcome: Outcome, entered: float = 12.0, started: float = 15.0) -> Ticket:

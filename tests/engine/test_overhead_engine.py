@@ -78,7 +78,7 @@ def test_a_pass_is_not_noted_or_made_again_otherwise(bare: BareEngine) -> None:
     noted = bare.split().passes
     # Two rows at first, of which the second ends after its third token; the third one takes its slot, and a step later
     # than the prompts of the first two the first one ends.
-    lengths = [len(bare.checkpoint.codec.encode(request.prompt)) for request in REQUESTS]
+    lengths = [len(bare.checkpoint.tokenizer.encode(request.prompt)) for request in REQUESTS]
     assert noted[:2] == [Prompts(0, (lengths[0], lengths[1])), Head(2)]
     assert sum(one.rows for one in noted if isinstance(one, Head)) == 12
     assert sum(one.last - one.first for one in noted if isinstance(one, Step)) == 12 - 3

@@ -25,7 +25,7 @@ def rows(fp32: Checkpoint) -> list[list[int]]:
     """Five rows of unequal lengths, one longer than what the head is applied to at once."""
     randomness = random.Random(11)
     lengths = [range(20, 40)] * 4 + [range(passes.POSITIONS_AT_ONCE + 9, passes.POSITIONS_AT_ONCE + 10)]
-    return [list(random_prompt(fp32.codec, length, randomness)[1]) for length in lengths]
+    return [list(random_prompt(fp32.tokenizer, length, randomness)[1]) for length in lengths]
 
 
 def test_a_model_is_at_no_distance_from_itself(fp32: Checkpoint, rows: list[list[int]]) -> None:

@@ -11,8 +11,8 @@ from perf.quality.errors import TextError
 from perf.quality.text import Rows, cut, from_text, read
 
 
-def rows_of(file: Path, codec: Tokenizer) -> Rows:
-    return from_text(read(file), file.name, codec.tokenizer, 64)
+def rows_of(file: Path, tokenizer: Tokenizer) -> Rows:
+    return from_text(read(file), file.name, tokenizer.pretrained, 64)
 
 
 def test_every_token_is_predicted_once_and_every_row_begins_with_bos() -> None:
@@ -33,14 +33,17 @@ def test_rows_without_room_for_two_tokens_are_refused(bos: int | None, context: 
         cut([1, 2, 3], bos, context)
 
 
-def test_a_file_is_read_as_it_is(codec: Tokenizer, tmp_path: Path) -> None:
+def test_a_file_is_read_as_it_is(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     # Two newlines, and characters of more than one byte.
     file.write_bytes("Ein schöner Text – mit\r\nZeilen. ".encode() * 40)
-    rows = rows_of(file, codec)
+    rows = rows_of(file, tokenizer)
     assert rows.origin == {"text": "text.txt", "characters": 32 * 40}
     assert max(map(len, rows.tokens)) == 64
-    assert b"".join(codec.vocabulary.pieces[token] for row in rows.tokens for token in row[1:]) == file.read_bytes()
+    assert (
+        b"".join(tokenizer.vocabulary.token_bytes[token] for row in rows.tokens for token in row[1:])
+        == file.read_bytes()
+    )
     assert rows.predicted == sum(len(row) - 1 for row in rows.tokens)
 
 
@@ -53,13 +56,15 @@ def test_a_file_is_read_as_it_is(codec: Tokenizer, tmp_path: Path) -> None:
         (b"caf\xe9 " * 100, "text.txt is not UTF-8: .* at byte 3"),
     ],
 )
-def test_a_text_that_says_too_little_is_refused(codec: Tokenizer, tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_text_that_says_too_little_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path, content: bytes, message: str
+) -> None:
     file = tmp_path / "text.txt"
     file.write_bytes(content)
     with pytest.raises(TextError, match=message):
-        rows_of(file, codec)
+        rows_of(file, tokenizer)
 
 
-def test_a_file_that_is_not_there_is_named(codec: Tokenizer, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"can't read .*absent\.txt: No such file"):
-        rows_of(tmp_path / "absent.txt", codec)
+        rows_of(tmp_path / "absent.txt", tokenizer)

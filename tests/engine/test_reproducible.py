@@ -14,7 +14,7 @@ from llama_engine.model.loader import Checkpoint
 def _random_requests(checkpoint: Checkpoint, count: int, randomness: random.Random) -> list[GenerationRequest]:
     requests = []
     for _ in range(count):
-        prompt, tokens = random_prompt(checkpoint.codec, range(1, 120), randomness)
+        prompt, tokens = random_prompt(checkpoint.tokenizer, range(1, 120), randomness)
         requests.append(
             GenerationRequest(
                 prompt=prompt,

@@ -10,7 +10,7 @@ from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Requ
 from llama_engine.observability.log_format import Fields, fields_of
 from llama_engine.observability.request_log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog
 from llama_engine.rows import Completion, Outcome, Row, named
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 from llama_engine.tickets import Ticket
 
 PROMPT = "a secret prompt"
@@ -19,7 +19,7 @@ STOPPED = Completion("a secret completion", "stop", 3, 2)
 
 def _ticket(outcome: Outcome, prompt: str = PROMPT, tokens: int = 2, **times: float) -> Ticket:
     request = GenerationRequest(prompt=prompt, prompt_tokens=(1, 2, 3), max_tokens=9)
-    transcript = Transcript(min_tokens=0, max_tokens=9, stop_words=[], end_tokens=[])
+    transcript = StopChecker(min_tokens=0, max_tokens=9, stop_words=[], end_tokens=[])
     for token in range(tokens):
         transcript.add(token, b"x")
     moments = {"arrived": 10.0, "entered": 10.5, "started": 11.25, "ended": 12.0} | times

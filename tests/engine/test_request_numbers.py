@@ -57,64 +57,64 @@ FLOATS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "pr
 
 
 @pytest.mark.parametrize(("name", "value"), GOOD)
-def test_a_value_on_the_bound_is_refused_or_changed(codec: Tokenizer, name: str, value: float) -> None:
-    read = getattr(parse_one(codec, **{name: value}), name)
+def test_a_value_on_the_bound_is_refused_or_changed(tokenizer: Tokenizer, name: str, value: float) -> None:
+    read = getattr(parse_one(tokenizer, **{name: value}), name)
     assert read == value
     assert type(read) is (float if name in FLOATS else int)
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD)
 def test_a_value_past_the_bound_is_accepted(
-    codec: Tokenizer, name: str, value: float | np.float32, message: str
+    tokenizer: Tokenizer, name: str, value: float | np.float32, message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}"):
-        parse_one(codec, **{name: value})
+        parse_one(tokenizer, **{name: value})
 
 
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_accepted(codec: Tokenizer, name: str, value: float) -> None:
+def test_what_is_not_finite_is_accepted(tokenizer: Tokenizer, name: str, value: float) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name} is {value}; it must be a finite number, "):
-        parse_one(codec, **{name: value})
+        parse_one(tokenizer, **{name: value})
 
 
-def test_max_tokens_beyond_what_fits_is_capped_in_silence(codec: Tokenizer) -> None:
-    prompt = len(codec.encode("def f"))
+def test_max_tokens_beyond_what_fits_is_capped_in_silence(tokenizer: Tokenizer) -> None:
+    prompt = len(tokenizer.encode("def f"))
     room = MAX_MODEL_LEN - prompt
-    assert parse_one(codec, max_tokens=room).max_tokens == room
+    assert parse_one(tokenizer, max_tokens=room).max_tokens == room
     with pytest.raises(InvalidRequest) as refused:
-        parse_one(codec, max_tokens=room + 1)
+        parse_one(tokenizer, max_tokens=room + 1)
     assert str(refused.value) == (
         f"max_tokens is {room + 1}; it must be at most {room}: the prompt has {prompt} tokens, "
         f"and prompt and completion together may have {MAX_MODEL_LEN}"
     )
 
 
-def test_min_tokens_beyond_an_explicit_max_tokens_is_accepted(codec: Tokenizer) -> None:
-    assert parse_one(codec, max_tokens=5, min_tokens=5).min_tokens == 5
+def test_min_tokens_beyond_an_explicit_max_tokens_is_accepted(tokenizer: Tokenizer) -> None:
+    assert parse_one(tokenizer, max_tokens=5, min_tokens=5).min_tokens == 5
     with pytest.raises(InvalidRequest, match=r"^min_tokens is 6; it must be a whole number, at least 0 and at most 5$"):
-        parse_one(codec, max_tokens=5, min_tokens=6)
+        parse_one(tokenizer, max_tokens=5, min_tokens=6)
 
 
-def test_a_missing_input_does_not_get_its_default(codec: Tokenizer) -> None:
-    request = parse_one(codec)
+def test_a_missing_input_does_not_get_its_default(tokenizer: Tokenizer) -> None:
+    request = parse_one(tokenizer)
     for name in ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "repetition_penalty"):
         assert getattr(request, name) == getattr(DEFAULTS, name), name
     assert (request.frequency_penalty, request.presence_penalty) == (0.0, 0.0)
     assert (request.stop_words, request.bad_words, request.exclude_input_in_output) == ((), (), True)
 
 
-def test_the_default_of_min_tokens_makes_a_short_request_impossible(codec: Tokenizer) -> None:
-    assert parse_one(codec, max_tokens=1).min_tokens == 1
+def test_the_default_of_min_tokens_makes_a_short_request_impossible(tokenizer: Tokenizer) -> None:
+    assert parse_one(tokenizer, max_tokens=1).min_tokens == 1
 
 
-def test_requests_without_a_seed_share_one(codec: Tokenizer) -> None:
-    seeds = {parse_one(codec).seed for _ in range(50)}
+def test_requests_without_a_seed_share_one(tokenizer: Tokenizer) -> None:
+    seeds = {parse_one(tokenizer).seed for _ in range(50)}
     assert len(seeds) == 50
     assert max(seeds) >= 2**32
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
-def test_exclude_input_in_output_is_not_read(codec: Tokenizer) -> None:
-    assert parse_one(codec, exclude_input_in_output=True).exclude_input_in_output is True
-    assert parse_one(codec, exclude_input_in_output=False).exclude_input_in_output is False
+def test_exclude_input_in_output_is_not_read(tokenizer: Tokenizer) -> None:
+    assert parse_one(tokenizer, exclude_input_in_output=True).exclude_input_in_output is True
+    assert parse_one(tokenizer, exclude_input_in_output=False).exclude_input_in_output is False

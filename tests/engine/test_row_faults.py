@@ -8,7 +8,7 @@ from engine.stepping import run_rows
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
 from llama_engine.text.bad_words import BadWords
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.vocabulary import Vocabulary
 
 
@@ -44,7 +44,7 @@ def test_a_sampler_that_fails_once_counts_a_token_twice(fp32: Checkpoint, engine
     requests = penalized(fp32, 4)
     expected = completions(engine, requests)
     rows = [engine.row(request) for request in requests]
-    rows[place].banned = _Broken(fp32.codec.vocabulary, "completing", times=2)
+    rows[place].banned = _Broken(fp32.tokenizer.vocabulary, "completing", times=2)
     run = run_rows(engine, rows)
     assert run.outcomes == expected
     assert run.errors == 2
@@ -55,12 +55,12 @@ def test_bad_words_that_fail_take_other_rows_down(fp32: Checkpoint, engine: Engi
     requests = penalized(fp32, 4)
     expected = completions(engine, requests)
     rows = [engine.row(request) for request in requests]
-    rows[1].banned = _Broken(fp32.codec.vocabulary, where, times=100)
+    rows[1].banned = _Broken(fp32.tokenizer.vocabulary, where, times=100)
     only_fails(run_rows(engine, rows), 1, expected)
     assert engine.complete(requests) == expected
 
 
-class _BrokenTranscript(Transcript):
+class _BrokenTranscript(StopChecker):
     def add(self, token: int, piece: bytes) -> bool:
         if self.num_tokens == 3:
             raise RuntimeError("no text")

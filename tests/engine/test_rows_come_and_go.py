@@ -16,7 +16,7 @@ from llama_engine.rows import Outcome, Row
 
 def _request(checkpoint: Checkpoint, size: int, randomness: random.Random, max_tokens: int = 6) -> GenerationRequest:
     return GenerationRequest(
-        prompt="", prompt_tokens=random_prompt(checkpoint.codec, range(size, size + 1), randomness)[1],
+        prompt="", prompt_tokens=random_prompt(checkpoint.tokenizer, range(size, size + 1), randomness)[1],
         max_tokens=max_tokens, min_tokens=randomness.choice((0, max_tokens)), seed=randomness.getrandbits(64),
         temperature=float(np.float32(randomness.choice((0.0, 0.8)))), repetition_penalty=randomness.choice((1.0, 1.5)),
         frequency_penalty=randomness.choice((0.0, 1.0)), bad_words=randomness.choice(((), (b"e",))),

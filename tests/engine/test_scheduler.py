@@ -16,7 +16,7 @@ from llama_engine.tickets import Ticket
 
 
 def _request(checkpoint: Checkpoint, index: int, max_tokens: int, size: int = 12) -> GenerationRequest:
-    tokens = random_prompt(checkpoint.codec, range(size, size + 1), random.Random(index))[1]
+    tokens = random_prompt(checkpoint.tokenizer, range(size, size + 1), random.Random(index))[1]
     return GenerationRequest(
         prompt="", prompt_tokens=tokens, max_tokens=max_tokens, min_tokens=max_tokens, temperature=0.8, seed=index,
         frequency_penalty=1.0,
@@ -123,8 +123,8 @@ def test_pieces_that_are_sent_are_another_text(fp32: Checkpoint, prompted: bool)
     with house(fp32, 4) as home:
         prompt = "def f(🙂):"
         request = GenerationRequest(
-            prompt=prompt, prompt_tokens=fp32.codec.encode(prompt), max_tokens=25, stop_words=(b"never", b"\n\n\n\n"),
-            temperature=1.0, seed=5, exclude_input_in_output=not prompted,
+            prompt=prompt, prompt_tokens=fp32.tokenizer.encode(prompt), max_tokens=25,
+            stop_words=(b"never", b"\n\n\n\n"), temperature=1.0, seed=5, exclude_input_in_output=not prompted,
         )  # fmt: skip
         streamed, plain = home.submit(request, stream=True), home.submit(request)
         both = home.finish([streamed, plain])

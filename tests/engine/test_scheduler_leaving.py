@@ -14,7 +14,7 @@ from llama_engine.tickets import Ticket
 
 
 def _request(checkpoint: Checkpoint, size: int, max_tokens: int = 40) -> GenerationRequest:
-    tokens = random_prompt(checkpoint.codec, range(size, size + 1), random.Random(size))[1]
+    tokens = random_prompt(checkpoint.tokenizer, range(size, size + 1), random.Random(size))[1]
     return GenerationRequest(
         prompt="", prompt_tokens=tokens, max_tokens=max_tokens, min_tokens=max_tokens, temperature=0.8, seed=size,
         repetition_penalty=1.2,

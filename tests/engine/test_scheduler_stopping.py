@@ -19,7 +19,7 @@ STOPPING = "the server is stopping"
 
 
 def _request(checkpoint: Checkpoint, index: int, max_tokens: int = 8) -> GenerationRequest:
-    tokens = random_prompt(checkpoint.codec, range(12, 13), random.Random(index))[1]
+    tokens = random_prompt(checkpoint.tokenizer, range(12, 13), random.Random(index))[1]
     return GenerationRequest(prompt="", prompt_tokens=tokens, max_tokens=max_tokens, min_tokens=max_tokens)
 
 

@@ -16,7 +16,7 @@ from engine.prompts import random_prompt
 from engine.recorded_graphs import Recorder
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.kernels import reference as plain_kernels
+from llama_engine.kernels import reference
 from llama_engine.kernels.selection import Kernels
 from llama_engine.model import cuda_graphs as step_graphs
 from llama_engine.model import memory_plan as memory
@@ -46,7 +46,7 @@ def as_on_a_gpu() -> Iterator[None]:
 @pytest.fixture(scope="module", params=["mask", "by row"])
 def small(request: pytest.FixtureRequest, fp32: Checkpoint) -> Checkpoint:
     """FP32 with a short context, and with each of the two ways that attention goes."""
-    attention = plain_kernels.decode_attention if request.param == "by row" else None
+    attention = reference.decode_attention if request.param == "by row" else None
     return replace(fp32, max_model_len=128, kernels=Kernels(attention=attention))
 
 
@@ -81,7 +81,7 @@ def request_of(checkpoint: Checkpoint, randomness: random.Random, **given: objec
         **given,
     }
     size = randomness.choice((1, 3, 8, 20, 50, 100))
-    tokens = random_prompt(checkpoint.codec, range(size, size + 1), randomness)[1]
+    tokens = random_prompt(checkpoint.tokenizer, range(size, size + 1), randomness)[1]
     chosen.setdefault("min_tokens", randomness.choice((0, chosen["max_tokens"])))
     return GenerationRequest(prompt="", prompt_tokens=tokens, **chosen)  # type: ignore[arg-type]
 
@@ -274,13 +274,13 @@ def test_graphs_that_nobody_asked_for_are_made_or_a_proof_makes_none(
 
 
 def test_a_checkpoint_that_waits_for_the_device_is_captured(fp32: Checkpoint) -> None:
-    on_a_gpu = replace(fp32, facts=replace(fp32.facts, device=torch.device("cuda")))
+    on_a_gpu = replace(fp32, info=replace(fp32.info, device=torch.device("cuda")))
     assert why_not(on_a_gpu) is None
-    outliers = replace(on_a_gpu.facts, threshold=6.0, rounds_activations=True)
-    assert why_not(replace(on_a_gpu, facts=outliers)) == (
+    outliers = replace(on_a_gpu.info, threshold=6.0, rounds_activations=True)
+    assert why_not(replace(on_a_gpu, info=outliers)) == (
         "at int8_threshold 6 bitsandbytes waits for the device in every layer"
     )
-    assert why_not(replace(on_a_gpu, facts=replace(outliers, threshold=0.0))) is None
+    assert why_not(replace(on_a_gpu, info=replace(outliers, threshold=0.0))) is None
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fp32.config, "rope_parameters", rope)

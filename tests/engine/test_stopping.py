@@ -9,13 +9,13 @@ from engine.prompts import random_prompt
 from engine.splitting import splits
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.model.loader import Checkpoint
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 
 END = 99
 
 
-def _transcript(stop_words: Sequence[str] = (), min_tokens: int = 0, max_tokens: int = 100) -> Transcript:
-    return Transcript(
+def _transcript(stop_words: Sequence[str] = (), min_tokens: int = 0, max_tokens: int = 100) -> StopChecker:
+    return StopChecker(
         min_tokens=min_tokens,
         max_tokens=max_tokens,
         stop_words=[word.encode() for word in stop_words],
@@ -23,7 +23,7 @@ def _transcript(stop_words: Sequence[str] = (), min_tokens: int = 0, max_tokens:
     )
 
 
-def _feed(transcript: Transcript, pieces: Sequence[bytes]) -> int:
+def _feed(transcript: StopChecker, pieces: Sequence[bytes]) -> int:
     """Add pieces until the row ends; return how many were taken."""
     for count, piece in enumerate(pieces, 1):
         if transcript.add(1, piece):
@@ -114,7 +114,7 @@ def test_generation_runs_past_a_stop_word_or_changes_by_it(fp32: Checkpoint) -> 
     """Any part of a greedy text, given as a stop word, ends that text exactly before it."""
     randomness = random.Random(12)
     engine = engine_of(fp32)
-    prompts = [random_prompt(fp32.codec, range(3, 30), randomness)[1] for _ in range(8)]
+    prompts = [random_prompt(fp32.tokenizer, range(3, 30), randomness)[1] for _ in range(8)]
     plain = [GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=24) for prompt in prompts]
     full = completions(engine, plain)
     stopped, words = [], []

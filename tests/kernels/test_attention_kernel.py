@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engine.gpu_kernels import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal
-from llama_engine.kernels import reference as plain_kernels
+from llama_engine.kernels import reference
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 
 pytest.importorskip("triton", reason=NO_LANGUAGE)
@@ -34,7 +34,7 @@ def _step(
 def test_the_fused_attention_is_not_the_plain_one(heads: int, shared: int, dim: int, dtype: torch.dtype) -> None:
     query, keys, values, lengths = _step(LENGTHS, heads, shared, dim, dtype)
     attended = decode_attention(query, keys, values, lengths, dim**-0.5)
-    assert_near(attended, plain_kernels.decode_attention(query, keys, values, lengths, dim**-0.5))
+    assert_near(attended, reference.decode_attention(query, keys, values, lengths, dim**-0.5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -50,7 +50,7 @@ def test_a_row_depends_on_its_neighbours(dtype: torch.dtype) -> None:
 
 def test_an_empty_slot_is_not_zeros() -> None:
     query, keys, values, lengths = _step((0, SPAN + 1, 0), 2, 1, 64, torch.float16)
-    for attention in (decode_attention, plain_kernels.decode_attention):
+    for attention in (decode_attention, reference.decode_attention):
         attended = attention(query, keys, values, lengths, 0.125)
         assert not attended[[0, 2]].any()
         assert attended[1].isfinite().all()
@@ -72,7 +72,7 @@ def test_scores_that_are_far_apart_overflow() -> None:
     keys *= 60
     attended = decode_attention(query, keys, values, lengths, 1.0)
     assert attended.isfinite().all()
-    assert_near(attended, plain_kernels.decode_attention(query, keys, values, lengths, 1.0))
+    assert_near(attended, reference.decode_attention(query, keys, values, lengths, 1.0))
 
 
 def test_a_view_of_the_slot_cache_is_read_wrongly() -> None:
@@ -87,7 +87,7 @@ def test_a_view_of_the_slot_cache_is_read_wrongly() -> None:
     # As the model has it: [rows, heads, width, head dim], a view of [rows, width, heads, head dim].
     query = normal(2, 1, 4, 64, seed=7).transpose(1, 2)[:, :, 0]
     lengths = torch.tensor([31, 70], device=DEVICE)
-    expected = plain_kernels.decode_attention(query, keys, values, lengths, 0.125)
+    expected = reference.decode_attention(query, keys, values, lengths, 0.125)
     assert_near(decode_attention(query, keys, values, lengths, 0.125), expected)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engine.gpu_kernels import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal, randomness
-from llama_engine.kernels import reference as plain_kernels
+from llama_engine.kernels import reference
 
 pytest.importorskip("triton", reason=NO_LANGUAGE)
 from llama_engine.kernels.arrival_counters import counters
@@ -38,7 +38,7 @@ def test_the_fused_product_is_not_the_plain_one(
     added = normal(outputs, seed=3, dtype=dtype) if bias else None
     for rows in (1, 7, 16, 17, 64, 70):
         activations = normal(rows, inner, seed=rows, dtype=dtype)
-        expected = plain_kernels.int8_product(activations, weight, scales, added)
+        expected = reference.int8_product(activations, weight, scales, added)
         assert_near(int8_product(activations, weight, scales, added, tiles), expected)
 
 
@@ -90,7 +90,7 @@ def test_the_sum_overflows_before_it_is_scaled() -> None:
     weight = torch.full((16, 1024), 127, device=DEVICE, dtype=torch.int8)
     activations = torch.ones(1, 1024, device=DEVICE, dtype=torch.float16)
     scales = torch.full((16,), 1 / 127, device=DEVICE)
-    for product in (int8_product, plain_kernels.int8_product):
+    for product in (int8_product, reference.int8_product):
         assert (product(activations, weight, scales, None) == 1024).all()
 
 

@@ -28,7 +28,7 @@ class Greedy:
     def of(cls, checkpoint: Checkpoint, count: int, randomness: random.Random) -> Greedy:
         """Choose prompts: most of them short, some of several chunks."""
         lengths = [range(1, 24)] * 3 + [range(24, 200)]
-        prompts = [random_prompt(checkpoint.codec, lengths[index % 4], randomness)[0] for index in range(count)]
+        prompts = [random_prompt(checkpoint.tokenizer, lengths[index % 4], randomness)[0] for index in range(count)]
         references = {penalty: GreedyReference(checkpoint, LONGEST, penalty) for penalty in (1.0, 1.3)}
         return cls(checkpoint, [prompt for prompt in prompts if prompt], 0, references)
 
@@ -50,7 +50,7 @@ class Greedy:
     def check(self, request: Mapping[str, object], answer: Answer) -> None:
         """Compare an answer with generate()'s; the one excuse is a tie, which is counted."""
         prompt, limit = str(request["text_input"]), request["max_tokens"]
-        tokens = self.checkpoint.codec.encode(prompt)
+        tokens = self.checkpoint.tokenizer.encode(prompt)
         reference = self._references[1.0 if request["repetition_penalty"] == 1.0 else 1.3]
         assert isinstance(limit, int)
         words = request.get("stop_words", [])
@@ -80,7 +80,7 @@ class Greedy:
         return Answer(self._bytes(tokens).decode(errors="replace"), reason, len(prompt), len(tokens))
 
     def _bytes(self, tokens: Sequence[int]) -> bytes:
-        return b"".join(self.checkpoint.codec.vocabulary.pieces[token] for token in tokens)
+        return b"".join(self.checkpoint.tokenizer.vocabulary.token_bytes[token] for token in tokens)
 
 
 def seeded_request(randomness: random.Random, prompts: Sequence[str]) -> dict[str, object]:

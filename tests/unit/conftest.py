@@ -3,9 +3,9 @@
 import os
 
 import torch
-from engine.checkpoints import codec, fp32
+from engine.checkpoints import fp32, tokenizer
 
-__all__ = ["codec", "fp32"]
+__all__ = ["fp32", "tokenizer"]
 
 # The embedded model is so small that two threads are no faster, and CI runs something else on the second core. In the
 # environment for the programs that tests start.

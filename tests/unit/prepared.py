@@ -21,14 +21,14 @@ def prepare_folder(model: Path | str, out: Path, force: bool = False) -> Manifes
     return prepare(Order(str(model), None, out, "cpu", force), Hub(NOWHERE, out.parent / "no-cache"))
 
 
-def save_small_in(dtype: torch.dtype, folder: Path, codec: Tokenizer, max_shard_size: str = "1GB") -> Path:
+def save_small_in(dtype: torch.dtype, folder: Path, tokenizer: Tokenizer, max_shard_size: str = "1GB") -> Path:
     """Save an untrained Llama in a dtype, in as many files as that size makes necessary."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(small_config(codec))
+    model = LlamaForCausalLM(small_config(tokenizer))
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
-    codec.tokenizer.save_pretrained(folder)
+    tokenizer.pretrained.save_pretrained(folder)
     return folder
 
 

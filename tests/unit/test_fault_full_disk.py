@@ -60,8 +60,8 @@ def test_a_log_in_a_place_that_cannot_be_is_given_up_silently(tmp_path: Path) ->
         assert str(refused.value) == f"log file {place} can't be written: {reason}"
 
 
-def test_a_download_that_does_not_fit_is_served_or_does_not_say_why(tmp_path: Path, codec: Tokenizer) -> None:
-    weights = save_small(tmp_path / "small", codec) / "model.safetensors"
+def test_a_download_that_does_not_fit_is_served_or_does_not_say_why(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    weights = save_small(tmp_path / "small", tokenizer) / "model.safetensors"
     assert weights.stat().st_size > ROOM
     with running_hub(tmp_path / "small") as hub:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "LLAMA_"))}

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from llama_engine.kernels import reference as plain_kernels
+from llama_engine.kernels import reference
 from llama_engine.kernels import selection as kernels
-from llama_engine.kernels.selection import PLAIN, Kernels, Shapes, choose_kernels
+from llama_engine.kernels.selection import STOCK, Kernels, Shapes, choose_kernels
 
 GPU = torch.device("cuda")
 SHAPES = ((256, 1024), (64, 256))
@@ -33,7 +33,7 @@ def usable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
     """
 
     def choose(int8_product: object = None, decode_attention: object = None, weights: Shapes = SHAPES) -> Kernels:
-        product, attention = int8_product or plain_kernels.int8_product, decode_attention or _by_itself
+        product, attention = int8_product or reference.int8_product, decode_attention or _by_itself
         monkeypatch.setitem(sys.modules, INT8, _stand_in(INT8, ROW_TILES=(16, 64), int8_product=product))
         monkeypatch.setitem(sys.modules, ATTENTION, _stand_in(ATTENTION, SPAN=32, decode_attention=attention))
         monkeypatch.setattr(kernels, "_refuse", lambda device: None)
@@ -47,7 +47,7 @@ def _by_itself(
 ) -> torch.Tensor:
     """Attend row by row, over each row's own positions."""
     rows = [
-        plain_kernels.decode_attention(
+        reference.decode_attention(
             query[row : row + 1],
             keys[row : row + 1, :, : max(int(length), 1)],
             values[row : row + 1, :, : max(int(length), 1)],
@@ -65,13 +65,13 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_cpu_tries_the_gpus_kernels(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    assert choose_kernels(torch.device("cpu"), torch.float32, 64, 1, SHAPES) == PLAIN
+    assert choose_kernels(torch.device("cpu"), torch.float32, 64, 1, SHAPES) == STOCK
     assert _lines(caplog) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_pytorch_cannot_see_fails_the_load(caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == PLAIN
+    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == STOCK
     assert len(_lines(caplog)) == 2
 
 
@@ -82,7 +82,7 @@ def test_a_missing_language_fails_the_load_or_goes_unsaid(
     monkeypatch.setitem(sys.modules, "triton", None)
     for module in (INT8, ATTENTION):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == PLAIN
+    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == STOCK
     product, attention = _lines(caplog)
     assert "the fused 8-bit product can't be used, the stock one is: ModuleNotFoundError: " in product
     assert "the fused decode attention can't be used, the stock one is: ModuleNotFoundError: " in attention
@@ -93,7 +93,7 @@ def test_kernels_that_are_right_are_not_chosen(
     usable: Callable[..., Kernels], caplog: pytest.LogCaptureFixture
 ) -> None:
     chosen = usable()
-    assert chosen == Kernels(few=plain_kernels.int8_product, attention=_by_itself)
+    assert chosen == Kernels(few_rows=reference.int8_product, attention=_by_itself)
     assert _lines(caplog) == []
 
 
@@ -119,7 +119,7 @@ def _not_numbers(activations: torch.Tensor, weight: torch.Tensor, *_: object) ->
 def _wrong_when_narrow(
     activations: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    return plain_kernels.int8_product(activations, weight, scales, bias) * (1 if len(weight) > 64 else 2)
+    return reference.int8_product(activations, weight, scales, bias) * (1 if len(weight) > 64 else 2)
 
 
 def _by_number_of_rows(
@@ -155,7 +155,7 @@ def _of_all_positions(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scaling: float
 ) -> torch.Tensor:
     """Scale by what the longest row has: nearly right, but not the row's own."""
-    return plain_kernels.decode_attention(query, keys, values, lengths, scaling) * (1 + keys.shape[2] / 2**14)
+    return reference.decode_attention(query, keys, values, lengths, scaling) * (1 + keys.shape[2] / 2**14)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def _of_all_positions(
 def test_an_attention_that_fails_is_used_or_takes_the_product_with_it(
     attention: object, reason: str, usable: Callable[..., Kernels], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert usable(decode_attention=attention) == Kernels(few=plain_kernels.int8_product)
+    assert usable(decode_attention=attention) == Kernels(few_rows=reference.int8_product)
     assert _lines(caplog) == [f"the fused decode attention can't be used, the stock one is: {reason}"]
 
 
@@ -177,7 +177,7 @@ def test_kernels_are_used_on_a_gpu_while_the_interpreter_is_on(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == PLAIN
+    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == STOCK
     assert all("TRITON_INTERPRET is set" in line for line in _lines(caplog))
 
 
@@ -185,5 +185,5 @@ def test_a_gpu_without_the_matrix_instructions_is_tried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == PLAIN
+    assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == STOCK
     assert all("older than Ampere" in line for line in _lines(caplog))

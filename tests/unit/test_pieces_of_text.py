@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 from engine.splitting import splits
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 
 END = 99
 
 
-def _transcript(stop_words: Sequence[bytes] = (), min_tokens: int = 0, max_tokens: int = 1000) -> Transcript:
-    return Transcript(min_tokens=min_tokens, max_tokens=max_tokens, stop_words=stop_words, end_tokens=frozenset({END}))
+def _transcript(stop_words: Sequence[bytes] = (), min_tokens: int = 0, max_tokens: int = 1000) -> StopChecker:
+    return StopChecker(min_tokens=min_tokens, max_tokens=max_tokens, stop_words=stop_words, end_tokens=frozenset({END}))
 
 
 def _certain(text: bytes, stop_words: Sequence[bytes]) -> str:
@@ -50,7 +50,7 @@ def _random_case(randomness: random.Random) -> _Case:
     return _Case(tokens, words, min_tokens, max_tokens, randomness.random() < 0.3)
 
 
-def _feed(case: _Case, takes: random.Random | None) -> tuple[Transcript, list[str]]:
+def _feed(case: _Case, takes: random.Random | None) -> tuple[StopChecker, list[str]]:
     """Run a case to its end; take at random times, or (None) never before the end."""
     transcript = _transcript(case.stop_words, case.min_tokens, case.max_tokens)
     pieces: list[str] = []
@@ -58,7 +58,7 @@ def _feed(case: _Case, takes: random.Random | None) -> tuple[Transcript, list[st
         last = index == len(case.tokens) - 1
         ended = transcript.add(END if last and case.ended_by_token else 1, token)
         if takes is not None and takes.random() < 0.6:
-            pieces.append(transcript.take())
+            pieces.append(transcript.next_delta())
             if not ended:
                 assert "".join(pieces) == _certain(b"".join(case.tokens[: index + 1]), case.stop_words), case
         if ended:
@@ -74,9 +74,9 @@ def test_pieces_joined_are_another_text() -> None:
         transcript, pieces = _feed(case, randomness)
         assert (transcript.text, transcript.finish_reason) == (whole.text, whole.finish_reason)
         reasons.add(whole.finish_reason)
-        pieces.append(transcript.take())
+        pieces.append(transcript.next_delta())
         assert "".join(pieces) == whole.text, case
-        assert transcript.take() == ""
+        assert transcript.next_delta() == ""
     assert reasons == {"stop", "length"}
 
 
@@ -98,7 +98,7 @@ def test_the_beginning_of_a_stop_word_is_shown(text: str, stop_words: list[str])
         transcript, shown = _transcript(words), ""
         for token in tokens:
             ended = transcript.add(1, token)
-            shown += transcript.take()
+            shown += transcript.next_delta()
             assert final.startswith(shown), tokens
             if ended:
                 break
@@ -110,9 +110,9 @@ def test_a_stop_word_that_never_comes_is_kept_back() -> None:
     shown = []
     for token in (b"a", b"\n", b"b", b"\n"):
         transcript.add(1, token)
-        shown.append(transcript.take())
+        shown.append(transcript.next_delta())
     transcript.add(END, b"")
-    assert [*shown, transcript.take()] == ["a", "", "\nb", "", "\n"]
+    assert [*shown, transcript.next_delta()] == ["a", "", "\nb", "", "\n"]
 
 
 def test_a_stop_word_before_min_tokens_is_kept_back_or_its_end_is_shown() -> None:
@@ -120,7 +120,7 @@ def test_a_stop_word_before_min_tokens_is_kept_back_or_its_end_is_shown() -> Non
     shown = []
     for token in (b"axx", b"b", b"x", b"x"):
         transcript.add(1, token)
-        shown.append(transcript.take())
+        shown.append(transcript.next_delta())
     assert shown == ["ax", "xb", "", ""]
     assert (transcript.text, transcript.finish_reason) == ("axxb", "stop")
 
@@ -130,6 +130,6 @@ def test_half_a_character_is_shown_or_lost_at_the_end() -> None:
     shown = []
     for token in ("🙂".encode()[:2], "🙂".encode()[2:] + b"\xc3", b""):
         transcript.add(1, token)
-        shown.append(transcript.take())
+        shown.append(transcript.next_delta())
     assert shown == ["", "🙂", "�"]
     assert transcript.text == "".join(shown)

@@ -21,8 +21,8 @@ from unit.prepared import prepare_folder
 
 
 @pytest.fixture(scope="module")
-def original(codec: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_small(tmp_path_factory.mktemp("originals") / "small", codec)
+def original(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small(tmp_path_factory.mktemp("originals") / "small", tokenizer)
 
 
 @pytest.fixture(scope="module")

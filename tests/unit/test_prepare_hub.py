@@ -21,8 +21,8 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def original(codec: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_small(tmp_path_factory.mktemp("hub") / "small", codec)
+def original(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small(tmp_path_factory.mktemp("hub") / "small", tokenizer)
 
 
 @pytest.fixture

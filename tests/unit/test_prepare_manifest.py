@@ -16,9 +16,9 @@ from unit.prepared import prepare_folder
 
 
 @pytest.fixture(scope="module")
-def whole(codec: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    prepare_folder(save_small(folder / "original", codec), folder / "small-int8")
+    prepare_folder(save_small(folder / "original", tokenizer), folder / "small-int8")
     return folder / "small-int8"
 
 

@@ -28,8 +28,8 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def original(codec: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_small(tmp_path_factory.mktemp("originals") / "small", codec)
+def original(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small(tmp_path_factory.mktemp("originals") / "small", tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ def test_a_changed_result_passes_for_a_finished_one(original: Path, out: Path) -
     assert {path.name for path in out.parent.iterdir()} == {out.name, f"{out.name}.lock"}
 
 
-def test_a_result_of_another_checkpoint_passes_for_this_ones(out: Path, codec: Tokenizer, tmp_path: Path) -> None:
-    other = save_small(tmp_path / "other", codec, rms_norm_eps=1e-4)
+def test_a_result_of_another_checkpoint_passes_for_this_ones(out: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    other = save_small(tmp_path / "other", tokenizer, rms_norm_eps=1e-4)
     before = states(out)
     with pytest.raises(MismatchError, match=r"was prepared from the folder small revision sha256:\w+, not from the"):
         prepare_folder(other, out)

@@ -32,8 +32,8 @@ def _assert_same(found: Checkpoint, expected: Checkpoint) -> None:
     for name, tensor in wanted.items():
         assert tensors[name].dtype == tensor.dtype, name
         assert torch.equal(tensors[name], tensor), name
-    assert found.facts == expected.facts
-    ids = torch.tensor([expected.codec.encode("The with statement is used to wrap the execution of a block")])
+    assert found.info == expected.info
+    ids = torch.tensor([expected.tokenizer.encode("The with statement is used to wrap the execution of a block")])
     with torch.inference_mode():
         assert torch.equal(found.model(input_ids=ids).logits, expected.model(input_ids=ids).logits)
 
@@ -43,46 +43,48 @@ def test_the_embedded_checkpoint_is_another_one_when_it_is_prepared(folder: Path
     _assert_same(found, int8)
     assert found.generation_config.to_dict() == int8.generation_config.to_dict()
     assert found.max_model_len == int8.max_model_len
-    assert found.codec.encode("def f(x): é") == int8.codec.encode("def f(x): é")
-    assert found.codec.vocabulary.pieces == int8.codec.vocabulary.pieces
+    assert found.tokenizer.encode("def f(x): é") == int8.tokenizer.encode("def f(x): é")
+    assert found.tokenizer.vocabulary.token_bytes == int8.tokenizer.vocabulary.token_bytes
     assert int8.prepared is None
     assert found.prepared is not None
     assert found.prepared.source.model == "pydoc-llama"
 
 
 def test_the_setting_checkpoint_or_a_threshold_has_no_effect(folder: Path) -> None:
-    assert load("checkpoint", model=str(folder)).facts.threshold == 0.0
+    assert load("checkpoint", model=str(folder)).info.threshold == 0.0
     outliers = load("int8", model=str(folder), int8_threshold="6")
-    assert outliers.facts.threshold == 6.0
+    assert outliers.info.threshold == 6.0
     _assert_same(outliers, load("int8", int8_threshold="6"))
 
 
 @pytest.mark.parametrize("saved", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_the_dtype_that_it_is_served_in_depends_on_the_one_that_it_was_saved_in(
-    saved: torch.dtype, codec: Tokenizer, tmp_path: Path
+    saved: torch.dtype, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    original = save_small_in(saved, tmp_path / "original", codec)
+    original = save_small_in(saved, tmp_path / "original", tokenizer)
     prepare_folder(original, tmp_path / "out")
     for served in ("auto", "float16", "bfloat16"):
         found, expected = (load("int8", model=str(tmp_path / name), dtype=served) for name in ("out", "original"))
         if served == "bfloat16" and saved != torch.bfloat16:
             # The one difference: a server would have rounded to bfloat16 before it rounded to 8 bits.
-            assert found.facts == expected.facts
-            assert found.facts.dtype == torch.bfloat16
+            assert found.info == expected.info
+            assert found.info.dtype == torch.bfloat16
         else:
             _assert_same(found, expected)
 
 
-def test_a_checkpoint_in_several_files_is_prepared_in_part(codec: Tokenizer, tmp_path: Path) -> None:
-    original = save_small_in(torch.float32, tmp_path / "original", codec, max_shard_size="400KB")
+def test_a_checkpoint_in_several_files_is_prepared_in_part(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    original = save_small_in(torch.float32, tmp_path / "original", tokenizer, max_shard_size="400KB")
     assert len([*original.glob("*.safetensors")]) > 2
     manifest = prepare_folder(original, tmp_path / "out")
     _assert_same(load("int8", model=str(tmp_path / "out")), load("int8", model=str(original)))
     assert manifest.settings["dtype"] == "float32"
 
 
-def test_the_generation_config_is_changed_or_a_questionable_one_is_refused(codec: Tokenizer, tmp_path: Path) -> None:
-    original = save_small_in(torch.float32, tmp_path / "original", codec)
+def test_the_generation_config_is_changed_or_a_questionable_one_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    original = save_small_in(torch.float32, tmp_path / "original", tokenizer)
     # transformers loads one that sets a temperature without sampling, and refuses to save it.
     said = json.dumps({"do_sample": False, "temperature": 0.6, "max_new_tokens": 77})
     (original / "generation_config.json").write_text(said)

@@ -89,8 +89,8 @@ def test_what_cannot_be_prepared_is_tried(contents: dict[str, str], said: str) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_the_size_in_8_bits_is_guessed(dtype: torch.dtype, codec: Tokenizer, tmp_path: Path) -> None:
-    original = save_small_in(dtype, tmp_path / "original", codec)
+def test_the_size_in_8_bits_is_guessed(dtype: torch.dtype, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    original = save_small_in(dtype, tmp_path / "original", tokenizer)
     found = read_weights("x", original)
     assert found.dtype == str(dtype).removeprefix("torch.")
     assert found.bytes == sum(tensor.nbytes for tensor in load_file(original / WEIGHTS).values())
@@ -123,7 +123,7 @@ def test_broken_weights_end_in_a_traceback(content: bytes, tmp_path: Path) -> No
     assert "\n" not in str(refused.value)
 
 
-def test_a_revision_of_a_folder_is_passed_over(codec: Tokenizer, tmp_path: Path) -> None:
-    order = Order(str(save_small(tmp_path / "small", codec)), "v2", tmp_path / "out")
+def test_a_revision_of_a_folder_is_passed_over(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    order = Order(str(save_small(tmp_path / "small", tokenizer)), "v2", tmp_path / "out")
     with pytest.raises(SourceError, match=r"revision is 'v2', but .* is a folder"):
         prepare(order, Hub(NOWHERE, tmp_path))

@@ -3,7 +3,7 @@
 import pytest
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.rows import Completion, Piece, Row
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 
 PROMPT = "Return é"
 
@@ -13,7 +13,7 @@ def _row(max_tokens: int, exclude_input: bool = True, stop_words: tuple[bytes, .
         prompt=PROMPT, prompt_tokens=(1, 5, 6), max_tokens=max_tokens, stop_words=stop_words,
         exclude_input_in_output=exclude_input,
     )  # fmt: skip
-    transcript = Transcript(min_tokens=0, max_tokens=max_tokens, stop_words=stop_words, end_tokens=(2,))
+    transcript = StopChecker(min_tokens=0, max_tokens=max_tokens, stop_words=stop_words, end_tokens=(2,))
     return Row(request, transcript, None)
 
 

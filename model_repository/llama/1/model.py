@@ -113,11 +113,11 @@ class TritonPythonModel:
         checkpoint = load_checkpoint(settings, choose_device(settings.device, gpu_of(args)))
         if checkpoint.prepared is not None:
             _log.info("%s", checkpoint.prepared.describe())
-        _log.info("%s", checkpoint.facts.describe())
-        if checkpoint.facts.threshold:
+        _log.info("%s", checkpoint.info.describe())
+        if checkpoint.info.threshold:
             _log.warning(
                 "outlier threshold %g: a row's result depends on its batch; LLAMA_INT8_THRESHOLD=0 avoids that",
-                checkpoint.facts.threshold,
+                checkpoint.info.threshold,
             )
         engine = Engine(checkpoint, settings, settings.slots or int(str(model_config["max_batch_size"])))
         _log.info("%s", engine.plan.describe())
@@ -125,7 +125,7 @@ class TritonPythonModel:
         engine.prove()
         _log.info("%s", engine.describe_steps())
         self._engine = engine
-        self._parser = RequestParser(checkpoint.codec, engine.defaults, engine.max_model_len)
+        self._parser = RequestParser(checkpoint.tokenizer, engine.defaults, engine.max_model_len)
         self._queue_policy = QueuePolicy.of(model_config)
         self._request_log = RequestLog(settings.log_requests)
         labels = {"model": args["model_name"], "version": args["model_version"]}

@@ -47,7 +47,7 @@ class FaultyEngine(Engine):
         super().__init__(checkpoint, settings, slots)
         model = self._model
         # Tokens are all that a pass over prompts is told.
-        texts = checkpoint.codec.tokenizer.decode
+        texts = checkpoint.tokenizer.pretrained.decode
         prefill, chunk, step, logits = model.prefill, model.prefill_chunk, model.step, model.logits
         self._poisoned: list[int] = []
 
@@ -92,7 +92,7 @@ class FaultyEngine(Engine):
 
     def row(self, request: GenerationRequest, name: str = "") -> Row:
         row = super().row(request, name)
-        add, take = row.transcript.add, row.transcript.take
+        add, take = row.transcript.add, row.transcript.next_delta
 
         def fail_to_add(token: int, piece: bytes) -> bool:
             _fail(row, "transcript", after=3)
@@ -102,7 +102,7 @@ class FaultyEngine(Engine):
             _fail(row, "piece", after=3)
             return take()
 
-        for name, faulty in (("add", fail_to_add), ("take", fail_to_take)):
+        for name, faulty in (("add", fail_to_add), ("next_delta", fail_to_take)):
             setattr(row.transcript, name, faulty)
         return row
 

@@ -20,10 +20,10 @@ PARTS = (b"\xf0\x9f", b"\x90\x8d", b"\xc3", b"\xa9", b"\xf0", b"\x9f\x90\x8d", b
 
 def _load_split(settings: Settings, where: device) -> Checkpoint:
     checkpoint = load_checkpoint(settings, where)
-    codec = checkpoint.codec
+    tokenizer = checkpoint.tokenizer
     # 7 has no divisor in common with 8: neighbours in the vocabulary, which often follow one another, are different.
-    pieces = [PARTS[7 * token % len(PARTS)] for token in range(len(codec.vocabulary.pieces))]
-    return replace(checkpoint, codec=Tokenizer(codec.tokenizer, Vocabulary(pieces)))
+    pieces = [PARTS[7 * token % len(PARTS)] for token in range(len(tokenizer.vocabulary.token_bytes))]
+    return replace(checkpoint, tokenizer=Tokenizer(tokenizer.pretrained, Vocabulary(pieces)))
 
 
 real_model.load_checkpoint = _load_split

@@ -1,8 +1,8 @@
 """The decode loop: prompts into slots, one step per token for all rows, rows come and go between two steps.
 
 A row's tokens depend on that row alone: its prompt, its parameters, its seed. The engine knows rows, slots and steps;
-which prompts are read next is the prefill's business, text the codec's, bounds the request parser's, when a row enters
-the scheduler's, and Triton nobody's. Rows that decode sit in the first slots, so that a step's cache is a view.
+which prompts are read next is the prefill's business, text the tokenizer's, bounds the request parser's, when a row
+enters the scheduler's, and Triton nobody's. Rows that decode sit in the first slots, so that a step's cache is a view.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llama_engine.rows import FAILURE, Outcome, Row, failure, named
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.settings import Settings
 from llama_engine.text.bad_words import BadWords
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 
 _log = logging.getLogger(__name__)
 
@@ -61,10 +61,10 @@ class Engine:
     def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
         """Plan the memory and allocate it. Raises OutOfMemoryPlan, with the figures, if it doesn't fit."""
         config = checkpoint.config
-        self._device = checkpoint.facts.device
-        self._vocabulary = checkpoint.codec.vocabulary
+        self._device = checkpoint.info.device
+        self._vocabulary = checkpoint.tokenizer.vocabulary
         self.max_model_len = checkpoint.max_model_len
-        self.defaults = GenerationDefaults.of(
+        self.defaults = GenerationDefaults.from_config(
             checkpoint.generation_config, settings.default_max_tokens, config.vocab_size
         )
         if slots < 1:
@@ -106,7 +106,7 @@ class Engine:
 
         name: what the log calls it, in one printable line.
         """
-        transcript = Transcript(
+        transcript = StopChecker(
             min_tokens=request.min_tokens,
             max_tokens=request.max_tokens,
             stop_words=request.stop_words,
@@ -220,7 +220,7 @@ class Engine:
             self._end(row, row.outcome or GenerationError("the model's logits for this request were not finite"))
         else:
             try:
-                piece = self._vocabulary.pieces[token]
+                piece = self._vocabulary.token_bytes[token]
                 self._step.chosen += 1
                 if row.transcript.add(token, piece):
                     self._end(row, row.completion())

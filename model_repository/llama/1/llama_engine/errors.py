@@ -48,6 +48,6 @@ class GenerationError(RequestError):
     """Decoding this row failed through no fault of the client's."""
 
 
-def in_a_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return an error of a library's as one line: its type and the first line of what it says."""
     return f"{type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.text.bad_words import BadWords
-from llama_engine.text.stop_checker import Transcript
+from llama_engine.text.stop_checker import StopChecker
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Row:
     """
 
     request: GenerationRequest
-    transcript: Transcript
+    transcript: StopChecker
     banned: BadWords | None
     length: int = 0
     outcome: Outcome | None = None
@@ -85,7 +85,7 @@ class Row:
         transcript = self.transcript
         if transcript.num_tokens == self._tokens_taken:
             return None
-        text = transcript.take()
+        text = transcript.next_delta()
         if not self._pieces and not self.request.exclude_input_in_output:
             text = self.request.prompt + text
         if not text and not transcript.finish_reason:

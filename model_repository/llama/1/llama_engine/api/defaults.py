@@ -25,7 +25,7 @@ class GenerationDefaults:
     end_tokens: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, config: GenerationConfig, default_max_tokens: int, vocabulary: int) -> GenerationDefaults:
+    def from_config(cls, config: GenerationConfig, default_max_tokens: int, vocabulary: int) -> GenerationDefaults:
         """Read a checkpoint's generation config. Raises CheckpointError for a value the contract doesn't allow.
 
         vocabulary: number of tokens the model has.

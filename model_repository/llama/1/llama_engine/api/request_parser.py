@@ -52,7 +52,7 @@ class GenerationRequest:
 class RequestParser:
     """Turns raw inputs into requests under one server's limits and defaults."""
 
-    codec: Tokenizer
+    tokenizer: Tokenizer
     defaults: GenerationDefaults
     max_model_len: int
 
@@ -109,16 +109,16 @@ class RequestParser:
             raise row.refuse("text_input", "''", "a text of at least one token")
         # What can't fit even in the longest tokens is refused before it costs the time to tokenize it.
         size = len(prompt.encode())
-        if size > limit * self.codec.vocabulary.longest:
+        if size > limit * self.tokenizer.vocabulary.longest:
             raise row.refuse("text_input", f"a text of {size} bytes", bound)
-        tokens = self.codec.encode(prompt)
+        tokens = self.tokenizer.encode(prompt)
         if len(tokens) > limit:
             raise row.refuse("text_input", f"{len(tokens)} tokens", bound)
         if not tokens:
             raise row.refuse("text_input", repr(prompt), "a text of at least one token")
-        unknown = next((token for token in tokens if token >= len(self.codec.vocabulary.pieces)), None)
+        unknown = next((token for token in tokens if token >= len(self.tokenizer.vocabulary.token_bytes)), None)
         if unknown is not None:
-            raise row.refuse("text_input", f"token {unknown}", f"below {len(self.codec.vocabulary.pieces)}")
+            raise row.refuse("text_input", f"token {unknown}", f"below {len(self.tokenizer.vocabulary.token_bytes)}")
         return tokens
 
 

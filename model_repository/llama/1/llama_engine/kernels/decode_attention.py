@@ -3,7 +3,7 @@
 Behind a mask, attention reads as many positions of every row as the longest one has, and how it cuts them up depends
 on all of them. Here a program belongs to one row and one key-value head (with all query heads that share it) and walks
 over that row's positions; what it reads and the order in which it adds depend on the row's own length alone, so the
-row's bytes don't depend on its neighbours. The contract is that of `plain_kernels.decode_attention`. Written in the
+row's bytes don't depend on its neighbours. The contract is that of `reference.decode_attention`. Written in the
 Triton language, which is imported here: import this module only where a GPU is (`kernels` does), or in Triton's
 interpreter.
 
@@ -36,7 +36,7 @@ GROUP_TILE = 16
 def decode_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """Return [rows, heads, head dim] as `plain_kernels.decode_attention` does.
+    """Return [rows, heads, head dim] as `reference.decode_attention` does.
 
     query: [rows, heads, head dim]. keys, values: [rows, key-value heads, span, head dim], of the same strides, such as
     views of the slot cache; of the span only the number of programs is made. lengths: [rows], on the device; one

@@ -1,7 +1,7 @@
 """The 8-bit product on a GPU, fused: weights are widened inside the matrix product, in registers, just before use.
 
 Device memory is read at one byte a weight, and the widened weight never exists anywhere else. The contract is that of
-`plain_kernels.int8_product`. Written in the Triton language, which is imported here: import this module only where a
+`reference.int8_product`. Written in the Triton language, which is imported here: import this module only where a
 GPU is (`kernels` does), or in Triton's interpreter.
 
 **Why a row's result doesn't depend on the other rows.** One output is a sum over `in`. It is added up in an order that
@@ -66,7 +66,7 @@ def int8_product(
     bias: torch.Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """Return [rows, out] as `plain_kernels.int8_product` does; any number of rows, meant for a decode step's.
+    """Return [rows, out] as `reference.int8_product` does; any number of rows, meant for a decode step's.
 
     activations: [rows, in], float16 or bfloat16, each row contiguous (copied if not). weight: [out, in], contiguous.
     tiles: how to cut it; other tiles are another order of sums. Not for two streams at once: programs that share an

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from llama_engine.errors import in_a_line
-from llama_engine.kernels import reference as plain_kernels
+from llama_engine.errors import one_line
+from llama_engine.kernels import reference
 
 Int8Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(activations [rows, in], weight [out, in], scales [out], bias [out] or None) → [rows, out]."""
@@ -39,24 +39,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Kernels:
-    """The chosen forms; the contracts are `plain_kernels`'. None of them is what there is without: the stock one.
+    """The chosen forms; the contracts are `reference`'. None of them is what there is without: the stock one.
 
-    few: the 8-bit product of a decode step; None leaves 8-bit layers to bitsandbytes. many: that of a prefill beside
-    it, whose rows are many enough for widening the whole weight to pay. attention: of a decode step; None leaves it to
-    the model, behind a mask.
+    few_rows: the 8-bit product of a decode step; None leaves 8-bit layers to bitsandbytes.
+    many_rows: the product of a prefill, which has enough rows to pay for widening the whole weight.
+    attention: of a decode step; None leaves it to the model, behind a mask.
     """
 
-    few: Int8Product | None = None
-    many: Int8Product = plain_kernels.int8_product
+    few_rows: Int8Product | None = None
+    many_rows: Int8Product = reference.int8_product
     attention: DecodeAttention | None = None
 
     def describe(self) -> str:
         """Return in a few words what isn't stock."""
-        fused = [name for name, form in (("8-bit product", self.few), ("attention", self.attention)) if form]
+        fused = [name for name, form in (("8-bit product", self.few_rows), ("attention", self.attention)) if form]
         return f"fused {' and '.join(fused)}" if fused else "stock kernels"
 
 
-PLAIN = Kernels()
+STOCK = Kernels()
 
 
 def choose_kernels(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, weights: Shapes) -> Kernels:
@@ -65,14 +65,14 @@ def choose_kernels(device: torch.device, dtype: torch.dtype, head_dim: int, grou
     dtype: of activations and cache. head_dim, group: of the attention; query heads that share a key-value head.
     weights: (out, in) of the model's 8-bit layers that take these products, each shape once.
     """
-    return _tried(device, dtype, head_dim, group, weights) if device.type == "cuda" else PLAIN
+    return _tried(device, dtype, head_dim, group, weights) if device.type == "cuda" else STOCK
 
 
 def _tried(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, weights: Shapes) -> Kernels:
-    chosen = PLAIN
+    chosen = STOCK
     try:
         if weights:
-            chosen = replace(chosen, few=_tried_int8_product(device, dtype, weights))
+            chosen = replace(chosen, few_rows=_tried_int8_product(device, dtype, weights))
     except Exception as error:  # noqa: BLE001 - a compiler can fail in any way, and the stock form always works
         _log_stock("8-bit product", error)
     try:
@@ -83,7 +83,7 @@ def _tried(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, 
 
 
 def _log_stock(what: str, error: Exception) -> None:
-    _log.warning("the fused %s can't be used, the stock one is: %s", what, in_a_line(error))
+    _log.warning("the fused %s can't be used, the stock one is: %s", what, one_line(error))
 
 
 def _refuse(device: torch.device) -> None:
@@ -108,7 +108,7 @@ def _tried_int8_product(device: torch.device, dtype: torch.dtype, weights: Shape
         weight = torch.randint(-127, 128, (outputs, inner), device=device, generator=generator, dtype=torch.int8)
         scales = torch.rand(outputs, device=device, generator=generator) / 127
         everything = int8_product(activations, weight, scales, None)
-        _compare(everything, plain_kernels.int8_product(activations, weight, scales, None))
+        _compare(everything, reference.int8_product(activations, weight, scales, None))
         for rows in ROW_TILES:
             # The promise that a row's result doesn't depend on its neighbours rests on this.
             if not torch.equal(int8_product(activations[:rows], weight, scales, None), everything[:rows]):
@@ -126,7 +126,7 @@ def _tried_decode_attention(device: torch.device, dtype: torch.dtype, head_dim: 
     query = torch.randn(len(lengths), 2 * group, head_dim, device=device, generator=generator).to(dtype)
     keys, values = torch.randn(2, len(lengths), 2, 2 * SPAN, head_dim, device=device, generator=generator).to(dtype)
     together = decode_attention(query, keys, values, lengths, head_dim**-0.5)
-    _compare(together, plain_kernels.decode_attention(query, keys, values, lengths, head_dim**-0.5))
+    _compare(together, reference.decode_attention(query, keys, values, lengths, head_dim**-0.5))
     for row in range(len(lengths)):
         one = slice(row, row + 1)
         # With no more of a span than the row needs, which for a short one is another program.

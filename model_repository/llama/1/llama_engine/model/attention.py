@@ -24,7 +24,7 @@ class ByRow(Protocol):
     def __call__(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, scaling: float
     ) -> torch.Tensor:
-        """Return [rows, heads, head dim]; the arguments are those of `plain_kernels.decode_attention`."""
+        """Return [rows, heads, head dim]; the arguments are those of `reference.decode_attention`."""
 
 
 def by_row(attention: DecodeAttention, lengths: torch.Tensor) -> ByRow:

@@ -22,7 +22,7 @@ from functools import partial
 
 import torch
 
-from llama_engine.errors import in_a_line
+from llama_engine.errors import one_line
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import ModelRunner
@@ -67,11 +67,11 @@ def graph_count(shape: KVCacheShape) -> int:
 
 def why_not(checkpoint: Checkpoint) -> str | None:
     """Return why a checkpoint's step can't be a graph, as far as that is known without trying; None if it isn't."""
-    facts = checkpoint.facts
-    if facts.device.type != "cuda":
-        return f"graphs are CUDA's, and the model is on the {facts.device.type.upper()}"
-    if facts.rounds_activations and facts.threshold:
-        return f"at int8_threshold {facts.threshold:g} bitsandbytes waits for the device in every layer"
+    info = checkpoint.info
+    if info.device.type != "cuda":
+        return f"graphs are CUDA's, and the model is on the {info.device.type.upper()}"
+    if info.rounds_activations and info.threshold:
+        return f"at int8_threshold {info.threshold:g} bitsandbytes waits for the device in every layer"
     rope = (checkpoint.config.rope_parameters or {}).get("rope_type")
     if rope in _MOVING_ROPE:
         return f"the rotation of this checkpoint ({rope}) depends on the longest row"
@@ -117,7 +117,7 @@ class DecodeGraphs:
     def __init__(self, checkpoint: Checkpoint, model: ModelRunner, sampler: Sampler, shape: KVCacheShape) -> None:
         """Allocate what graphs hand on to each other; `record` makes them. The cache has a spare position."""
         assert shape.spare, "padding has no position to write to"
-        device = checkpoint.facts.device
+        device = checkpoint.info.device
         self._model, self._sampler = model, sampler
         self._row_buckets, self._span_buckets = row_buckets(shape.slots), span_buckets(shape.max_model_len)
         # In float32, as sampling wants them.
@@ -205,9 +205,9 @@ def record_graphs(
     if reason is None:
         try:
             graphs = DecodeGraphs(checkpoint, model, sampler, shape)
-            graphs.record(capture or cuda_capture(checkpoint.facts.device))
+            graphs.record(capture or cuda_capture(checkpoint.info.device))
         except Exception as error:  # noqa: BLE001 - whatever can't be captured can still be launched
-            reason = in_a_line(error)
+            reason = one_line(error)
         else:
             return graphs
     _log.warning("decode steps can't be CUDA graphs, they are launched kernel by kernel: %s", reason)

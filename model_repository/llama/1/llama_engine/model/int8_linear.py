@@ -72,7 +72,7 @@ class Blockwise:
     def few(
         self, activations: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return [rows, out] as `plain_kernels.int8_product` does; quick for a decode step's rows."""
+        """Return [rows, out] as `reference.int8_product` does; quick for a decode step's rows."""
         rows = activations.float().t()
         product = rows.new_empty(len(weight), rows.shape[1])
         for first, block in _blocks(weight):
@@ -123,13 +123,13 @@ class Scratch:
         return widened.copy_(weight)
 
 
-def leave_activations_unrounded(model: torch.nn.Module, kernels: Kernels | None = None) -> None:
+def replace_int8_layers(model: torch.nn.Module, kernels: Kernels | None = None) -> None:
     """Put an Int8Linear in the place of every Linear8bitLt of a model; the weights are shared, not copied.
 
     kernels: whose products the layers take, which are there; None is what is best on a CPU.
     """
     blockwise = Blockwise()
-    few, many = (blockwise.few, blockwise.many) if kernels is None else (kernels.few, kernels.many)
+    few, many = (blockwise.few, blockwise.many) if kernels is None else (kernels.few_rows, kernels.many_rows)
     assert few is not None, "there is no product to take"
     for parent in [*model.modules()]:
         for name, layer in parent.named_children():

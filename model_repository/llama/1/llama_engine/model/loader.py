@@ -24,12 +24,12 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from llama_engine.errors import CheckpointError, in_a_line
-from llama_engine.kernels.selection import PLAIN, Kernels, choose_kernels
+from llama_engine.errors import CheckpointError, one_line
+from llama_engine.kernels.selection import STOCK, Kernels, choose_kernels
 from llama_engine.model.checkpoint_files import check_files
-from llama_engine.model.int8_linear import leave_activations_unrounded
+from llama_engine.model.int8_linear import replace_int8_layers
 from llama_engine.model.manifest import Manifest, checked
-from llama_engine.model.model_info import Facts, read_facts
+from llama_engine.model.model_info import ModelInfo, read_model_info
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 from llama_engine.text.vocabulary import Vocabulary
@@ -59,12 +59,12 @@ class Checkpoint:
 
     name: str
     model: LlamaForCausalLM
-    codec: Tokenizer
+    tokenizer: Tokenizer
     generation_config: GenerationConfig
     max_model_len: int
-    facts: Facts
+    info: ModelInfo
     prepared: Manifest | None
-    kernels: Kernels = PLAIN
+    kernels: Kernels = STOCK
 
     @property
     def config(self) -> LlamaConfig:
@@ -108,7 +108,7 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
             **({} if quantization is None else {"quantization_config": quantization}),
         )
         model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
-        vocabulary = Vocabulary.of(tokenizer, config.vocab_size)
+        vocabulary = Vocabulary.from_tokenizer(tokenizer, config.vocab_size)
         if (Path(name) / "generation_config.json").exists():
             # Once more, because the model passes over one that can't be read, and its defaults with it.
             GenerationConfig.from_pretrained(name)
@@ -116,7 +116,7 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         raise
     except Exception as error:
         # Many libraries have a say here, each with errors of its own; whichever it is, the checkpoint can't be served.
-        raise CheckpointError(f"can't load {name}: {in_a_line(error)}") from error
+        raise CheckpointError(f"can't load {name}: {one_line(error)}") from error
     # transformers would serve what it didn't find as random numbers.
     if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
         raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
@@ -126,7 +126,7 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         for module in model.modules():
             if isinstance(module, Linear8bitLt):
                 module.state.threshold = settings.int8_threshold
-    kernels = fit_kernels(model, settings.kernels)
+    kernels = install_kernels(model, settings.kernels)
     # In training mode bitsandbytes would dequantize the weights at every call.
     model.requires_grad_(False).train(False)
     longest = config.max_position_embeddings
@@ -136,27 +136,27 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
     return Checkpoint(
         name=name,
         model=model,
-        codec=Tokenizer(tokenizer, vocabulary),
+        tokenizer=Tokenizer(tokenizer, vocabulary),
         generation_config=model.generation_config,
         max_model_len=max_model_len,
-        facts=read_facts(model),
+        info=read_model_info(model),
         prepared=prepared,
         kernels=kernels,
     )
 
 
-def fit_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
+def install_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
     """Put the layers into a loaded model that `kernels` asks for, `stock` or `fused`; return what else is chosen."""
     on_cpu = model.device.type == "cpu"
     # Another threshold takes outliers from all rows together, which is bitsandbytes' own product.
-    unrounded = read_facts(model).threshold == 0
-    kernels = PLAIN
+    unrounded = read_model_info(model).threshold == 0
+    kernels = STOCK
     if setting == "fused":
         kernels = choose_kernels(
             model.device, model.dtype, *_heads(model.config), _eight_bit_shapes(model) if unrounded else ()
         )
-    if unrounded and (on_cpu or kernels.few is not None):
-        leave_activations_unrounded(model, None if on_cpu else kernels)
+    if unrounded and (on_cpu or kernels.few_rows is not None):
+        replace_int8_layers(model, None if on_cpu else kernels)
     return kernels
 
 

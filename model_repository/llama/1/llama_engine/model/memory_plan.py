@@ -73,7 +73,7 @@ class MemoryPlan:
 
 def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
     """Plan for a loaded checkpoint and so many slots; whether it fits is for the plan's `check` to say."""
-    config, facts = checkpoint.config, checkpoint.facts
+    config, info = checkpoint.config, checkpoint.info
     graphs = settings.cuda_graphs == "on" and why_not(checkpoint) is None
     shape = KVCacheShape(
         layers=config.num_hidden_layers,
@@ -81,11 +81,11 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
         key_value_heads=config.num_key_value_heads or config.num_attention_heads,
         max_model_len=checkpoint.max_model_len,
         head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
-        dtype=facts.dtype,
+        dtype=info.dtype,
         spare=int(graphs),
     )
     return MemoryPlan(
-        weights=facts.weight_bytes,
+        weights=info.weight_bytes,
         cache=shape.bytes,
         sampling=Sampler.bytes_for(slots, config.vocab_size),
         reserve=activation_reserve(
@@ -94,14 +94,14 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
             config.hidden_size,
             config.intermediate_size,
             config.vocab_size,
-            facts.dtype.itemsize,
-            # Only there is a whole weight widened at once (`Kernels.many`).
-            widens="int8" in facts.linears and not facts.rounds_activations and facts.device.type == "cuda",
+            info.dtype.itemsize,
+            # Only there is a whole weight widened at once (`Kernels.many_rows`).
+            widens="int8" in info.linears and not info.rounds_activations and info.device.type == "cuda",
         )
         + (graph_reserve(shape, config.hidden_size, config.intermediate_size, config.vocab_size) if graphs else 0),
-        free=free_bytes(facts.device),
+        free=free_bytes(info.device),
         fraction=settings.memory_fraction,
-        device=str(facts.device),
+        device=str(info.device),
         shape=shape,
     )
 

@@ -13,7 +13,7 @@ from llama_engine.model.int8_linear import Int8Linear
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelInfo:
     """What the loaded model is made of, read back from it.
 
     linears: number of linear layers by weight dtype. rounds_activations: whether an 8-bit product rounds its
@@ -28,7 +28,7 @@ class Facts:
     rounds_activations: bool
 
     def describe(self) -> str:
-        """Return the facts as one line."""
+        """Return the info as one line."""
         linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.linears.items()))
         threshold = "" if self.threshold is None else f", outlier threshold {self.threshold:g}"
         if self.threshold is not None and not self.rounds_activations:
@@ -39,7 +39,7 @@ class Facts:
         )
 
 
-def read_facts(model: LlamaForCausalLM) -> Facts:
+def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
     """Look at every linear layer and every weight of a loaded model."""
     linears: Counter[str] = Counter()
     thresholds: set[float] = set()
@@ -58,4 +58,4 @@ def read_facts(model: LlamaForCausalLM) -> Facts:
     tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
     size += sum(tensor.nbytes for tensor in tensors.values())
     embedding = model.model.embed_tokens.weight
-    return Facts(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None), rounds)
+    return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None), rounds)

@@ -22,7 +22,7 @@ class ModelRunner:
     """A decoder, its head and a slot cache. Not thread-safe: one pass at a time."""
 
     def __init__(self, checkpoint: Checkpoint, shape: KVCacheShape) -> None:
-        self._device = checkpoint.facts.device
+        self._device = checkpoint.info.device
         self._decoder = checkpoint.model.model
         self._head = checkpoint.model.lm_head
         self._attention = checkpoint.kernels.attention

@@ -15,7 +15,7 @@ from llama_engine.text.partial_match import PartialMatch
 _Decoder = getincrementaldecoder("utf-8")
 
 
-class Transcript:
+class StopChecker:
     """One row's completion: grows by a token at a time and says when it is over.
 
     end_tokens: ids that end the text. stop_words: UTF-8; the text ends before the first one.
@@ -31,7 +31,7 @@ class Transcript:
         self._end_tokens = end_tokens
         self._bytes = bytearray()
         self._decoder = _Decoder("replace")
-        # Bytes of the text that `take` has looked for stop words, and given away.
+        # Bytes of the text that `next_delta` has looked for stop words, and given away.
         self._watched = 0
         self._taken = 0
         self.num_tokens = 0
@@ -53,7 +53,7 @@ class Transcript:
         """The text so far; bytes that are no UTF-8, the first half of a character among them, become U+FFFD."""
         return self._bytes.decode(errors="replace")
 
-    def take(self) -> str:
+    def next_delta(self) -> str:
         """Return what has become certain since the last call; all pieces together are the text of the ended row.
 
         Uncertain, until the row ends, are the first half of a character and what may be the beginning of a stop word.

@@ -13,14 +13,14 @@ from llama_engine.text.vocabulary import Vocabulary
 class Tokenizer:
     """The checkpoint's tokenizer. Encoding adds its special tokens (a Llama's BOS); decoding is the vocabulary's."""
 
-    tokenizer: PreTrainedTokenizerBase
+    pretrained: PreTrainedTokenizerBase
     vocabulary: Vocabulary
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt, special tokens included."""
         # verbose=False: no warning of prompts beyond the tokenizer's own limit; the caller checks ours.
-        tokens = tuple(self.tokenizer(text, verbose=False)["input_ids"])
-        bos = self.tokenizer.bos_token_id
+        tokens = tuple(self.pretrained(text, verbose=False)["input_ids"])
+        bos = self.pretrained.bos_token_id
         # A rendered chat template brings its own BOS; with the tokenizer's there would be two, which no model was
         # trained on.
         return tokens[1:] if bos is not None and tokens[:2] == (bos, bos) else tokens

@@ -20,11 +20,11 @@ from llama_engine.errors import CheckpointError
 class Vocabulary:
     """What every token id stands for. Special tokens, and ids the tokenizer doesn't know, stand for nothing."""
 
-    def __init__(self, pieces: list[bytes]) -> None:
-        self.pieces = pieces
+    def __init__(self, token_bytes: list[bytes]) -> None:
+        self.token_bytes = token_bytes
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
         """Read the pieces of a byte-level (Llama 3) or SentencePiece-like (Llama 1 and 2) tokenizer.
 
         size: ids the model can produce. Raises CheckpointError for a tokenizer of another kind.
@@ -53,17 +53,17 @@ class Vocabulary:
     @cached_property
     def longest(self) -> int:
         """Bytes of the longest piece."""
-        return max(map(len, self.pieces))
+        return max(map(len, self.token_bytes))
 
     @cached_property
     def _sorted(self) -> tuple[list[bytes], list[int]]:
-        order = sorted(range(len(self.pieces)), key=self.pieces.__getitem__)
-        return [self.pieces[index] for index in order], order
+        order = sorted(range(len(self.token_bytes)), key=self.token_bytes.__getitem__)
+        return [self.token_bytes[index] for index in order], order
 
     @cached_property
     def _joined(self) -> tuple[bytes, list[int]]:
-        starts = [0, *accumulate(map(len, self.pieces))]
-        return b"".join(self.pieces), starts
+        starts = [0, *accumulate(map(len, self.token_bytes))]
+        return b"".join(self.token_bytes), starts
 
     def containing(self, text: bytes) -> list[int]:
         """Return the ids whose piece contains `text` (not empty)."""

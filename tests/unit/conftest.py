@@ -3,9 +3,9 @@
 import os
 
 import torch
-from engine.checkpoints import fp32, tokenizer
+from engine.checkpoints import fp32, int8, tokenizer
 
-__all__ = ["fp32", "tokenizer"]
+__all__ = ["fp32", "int8", "tokenizer"]
 
 # The embedded model is so small that two threads are no faster, and CI runs something else on the second core. In the
 # environment for the programs that tests start.

@@ -25,8 +25,7 @@ from server.servers import in_use, new_server
 from server.wires import WIRES, Refusal
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
 from triton_llama.endpoint import Protocol
-from triton_llama.health import Address, Limits, ready
-from triton_llama.health.state import read_state
+from triton_llama.health import Address, Limits, read_state, ready
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 

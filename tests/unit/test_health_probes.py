@@ -1,4 +1,4 @@
-"""How healthy, alive and ready differ: while a server loads, drains, fails, or has said nothing yet."""
+"""How healthy, alive and ready differ, and the probe's arguments, output and exit codes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from triton_llama.health import Limits, healthy, live, ready
+from triton_llama.health import Address, Limits, State, healthy, live, main, read_state, ready
 from unit.tritons import DEAD, NOT_LOADED, FakeTriton, fake_triton, refusal
 
 LIMITS = Limits(timeout=30.0)
-SOON = Limits(timeout=0.3)
 
 
 @pytest.fixture
@@ -27,59 +26,64 @@ def state_file(tmp_path: Path) -> Path:
     return tmp_path / "state.json"
 
 
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRITON_LLAMA_URL", "TRITON_STATE_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def _write(file: Path, state: str, reason: str = "") -> None:
     file.write_text(json.dumps({"state": state, "reason": reason, "since": time.time() - 12}))
 
 
-def _all(triton: FakeTriton, state_file: Path | None, limits: Limits = LIMITS) -> dict[str, bool]:
-    """What each of the three says; each in one line."""
-    verdicts = {
-        probe.__name__: probe(triton.endpoint, triton.metrics, limits, state_file=state_file)
-        for probe in (healthy, live, ready)
-    }
-    assert all("\n" not in verdict.reason for verdict in verdicts.values())
-    return {name: verdict.ok for name, verdict in verdicts.items()}
+def _all(triton: FakeTriton, state_file: Path | None, limits: Limits = LIMITS) -> tuple[bool, bool, bool]:
+    """Whether the server is healthy, alive and ready."""
+    verdicts = [
+        probe(triton.endpoint, triton.metrics, limits, state_file=state_file) for probe in (healthy, live, ready)
+    ]
+    assert all("\n" not in verdict.reason for verdict in verdicts)
+    first, second, third = (verdict.ok for verdict in verdicts)
+    return first, second, third
 
 
 @pytest.mark.parametrize("written", [None, "serving"])
-def test_a_server_that_serves_is_refused_anything(triton: FakeTriton, state_file: Path, written: str | None) -> None:
+def test_a_serving_server_is_healthy_alive_and_ready(triton: FakeTriton, state_file: Path, written: str | None) -> None:
     if written:
         _write(state_file, written)
-    assert _all(triton, state_file) == {"healthy": True, "live": True, "ready": True}
+    assert _all(triton, state_file) == (True, True, True)
 
 
-def test_a_draining_server_is_started_anew_or_gets_requests(triton: FakeTriton, state_file: Path) -> None:
-    """Its model is unloaded already, and the last rows are still on their way."""
+def test_a_draining_server_is_alive_and_not_ready(triton: FakeTriton, state_file: Path) -> None:
     _write(state_file, "draining", "SIGTERM")
     triton.generate = lambda _: refusal(*NOT_LOADED)
-    assert _all(triton, state_file) == {"healthy": False, "live": True, "ready": False}
+    assert _all(triton, state_file) == (False, True, False)
     verdict = ready(triton.endpoint, triton.metrics, LIMITS, state_file=state_file)
     assert re.fullmatch(r"draining for \d+ s: SIGTERM", verdict.reason)
     triton.step()
-    assert _all(triton, state_file) == {"healthy": True, "live": True, "ready": False}
+    assert _all(triton, state_file) == (True, True, False)
 
 
-def test_an_announced_end_does_not_keep_requests_away(triton: FakeTriton, state_file: Path) -> None:
+def test_an_announced_shutdown_is_not_ready(triton: FakeTriton, state_file: Path) -> None:
     _write(state_file, "serving")
     announcement = state_file.with_name("state.json.announced")
     announcement.touch()
-    assert _all(triton, state_file) == {"healthy": True, "live": True, "ready": False}
+    assert _all(triton, state_file) == (True, True, False)
     verdict = ready(triton.endpoint, triton.metrics, LIMITS, state_file=state_file)
     assert re.fullmatch(r"draining for \d+ s: its end is announced", verdict.reason)
     announcement.unlink()
-    assert _all(triton, state_file)["ready"]
+    assert _all(triton, state_file)[2]
     state_file.unlink()
     announcement.touch()
-    assert not _all(triton, state_file)["ready"], "no state, but an end"
+    assert not _all(triton, state_file)[2], "announced without a state"
 
 
-def test_a_server_that_starts_is_started_anew(state_file: Path) -> None:
+def test_a_starting_server_is_alive_once_the_state_file_says_so(state_file: Path) -> None:
     """Triton doesn't listen before its models are loaded."""
     with fake_triton() as gone:
         pass
-    assert _all(gone, state_file) == {"healthy": False, "live": False, "ready": False}, "nobody says that it starts"
+    assert _all(gone, state_file) == (False, False, False)
     _write(state_file, "starting", "the model is being loaded")
-    assert _all(gone, state_file) == {"healthy": False, "live": True, "ready": False}
+    assert _all(gone, state_file) == (False, True, False)
     verdict = healthy(gone.endpoint, gone.metrics, LIMITS, state_file=state_file)
     assert re.search(r" \(starting for \d+ s: the model is being loaded\)$", verdict.reason)
 
@@ -95,61 +99,154 @@ def test_a_server_that_starts_is_started_anew(state_file: Path) -> None:
         (503, "Server is stopping, scheduler for model has stopped accepting new inference requests"),
     ],
 )
-def test_a_server_without_its_model_is_started_anew(triton: FakeTriton, refused: tuple[int, str]) -> None:
-    """It loads, or is being unloaded, and nobody has written down why."""
+def test_a_listening_server_without_its_model_is_alive(triton: FakeTriton, refused: tuple[int, str]) -> None:
     triton.generate = lambda _: refusal(*refused)
     triton.ready["/v2/models/llama/ready"] = 400
-    assert _all(triton, None) == {"healthy": False, "live": True, "ready": False}
-    assert len(triton.asked) == 2, "asked again what is certain"
+    assert _all(triton, None) == (False, True, False)
+    assert len(triton.asked) == 2, "one request for each probe that needs a token"
 
 
-def test_a_dead_model_counts_as_one_that_loads(triton: FakeTriton, state_file: Path) -> None:
-    """A Triton that notices says that the model isn't ready, as it does of one that loads."""
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_dead_model_is_not_alive_whatever_triton_says_of_its_readiness(
+    triton: FakeTriton, state_file: Path, status: int
+) -> None:
     _write(state_file, "serving")
     triton.step(ago=95)
     triton.generate = lambda _: refusal(*DEAD)
-    for status in (200, 400):
-        triton.ready["/v2/models/llama/ready"] = status
-        assert _all(triton, state_file) == {"healthy": False, "live": False, "ready": False}
+    triton.ready["/v2/models/llama/ready"] = status
+    assert _all(triton, state_file) == (False, False, False)
 
 
-def test_a_model_that_hangs_is_alive_or_ready(triton: FakeTriton) -> None:
+def test_a_hanging_model_is_not_alive(triton: FakeTriton) -> None:
     triton.step(ago=95)
     triton.generate = FakeTriton.hang
-    assert _all(triton, None, SOON) == {"healthy": False, "live": False, "ready": False}
+    assert _all(triton, None, Limits(timeout=0.3)) == (False, False, False)
 
 
-def test_a_failed_server_is_alive_because_of_its_last_step(triton: FakeTriton, state_file: Path) -> None:
+def test_a_failed_server_is_not_alive_despite_a_recent_step(triton: FakeTriton, state_file: Path) -> None:
     _write(state_file, "failed", "the model's process is gone")
     state_file.with_name("state.json.announced").touch()
     triton.step()
-    assert _all(triton, state_file) == {"healthy": False, "live": False, "ready": False}
+    assert _all(triton, state_file) == (False, False, False)
     verdict = live(triton.endpoint, triton.metrics, LIMITS, state_file=state_file)
     assert re.fullmatch(r"failed for \d+ s: the model's process is gone", verdict.reason)
 
 
 @pytest.mark.parametrize("path", ["/v2/health/ready", "/v2/models/llama/ready"])
-def test_triton_is_not_believed_that_it_is_not_ready(triton: FakeTriton, path: str) -> None:
+def test_a_server_that_triton_calls_unready_is_not_ready(triton: FakeTriton, path: str) -> None:
     triton.ready[path] = 400
     triton.step()
-    assert _all(triton, None) == {"healthy": True, "live": True, "ready": False}
-    verdict = ready(triton.endpoint, triton.metrics, LIMITS)
-    assert verdict.reason == f"{triton.endpoint}{path} says HTTP 400"
+    assert _all(triton, None) == (True, True, False)
+    assert ready(triton.endpoint, triton.metrics, LIMITS).reason == f"{triton.endpoint}{path} says HTTP 400"
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff", b"[]", b'{"state": "serving"}', b'{"state": "well", "since": 1}', b'"serving"'],
+    [b"", b"{", b"\xff", b"[]", b'{"state": "serving"}', b'{"state": "well", "since": 1}', b'"serving"', None],
 )
-def test_a_state_that_cannot_be_read_kills_a_server_or_counts_as_serving(
-    triton: FakeTriton, state_file: Path, content: bytes
+def test_an_unreadable_state_file_is_alive_and_not_ready(
+    triton: FakeTriton, state_file: Path, content: bytes | None
 ) -> None:
-    state_file.write_bytes(content)
-    assert _all(triton, state_file) == {"healthy": True, "live": True, "ready": False}
+    if content is None:
+        state_file.mkdir()
+    else:
+        state_file.write_bytes(content)
+    assert _all(triton, state_file) == (True, True, False)
     reason = ready(triton.endpoint, triton.metrics, LIMITS, state_file=state_file).reason
-    assert reason.startswith(f"unreadable for 0 s: {state_file} holds ")
+    assert reason.startswith(f"unreadable for 0 s: {state_file}")
 
 
-def test_a_state_file_that_is_a_folder_raises(triton: FakeTriton, state_file: Path) -> None:
-    state_file.mkdir()
-    assert _all(triton, state_file) == {"healthy": True, "live": True, "ready": False}
+def test_a_state_says_since_when_and_a_missing_file_is_no_state(state_file: Path) -> None:
+    assert read_state(state_file) is read_state(None) is None
+    assert State("failed", "", time.time() - 12).describe() == "failed for 12 s"
+
+
+@pytest.mark.parametrize(
+    ("flags", "yes", "no"),
+    [((), "healthy", "unhealthy"), (("--live",), "alive", "not alive"), (("--ready",), "ready", "not ready")],
+)
+def test_each_question_prints_one_line_and_exits_with_0_or_1(
+    triton: FakeTriton, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], yes: str, no: str
+) -> None:
+    triton.step()
+    assert main(["--url", str(triton.endpoint), *flags]) == 0
+    assert re.fullmatch(rf"{yes}: a step [0-9.]+ s ago\n", capsys.readouterr().out)
+    assert triton.asked == [], "the metrics are found two ports above the endpoint"
+    triton.step(ago=95)
+    triton.generate = lambda _: refusal(*DEAD)
+    assert main(["--url", str(triton.endpoint), *flags]) == 1
+    assert re.fullmatch(rf"{no}: HTTP 400: .*\n", capsys.readouterr().out)
+
+
+def test_no_metrics_asks_for_a_token_and_step_age_extends_the_evidence(
+    triton: FakeTriton, capsys: pytest.CaptureFixture[str]
+) -> None:
+    triton.step()
+    assert main(["--url", str(triton.endpoint), "--no-metrics"]) == 0
+    assert capsys.readouterr().out.startswith("healthy: one token ")
+    triton.step(ago=95)
+    assert main(["--url", str(triton.endpoint), f"--metrics-url={triton.metrics}", "--step-age", "1000"]) == 0
+    assert capsys.readouterr().out.startswith("healthy: a step ")
+
+
+def test_options_override_the_environment(
+    triton: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    triton.step()
+    state_file = tmp_path / "state.json"
+    state_file.write_text('{"state": "failed", "reason": "no GPU", "since": 1}')
+    monkeypatch.setenv("TRITON_LLAMA_URL", str(triton.endpoint))
+    monkeypatch.setenv("TRITON_STATE_FILE", str(state_file))
+    assert main([]) == 1
+    assert "no GPU" in capsys.readouterr().out
+    monkeypatch.setenv("TRITON_LLAMA_URL", "grpc://x")
+    assert main(["--url", str(triton.endpoint), "--state-file", str(tmp_path / "none")]) == 0
+    monkeypatch.setenv("TRITON_STATE_FILE", "")
+    assert main(["--url", str(triton.endpoint)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--url", "https://llama"), "--url: 'https://llama' is no address; it must be HOST:PORT"),
+        (("--url", "llama:0"), "--url: 'llama:0' has the port 0; it must be from 1 to 65535"),
+        (("--metrics-url", "a b"), "--metrics-url: 'a b' is no address"),
+        (("--timeout", "0"), "--timeout: '0' is no number of seconds above 0"),
+        (("--step-age", "inf"), "--step-age: 'inf' is no number of seconds above 0"),
+        (("--live", "--ready"), "--ready: not allowed with argument --live"),
+        (("--metrics-url=a", "--no-metrics"), "--no-metrics: not allowed with argument --metrics-url"),
+        (("--liv",), "unrecognized arguments: --liv"),
+        (("llama:8000",), "unrecognized arguments: llama:8000"),
+    ],
+)
+def test_wrong_use_is_one_line_on_stderr_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    written = capsys.readouterr()
+    assert (end.value.code, written.out, len(written.err.splitlines())) == (2, "", 1)
+    assert message in written.err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("llama", Address("llama", 8000)),
+        ("llama:9000", Address("llama", 9000)),
+        ("http://llama:9000/", Address("llama", 9000)),
+        ("127.0.0.1:80", Address("127.0.0.1", 80)),
+        ("[::1]:80", Address("::1", 80)),
+        ("[::1]", Address("::1", 8000)),
+    ],
+)
+def test_an_address_is_parsed_and_written_back(text: str, expected: Address) -> None:
+    assert Address.parse(text, 8000) == expected
+    assert Address.parse(str(expected), 1) == expected
+    assert expected.metrics == Address(expected.host, expected.port + 2)
+
+
+@pytest.mark.parametrize("text", ["", ":80", "http://", "a:b", "a:99999", "::1", "a/b:80", "grpc://a", "a:1:2", "a:-1"])
+def test_a_malformed_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Address.parse(text, 8000)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from triton_llama.health.state import read_state
+from triton_llama.health import read_state
 from triton_supervisor.settings import RefusedError
 from triton_supervisor.state_file import State, StateFile, announcement_file
 

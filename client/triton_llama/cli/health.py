@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from triton_llama.health.command import main
+from triton_llama.health import main
 
 
 @click.command(

@@ -6,8 +6,7 @@ One question a call; waiting is the caller's.
 
 from collections.abc import Iterable
 
-from triton_llama.health import Address
-from triton_llama.health.exchange import NoAnswerError, exchange
+from triton_llama.health import Address, NoAnswerError, exchange
 from triton_supervisor.sockets import listening_ports
 
 from triton_local.repository import MODEL_NAME

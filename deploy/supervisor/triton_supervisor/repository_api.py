@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import socket
 
-from triton_llama.health import Address
-from triton_llama.health.exchange import NoAnswerError, NobodyListensError, Response, exchange
+from triton_llama.health import Address, NoAnswerError, NoListenerError, Response, exchange
 
 from triton_supervisor.restricted import HTTP_HEADER, restricted_arguments
 
@@ -83,7 +82,7 @@ class RepositoryApi:
     def _ask(self, method: str, path: str, seconds: float) -> Response:
         try:
             return exchange(self._address, method, path, seconds, headers={HTTP_HEADER: self._key})
-        except NobodyListensError as error:
+        except NoListenerError as error:
             raise NotListeningError(str(error)) from error
         except NoAnswerError as error:
             raise ApiError(f"{path}: {error}") from error

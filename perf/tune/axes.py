@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from llama_engine.settings import BOUNDS, WholeNumber
+from llama_engine.settings import BOUNDS, Integer
 
 from perf.tune.knobs import Batcher, Knobs
 
@@ -88,7 +88,7 @@ def _with_slots(knobs: Knobs, slots: int) -> Knobs:
     return replace(knobs, slots=slots, batcher=replace(knobs.batcher, preferred=preferred))
 
 
-def _bound(setting: str) -> WholeNumber:
+def _bound(setting: str) -> Integer:
     bound = BOUNDS[setting]
-    assert isinstance(bound, WholeNumber)
+    assert isinstance(bound, Integer)
     return bound

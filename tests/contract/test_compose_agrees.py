@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, WholeNumber
+from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, Integer
 from triton_supervisor.container import REPOSITORY, server_environment
 from triton_supervisor.settings import FLUSH_S, STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings
 
@@ -40,7 +40,7 @@ def test_docker_kills_what_still_drains() -> None:
     assert server_environment({}, default.grace)["LLAMA_DRAIN_SECONDS"] == str(default.grace)
     # The model takes whatever grace the supervisor takes, and no more.
     bound = BOUNDS["drain_seconds"]
-    assert isinstance(bound, WholeNumber)
+    assert isinstance(bound, Integer)
     assert Settings.of({"TRITON_GRACE_SECONDS": str(bound.high)}).grace == bound.high
     with pytest.raises(RefusedError, match=f"1 ... {bound.high}"):
         Settings.of({"TRITON_GRACE_SECONDS": str(bound.high + 1)})

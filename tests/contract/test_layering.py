@@ -27,8 +27,8 @@ KERNELS = {"kernels.int8_product", "kernels.decode_attention"}
 
 # From the bottom up: a module imports only from the rows below its own.
 LAYERS = [
-    {"errors", "sampling.philox", "text.partial_match", "triton.queue_policy", "observability.log_format",
-     "triton.model_config", "triton.logger"},
+    {"errors", "sampling.philox", "text.partial_match", "text.detokenizer", "triton.queue_policy",
+     "observability.log_format", "triton.model_config", "triton.logger"},
     {"kernels.reference", "kernels.arrival_counters"},
     KERNELS,
     {"kernels.selection"},

@@ -21,7 +21,7 @@ def _banned(words: list[bytes], vocabulary: Vocabulary, pieces: Sequence[bytes])
     """The ids that must not follow a text of these pieces."""
     rules = BadWords(words, vocabulary, CPU)
     for piece in pieces:
-        rules.advance(piece)
+        rules.append(piece)
     return sorted({*rules.always.tolist(), *rules.completing().tolist()})
 
 

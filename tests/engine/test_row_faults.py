@@ -29,9 +29,9 @@ class _Broken(BadWords):
         self._fail("completing")
         return super().completing()
 
-    def advance(self, piece: bytes) -> None:
-        self._fail("advance")
-        super().advance(piece)
+    def append(self, token_bytes: bytes) -> None:
+        self._fail("append")
+        super().append(token_bytes)
 
     def _fail(self, where: str) -> None:
         if where == self._where and self._times:
@@ -50,7 +50,7 @@ def test_a_sampler_that_fails_once_counts_a_token_twice(fp32: Checkpoint, engine
     assert run.errors == 2
 
 
-@pytest.mark.parametrize("where", ["completing", "advance"])
+@pytest.mark.parametrize("where", ["completing", "append"])
 def test_bad_words_that_fail_take_other_rows_down(fp32: Checkpoint, engine: Engine, where: str) -> None:
     requests = penalized(fp32, 4)
     expected = completions(engine, requests)

@@ -19,14 +19,14 @@ def test_the_begun_part_is_not_the_longest_one() -> None:
         begun, text = PartialMatch(word), b""
         for _ in range(4):
             piece = bytes(randomness.choices(b"ab", k=randomness.randint(0, 6)))
-            begun.advance(piece)
+            begun.append(piece)
             text += piece
             beginnings = _beginnings(word, text)
-            assert begun.begun == max(beginnings, default=0), (word, text)
+            assert begun.matched == max(beginnings, default=0), (word, text)
             if not text.endswith(word):
                 longest = randomness.randint(1, 8)
                 rests = [word[size:] for size in beginnings if len(word) - size <= longest]
-                assert list(begun.rests(longest)) == rests, (word, text)
+                assert list(begun.remainders(longest)) == rests, (word, text)
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_the_begun_part_is_not_the_longest_one() -> None:
 )
 def test_a_whole_word_counts_as_its_own_beginning(word: bytes, text: bytes, begun: int) -> None:
     one = PartialMatch(word)
-    one.advance(text)
-    assert one.begun == begun
+    one.append(text)
+    assert one.matched == begun

@@ -1,22 +1,13 @@
-"""Batched Llama decoding on a slot cache: everything the Triton model does that is not Triton.
+"""The inference engine: continuous batching of Llama decoding over a slot KV cache.
 
-The way of a request through the modules:
+Independent of Triton except for `triton/`; `model.py` beside this package is the Python backend's entry point.
 
-    requests    raw inputs → GenerationRequest, or an InvalidRequest that names input, value and bound
-      text        prompt → tokens
-      defaults    what a request gets that leaves an input out
-    engine      prefill → slot → decode steps → Completion
-      cache       one slot per row, allocated once
-      sampler     each slot's parameters and history; sampling: the formulas; philox: one random stream per row
-      banning     bad words, however they would be split into tokens
-      stopping    end tokens, stop words, length
-      vocabulary  tokens as bytes
-    checkpoint  the model, in the precision that the settings ask for; checkpoint_files: are its files whole
-      memory      the plan of what is held where, refused before it fails
-    readiness   whether a request that came now would be decoded; vitals: what the thread that steps notes of it
-    host_log, host_metrics: log lines and metrics, in the program that the engine runs in
-    settings    what the model is told from outside; model_config: what Triton says of the model
-    errors      what can go wrong, as types
-
-Nothing in here imports Triton; `model.py` next to this package is the only file that does.
+settings, errors   configuration and exceptions
+api/               requests: parsing, bounds, the checkpoint's defaults
+text/              tokenizer, detokenizer, stop strings, bad words
+model/             checkpoint loading, the Llama forward pass, KV cache, memory plan
+kernels/           8-bit matrix product and decode attention, with their references
+sampling/          logits processors, sampler, random numbers
+observability/     metrics, stats, request log, health
+triton/            adapters to Triton: config, logger, metrics
 """

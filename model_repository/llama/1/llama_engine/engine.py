@@ -225,7 +225,7 @@ class Engine:
                 if row.transcript.add(token, piece):
                     self._end(row, row.completion())
                 elif row.banned is not None:
-                    row.banned.advance(piece)
+                    row.banned.append(piece)
             except Exception as error:  # noqa: BLE001 - the row must get an answer, and the others go on
                 self._note_error(error, f"taking token {token} of {named([row])}")
                 self._end(row, FAILURE)

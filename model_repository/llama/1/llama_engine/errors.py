@@ -1,19 +1,19 @@
-"""What can go wrong, as types.
+"""Every exception this package raises on purpose.
 
 EngineError
-├── InvalidSettings     the server's own configuration; the model refuses to load
-├── CheckpointError     the checkpoint can't be served as asked; the model refuses to load
-├── OutOfMemoryPlan     weights + cache + reserve exceed what is there; the model refuses to load
-└── RequestError        one request fails, its neighbours don't
-    ├── InvalidRequest  the client's fault: names the input, the value and the bound
-    ├── Cancelled       the client doesn't want it any more
-    ├── Unavailable     out of time before its turn, or the server stops: the same request may succeed elsewhere
-    └── GenerationError      ours, while decoding: the client learns that it failed, the log learns why
+├── InvalidSettings        a setting is unknown, malformed or out of range; the model refuses to load
+├── CheckpointError        the checkpoint is incomplete or unsupported; the model refuses to load
+├── OutOfMemoryPlan        weights + cache + reserve exceed the device's memory; the model refuses to load
+└── RequestError           one request fails; other requests are unaffected
+    ├── InvalidRequest     the client's fault; the message names the input, its value and the bound
+    ├── Cancelled          the client cancelled the request
+    ├── Unavailable        timed out in the queue, or the server is stopping; the client may retry
+    └── GenerationError    decoding failed; the client learns that it failed, the log has the reason
 """
 
 
 class EngineError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of this package's errors."""
 
 
 class InvalidSettings(EngineError):
@@ -21,33 +21,33 @@ class InvalidSettings(EngineError):
 
 
 class CheckpointError(EngineError):
-    """The checkpoint is missing a part, or has one this engine can't serve."""
+    """The checkpoint lacks a part, or has one that this engine does not support."""
 
 
 class OutOfMemoryPlan(EngineError):
-    """The memory plan doesn't fit the device."""
+    """The memory plan exceeds the device's memory."""
 
 
 class RequestError(EngineError):
-    """One request can't be answered; nothing else is touched."""
+    """One request fails; other requests are unaffected."""
 
 
 class InvalidRequest(RequestError):
-    """The request breaks the contract. The message names the input, its value and the bound."""
+    """The request violates the contract. The message names the input, its value and the bound."""
 
 
 class Cancelled(RequestError):
-    """The client took the request back."""
+    """The client cancelled the request."""
 
 
 class Unavailable(RequestError):
-    """The request was accepted, and its turn didn't come in time."""
+    """The request timed out in the queue, or the server is stopping."""
 
 
 class GenerationError(RequestError):
-    """Decoding this row failed through no fault of the client's."""
+    """Decoding failed on the server's side."""
 
 
 def one_line(error: Exception) -> str:
-    """Return an error of a library's as one line: its type and the first line of what it says."""
+    """Return the error's type and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"

@@ -1,9 +1,8 @@
 """The settings of the model: one frozen dataclass, parsed strictly.
 
-Environment `LLAMA_<NAME>` beats the `parameters` of the Triton config, which beat the defaults here. An unknown key, a
-malformed value or one out of range is refused with the key, the value, where it came from and the bound; nothing falls
-back silently. This module knows nothing about checkpoints: what depends on one (a `max_model_len` beyond its
-positions, say) is checked where the checkpoint is loaded.
+The environment's `LLAMA_<NAME>` overrides the Triton config's `parameters`, which override the defaults below. An
+unknown key or an invalid value raises InvalidSettings with the key, the value, its source and the bound. Bounds that
+depend on the checkpoint, such as a `max_model_len` beyond its positions, are checked when the checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class WholeNumber:
+class Integer:
     """An integer in [low, high]."""
 
     low: int
@@ -40,14 +39,14 @@ class WholeNumber:
 
     def parse(self, text: str) -> int:
         """Return the integer, or raise ValueError with the bound."""
-        # int() also takes "1_000" and " 7 "; a setting is written in digits or it is a mistake.
+        # int() also accepts "1_000" and " 7 ", which are more likely mistakes.
         if not re.fullmatch(r"[0-9]{1,18}", text) or not self.low <= int(text) <= self.high:
             raise ValueError(f"must be a whole number from {self.low} to {self.high}")
         return int(text)
 
 
 @dataclass(frozen=True)
-class Number:
+class Float:
     """A finite number in [low, high]."""
 
     low: float
@@ -55,7 +54,7 @@ class Number:
 
     def parse(self, text: str) -> float:
         """Return the number, or raise ValueError with the bound."""
-        # As above: float() also takes "1_000", " 7 ", "nan" and the digits of other scripts.
+        # float() also accepts "1_000", " 7 ", "nan" and the digits of other scripts.
         if not re.fullmatch(r"[0-9]+(\.[0-9]+)?(e-?[0-9]{1,3})?", text) or not self.low <= float(text) <= self.high:
             raise ValueError(f"must be a number from {self.low:g} to {self.high:g}")
         return float(text)
@@ -72,34 +71,34 @@ class Text:
         return text.strip()
 
 
-Bound = Choice | WholeNumber | Number | Text
+Bound = Choice | Integer | Float | Text
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the model is told from outside; every field is a config parameter and an environment variable.
+    """The server's settings; every field is a config parameter and an environment variable.
 
     model: path or hub id of the checkpoint; None is the embedded one.
-    revision: of a hub id; None is its default branch.
-    quantization: of the linear layers; `checkpoint` serves it in the precision it was saved in.
-    int8_threshold: bitsandbytes' outlier threshold; None is 0, or what a checkpoint saved in 8 bits says. 0 keeps rows
-        independent of their batch; 6 is LLM.int8()'s own.
-    dtype: of everything unquantized, and of the cache. auto: float16 on CUDA, float32 on a CPU.
-    device: auto is the GPU that Triton gave the instance, or the CPU where it gave none.
-    kernels: of a decode step on a GPU. stock are bitsandbytes' and PyTorch's; fused are the engine's own, tried against
-        plain ones when the model loads and left out where they fail.
-    cuda_graphs: on captures the decode steps on a GPU when the model loads, and replays them instead of launching every
-        kernel anew; where they can't be captured they are launched.
-    scheduling: inflight lets rows enter and leave between two steps; batch runs each of Triton's batches to its end.
-    slots: rows decoded together; None is the config's max_batch_size.
+    revision: revision of a hub id; None is its default branch.
+    quantization: precision of the linear layers; `checkpoint` keeps the precision of the files.
+    int8_threshold: bitsandbytes' outlier threshold. None is 0, or the value stored in an 8-bit checkpoint. At 0 a row's
+        result is independent of its batch; LLM.int8() uses 6.
+    dtype: of unquantized weights and the KV cache. auto: float16 on CUDA, float32 on a CPU.
+    device: auto is the GPU that Triton assigned to the instance, or the CPU if it assigned none.
+    kernels: of a decode step on a GPU. stock: bitsandbytes' and PyTorch's. fused: the engine's own, verified against
+        their references when the model loads; a kernel that fails falls back to stock.
+    cuda_graphs: on captures the decode steps as CUDA graphs when the model loads (on a GPU) and replays them; falls
+        back to launching kernels if capture fails.
+    scheduling: inflight adds and removes sequences between decode steps; batch runs each Triton batch to its end.
+    slots: sequences decoded together; None is the config's max_batch_size.
     max_model_len: prompt + completion, in tokens; None is the checkpoint's own, at most 4096.
-    default_max_tokens: when neither the request nor the checkpoint says.
-    prefill_tokens: most padded prompt tokens read before a decode step; a longer prompt is read in chunks.
-    drain_seconds: how long running rows may go on once the model is told to unload.
-    stuck_seconds: how long a step may take until the model says that it isn't ready; 0 is as long as it likes.
-    memory_fraction: share of the device's free memory that weights, cache and reserve may take.
-    log_requests: summary logs a line for every request that was answered, prompts its prompts too, none neither.
-    log_format: text for lines in Triton's log, json for an object a line on standard error.
+    default_max_tokens: for requests without max_tokens, unless the checkpoint sets max_new_tokens.
+    prefill_tokens: prompt tokens, padding included, per prefill pass; longer prompts are read in chunks.
+    drain_seconds: time for running sequences to finish after the model starts unloading.
+    stuck_seconds: duration of a step after which the model reports not ready; 0 disables the check.
+    memory_fraction: share of the device's free memory available to weights, cache and reserve.
+    log_requests: none, summary (a line for each request), or prompts (the line and the prompt).
+    log_format: text for Triton's log, json for one JSON object per line on standard error.
     """
 
     model: str | None = None
@@ -141,7 +140,7 @@ class Settings:
                 values[name] = BOUNDS[name].parse(text)
             except ValueError as error:
                 raise InvalidSettings(f"{source}: {name} {error}, got {text!r}") from None
-        return cls(**values)  # type: ignore[arg-type]  # each value came out of its own field's bound
+        return cls(**values)  # type: ignore[arg-type]  # BOUNDS parsed each value to its field's type
 
     def describe(self) -> str:
         """Return every setting, for the log."""
@@ -152,19 +151,19 @@ BOUNDS: Mapping[str, Bound] = {
     "model": Text(),
     "revision": Text(),
     "quantization": Choice(("int8", "nf4", "none", "checkpoint")),
-    "int8_threshold": Number(0.0, 1000.0),
+    "int8_threshold": Float(0.0, 1000.0),
     "dtype": Choice(("auto", "float32", "float16", "bfloat16")),
     "device": Choice(("auto", "cpu", "cuda")),
     "kernels": Choice(("stock", "fused")),
     "cuda_graphs": Choice(("off", "on")),
     "scheduling": Choice(("inflight", "batch")),
-    "slots": WholeNumber(1, 1024),
-    "max_model_len": WholeNumber(2, 1 << 20),
-    "default_max_tokens": WholeNumber(1, 1 << 20),
-    "prefill_tokens": WholeNumber(1, 1 << 20),
-    "drain_seconds": WholeNumber(0, 3600),
-    "stuck_seconds": WholeNumber(0, 3600),
-    "memory_fraction": Number(0.05, 1.0),
+    "slots": Integer(1, 1024),
+    "max_model_len": Integer(2, 1 << 20),
+    "default_max_tokens": Integer(1, 1 << 20),
+    "prefill_tokens": Integer(1, 1 << 20),
+    "drain_seconds": Integer(0, 3600),
+    "stuck_seconds": Integer(0, 3600),
+    "memory_fraction": Float(0.05, 1.0),
     "log_requests": Choice(("none", "summary", "prompts")),
     "log_format": Choice(("text", "json")),
 }

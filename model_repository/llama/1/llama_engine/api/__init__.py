@@ -1,1 +1,1 @@
-"""What a client may ask for: request parsing and the checkpoint's defaults."""
+"""Request parsing, bounds, and the checkpoint's defaults."""

@@ -1,4 +1,4 @@
-"""What a request that leaves an input out gets: the checkpoint's generation config, else the contract's defaults."""
+"""Defaults of optional inputs: the checkpoint's generation config, else the contract's defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Resolved defaults, in the contract's units and bounds. end_tokens: ids that end a text."""
+    """Resolved defaults, in the contract's units and bounds. end_tokens: ids that end a completion."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -26,11 +26,10 @@ class GenerationDefaults:
 
     @classmethod
     def from_config(cls, config: GenerationConfig, default_max_tokens: int, vocabulary: int) -> GenerationDefaults:
-        """Read a checkpoint's generation config. Raises CheckpointError for a value the contract doesn't allow.
+        """Read a checkpoint's generation config. Raises CheckpointError for a value outside the contract's bounds.
 
-        vocabulary: number of tokens the model has.
-
-        `do_sample: false`, the config's own default, is temperature 0, whatever the config's temperature says.
+        vocabulary: size of the model's vocabulary. `do_sample: false`, the config's own default, means temperature 0
+        whatever the config's temperature.
         """
         end = config.eos_token_id
         defaults = cls(

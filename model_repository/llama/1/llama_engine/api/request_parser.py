@@ -1,7 +1,7 @@
-"""The contract with clients: raw inputs in, validated requests out.
+"""Parse raw inputs into validated requests.
 
-Every bound of the contract is here and only here. What breaks one is an InvalidRequest that names the input, the value
-and the bound. Knows the tokenizer, because limits count tokens; knows neither Triton nor the model.
+All bounds of the contract with clients are in this module. A violation raises InvalidRequest, which names the input,
+the value and the bound.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MAX_BAD_WORDS = 64
 MAX_WORD_BYTES = 1024
 
 RawInputs = Mapping[str, NDArray[Any]]
-"""Inputs of one request by name: [rows, 1], or [rows, n] for lists of words; strings as bytes objects."""
+"""The inputs of one request by name: [rows, 1], or [rows, n] for stop_words and bad_words; strings as bytes."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One row to generate: everything resolved, everything in bounds."""
+    """One completion to generate, with all defaults resolved and all values within bounds."""
 
     prompt: str
     prompt_tokens: tuple[int, ...] = field(repr=False)
@@ -50,14 +50,14 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class RequestParser:
-    """Turns raw inputs into requests under one server's limits and defaults."""
+    """Parses raw inputs under one server's limits and defaults."""
 
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     max_model_len: int
 
     def parse(self, inputs: RawInputs) -> list[GenerationRequest]:
-        """Return one request per row of the inputs. Raises InvalidRequest for the first input that breaks a bound."""
+        """Return one request per row of the inputs. Raises InvalidRequest for the first input that violates a bound."""
         prompts = inputs.get("text_input")
         if prompts is None:
             raise InvalidRequest("text_input is missing: it is the one input without a default")
@@ -69,14 +69,14 @@ class RequestParser:
             if value.ndim != 2 or value.shape[0] != rows or (value.shape[1] != 1 and not words):
                 expected = f"[{rows}, {'number of words' if words else 1}]"
                 raise InvalidRequest(f"{name} has shape {list(value.shape)}; it must be {expected}")
-        return [self._parse_row(_Row(inputs, row, f"row {row}: " if rows > 1 else "")) for row in range(rows)]
+        return [self._parse_row(_InputRow(inputs, row, f"row {row}: " if rows > 1 else "")) for row in range(rows)]
 
-    def _parse_row(self, row: _Row) -> GenerationRequest:
+    def _parse_row(self, row: _InputRow) -> GenerationRequest:
         defaults = self.defaults
         prompt = row.text("text_input")
         tokens = self._encode(prompt, row)
         room = self.max_model_len - len(tokens)
-        # A default is capped to what fits; a number that was asked for is honoured or refused.
+        # Cap a default to the room left; accept or refuse an explicit value, never change it.
         max_tokens = row.number("max_tokens", min(defaults.max_tokens, room), low=1)
         if max_tokens > room:
             raise row.refuse(
@@ -102,12 +102,12 @@ class RequestParser:
             exclude_input_in_output=row.flag("exclude_input_in_output", True),
         )
 
-    def _encode(self, prompt: str, row: _Row) -> tuple[int, ...]:
+    def _encode(self, prompt: str, row: _InputRow) -> tuple[int, ...]:
         limit = self.max_model_len - 1
         bound = f"at most {limit} tokens (max_model_len - 1)"
         if not prompt:
             raise row.refuse("text_input", "''", "a text of at least one token")
-        # What can't fit even in the longest tokens is refused before it costs the time to tokenize it.
+        # Refuse a prompt too long for even the longest tokens before spending time on tokenization.
         size = len(prompt.encode())
         if size > limit * self.tokenizer.vocabulary.longest:
             raise row.refuse("text_input", f"a text of {size} bytes", bound)
@@ -123,15 +123,15 @@ class RequestParser:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """One row of the raw inputs; reads single values out of it."""
+class _InputRow:
+    """One row of the raw inputs. prefix: of error messages, names the row of several."""
 
     inputs: RawInputs
     index: int
     prefix: str
 
     def refuse(self, name: str, value: object, bound: str) -> InvalidRequest:
-        # !s: format() would show a float32 of 2.1 in float64's digits, as 2.0999999046325684.
+        # !s: format() would print a float32 of 2.1 with float64's digits, as 2.0999999046325684.
         return InvalidRequest(f"{self.prefix}{name} is {value!s}; it must be {bound}")
 
     def text(self, name: str) -> str:
@@ -149,7 +149,7 @@ class _Row:
         above: float | None = None,
         high: float | None = None,
     ) -> _Number:
-        """Return the input's value, in the type of the default; the default itself was checked when it was loaded."""
+        """Return the input's value in the default's type, or the default, which was checked when it was loaded."""
         if name not in self.inputs:
             return default
         value = self.inputs[name][self.index, 0]
@@ -165,7 +165,7 @@ class _Row:
         return type(default)(value)
 
     def words(self, name: str, limit: int) -> tuple[bytes, ...]:
-        """Return the words in UTF-8. An empty one means none, so that lists of unequal length can be padded."""
+        """Return the words in UTF-8. Empty words are ignored: clients pad lists of unequal length with them."""
         if name not in self.inputs:
             return ()
         words = [self._decode(name, word).encode() for word in self.inputs[name][self.index] if word]

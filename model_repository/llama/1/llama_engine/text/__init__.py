@@ -1,1 +1,1 @@
-"""Text and tokens: tokenizer, vocabulary as bytes, stop checker, bad words."""
+"""Tokenizer, vocabulary as bytes, incremental detokenizer, stop checker, bad words."""

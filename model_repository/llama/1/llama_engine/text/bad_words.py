@@ -1,8 +1,7 @@
-"""Bad words: which tokens may not come next, so that a string never appears, however it would be split into tokens.
+"""Bad words: the tokens that must not come next, so that a string never appears in the text.
 
-Banning the tokens of one tokenization, as is usual, leaves every other way to spell the word open. Here a token is
-banned if the text so far followed by the token's bytes would contain the word. How much of each word the text ends
-with is kept up to date, so a step costs what its token is long.
+Banning the tokens of one tokenization, the usual approach, leaves all other tokenizations of the word possible. Here a
+token is banned if the text followed by the token's bytes would contain the word.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from llama_engine.text.vocabulary import Vocabulary
 
 
 class BadWords:
-    """One row's bad words (UTF-8, not empty) over a vocabulary, and how far the row's text has got into each."""
+    """The bad words of one sequence (UTF-8, not empty), matched incrementally: a step costs the length of its token."""
 
     def __init__(self, words: Sequence[bytes], vocabulary: Vocabulary, device: torch.device) -> None:
         self._words = [PartialMatch(word) for word in words]
@@ -24,19 +23,19 @@ class BadWords:
         self._device = device
         always = {token for word in words for token in vocabulary.containing(word)}
         self.always = self._ids(always)
-        """Ids that contain a whole bad word: [n], long."""
+        """Ids of the tokens that contain a whole bad word: [n], long."""
 
-    def advance(self, piece: bytes) -> None:
-        """Take the bytes of the token that was produced."""
+    def append(self, token_bytes: bytes) -> None:
+        """Append the bytes of the sampled token to the text."""
         for word in self._words:
-            word.advance(piece)
+            word.append(token_bytes)
 
     def completing(self) -> torch.Tensor:
-        """Return the ids that would complete a bad word that the text has begun: [n], long, most often none."""
+        """Return the ids that would complete a bad word at the end of the text: [n], long, usually empty."""
         completing: set[int] = set()
         for word in self._words:
-            for rest in word.rests(self._vocabulary.longest):
-                completing.update(self._vocabulary.starting_with(rest))
+            for remainder in word.remainders(self._vocabulary.longest):
+                completing.update(self._vocabulary.starting_with(remainder))
         return self._ids(completing)
 
     def _ids(self, tokens: set[int]) -> torch.Tensor:

@@ -1,25 +1,22 @@
-"""When a row ends, and what of its text counts.
+"""When a completion is finished, and where its text ends.
 
-Knows one row's bytes so far, its stop words and its limits. Works on bytes: UTF-8 matches at character borders only, so
-a stop word is found wherever tokens happen to split it, and a character split over tokens is decoded once it is whole.
+Stop strings are matched in bytes: a match in UTF-8 starts and ends at character boundaries, however tokens split it.
 """
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
+from llama_engine.text.detokenizer import Detokenizer
 from llama_engine.text.partial_match import PartialMatch
-
-_Decoder = getincrementaldecoder("utf-8")
 
 
 class StopChecker:
-    """One row's completion: grows by a token at a time and says when it is over.
+    """One completion: add a token at a time until it is finished by an end token, a stop string or max_tokens.
 
-    end_tokens: ids that end the text. stop_words: UTF-8; the text ends before the first one.
-    min_tokens: before so many tokens no stop word counts (end tokens are masked out of the logits until then).
+    end_tokens: ids that end the completion. stop_words: stop strings in UTF-8; the text ends before the first match.
+    min_tokens: stop strings are ignored before this many tokens (the sampler masks end tokens until then).
     """
 
     def __init__(
@@ -29,20 +26,18 @@ class StopChecker:
         self._max_tokens = max_tokens
         self._stop_words = stop_words
         self._end_tokens = end_tokens
-        self._bytes = bytearray()
-        self._decoder = _Decoder("replace")
-        # Bytes of the text that `next_delta` has looked for stop words, and given away.
-        self._watched = 0
-        self._taken = 0
+        self._output = Detokenizer()
+        # Bytes that the partial matches have seen.
+        self._matched = 0
         self.num_tokens = 0
         self.finish_reason = ""
 
-    def add(self, token: int, piece: bytes) -> bool:
-        """Take the next token and its bytes; return whether the row has ended. The ending token counts as a token."""
+    def add(self, token: int, token_bytes: bytes) -> bool:
+        """Add a token and its bytes; return whether the completion is finished. An end token counts in num_tokens."""
         self.num_tokens += 1
-        seen = len(self._bytes)
-        self._bytes += piece
-        if token in self._end_tokens or (self.num_tokens >= self._min_tokens and self._cut_at_stop_word(seen)):
+        checked = len(self._output.bytes)
+        self._output.bytes += token_bytes
+        if token in self._end_tokens or (self.num_tokens >= self._min_tokens and self._cut_at_stop_word(checked)):
             self.finish_reason = "stop"
         elif self.num_tokens >= self._max_tokens:
             self.finish_reason = "length"
@@ -50,41 +45,38 @@ class StopChecker:
 
     @property
     def text(self) -> str:
-        """The text so far; bytes that are no UTF-8, the first half of a character among them, become U+FFFD."""
-        return self._bytes.decode(errors="replace")
+        """The text so far, without the stop string; invalid UTF-8 becomes U+FFFD."""
+        return self._output.text
 
     def next_delta(self) -> str:
-        """Return what has become certain since the last call; all pieces together are the text of the ended row.
+        """Return the text that became certain since the last call; the deltas join to the finished `text`.
 
-        Uncertain, until the row ends, are the first half of a character and what may be the beginning of a stop word.
+        Until the completion is finished, holds back an incomplete character and a possible beginning of a stop string.
         """
-        ended = bool(self.finish_reason)
-        certain = len(self._bytes)
-        if not ended:
-            for word in self._begun_stop_words:
-                word.advance(self._bytes[self._watched :])
-            self._watched = certain
-            certain -= max((word.begun for word in self._begun_stop_words), default=0)
-        piece = self._decoder.decode(self._bytes[self._taken : certain], final=ended)
-        self._taken = certain
-        return piece
+        if self.finish_reason:
+            return self._output.next_delta(0, final=True)
+        for word in self._partial_matches:
+            word.append(self._output.bytes[self._matched :])
+        self._matched = len(self._output.bytes)
+        held_back = max((word.matched for word in self._partial_matches), default=0)
+        return self._output.next_delta(held_back, final=False)
 
     @cached_property
-    def _begun_stop_words(self) -> list[PartialMatch]:
+    def _partial_matches(self) -> list[PartialMatch]:
         return [PartialMatch(word) for word in self._stop_words]
 
-    def _cut_at_stop_word(self, seen: int) -> bool:
-        """Cut the text before the stop word that is complete first behind the first `seen` bytes.
+    def _cut_at_stop_word(self, checked: int) -> bool:
+        """Cut the text before the stop string that ends first after the first `checked` bytes; return whether one does.
 
-        The first to end and not the first to begin, so that the text is the same however it was split into tokens.
+        The first to end, not the first to begin: so the text does not depend on its tokenization.
         """
         found: list[tuple[int, int]] = []
         for word in self._stop_words:
-            start = self._bytes.find(word, max(seen - len(word) + 1, 0))
+            start = self._output.bytes.find(word, max(checked - len(word) + 1, 0))
             if start >= 0:
                 found.append((start + len(word), start))
         if not found:
             return False
         _, start = min(found)
-        del self._bytes[start:]
+        del self._output.bytes[start:]
         return True

@@ -1,4 +1,4 @@
-"""Text to tokens: the checkpoint's own tokenizer, and its vocabulary as bytes for the way back."""
+"""The checkpoint's tokenizer: encodes prompts; `vocabulary` maps tokens back to bytes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from llama_engine.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The checkpoint's tokenizer. Encoding adds its special tokens (a Llama's BOS); decoding is the vocabulary's."""
+    """A transformers tokenizer (`pretrained`) and its vocabulary as bytes."""
 
     pretrained: PreTrainedTokenizerBase
     vocabulary: Vocabulary
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt, special tokens included."""
-        # verbose=False: no warning of prompts beyond the tokenizer's own limit; the caller checks ours.
+        """Return the token ids of a prompt, including the tokenizer's special tokens (a Llama's BOS)."""
+        # verbose=False: no warning about prompts beyond the tokenizer's own limit; the caller checks ours.
         tokens = tuple(self.pretrained(text, verbose=False)["input_ids"])
         bos = self.pretrained.bos_token_id
-        # A rendered chat template brings its own BOS; with the tokenizer's there would be two, which no model was
-        # trained on.
+        # A rendered chat template contains a BOS; the tokenizer adds another. No model was trained on two.
         return tokens[1:] if bos is not None and tokens[:2] == (bos, bos) else tokens

@@ -1,7 +1,6 @@
-"""Tokens as bytes.
+"""The vocabulary as bytes.
 
-Text that grows token by token is handled as bytes, because tokens don't end where characters do. This module knows what
-bytes a token stands for and which tokens could complete a given string; it knows neither requests nor the model.
+Growing text is handled as bytes because tokens do not end at character boundaries.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from llama_engine.errors import CheckpointError
 
 
 class Vocabulary:
-    """What every token id stands for. Special tokens, and ids the tokenizer doesn't know, stand for nothing."""
+    """The bytes of every token id; empty for special tokens and for ids that the tokenizer does not have."""
 
     def __init__(self, token_bytes: list[bytes]) -> None:
         self.token_bytes = token_bytes
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
-        """Read the pieces of a byte-level (Llama 3) or SentencePiece-like (Llama 1 and 2) tokenizer.
+        """Read a byte-level (Llama 3) or SentencePiece-like (Llama 1 and 2) tokenizer.
 
-        size: ids the model can produce. Raises CheckpointError for a tokenizer of another kind.
+        size: number of ids the model can sample. Raises CheckpointError for a tokenizer of another kind.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -40,19 +39,19 @@ class Vocabulary:
         else:
             raise CheckpointError(f"the tokenizer decodes by {sorted(kinds)}: neither byte-level nor SentencePiece")
         added = tokenizer.added_tokens_decoder
-        pieces = [b""] * size
+        token_bytes = [b""] * size
         for token, index in tokenizer.get_vocab().items():
             if index >= size:
                 continue
             if index in added:
-                pieces[index] = b"" if added[index].special else added[index].content.encode()
+                token_bytes[index] = b"" if added[index].special else added[index].content.encode()
             else:
-                pieces[index] = to_bytes(token)
-        return cls(pieces)
+                token_bytes[index] = to_bytes(token)
+        return cls(token_bytes)
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the longest piece."""
+        """Length of the longest token in bytes."""
         return max(map(len, self.token_bytes))
 
     @cached_property
@@ -66,7 +65,7 @@ class Vocabulary:
         return b"".join(self.token_bytes), starts
 
     def containing(self, text: bytes) -> list[int]:
-        """Return the ids whose piece contains `text` (not empty)."""
+        """Return the ids whose bytes contain `text` (not empty)."""
         joined, starts = self._joined
         found: list[int] = []
         position = joined.find(text)
@@ -75,17 +74,17 @@ class Vocabulary:
             inside = position + len(text) <= starts[index + 1]
             if inside:
                 found.append(index)
-            # Behind a match the rest of the piece has nothing to add; a match over a border may hide one behind it.
+            # Inside a token: continue at the next token. Across a boundary: another match may start one byte later.
             position = joined.find(text, starts[index + 1] if inside else position + 1)
         return found
 
     def starting_with(self, text: bytes) -> list[int]:
-        """Return the ids whose piece starts with `text` (not empty)."""
-        pieces, order = self._sorted
-        start = bisect_left(pieces, text)
-        # The first string after all that start with `text`; 0xff bytes at the end can't be counted up.
+        """Return the ids whose bytes start with `text` (not empty)."""
+        by_bytes, order = self._sorted
+        start = bisect_left(by_bytes, text)
+        # The end is the first string greater than all that start with `text`; trailing 0xff bytes can't be incremented.
         head = text.rstrip(b"\xff")
-        end = bisect_left(pieces, head[:-1] + bytes([head[-1] + 1])) if head else len(pieces)
+        end = bisect_left(by_bytes, head[:-1] + bytes([head[-1] + 1])) if head else len(by_bytes)
         return order[start:end]
 
 
@@ -98,7 +97,7 @@ def _decoder_kinds(decoder: dict[str, object] | None) -> Iterator[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return GPT-2's map from printable characters to the bytes they stand for."""
+    """Return GPT-2's map from printable characters to bytes."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in printable)
@@ -109,7 +108,7 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def _byte_level(token: str) -> bytes:
-    # As the tokenizers library has it: a token outside the alphabet stands for itself.
+    # A token outside the alphabet stands for itself, as in the tokenizers library.
     if not _ALPHABET.keys() >= set(token):
         return token.encode()
     return bytes(_ALPHABET[character] for character in token)

@@ -16,8 +16,8 @@ from perf.bench import articles, ground, rivals
 from perf.bench.course import Course, reason
 from perf.bench.options import Options, parse
 from perf.overhead.account import account
-from perf.report import terminal
-from perf.report.run import read
+from perf.report import tables
+from perf.report.results import read
 from perf.setting.again import make_command
 from perf.setting.budget import Budget
 from perf.setting.checkpoint import default_checkpoint
@@ -54,7 +54,7 @@ def main() -> None:
         rivals.peers(course, options, checkpoint, rates)
     results.finish()
     print(
-        f"\n{terminal.summary(read(options.output))}\n\nwritten to {options.output}; make report puts it into README.md"
+        f"\n{tables.summary(read(options.output))}\n\nwritten to {options.output}; make report puts it into README.md"
     )
 
 

@@ -14,8 +14,7 @@ from triton_prepare.hub import Hub
 from triton_prepare.run import Order, prepare
 
 from perf.coldstart.start import Start, start
-from perf.report.table import Table
-from perf.report.terminal import text
+from perf.report.text import Table, terminal
 from perf.setting.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
 from perf.setting.results import Results
 
@@ -53,7 +52,7 @@ def main() -> None:
     for name, taken in starts.items():
         results.add(name, _measurement(name, folders[name], taken))
     results.finish()
-    print(text(_table(results)))
+    print(terminal(_table(results)))
     print(f"written to {options.output}")
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from perf.overhead.account import REPETITIONS, SLOTS, account
 from perf.overhead.parts import table
-from perf.overhead.picture import picture
+from perf.report.plots import icicle
+from perf.report.results import Part
 from perf.setting import machine
 from perf.setting.workload import MEAN_OUTPUT, MIXES
 
@@ -48,7 +49,7 @@ def main() -> None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps({"machine": machine.describe(), **found}, indent=1) + "\n")
         drawn = options.output.with_suffix(".svg")
-        drawn.write_text(picture(found["parts"], "Where the time goes"))
+        drawn.write_text(icicle([Part(**part) for part in found["parts"]], "Where the time goes"))
         print(f"written to {options.output} and {drawn}")
 
 

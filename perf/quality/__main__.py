@@ -16,8 +16,9 @@ from tqdm import tqdm
 from perf.quality import text
 from perf.quality.candidates import CANDIDATES, Candidate, measured, reference_of
 from perf.quality.errors import TextError
-from perf.report import run, terminal
-from perf.report.tables.quality import quality
+from perf.report.results import read
+from perf.report.tables import quality
+from perf.report.text import terminal
 from perf.setting.again import make_command
 from perf.setting.results import Results
 
@@ -72,9 +73,9 @@ def measure(
             progress.set_description(candidate.key)
             _add(results, candidate, base, reference, rows, progress)
     results.finish()
-    table = quality(run.read(output))
+    table = quality(read(output))
     assert table is not None, "it was just measured"
-    print(terminal.text(table))
+    print(terminal(table))
     print(f"written to {output}")
 
 

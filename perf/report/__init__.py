@@ -1,1 +1,1 @@
-"""Tables and plots out of perf/results/*.json. Measures nothing, and needs neither torch nor a server."""
+"""Tables and plots from perf/results/*.json. Runs without torch and without a server."""

@@ -2,7 +2,7 @@
 
 import sys
 
-from perf.report.cli import main
+from perf.report.documents import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,9 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from perf.report.plots.canvas import drawing
-from perf.report.plots.labels import Label, beside
-from perf.report.plots.palette import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION
+from perf.report.canvas import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Label, beside, drawing
 
 Columns = Mapping[str, Sequence[Any]]
 """Of `observations.rows`."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perf.report.cli import SAME, main
-from perf.report.run import read_all
+from perf.report.documents import SAME, main
+from perf.report.results import read_all
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "perf" / "results").glob("*.json"))

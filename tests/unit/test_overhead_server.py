@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from perf.overhead.counters import Counters
-from perf.overhead.parts import Node, flatten
-from perf.overhead.picture import picture
+from perf.overhead.parts import Node, PartJSON, flatten
 from perf.overhead.processes import MODEL, ServerProcesses, finished_children_seconds
 from perf.overhead.served import Served, processor_parts, request_parts
+from perf.report.plots import icicle
+from perf.report.results import Part
 
 
 def _counters(count: int, queued: float, first: float, whole: float) -> Counters:
@@ -19,6 +20,10 @@ def _counters(count: int, queued: float, first: float, whole: float) -> Counters
     metrics |= {f"llama_{name}_seconds_count": float(count) for name in sums}
     triton = {"queue": 2.0, "compute_input": 0.0, "compute_infer": 0.0, "compute_output": 0.0, "requests": float(count)}
     return Counters(metrics, triton)
+
+
+def _drawn(parts: list[PartJSON], subtitle: str) -> str:
+    return icicle([Part(**part) for part in parts], subtitle)
 
 
 def _served() -> Served:
@@ -71,8 +76,8 @@ def test_a_finished_child_has_used_nothing() -> None:
 
 def test_two_pictures_of_the_same_account_differ_or_lack_names() -> None:
     parts = [*flatten(request_parts(_served(), 0.1), 20), *flatten(processor_parts(_served()), 40)]
-    drawn = picture(parts, "a made-up load")
-    assert drawn == picture(parts, "a made-up load")
+    drawn = _drawn(parts, "a made-up load")
+    assert drawn == _drawn(parts, "a made-up load")
     # Letters are outlines, but each text's words stand in a comment before them.
     for words in (
         "a made-up load",
@@ -91,9 +96,9 @@ def test_a_rest_below_zero_is_drawn_to_the_left() -> None:
     whole.take("more than all", 1.25)
     parts = flatten(whole, 1)
     assert [part["seconds"] for part in parts] == [1.0, 1.25, -0.25]
-    assert "<!-- the rest of all" not in picture(parts, "")
+    assert "<!-- the rest of all" not in _drawn(parts, "")
 
 
 def test_an_account_without_parts_is_drawn() -> None:
     with pytest.raises(ValueError, match="an account without parts can't be drawn"):
-        picture([], "")
+        icicle([], "")

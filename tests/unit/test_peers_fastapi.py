@@ -27,8 +27,7 @@ from perf.peers import batching_fastapi, naive_fastapi
 from perf.peers.contestant import Contestant, Started
 from perf.peers.fastapi_server import Pretrained
 from perf.peers.measure import Server
-from perf.report.measurement import Measurement
-from perf.report.run import Run
+from perf.report.results import Measurement, parse
 from perf.setting import weights
 from perf.setting.checkpoint import EMBEDDED
 
@@ -161,7 +160,7 @@ def test_a_measurement_is_another_one_than_the_report_reads(naive: str) -> None:
     server = Server(contestant, started, EMBEDDED)
     measured = server.measure("uniform", Closed(2), 4, 2, SLO(60.0, 1.0), rates, mean=5)
     read = _read(measured)
-    assert (read.server, read.family, read.weights, read.errors) == ("naive_fastapi", "peer", "FP32", 0)
+    assert (read.server, measured["family"], read.weights, read.errors) == ("naive_fastapi", "peer", "FP32", 0)
     assert (read.load.mix, read.load.concurrency, read.load.rate_per_second) == ("uniform", 2, None)
     assert read.load.mean_output_tokens == 5
     assert read.goodput is not None
@@ -179,7 +178,7 @@ def test_a_measurement_is_another_one_than_the_report_reads(naive: str) -> None:
 
 
 def _read(measurement: dict[str, object]) -> Measurement:
-    (read,) = Run(result("bench", "make bench", {"peers/closed/uniform": measurement}), "test").measured("peers")
+    (read,) = parse(result("bench", "make bench", {"peers/closed/uniform": measurement}), "test").measured("peers")
     return read
 
 

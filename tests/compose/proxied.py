@@ -15,7 +15,7 @@ from pathlib import Path
 
 from compose.commands import run
 from compose.project import SERVICE, ComposeProject
-from contract.readme_blocks import ROOT, blocks
+from contract.code_blocks import ROOT, blocks
 
 CLIENTS = ("steady", "greedy")
 PROXY_PORT = 8443

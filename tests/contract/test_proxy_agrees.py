@@ -6,9 +6,9 @@ import re
 
 import pytest
 import yaml
+from contract.code_blocks import blocks
 from contract.kubectl import ROOT
 from contract.manifests import built, environment
-from contract.readme_blocks import blocks
 from triton_supervisor.flush import PAUSE_S
 
 PROXY = ROOT / "deploy" / "proxy"

@@ -22,7 +22,7 @@ _SIZES = (0, 1, -1, 2, 3, 7, 64, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, -(2*
 
 _MOST_ELEMENTS = 2**20
 """Of a tensor with its data in JSON: Triton 2.51 allocates what the shape says before it looks at the data, and ends if
-it can't (README.md, docs/threats.md).
+it can't (docs/limits.md, docs/security.md).
 """
 
 sizes: SearchStrategy[int] = st.sampled_from(_SIZES)

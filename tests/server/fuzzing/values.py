@@ -1,7 +1,7 @@
 """Hypothesis strategies for what inputs may hold: good values, values at the border, and every wrong kind.
 
-Good ones are short, because they are computed. Large ones stay far below the sizes of which it is known (README.md,
-perf/LOG.md) that they end Triton 2.51: bodies of megabytes, and hundreds of thousands of chunks or of nested lists.
+Good ones are short, because they are computed. Large ones stay far below the sizes that end Triton 2.51: bodies of
+megabytes, and hundreds of thousands of chunks or of nested lists (docs/limits.md, perf/LOG.md).
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ import gc
 from dataclasses import replace
 
 import torch
-from bitsandbytes.functional import int8_vectorwise_quant
-from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
 from llama_engine.kernels.selection import STOCK
+from llama_engine.libraries import Int8Params, Linear8bitLt, int8_vectorwise_quant
 from llama_engine.model.loader import Checkpoint, install_kernels
 from llama_engine.model.model_info import read_model_info
 from llama_engine.text.tokenizer import Tokenizer

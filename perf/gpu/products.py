@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from bitsandbytes.nn.modules import Linear8bitLt
+from llama_engine.libraries import Linear8bitLt
 
 from perf.bench.course import reason
 from perf.gpu import fused

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from bitsandbytes.nn.modules import Int8Params
 from engine.engines import completions, engine_of, load
 from engine.forward_passes import before_each
 from engine.gpu_kernels import DEVICE, assert_near, normal, randomness
@@ -21,6 +20,7 @@ from engine.small_checkpoints import save_small
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.kernels import reference
 from llama_engine.kernels.selection import Kernels
+from llama_engine.libraries import Int8Params
 from llama_engine.model.loader import Checkpoint
 from llama_engine.text.tokenizer import Tokenizer
 

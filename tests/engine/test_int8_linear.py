@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
 from engine.engines import load
 from llama_engine.kernels import reference
 from llama_engine.kernels.selection import STOCK, Kernels
+from llama_engine.libraries import Int8Params, Linear8bitLt
 from llama_engine.model import int8_linear
 from llama_engine.model import loader as loading
 from llama_engine.model.int8_linear import Int8Linear, replace_int8_layers

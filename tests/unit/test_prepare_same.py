@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bitsandbytes.nn.modules import Linear8bitLt
 from engine.engines import load
+from llama_engine.libraries import Linear8bitLt
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.manifest import MANIFEST, Manifest
 from llama_engine.text.tokenizer import Tokenizer

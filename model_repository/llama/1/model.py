@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import llama_engine.libraries  # noqa: F401 - before anything that imports transformers
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from llama_engine.api.request_parser import RequestParser

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from bitsandbytes.nn.modules import Linear8bitLt
 
 from llama_engine.kernels.selection import Int8Product, Kernels
+from llama_engine.libraries import Linear8bitLt
 
 BLOCK = 1 << 20
 """Weights widened at a time. 4 MiB in float32: smaller blocks cost calls, larger ones leave the cache (perf/LOG.md)."""

@@ -6,13 +6,11 @@ manifest first; apart from that it is a checkpoint saved in 8 bits.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.selection import STOCK, Kernels, choose_kernels
+from llama_engine.libraries import Int8Params, Linear8bitLt
 from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.int8_linear import replace_int8_layers
 from llama_engine.model.manifest import Manifest, checked
@@ -39,14 +38,6 @@ EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 
 LONGEST_DEFAULT = 4096
 """Cap of max_model_len where it isn't set: a 128k-token checkpoint would otherwise ask for a cache nobody meant."""
-
-
-def _is_no_cast_notice(record: logging.LogRecord) -> bool:
-    return "inputs will be cast" not in str(record.msg)
-
-
-# bitsandbytes quantizes activations from float16, and says so at every matrix product of a model in another dtype.
-logging.getLogger("bitsandbytes.autograd._functions").addFilter(_is_no_cast_notice)
 
 
 @dataclass(frozen=True)

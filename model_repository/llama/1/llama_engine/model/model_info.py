@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
-from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 from transformers import LlamaForCausalLM
 
+from llama_engine.libraries import Linear4bit, Linear8bitLt
 from llama_engine.model.int8_linear import Int8Linear
 
 

@@ -28,7 +28,7 @@ KERNELS = {"kernels.int8_product", "kernels.decode_attention"}
 # From the bottom up: a module imports only from the rows below its own.
 LAYERS = [
     {"errors", "sampling.philox", "text.partial_match", "text.detokenizer", "triton.queue_policy",
-     "observability.log_format", "triton.model_config", "triton.logger"},
+     "observability.log_format", "triton.model_config", "triton.logger", "libraries"},
     {"kernels.reference", "kernels.arrival_counters"},
     KERNELS,
     {"kernels.selection"},
@@ -95,6 +95,15 @@ def test_every_module_has_its_layer() -> None:
 def test_a_module_imports_only_from_the_layers_below(name: str) -> None:
     own = next(index for index, layer in enumerate(LAYERS) if name in layer)
     assert _inside(MODULES[name]) <= set().union(*LAYERS[:own])
+
+
+def test_only_libraries_imports_bitsandbytes_directly() -> None:
+    direct = [name for name, path in MODULES.items() if any(x.split(".")[0] == "bitsandbytes" for x in _imports(path))]
+    assert direct == ["libraries"]
+
+
+def test_model_py_imports_libraries_before_the_rest_of_the_package() -> None:
+    assert next(name for name in _imports(VERSION / "model.py") if "llama_engine" in name) == "llama_engine.libraries"
 
 
 def test_the_package_itself_imports_nothing() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import Tensor, prepare
 
-from perf.setting.workload import Request
+from perf.load.protocols import Request
 
 
 def document(requests: Sequence[Request]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.analyzer.errors import FailedRunError
-from perf.setting.workload import Request
+from perf.load.protocols import Request
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from perf.analyzer import inputs, profile
 from perf.analyzer.binary import NAME, PerfAnalyzer, find
 from perf.analyzer.errors import FailedRunError
 from perf.analyzer.profile import Answered
-from perf.setting.window import Window, full_load
-from perf.setting.workload import Request
+from perf.load.protocols import Request
+from perf.load.records import Window, steady_state
 
 _SERVER_COLUMNS = {
     "queue": "Server Queue",
@@ -64,7 +64,7 @@ class AnalyzerReport:
     @property
     def window(self) -> Window:
         """The time in which the load was what it is said to be, in seconds since 1970."""
-        return full_load([one.sent for one in self.answered], [one.answered for one in self.answered], self.warmup)
+        return steady_state([one.sent for one in self.answered], [one.answered for one in self.answered], self.warmup)
 
     @property
     def warm(self) -> float:

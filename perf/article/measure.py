@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 from transformers import LlamaConfig
 
+from perf import workload
 from perf.analyzer import run
 from perf.analyzer.binary import PerfAnalyzer
 from perf.analyzer.run import AnalyzerReport
 from perf.article.samples import Sampling
 from perf.article.serving import Served
 from perf.article.sizes import Pace, Size
-from perf.limit import physics
-from perf.limit.rates import DeviceRates
+from perf.environment import memory_of
 from perf.load.arrivals import Closed
-from perf.load.described import described
-from perf.setting import memory, workload
-from perf.setting.results import percentiles
+from perf.load.summary import describe, percentiles
+from perf.roofline import physics
+from perf.roofline.rates import DeviceRates
 
 Measurement = dict[str, object]
 TIMEOUT_S = 3600.0
@@ -96,14 +96,14 @@ def under(
     mean_output = sum(lengths) / len(lengths)
     tokens = stepped("llama_generated_tokens_total")
     rate = tokens / window.seconds
-    taken = memory.of(served.server.pid)
+    taken = memory_of(served.server.pid)
     measurement: Measurement = {
         **served.subject.to_json(),
         "generator": "perf_analyzer",
         "settings": served.settings(),
         "command": report.command,
         "perf_analyzer": {"version": report.version, "server_us": dict(report.server_us)},
-        "load": described(
+        "load": describe(
             load.mix,
             Closed(load.concurrency),
             load.requests,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
-from perf.setting import metrics
+from perf import metrics
 
 INTERVAL_S = 0.25
 NAMES = (

@@ -15,8 +15,8 @@ from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
 from perf.article.subjects import Subject
-from perf.setting.read_back import ReadBack, read_back
-from perf.setting.weights import Weights
+from perf.roofline.rates import Weights
+from perf.servers.triton import ReadBack, read_back
 
 _READY_TIMEOUT_S = 900.0
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from perf.setting import weights
-from perf.setting.weights import Weights
-from perf.setting.workload import LONGEST_OUTPUT, PROMPT_TOKENS
+from perf import checkpoint as weights
+from perf.roofline.rates import Weights
+from perf.workload import LONGEST_OUTPUT, PROMPT_TOKENS
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perf import workload
 from perf.analyzer.binary import find
 from perf.article import measure, sizes
 from perf.article.measure import Measurement
 from perf.article.serving import serving
 from perf.article.subjects import Subject
-from perf.limit.rates import DeviceRates
-from perf.setting import workload
+from perf.roofline.rates import DeviceRates
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 LEAST = 8

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import torch
 
-from perf.bench import articles, ground, rivals
-from perf.bench.course import Course, reason
+from perf.bench import articles, rivals
 from perf.bench.options import Options, parse
+from perf.checkpoint import check_context, default_checkpoint, described
+from perf.command import make_command
+from perf.course import Budget, Course, reason
 from perf.overhead.account import account
 from perf.report import tables
 from perf.report.results import read
-from perf.setting.again import make_command
-from perf.setting.budget import Budget
-from perf.setting.checkpoint import default_checkpoint
-from perf.setting.results import Results
+from perf.results import Results
+from perf.roofline.device import measured_once
 
 # Of the time that is left when each begins, so that an early end of one is the next ones' gain.
 _SHARES = {"article": 0.25, "mixed": 0.3}
@@ -33,7 +33,7 @@ def main() -> None:
     options = parse()
     budget = Budget(options.budget_s)
     checkpoint = options.model or default_checkpoint()
-    ground.check_context(checkpoint)
+    check_context(checkpoint)
     torch.set_num_threads(options.threads)
     try:
         results = Results(options.output, "bench", _settings(options, checkpoint), options.resume)
@@ -41,8 +41,8 @@ def main() -> None:
         sys.exit(f"bench: {error}")
     results.section("command", _command(options, results.get("command")))
     course = Course(results, budget)
-    budget.say(f"{results.device}; {ground.described(checkpoint)}; {options.threads} threads a server")
-    rates = ground.rates(results, options.threads)
+    budget.say(f"{results.device}; {described(checkpoint)}; {options.threads} threads a server")
+    rates = measured_once(results, options.threads)
     budget.say(rates.describe())
     if "article" in options.sections:
         articles.tables(course, options, checkpoint, rates, ["equal"], _SHARES["article"] * budget.left)
@@ -61,7 +61,7 @@ def main() -> None:
 def _settings(options: Options, checkpoint: Path) -> dict[str, object]:
     """Return what a run is resumed with; which parts of it are measured may differ."""
     return {
-        "model": ground.described(checkpoint),
+        "model": described(checkpoint),
         "threads": options.threads,
         "concurrency": options.concurrency,
         "slo": {"time_to_first_token_s": options.slo.time_to_first_token_s,

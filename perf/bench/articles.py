@@ -16,9 +16,9 @@ from perf.analyzer.binary import find
 from perf.article import measure, sizes
 from perf.article.serving import serving
 from perf.article.subjects import Subject, subjects
-from perf.bench.course import Course, Measurement
-from perf.limit.rates import DeviceRates
-from perf.setting.workload import MEAN_OUTPUT, Mix
+from perf.course import Course, Measurement
+from perf.roofline.rates import DeviceRates
+from perf.workload import MEAN_OUTPUT, Mix
 
 START_S = 30.0
 """With less than that left no server is started."""

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf.bench.bounds import complain_about_model, count, positive
+from perf.command import checkpoint_folder, count, positive
 from perf.load.summary import SLO
 from perf.peers.lineup import lineup
 
@@ -40,7 +40,7 @@ def parse(arguments: list[str] | None = None) -> Options:
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--budget", type=positive, default=60, metavar="MINUTES", help="for all of it (default 60)")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a Llama in safetensors; default: random weights")
+    parser.add_argument("--model", type=checkpoint_folder, metavar="FOLDER", help="a Llama (default: random weights)")
     parser.add_argument(
         "--concurrency",
         type=count,
@@ -70,8 +70,6 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--resume", action="store_true", help="measure only what the output file hasn't got yet")
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     found = parser.parse_args(arguments)
-    if found.model is not None and not (found.model / "config.json").is_file():
-        complain_about_model(parser, found.model)
     known = [one.key for one in lineup()]
     if unknown := sorted({*found.without} - {*known}):
         parser.error(f"--without has {unknown[0]!r}: known are {', '.join(known)}")

@@ -18,14 +18,14 @@ from typing import Literal
 
 from perf.article.sizes import Pace
 from perf.bench.articles import START_S
-from perf.bench.course import Course, Measurement, NoTimeError, reason
 from perf.bench.options import Options
-from perf.limit.rates import DeviceRates
+from perf.course import Course, Measurement, NoTimeError, reason
 from perf.load.arrivals import Closed, Poisson
 from perf.peers.contestant import Contestant
 from perf.peers.lineup import lineup
 from perf.peers.measure import TIMEOUT_S, Server, opened
-from perf.setting.workload import MEAN_OUTPUT, Mix
+from perf.roofline.rates import DeviceRates
+from perf.workload import MEAN_OUTPUT, Mix
 
 CLOSED: tuple[Mix, ...] = ("uniform", "geometric")
 OPEN: Mix = "uniform"

@@ -15,18 +15,15 @@ from pathlib import Path
 
 import torch
 
+from perf import workload
 from perf.article.subjects import Subject, subjects
 from perf.article.sweep import CONCURRENCIES, sweep
-from perf.bench import ground
-from perf.bench.bounds import complain_about_model, count, positive
-from perf.bench.course import Course, reason
-from perf.limit.rates import DeviceRates
-from perf.setting import workload
-from perf.setting.again import make_command
-from perf.setting.budget import Budget
-from perf.setting.checkpoint import default_checkpoint
-from perf.setting.results import Results
-from perf.setting.weights import unquantized
+from perf.checkpoint import check_context, default_checkpoint, described, unquantized
+from perf.command import checkpoint_folder, count, make_command, positive
+from perf.course import Budget, Course, reason
+from perf.results import Results
+from perf.roofline.device import measured_once
+from perf.roofline.rates import DeviceRates
 
 OUTPUT = Path("perf/results/sweep.json")
 MIX: workload.Mix = "uniform"
@@ -62,15 +59,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="make sweep", description=__doc__)
     parser.add_argument("servers", nargs="*", metavar="SERVER", help=f"of {', '.join(_KNOWN)}; default {default}")
     parser.add_argument("--budget", type=positive, default=40, metavar="MINUTES", help="for all of it (default 40)")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a Llama in safetensors; default: random weights")
+    parser.add_argument("--model", type=checkpoint_folder, metavar="FOLDER", help="a Llama (default: random weights)")
     parser.add_argument("--threads", type=count, default=cores, metavar="N", help=f"a server's (default {cores})")
     parser.add_argument("--resume", action="store_true", help="measure only what the output file hasn't got yet")
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     found = parser.parse_args(arguments)
     if unknown := sorted({*found.servers} - {*_KNOWN}):
         parser.error(f"there is no server {unknown[0]!r}: known are {', '.join(_KNOWN)}")
-    if found.model is not None and not (found.model / "config.json").is_file():
-        complain_about_model(parser, found.model)
     said = [*found.servers, *(["--threads", str(found.threads)] if found.threads != cores else [])]
     variables = {} if found.model is None else {"MODEL": found.model.name}
     return Options(
@@ -88,15 +83,15 @@ def run(options: Options) -> None:
     """Measure what the options say, and write it down."""
     budget = Budget(options.budget_s)
     checkpoint = options.model or default_checkpoint()
-    ground.check_context(checkpoint)
+    check_context(checkpoint)
     torch.set_num_threads(options.threads)
-    settings = {"model": ground.described(checkpoint), "threads": options.threads}
+    settings = {"model": described(checkpoint), "threads": options.threads}
     try:
         results = Results(options.output, "sweep", settings, options.resume)
     except ValueError as error:
         sys.exit(f"sweep: {error}")
     results.section("command", options.command)
-    rates = ground.rates(results, options.threads)
+    rates = measured_once(results, options.threads)
     course = Course(results, budget)
     for key in options.servers:
         _sweep(course, _KNOWN[key], checkpoint, options.threads, rates)

@@ -13,10 +13,10 @@ import torch
 from triton_prepare.hub import Hub
 from triton_prepare.run import Order, prepare
 
+from perf.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
 from perf.coldstart.start import Start, start
 from perf.report.text import Table, terminal
-from perf.setting.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
-from perf.setting.results import Results
+from perf.results import Results
 
 LLAMA_1B = Shape(2048, 8192, 16, 32, 8, 32000, 1024, "float16")
 """The matrices of Llama 3.2 1B with a smaller vocabulary: 1.1 billion parameters."""

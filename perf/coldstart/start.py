@@ -14,7 +14,8 @@ from pathlib import Path
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
-from perf.setting import loaded, memory
+from perf.environment import family
+from perf.servers.triton import Loaded
 
 _READY_TIMEOUT_S = 900.0
 
@@ -66,8 +67,8 @@ def start(checkpoint: Path, threads: int) -> Start:
     began = time.monotonic()
     with server:
         ready = time.monotonic() - began
-        peak = max(_peak_mib(pid) for pid in memory.family(server.pid))
-        return Start(ready, moments.load_s, peak, loaded.read(server.log_text()).line)
+        peak = max(_peak_mib(pid) for pid in family(server.pid))
+        return Start(ready, moments.load_s, peak, Loaded.of(server.log_text()).line)
 
 
 def _forget(folder: Path) -> None:

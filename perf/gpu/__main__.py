@@ -20,13 +20,12 @@ from collections.abc import Sequence
 
 import torch
 
-from perf.bench import ground
-from perf.bench.course import Course
+from perf.course import Budget, Course
 from perf.gpu import verdict
 from perf.gpu.options import Options, parse
 from perf.gpu.parts import DeviceLostError, Ground, run
-from perf.setting.budget import Budget
-from perf.setting.results import Results
+from perf.results import Results
+from perf.roofline.device import measured_once
 
 LOST = 3
 
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit(f"bench-gpu: {error}")
     results.section("command", _command(results, options))
     budget.say(f"{results.device}; torch {torch.__version__}")
-    rates = ground.rates(results, options.threads, options.amount.rates_s)
+    rates = measured_once(results, options.threads, options.amount.rates_s)
     budget.say(rates.describe())
     try:
         run(Ground(options, Course(results, budget), rates))

@@ -25,8 +25,8 @@ from llama_engine.model.memory_plan import graph_reserve
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
 
+from perf import workload
 from perf.gpu.decoding import proved, refuse_without
-from perf.setting import workload
 
 MIB = 1 << 20
 LEFT = 64 << 10

@@ -24,9 +24,9 @@ from llama_engine.settings import Settings
 
 from perf.gpu.precision import Precision
 from perf.gpu.timing import settle
-from perf.limit import physics
-from perf.limit.rates import DeviceRates
-from perf.setting.results import percentiles
+from perf.load.summary import percentiles
+from perf.roofline import physics
+from perf.roofline.rates import DeviceRates
 
 WARM_UP_TOKENS = 4
 

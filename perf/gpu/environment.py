@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from perf.bench.course import reason
+from perf.course import reason
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "bitsandbytes", "accelerate", "numpy", "triton", "safetensors",

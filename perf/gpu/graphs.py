@@ -7,7 +7,7 @@ from llama_engine.model.loader import Checkpoint
 from perf.gpu import decoding
 from perf.gpu.decoding import Wave
 from perf.gpu.precision import Precision
-from perf.limit.rates import DeviceRates
+from perf.roofline.rates import DeviceRates
 
 
 def measure(

@@ -24,8 +24,8 @@ from llama_engine.text.tokenizer import Tokenizer
 from llama_engine.text.vocabulary import Vocabulary
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
+from perf.checkpoint import EMBEDDED, Shape, config_of
 from perf.gpu.precision import Precision
-from perf.setting.checkpoint import EMBEDDED, Shape, config_of
 
 
 class RandomLlama:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 
-from perf.bench.bounds import count, positive
+from perf.checkpoint import LLAMA_2_7B, Shape
+from perf.command import count, make_command, positive
 from perf.gpu.capacity import Extent
-from perf.setting.again import make_command
-from perf.setting.checkpoint import LLAMA_2_7B, Shape
-from perf.setting.results import PARTIAL
+from perf.results import PARTIAL
 
 PARTS = ("environment", "correct", "stock", "capacity", "decode", "graph", "quality", "products", "article", "tiles")
 DEFAULT = PARTS[:-1]

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
-from perf.setting.machine import ROOT, sources
+from perf.environment import ROOT, sources
 
 FOLDER = ROOT / ".work" / "gpu"
 TRITON = ROOT / ".work" / "gpu-triton"

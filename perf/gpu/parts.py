@@ -12,13 +12,13 @@ from functools import partial
 
 import torch
 
-from perf.bench.course import Course, Measurement, reason
+from perf.course import Course, Measurement, reason
 from perf.gpu import capacity, correctness, decoding, environment, graphs, products
 from perf.gpu.decoding import Wave
 from perf.gpu.models import RandomLlama
 from perf.gpu.options import Options
 from perf.gpu.precision import FP16, FP32, INT8, Precision, precisions
-from perf.limit.rates import DeviceRates
+from perf.roofline.rates import DeviceRates
 
 Task = Callable[[], Mapping[str, object]]
 

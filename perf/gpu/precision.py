@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perf.setting.weights import Weights
+from perf.roofline.rates import Weights
 
 
 @dataclass(frozen=True)

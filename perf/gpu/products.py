@@ -21,12 +21,12 @@ from functools import cached_property
 import torch
 from llama_engine.libraries import Linear8bitLt
 
-from perf.bench.course import reason
+from perf.checkpoint import Shape
+from perf.course import reason
 from perf.gpu import fused
 from perf.gpu.models import in_8_bits
 from perf.gpu.timing import WAITS, timed
-from perf.limit.rates import DeviceRates
-from perf.setting.checkpoint import Shape
+from perf.roofline.rates import DeviceRates
 
 INT_MM = "int_mm"
 FUSED = "fused"

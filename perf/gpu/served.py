@@ -14,10 +14,10 @@ import torch
 
 from perf.article.subjects import Subject
 from perf.bench import articles
-from perf.bench.course import Course
+from perf.checkpoint import default_checkpoint
+from perf.course import Course
 from perf.gpu.options import Options
-from perf.limit.rates import DeviceRates
-from perf.setting.checkpoint import default_checkpoint
+from perf.roofline.rates import DeviceRates
 
 CONCURRENCY = 32
 """The article's."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from llama_engine.model.cuda_graphs import cuda_capture
 
-from perf.bench.course import reason
+from perf.course import reason
 
 Action = Callable[[], object]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from perf import environment
 from perf.inflight import prefill_bound, schedulers, step_cost
-from perf.setting import machine
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     torch.set_num_threads(1)
     result = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
+        "machine": environment.describe(),
         "schedulers": schedulers.compare(options.requests, options.concurrency, options.repetitions),
         "step_cost": step_cost.measure(["none", "int8"], 40 * options.repetitions),
         "prefill_bound": prefill_bound.measure([32, 64, 128, 256, 512], 8 * options.repetitions),

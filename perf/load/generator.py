@@ -1,100 +1,158 @@
-"""The load itself, on locust: every user is a greenlet that sends a request and waits for its answer.
+"""The generator itself, on asyncio and aiohttp.
 
-Closed: so many users, each of which sends until nothing is left. Open: at each moment of arrival a new user comes,
-sends one request and goes; so no arrival waits for an answer, however many are outstanding.
+Closed loop: each user sends until no request is left. Open loop: each request is sent at its arrival time, however many
+are outstanding. The warm-up is no phase of its own: its requests are sent first in the same sequence, so that the
+measured ones meet a busy server.
 
-Knows no warm-up: what comes first and isn't counted is sent in the same row as all others, so that the counted ones
-meet a server that is at work.
+Every request has a connection of its own, because a server may close a kept one just when it is used again; here that
+costs a fraction of a millisecond, the same for every server. There are no retries: every failure is in its record.
 """
 
 from __future__ import annotations
 
-import sys
+import asyncio
+import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from locust import User, task
-from locust.env import Environment
-from locust.exception import StopUser
-from locust.runners import LocalRunner
+import aiohttp
 
-from perf.load.arrivals import Closed, Poisson
-from perf.load.exchange import Clock, exchange
-from perf.load.plan import Asked, Plan
-from perf.load.records import Record
-from perf.load.target import Target
+from perf.load.arrivals import Closed, sessions
+from perf.load.driver import Plan
+from perf.load.protocols import AnswerError, Request, Target, answer_of, body, path
+from perf.load.records import TIME_OVER, Record
 
 
-def generate(plan: Plan) -> list[Record]:
-    """Run the plan; one record for each request, in their order."""
-    return _Generation(plan.target, plan.requests, plan.arrivals, plan.timeout).run()
+async def generate(plan: Plan) -> list[Record]:
+    """Run the plan; return one record per request, in order."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers={"Content-Type": "application/json"},
+    ) as client:
+        load = _Load(plan, client)
+        await (load.closed(plan.arrivals.concurrency) if isinstance(plan.arrivals, Closed) else load.open())
+    return [_record(plan, number, exchange) for number, exchange in sorted(load.exchanges.items())]
 
 
-class _Generation:
-    """A series of requests, from an idle server until the last one is answered or the time is over."""
+async def send_one(target: Target, request: Request, timeout: float) -> Record:
+    """Send a single request and return its record."""
+    (record,) = await generate(Plan(target, [request], Closed(1), timeout))
+    return record
 
-    def __init__(self, target: Target, requests: Sequence[Asked], arrivals: Closed | Poisson, seconds: float) -> None:
-        self._target = target
-        self._requests = requests
-        self._arrivals = arrivals
-        self._moments = arrivals.moments(len(requests)) if isinstance(arrivals, Poisson) else None
-        self._waiting = deque(range(len(requests)))
-        self._records: dict[int, Record] = {}
-        self._deadline = seconds
-        self._clock = Clock()
 
-    def run(self) -> list[Record]:
-        """Send them all; a record each."""
-        runner = Environment(user_classes=[self._user_class()]).create_local_runner()
-        # Making the runner takes time that belongs to no request.
-        self._clock = Clock()
-        if isinstance(self._arrivals, Closed):
-            runner.spawn_users({"_Caller": min(self._arrivals.concurrency, len(self._requests))})
-        else:
-            self._arrive(runner)
-        runner.user_greenlets.join()
-        runner.quit()
-        # Locust catches what goes wrong in our own code, and goes on.
-        for fault in runner.exceptions.values():
-            sys.stderr.write(fault["traceback"])
-            raise RuntimeError(f"the fault is the load generator's: {fault['msg']}")
-        return [self._records[number] for number in range(len(self._requests))]
+@dataclass
+class _Exchange:
+    """A request and the bytes that came back. chunks: with their times. error: of the connection or the status."""
 
-    def send_next(self, free: float | None) -> float | None:
-        """Send the next request and wait for its answer, for a user who is free since then; None: has just come.
+    scheduled: float
+    sent: float | None = None
+    ended: float = 0.0
+    chunks: list[tuple[float, bytes]] = field(default_factory=list)
+    error: str = ""
 
-        Return since when the user is free again; None if there is nothing left for this user.
-        """
-        if not self._waiting:
-            return None
-        number = self._waiting.popleft()
-        # Not now: other users' answers may have been read since this one's.
-        scheduled = self._clock.now() if free is None else free
-        if self._moments is not None:
-            scheduled = self._moments[number]
-        asked = self._requests[number]
-        record = exchange(self._target, asked, self._clock, scheduled, self._deadline)
-        self._records[number] = record
-        return record.ended if self._moments is None else None
 
-    def _arrive(self, runner: LocalRunner) -> None:
-        assert self._moments is not None
-        for moment in self._moments:
-            # After the deadline they come at once, and each is recorded as not sent.
-            time.sleep(max(0.0, min(moment, self._deadline) - self._clock.now()))
-            runner.spawn_users({"_Caller": 1})
+class _Load:
+    """A sequence of requests, sent to an idle server, until the last one is answered or the time is over."""
 
-    def _user_class(self) -> type[User]:
-        generation = self
+    def __init__(self, plan: Plan, client: aiohttp.ClientSession) -> None:
+        self._plan = plan
+        self._client = client
+        self._url = plan.target.url + path(plan.target)
+        # Encoded beforehand: nothing but sending and receiving happens under load.
+        self._bodies = [body(plan.target, request) for request in plan.requests]
+        self.exchanges: dict[int, _Exchange] = {}
+        self._began = time.perf_counter()
 
-        class _Caller(User):
-            free: float | None = None
+    def _now(self) -> float:
+        return time.perf_counter() - self._began
 
-            @task
-            def call(self) -> None:
-                self.free = generation.send_next(self.free)
-                if self.free is None:
-                    raise StopUser
+    async def closed(self, concurrency: int) -> None:
+        """Run users that send until no request is left."""
+        waiting = deque(range(len(self._bodies)))
 
-        return _Caller
+        def user() -> _User:
+            return _User(self, waiting, self._now())
+
+        await sessions(user().turn for _ in range(min(concurrency, len(waiting))))
+
+    async def open(self) -> None:
+        """Send each request at its arrival time."""
+        assert not isinstance(self._plan.arrivals, Closed)
+        async with asyncio.TaskGroup() as requests:
+            for number, moment in enumerate(self._plan.arrivals.moments(len(self._bodies))):
+                # After the deadline they follow at once, and each is recorded as not sent.
+                await asyncio.sleep(max(0.0, min(moment, self._plan.timeout) - self._now()))
+                requests.create_task(self.send(number, moment))
+
+    async def send(self, number: int, scheduled: float) -> float:
+        """Send a request and read its answer until the deadline; return when it ended."""
+        exchange = self.exchanges[number] = _Exchange(scheduled)
+        if (now := self._now()) >= self._plan.timeout:
+            exchange.ended, exchange.error = now, f"not sent: {TIME_OVER}"
+            return now
+        exchange.sent = now
+        try:
+            async with asyncio.timeout(self._plan.timeout - now):
+                await self._receive(exchange, self._bodies[number])
+        except TimeoutError:
+            exchange.error = f"no whole answer when {TIME_OVER}, {self._now() - now:.1f} s after it was sent"
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError):
+            exchange.error = "the server closed the connection before its answer was whole"
+        except OSError as failure:
+            exchange.error = f"connection failed: {os.strerror(failure.errno) if failure.errno else failure}"
+        except aiohttp.ClientError as failure:
+            exchange.error = f"the answer is not HTTP: {failure}"
+        exchange.ended = self._now()
+        return exchange.ended
+
+    async def _receive(self, exchange: _Exchange, content: bytes) -> None:
+        async with self._client.post(self._url, data=content) as response:
+            if response.status != 200:
+                said = (await response.read())[:200].decode(errors="replace").strip()
+                exchange.error = f"HTTP {response.status}: {said}"
+                return
+            async for chunk in response.content.iter_any():
+                exchange.chunks.append((self._now(), chunk))
+
+
+@dataclass
+class _User:
+    """A user of a closed loop. free: since when; not now, as other users' answers may have been read since."""
+
+    load: _Load
+    waiting: deque[int]
+    free: float
+
+    async def turn(self) -> bool:
+        """Send the next request; return whether there was one."""
+        if not self.waiting:
+            return False
+        self.free = await self.load.send(self.waiting.popleft(), self.free)
+        return True
+
+
+def _record(plan: Plan, number: int, exchange: _Exchange) -> Record:
+    """Read the answer; where it fails, the record has what arrived before."""
+    answer, asked, error = answer_of(plan.target.protocol), plan.requests[number].output_tokens, exchange.error
+    try:
+        for moment, chunk in exchange.chunks:
+            answer.feed(chunk, moment)
+        if not error:
+            answer.end(exchange.ended)
+            if answer.output_tokens != asked:
+                error = f"{answer.output_tokens} tokens came, {asked} were asked for"
+    except AnswerError as failure:
+        error = str(failure)
+    return Record(
+        scheduled=exchange.scheduled,
+        sent=exchange.sent,
+        first_token=answer.token_times[0] if answer.token_times else None,
+        last_token=answer.last_token,
+        ended=exchange.ended,
+        token_times=tuple(answer.token_times),
+        prompt_tokens=answer.prompt_tokens,
+        output_tokens=answer.output_tokens,
+        error=error,
+    )

@@ -1,55 +1,97 @@
 """A run in, the load's part of a measurement out.
 
-- **Throughput** is over a window (`load.throughput` says which, and why): `duration_s`, `output_tokens` and the rates.
-  `whole_run` has a closed loop's plain figures beside it, with everything that was sent, warm-up included.
+- **Throughput** (`duration_s`, `output_tokens`, the rates) is over a window, by the same rule for every server. In a
+  closed loop it is the steady-state window (`load.records`), and what counts is the tokens that arrived in it: of a
+  stream by the times of its events, of a unary server by its answers. That is exact for a server that runs batch after
+  batch; with continuous batching behind unary answers it includes tokens generated before the window and misses about
+  as many in flight at its end. Requests per second are tokens per second over the load's mean length, because the
+  answers in the window are no measure of the work done in it. `whole_run` has the plain figures beside it, with
+  everything that was sent, warm-up included. A single wave, in which every request is sent at once, has no such window:
+  its figures are those of the whole run. In an open loop the window is from the first measured request's scheduled time
+  to the last measured answer, and the measured answers count: a server that falls behind takes longer for them.
 - **Latencies** are of every measured request, those answered after the window too: leaving them out would leave out the
-  longest. They are counted from when a request was *scheduled*: in an open loop, time that it waited to be sent counts
-  (otherwise a generator that falls behind would hide just the slowest moments).
-- **Time to first token** likewise, to the first event with a token in it. **Inter-token latency** is a request's own
-  mean: first to last token, over its tokens less one, which holds also where one event joins several tokens. The gaps
-  between events are given beside it.
+  longest. They start when a request was *scheduled*: in an open loop, time before sending counts (otherwise a generator
+  that falls behind would hide exactly the slowest moments).
+- **TTFT** likewise, to the first event with a token in it. **ITL** is a request's own mean: first to last token, over
+  its tokens less one, which holds also where one event joins several tokens. The gaps between events are given beside.
 - **Goodput**: the share of the measured requests that met the SLO (errors meet none), and requests per second times the
   share of the answered ones that did.
 
-Failed requests are counted, the warm-up's too, because they change the load of all others; they are in no other figure.
-`unanswered` are those of them that the run had no time for.
+Failed requests are counted, the warm-up's too, because they change the load of all others; no other figure includes
+them. `unanswered` counts those of them that ran out of time.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from perf.load.arrivals import Closed
-from perf.load.records import Record
-from perf.load.run import Run
-from perf.load.throughput import throughput, whole
-from perf.setting.results import percentiles
+from perf.load.arrivals import Closed, Poisson
+from perf.load.records import Record, Run, Window, span, steady_state
+
+PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True)
 class SLO:
-    """What a user puts up with. inter_token_latency_s: the request's mean.
+    """A service-level objective. inter_token_latency_s: the request's mean.
 
-    A unary answer, which has no first token, must be whole when a stream that just meets both would be.
+    A unary answer, which has no TTFT, must be complete when a stream that just meets both would be.
     """
 
     time_to_first_token_s: float
     inter_token_latency_s: float
 
     def met(self, record: Record) -> bool:
-        """Say whether the request got what it was promised."""
+        """Return whether the request met it."""
         if record.error:
             return False
         if record.first_token is None:
-            whole = self.time_to_first_token_s + self.inter_token_latency_s * (record.output_tokens - 1)
-            return record.latency <= whole
-        between = inter_token_latency(record)
+            complete = self.time_to_first_token_s + self.inter_token_latency_s * (record.output_tokens - 1)
+            return record.latency <= complete
+        itl = inter_token_latency(record)
         return record.first_token - record.scheduled <= self.time_to_first_token_s and (
-            between is None or between <= self.inter_token_latency_s
+            itl is None or itl <= self.inter_token_latency_s
         )
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """tokens: that arrived in the window; a fraction where an event of several lies at its edge."""
+
+    window: Window
+    tokens: float
+    requests_per_second: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens per second of the window."""
+        return self.tokens / self.window.seconds
+
+    def to_json(self) -> dict[str, object]:
+        """Return its part of a measurement."""
+        return {
+            "duration_s": round(self.window.seconds, 4),
+            "output_tokens": round(self.tokens),
+            "requests_per_second": round(self.requests_per_second, 4),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+        }
+
+
+def throughput(run: Run) -> Throughput:
+    """Return a run's throughput. Raises ValueError unless a measured request was answered."""
+    if not isinstance(run.arrivals, Closed):
+        return _over(span(run.measured), run.measured)
+    sent = [record for record in run.records if record.sent is not None]
+    if len(sent) <= run.arrivals.concurrency:
+        return _over(run.whole, run.records)
+    # Scheduled, not sent: the window starts at the very answer that made the first one's place free.
+    window = steady_state([record.scheduled for record in sent], [record.ended for record in sent], run.warmup)
+    tokens = sum(record.tokens_in(window) for record in run.answered)
+    return Throughput(window, tokens, tokens / window.seconds / (_tokens(run.records) / len(run.answered)))
 
 
 def inter_token_latency(record: Record) -> float | None:
@@ -77,13 +119,12 @@ def summarize(run: Run, slo: SLO | None) -> dict[str, object]:
     done, latencies = throughput(run), [record.latency for record in answered]
     summary |= done.to_json()
     if isinstance(run.arrivals, Closed):
-        summary["whole_run"] = {"requests": len(run.answered), **whole(run).to_json()}
-    underway = sum(
+        summary["whole_run"] = {"requests": len(run.answered), **_over(run.whole, run.records).to_json()}
+    in_flight = sum(
         max(0.0, min(record.scheduled + record.latency, done.window.end) - max(record.scheduled, done.window.begin))
         for record in run.answered
     )
-    # The mean number of requests that were waiting or being answered.
-    summary["mean_in_flight"] = round(underway / done.window.seconds, 3)
+    summary["mean_in_flight"] = round(in_flight / done.window.seconds, 3)
     summary |= {"latency_ms": percentiles(latencies), **_streamed(answered)}
     if slo is not None:
         good = sum(slo.met(record) for record in answered)
@@ -96,9 +137,45 @@ def summarize(run: Run, slo: SLO | None) -> dict[str, object]:
     return summary
 
 
+def describe(
+    mix: str, arrivals: Closed | Poisson, requests: int, warmup: int, prompt_tokens: int, mean_output_tokens: float
+) -> dict[str, object]:
+    """Return a measurement's "load". requests: measured, after `warmup` others; lengths in tokens."""
+    closed = isinstance(arrivals, Closed)
+    return {
+        "mix": mix,
+        "arrivals": "closed" if closed else "poisson",
+        "concurrency": arrivals.concurrency if isinstance(arrivals, Closed) else None,
+        "rate_per_second": arrivals.rate if isinstance(arrivals, Poisson) else None,
+        "requests": requests,
+        "warmup_requests": warmup,
+        "prompt_tokens": prompt_tokens,
+        "mean_output_tokens": mean_output_tokens,
+    }
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Return mean, p50, p95, p99 and max in milliseconds; by nearest rank, so each is a value that was measured."""
+    ordered = sorted(seconds)
+    found = {f"p{share}": ordered[max(0, math.ceil(share / 100 * len(ordered)) - 1)] for share in PERCENTILES}
+    return {
+        name: round(1e3 * value, 3)
+        for name, value in {"mean": sum(ordered) / len(ordered), **found, "max": ordered[-1]}.items()
+    }
+
+
 def _streamed(answered: Sequence[Record]) -> dict[str, object]:
-    firsts = [record.first_token - record.scheduled for record in answered if record.first_token is not None]
-    between = [value for record in answered if (value := inter_token_latency(record)) is not None]
+    ttfts = [record.first_token - record.scheduled for record in answered if record.first_token is not None]
+    itls = [value for record in answered if (value := inter_token_latency(record)) is not None]
     gaps = [later - earlier for record in answered for earlier, later in pairwise(record.token_times)]
-    named = {"time_to_first_token_ms": firsts, "inter_token_latency_ms": between, "gap_between_events_ms": gaps}
+    named = {"time_to_first_token_ms": ttfts, "inter_token_latency_ms": itls, "gap_between_events_ms": gaps}
     return {name: percentiles(values) for name, values in named.items() if values}
+
+
+def _over(window: Window, records: Sequence[Record]) -> Throughput:
+    answered = sum(not record.error for record in records)
+    return Throughput(window, _tokens(records), answered / window.seconds)
+
+
+def _tokens(records: Sequence[Record]) -> int:
+    return sum(record.output_tokens for record in records if not record.error)

@@ -9,12 +9,12 @@ import argparse
 import json
 from pathlib import Path
 
+from perf import environment
 from perf.overhead.account import REPETITIONS, SLOTS, account
 from perf.overhead.parts import table
 from perf.report.plots import icicle
 from perf.report.results import Part
-from perf.setting import machine
-from perf.setting.workload import MEAN_OUTPUT, MIXES
+from perf.workload import MEAN_OUTPUT, MIXES
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
         print(f"{name}: {ratio:.3f}")
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps({"machine": machine.describe(), **found}, indent=1) + "\n")
+        options.output.write_text(json.dumps({"machine": environment.describe(), **found}, indent=1) + "\n")
         drawn = options.output.with_suffix(".svg")
         drawn.write_text(icicle([Part(**part) for part in found["parts"]], "Where the time goes"))
         print(f"written to {options.output} and {drawn}")

@@ -21,8 +21,8 @@ from perf.overhead.bare import BareEngine, Run, Split
 from perf.overhead.parts import PartJSON, flatten
 from perf.overhead.probes import TOKENIZATION
 from perf.overhead.served import Served, processor_parts, request_parts, serve
-from perf.setting.read_back import read_back
-from perf.setting.workload import MEAN_OUTPUT, Mix, requests
+from perf.servers.triton import read_back
+from perf.workload import MEAN_OUTPUT, Mix, requests
 
 SLOTS = 32
 VARIANT = "default"

@@ -18,11 +18,11 @@ from llama_engine.model.loader import choose_device, load_checkpoint
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
 
+from perf.load.protocols import Request
 from perf.overhead import passes
 from perf.overhead.parts import Node
 from perf.overhead.probes import probes
 from perf.overhead.stopwatch import Stopwatch
-from perf.setting.workload import Request
 
 SPAN = 64
 """max_model_len is a multiple of it."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from triton_local.server import LocalTriton
 
-from perf.setting import metrics
+from perf import metrics
 
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 _TIMEOUT_S = 30.0

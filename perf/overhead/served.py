@@ -10,12 +10,11 @@ from triton_local.server import LocalTriton
 
 from perf.load.arrivals import Closed
 from perf.load.driver import drive
-from perf.load.target import Target
+from perf.load.protocols import Request, Target
 from perf.overhead import counters
 from perf.overhead.counters import Counters
 from perf.overhead.parts import Node
 from perf.overhead.processes import MODEL, ServerProcesses, finished_children_seconds
-from perf.setting.workload import Request
 
 _TIMEOUT_S = 3600.0
 

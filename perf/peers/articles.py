@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from perf.load.target import Target
+from perf import checkpoint as weights
+from perf.environment import ROOT
+from perf.load.protocols import Target
 from perf.peers.contestant import Contestant, Start, Started
 from perf.peers.process import HOST, free_port, running, shown
-from perf.setting import weights
-from perf.setting.machine import ROOT
 
 # The article's own: eight at most, ten milliseconds.
 _BATCHING = ("--batch", "8", "--delay-ms", "10")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perf.load.target import Target
-from perf.setting.weights import Weights
+from perf.load.protocols import Target
+from perf.roofline.rates import Weights
 
 
 class NotRunError(Exception):

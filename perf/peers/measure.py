@@ -15,15 +15,16 @@ from pathlib import Path
 
 from transformers import LlamaConfig
 
-from perf.limit.physics import Limit, best
-from perf.limit.rates import DeviceRates
+from perf import workload
+from perf.environment import memory_of
 from perf.load.arrivals import Closed, Poisson
-from perf.load.described import described
 from perf.load.driver import drive
-from perf.load.run import Run
-from perf.load.summary import SLO, summarize
+from perf.load.protocols import Request
+from perf.load.records import Run
+from perf.load.summary import SLO, describe, summarize
 from perf.peers.contestant import Contestant, NotRunError, Started
-from perf.setting import memory, workload
+from perf.roofline.physics import Limit, best
+from perf.roofline.rates import DeviceRates
 
 Measurement = dict[str, object]
 TIMEOUT_S = 900.0
@@ -64,7 +65,7 @@ class Server:
             "generator": "locust",
             "settings": dict(self.started.settings),
             "command": self.started.command,
-            "load": described(mix, arrivals, count, warmup, _prompt_tokens(run), _mean_tokens(asked)),
+            "load": describe(mix, arrivals, count, warmup, _prompt_tokens(run), _mean_tokens(asked)),
             **summary,
             **self._memory(),
         }
@@ -86,14 +87,14 @@ class Server:
 
     def _memory(self) -> Measurement:
         try:
-            taken = memory.of(self.started.pid)
+            taken = memory_of(self.started.pid)
         except (FileNotFoundError, ProcessLookupError):
             # It has ended; the requests that it didn't answer are in the measurement as errors.
             return {}
         weights_mib = round(self.started.weights_mib, 1)
         return {"memory": {"kind": taken.kind, "weights_mib": weights_mib, "process_mib": round(taken.mib, 1)}}
 
-    def _limit(self, rates: DeviceRates, rows: int, asked: list[workload.Request]) -> Limit:
+    def _limit(self, rates: DeviceRates, rows: int, asked: list[Request]) -> Limit:
         """Return what the device allows for this load in these weights, whoever serves it: all that is asked at once
         may share a step, and always as many are asked. An open loop has no such limit: it gets what it sends.
         """
@@ -109,7 +110,7 @@ def opened(contestant: Contestant, checkpoint: Path, threads: int) -> Iterator[S
         yield Server(contestant, started, checkpoint)
 
 
-def _mean_tokens(asked: list[workload.Request]) -> float:
+def _mean_tokens(asked: list[Request]) -> float:
     return round(sum(request.output_tokens for request in asked) / len(asked), 2)
 
 

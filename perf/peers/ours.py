@@ -11,11 +11,11 @@ from triton_local.errors import LauncherError
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
-from perf.load.target import Target
+from perf import checkpoint as weights
+from perf.load.protocols import Target
 from perf.peers.contestant import Contestant, NotRunError, Start, Started
 from perf.peers.process import shown
-from perf.setting import weights
-from perf.setting.read_back import read_back
+from perf.servers.triton import read_back
 
 _VARIANT = "streaming"
 

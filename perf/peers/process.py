@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import socket
@@ -14,11 +15,10 @@ from pathlib import Path
 from triton_local.command import ServerCommand
 from triton_local.guarded import GuardedProcess, Guarding
 
-from perf.load.exchange import Clock, exchange
-from perf.load.plan import Asked
-from perf.load.target import Target
+from perf.environment import ROOT
+from perf.load.generator import send_one
+from perf.load.protocols import Request, Target
 from perf.peers.contestant import NotRunError
-from perf.setting.machine import ROOT
 
 HOST = "127.0.0.1"
 LOGS = ROOT / ".work" / "peers"
@@ -104,7 +104,7 @@ def _wait_until_listening(process: GuardedProcess, target: Target, ready_s: floa
 
 def _complete_a_token(process: GuardedProcess, target: Target, log: Path) -> None:
     # The first one may take long: some allocate or compile only now.
-    record = exchange(target, Asked("Return a list of", 1), Clock(), 0.0, _FIRST_TOKEN_S)
+    record = asyncio.run(send_one(target, Request("Return a list of", 1), _FIRST_TOKEN_S))
     if record.error:
         ended = "" if process.exit_code() is None else f"; it ended with code {process.exit_code()}: {_last_line(log)}"
         raise NotRunError(f"{target.name} didn't complete a token: {record.error}{ended}")

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from perf.load.target import Target
+from perf import checkpoint as weights
+from perf.load.protocols import Target
 from perf.peers.contestant import Contestant, Started
 from perf.peers.process import HOST, free_port, running, shown
-from perf.setting import weights
 
 # Its default. A prompt of the load is shorter than a page, so none of its pages is shared with another request's.
 _PAGE = 256

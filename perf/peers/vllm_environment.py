@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from perf.environment import ROOT
 from perf.peers.contestant import NotRunError
-from perf.setting.machine import ROOT
 
 FOLDER = ROOT / ".work" / "vllm"
 VERSION = "0.32.0"

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from perf.load.target import Target
+from perf import checkpoint as weights
+from perf.load.protocols import Target
 from perf.peers import vllm_environment
 from perf.peers.contestant import Contestant, Started
 from perf.peers.process import HOST, free_port, running, shown
-from perf.setting import weights
 
 # As many rows as ours has slots.
 _ROWS = 32

@@ -13,14 +13,14 @@ from llama_engine.model.loader import EMBEDDED, Checkpoint, choose_device, load_
 from llama_engine.settings import Settings
 from tqdm import tqdm
 
+from perf.command import make_command
 from perf.quality import text
 from perf.quality.candidates import CANDIDATES, Candidate, measured, reference_of
 from perf.quality.errors import TextError
 from perf.report.results import read
 from perf.report.tables import quality
 from perf.report.text import terminal
-from perf.setting.again import make_command
-from perf.setting.results import Results
+from perf.results import Results
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from perf.limit.rates import DeviceRates
+from perf.roofline.rates import DeviceRates
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "perf" / "results"

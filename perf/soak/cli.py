@@ -17,9 +17,9 @@ from triton_local.repository import resolve_model
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
-from perf.setting import machine
-from perf.setting.again import make_command, model_name
-from perf.setting.results import Results
+from perf import environment
+from perf.command import make_command, model_name
+from perf.results import Results
 from perf.soak.course import Course
 from perf.soak.observations import Soaked, rows
 from perf.soak.picture import picture
@@ -180,7 +180,9 @@ def _settings(options: argparse.Namespace, course: Course) -> dict[str, Any]:
 def _subtitle(options: argparse.Namespace, course: Course) -> str:
     cores = len(os.sched_getaffinity(0))
     model = _EMBEDDED if options.model is None else model_name(options.model)
-    return f"{machine.device()}, {cores} cores; {model}, config {options.variant}; {course.users} users; grey: rests"
+    return (
+        f"{environment.device()}, {cores} cores; {model}, config {options.variant}; {course.users} users; grey: rests"
+    )
 
 
 def _command(options: argparse.Namespace) -> str:

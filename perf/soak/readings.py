@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 
-from perf.setting import metrics
-from perf.setting.metrics import Series
+from perf import metrics
+from perf.metrics import Series
 
 _ASK_TIMEOUT_S = 30.0
 _POLL_S = 0.1

@@ -20,8 +20,8 @@ from triton_llama.status import read_config
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 
+from perf.load.summary import percentiles
 from perf.overhead.processes import ServerProcesses
-from perf.setting.results import percentiles
 from perf.soak import readings, users
 from perf.soak.course import Course
 from perf.soak.observations import Rest, Sample, Soaked

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from perf import environment
 from perf.overhead.processes import ServerProcesses
-from perf.setting import memory
 
 _SHARED_MEMORY = Path("/dev/shm")
 # The launcher names the Python backend's regions after the start that they belong to.
@@ -67,7 +67,7 @@ class ServerVitals:
             ProcessVitals.of(processes.triton),
             ProcessVitals.of(processes.models[0]),
             _shared_mib(processes.triton),
-            memory.vram_mib(),
+            environment.vram_mib(),
         )
 
 

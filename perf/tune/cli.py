@@ -13,12 +13,12 @@ from llama_engine.errors import EngineError
 from triton_local.errors import LauncherError
 from triton_local.repository import resolve_model
 
+from perf import environment
+from perf.checkpoint import default_checkpoint
+from perf.command import make_command, model_name
+from perf.course import Budget
 from perf.load.driver import LoadError
-from perf.setting import machine
-from perf.setting.again import make_command, model_name
-from perf.setting.budget import Budget
-from perf.setting.checkpoint import default_checkpoint
-from perf.setting.results import Results
+from perf.results import Results
 from perf.tune import options
 from perf.tune.allowance import Allowance
 from perf.tune.config import ConfigError
@@ -97,7 +97,7 @@ def _tune(chosen: Options, said: str) -> int:
         model=chosen.model,
         demand=chosen.demand,
         slo_p95_ms=chosen.slo_p95_ms,
-        device=machine.device(),
+        device=environment.device(),
         points=search.points,
         noise=search.noise,
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from perf import workload
 from perf.load.arrivals import Closed, Poisson
-from perf.load.described import described
-from perf.setting import workload
-from perf.setting.workload import Mix, Request
+from perf.load.protocols import Request
+from perf.load.summary import describe
+from perf.workload import Mix
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,7 @@ class Demand:
 
     def described(self) -> dict[str, object]:
         """Return it as a measurement has it."""
-        return described(
-            self.mix, self.arrivals, self.requests, self.warmup, workload.PROMPT_TOKENS, self.output_tokens
-        )
+        return describe(self.mix, self.arrivals, self.requests, self.warmup, workload.PROMPT_TOKENS, self.output_tokens)
 
     def in_words(self) -> str:
         """Return it as a part of a sentence."""

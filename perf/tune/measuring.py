@@ -16,11 +16,10 @@ from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from perf import metrics
 from perf.load.driver import drive
+from perf.load.protocols import Request, Target
 from perf.load.summary import summarize
-from perf.load.target import Target
-from perf.setting import metrics
-from perf.setting.workload import Request
 from perf.tune.config import knobs_of
 from perf.tune.demand import Demand
 from perf.tune.knobs import Knobs

@@ -13,9 +13,9 @@ from llama_engine.settings import ENVIRONMENT_PREFIX
 from triton_local.repository import DEFAULT_VARIANT
 
 from perf.load.arrivals import Closed, Poisson
-from perf.setting.workload import LONGEST_OUTPUT, MEAN_OUTPUT, MIXES
 from perf.tune.demand import Demand
 from perf.tune.search import MOST
+from perf.workload import LONGEST_OUTPUT, MEAN_OUTPUT, MIXES
 
 _CONCURRENCY = 32
 _ROUNDS_OF_REQUESTS = 4

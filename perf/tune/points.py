@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perf.setting.results import percentiles
+from perf.load.summary import percentiles
 from perf.tune.knobs import Knobs
 
 Measurement = Mapping[str, Any]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from triton_local.repository import DEFAULT_VARIANT, MODEL_NAME, ModelRepository
 
-from perf.setting.machine import ROOT
+from perf.environment import ROOT
 from perf.tune.config import edited, knobs_of, parsed
 from perf.tune.knobs import Knobs
 

@@ -10,11 +10,11 @@ from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.model_runner import ModelRunner
 from transformers.models.llama.modeling_llama import LlamaModel
 
+from perf.load.protocols import Request
 from perf.overhead.bare import BareEngine
 from perf.overhead.parts import Node
 from perf.overhead.passes import Chunk, Head, Pass, Prompts, Step, recording, through_forward, through_slots
 from perf.overhead.stopwatch import replacing
-from perf.setting.workload import Request
 
 REQUESTS = [Request("A dictionary is", 5), Request("Return a list of all", 3), Request("This module provides", 4)]
 

@@ -9,8 +9,8 @@ from server.polling import until
 from server.wires import generate_url, post
 from triton_local.server import LocalTriton
 
-from perf.setting import metrics
-from perf.setting.metrics import Series
+from perf import metrics
+from perf.metrics import Series
 
 PENDING = "nv_inference_pending_request_count"
 """How many requests wait in Triton's own queue."""

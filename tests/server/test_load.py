@@ -6,9 +6,8 @@ from triton_local.server import LocalTriton
 
 from perf.load.arrivals import Closed, Poisson
 from perf.load.driver import drive
+from perf.load.protocols import Protocol, Request, Target
 from perf.load.summary import summarize
-from perf.load.target import Protocol, Target
-from perf.setting.workload import Request
 
 PROMPT = "Return a list of"
 # The embedded checkpoint has room for 512 tokens.

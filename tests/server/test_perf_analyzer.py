@@ -12,8 +12,8 @@ from perf.article.measure import TIMEOUT_S
 from perf.article.samples import Sampling
 from perf.article.serving import MismatchError, check
 from perf.article.subjects import subjects
-from perf.setting.read_back import read_back
-from perf.setting.workload import Request
+from perf.load.protocols import Request
+from perf.servers.triton import read_back
 
 LENGTHS = [3, 9, 1, 6, 4, 12, 2, 7, 5, 8, 10, 11]
 REQUESTS = [Request(f'Return the "{length}" of\nä€𝄞', length) for length in LENGTHS]

@@ -14,7 +14,7 @@ from perf.analyzer.binary import LIBRARIES, find
 from perf.analyzer.errors import FailedRunError, MissingAnalyzerError
 from perf.analyzer.placing import placed
 from perf.analyzer.run import measure
-from perf.setting.workload import Request
+from perf.load.protocols import Request
 
 RUNS = "#!/bin/sh\necho 'Perf Analyzer Version 9.8.7 (commit unknown)'\n"
 LACKS_LIBRARIES = "#!/bin/sh\necho 'perf_analyzer: error while loading shared libraries: libb64' >&2\nexit 127\n"

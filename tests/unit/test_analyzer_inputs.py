@@ -8,7 +8,7 @@ from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import prepare
 
 from perf.analyzer import inputs
-from perf.setting.workload import Request
+from perf.load.protocols import Request
 
 REQUESTS = [Request('a "quoted"\nline', 7), Request("ä€𝄞", 1), Request("c", 380)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from perf.analyzer import profile
 from perf.analyzer.errors import FailedRunError
-from perf.setting.workload import Request
+from perf.load.protocols import Request
 
 SECOND = 1_000_000_000
 BEGAN = 1_795_245_759 * SECOND

@@ -11,10 +11,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig as ConfigFile
 
 from perf.article.serving import MismatchError, check
 from perf.article.subjects import Subject, subjects
-from perf.setting import loaded
-from perf.setting.loaded import Loaded, UnknownLogError
-from perf.setting.machine import ROOT
-from perf.setting.read_back import ReadBack
+from perf.environment import ROOT
+from perf.servers.triton import Loaded, ReadBack, UnknownLogError
 
 SETTINGS = (
     'I1121 07:20:42.522317 24337 model.py:333] "llama: settings: model=/models/a, comma/llama, revision=None, '
@@ -49,7 +47,7 @@ STEPS = 'I1121 07:20:44.180865 24337 model.py:127] "llama: decode steps: {}"'
 
 def facts(quantization: str, scheduling: str, line: str, steps: str = "stock kernels, launched") -> Loaded:
     said = [SETTINGS.format(quantization, scheduling), line, STEPS.format(steps)]
-    return loaded.read("\n".join(["starting", *said, "ready"]))
+    return Loaded.of("\n".join(["starting", *said, "ready"]))
 
 
 def test_the_model_s_own_lines_are_read() -> None:
@@ -70,7 +68,7 @@ def test_no_path_of_this_machine_gets_into_a_result() -> None:
 @pytest.mark.parametrize("log", ["", f"{SETTINGS}\n", f"{SETTINGS}\n{INT8}\n{INT8}\n"])
 def test_a_log_without_the_lines_or_of_two_instances_is_an_error(log: str) -> None:
     with pytest.raises(UnknownLogError, match="lines of the server's log match"):
-        loaded.read(log)
+        Loaded.of(log)
 
 
 @pytest.mark.parametrize("one", subjects(), ids=lambda one: one.key)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from perf.bench.course import Course, NoTimeError
-from perf.setting.budget import Budget
-from perf.setting.results import Results
+from perf.course import Budget, Course, NoTimeError
+from perf.results import Results
 
 NAME = {"server": "a", "title": "A"}
 SETTINGS = {"command": "make bench", "model": "a made-up Llama"}
@@ -22,7 +21,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of four processors that were idle, in use and stolen, as the system says them; nothing happens."""
     seconds = [50.0, 40.0, 10.0]
     times = namedtuple("times", "idle user steal")
-    monkeypatch.setattr("perf.setting.stolen.psutil.cpu_times", lambda: times(*seconds))
+    monkeypatch.setattr("perf.environment.psutil.cpu_times", lambda: times(*seconds))
     return seconds
 
 
@@ -60,7 +59,7 @@ def test_what_there_is_no_time_for_is_missing_in_silence(tmp_path: Path) -> None
         raise AssertionError("it was begun")
 
     run.measure("long", NAME, too_long)
-    assert "takes about 500 s; " in str(run.results.measurements["long"]["not_run"])
+    assert "takes 500 s; " in str(run.results.measurements["long"]["not_run"])
     with pytest.raises(NoTimeError, match=r"; 0 s are left of --budget"):
         course(tmp_path / "other.json", seconds=-3.0).refuse_without(1.0)
 
@@ -105,7 +104,7 @@ def test_what_the_host_took_before_counts_or_nothing_does(tmp_path: Path, host: 
 
 def test_a_system_that_does_not_tell_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without = namedtuple("without", "idle user")
-    monkeypatch.setattr("perf.setting.stolen.psutil.cpu_times", lambda: without(50.0, 40.0))
+    monkeypatch.setattr("perf.environment.psutil.cpu_times", lambda: without(50.0, 40.0))
     run = course(tmp_path / "bench.json")
     run.measure("one", NAME, lambda: {"tokens_per_second": 7.0, "errors": 0})
     assert run.results.measurements["one"]["stolen_share"] == 0.0

@@ -36,7 +36,7 @@ def test_what_was_said_makes_another_run() -> None:
         (["--slo-ttft-ms", "-5"], "-5 is out of bounds: more than 0"),
         (["--only", "peer"], "invalid choice: 'peer'"),
         (["--without", "vlm"], "--without has 'vlm': known are triton_llama_int8, "),
-        (["--model", "no/such/folder"], "--model is no/such/folder: no folder with a config.json"),
+        (["--model", "no/such/folder"], "argument --model: no/such/folder is not a folder with a config.json"),
     ],
 )
 def test_nonsense_is_measured(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_more_at_a_time_get_no_more_seconds_or_without_bound() -> None:
     [
         (["inflight_int9"], "there is no server 'inflight_int9': known are naive_fp16, "),
         (["--budget", "-1"], "-1 is out of bounds: more than 0"),
-        (["--model", "no/such/folder"], "--model is no/such/folder: no folder with a config.json"),
+        (["--model", "no/such/folder"], "argument --model: no/such/folder is not a folder with a config.json"),
     ],
 )
 def test_a_sweep_of_nonsense_is_measured(

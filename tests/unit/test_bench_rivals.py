@@ -15,15 +15,14 @@ from typing import Literal
 import pytest
 
 from perf.bench import rivals
-from perf.bench.course import Course
 from perf.bench.options import parse
-from perf.limit.rates import DeviceRates
+from perf.checkpoint import EMBEDDED
+from perf.course import Budget, Course
 from perf.load.driver import LoadError
-from perf.load.target import Target
+from perf.load.protocols import Target
 from perf.peers.contestant import Contestant, NotRunError, Started
-from perf.setting.budget import Budget
-from perf.setting.checkpoint import EMBEDDED
-from perf.setting.results import Results
+from perf.results import Results
+from perf.roofline.rates import DeviceRates
 
 CONCURRENCY = 4
 RATES = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11, "int8": 1e11})

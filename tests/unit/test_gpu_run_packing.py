@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from perf import environment
+from perf.environment import ROOT
 from perf.gpu import pack
-from perf.setting import machine
-from perf.setting.machine import ROOT
 
 SCRIPT = ROOT / "perf" / "gpu" / "elsewhere.sh"
 
@@ -60,28 +60,28 @@ def test_the_server_lacks_a_file_or_has_one_too_many(name: str, needed: bool) ->
 
 
 def test_a_copy_does_not_say_what_it_is_a_copy_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    assert machine.sources()["commit"] == "unknown"
-    carried = tmp_path / machine.CARRIED
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert environment.sources()["commit"] == "unknown"
+    carried = tmp_path / environment.CARRIED
     carried.parent.mkdir(parents=True)
     carried.write_text('{"commit": "45dd544", "uncommitted_changes": false, "changes_sha256": null}')
-    assert machine.sources()["commit"] == "45dd544"
+    assert environment.sources()["commit"] == "45dd544"
 
 
 @pytest.mark.parametrize("git", ["none", "one that can't read it"])
 def test_a_repository_that_git_cannot_read_ends_the_run_before_anything_is_measured(
     git: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
     # As a worktree has it, whose repository has stayed behind.
     (tmp_path / ".git").write_text("gitdir: /nowhere/.git/worktrees/copy\n")
     if git == "none":
         monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.sources()["commit"] == "unknown"
-    carried = tmp_path / machine.CARRIED
+    assert environment.sources()["commit"] == "unknown"
+    carried = tmp_path / environment.CARRIED
     carried.parent.mkdir(parents=True)
     carried.write_text('{"commit": "45dd544", "uncommitted_changes": false, "changes_sha256": null}')
-    assert machine.describe()["commit"] == "45dd544"
+    assert environment.describe()["commit"] == "45dd544"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from perf.gpu import products
 from perf.gpu.options import TINY
 from perf.gpu.products import Matrix, Weight
-from perf.limit.rates import DeviceRates
+from perf.roofline.rates import DeviceRates
 
 CPU = torch.device("cpu")
 RATES = DeviceRates("cpu", 1, {1: 1e9}, {"fp32": 1e9})

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from perf.limit.device import CPU_SIZES, measure
-from perf.limit.rates import DeviceRates
+from perf.roofline.device import CPU_SIZES, measure
+from perf.roofline.rates import DeviceRates
 
 RATES = DeviceRates("cpu", 2, {10: 50.0, 20: 20.0, 40: 21.0}, {"fp32": 95.0, "fp16": 11.0, "int8": 3.0})
 

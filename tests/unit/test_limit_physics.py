@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import pytest
 from transformers import LlamaConfig
 
-from perf.limit.physics import Limit, best, bytes_per_step
-from perf.limit.rates import DeviceRates
-from perf.limit.shape import Formats, LlamaShape
-from perf.setting.weights import Weights
+from perf.roofline.physics import Limit, best, bytes_per_step
+from perf.roofline.rates import DeviceRates, Weights
+from perf.roofline.shape import Formats, LlamaShape
 
 LLAMA_2_7B = LlamaConfig(
     hidden_size=4096,

@@ -1,14 +1,14 @@
-"""The arithmetic between records and a measurement."""
+"""From records to a measurement: the steady-state window, throughput, latencies, goodput."""
 
 from __future__ import annotations
+
+import heapq
 
 import pytest
 
 from perf.load.arrivals import Closed, Poisson
-from perf.load.records import Record
-from perf.load.run import Run
+from perf.load.records import Record, Run, Window, steady_state
 from perf.load.summary import SLO, summarize
-from perf.setting.window import Window
 
 
 def unary(scheduled: float, ended: float, tokens: int) -> Record:
@@ -24,7 +24,7 @@ def failed(scheduled: float, error: str, ended: float = 9.0) -> Record:
 
 
 def row(scheduled: float, tokens: int) -> Record:
-    """Return a stream of a token a second."""
+    """Return a stream of one token per second."""
     return streamed(scheduled, scheduled, tuple(scheduled + number + 1 for number in range(tokens)), tokens)
 
 
@@ -36,7 +36,44 @@ def closed_loop(concurrency: int, warmup: int, *records: Record) -> Run:
     return Run(Closed(concurrency), records, warmup)
 
 
-def test_an_open_loop_s_window_is_another_one_than_first_arrival_to_last_answer() -> None:
+def test_the_steady_state_begins_at_an_answer_and_ends_when_the_load_falls() -> None:
+    # A second for each of 12 requests, 4 at a time: the 12th is sent at 8, and after 9 nothing follows.
+    answered = [float(number + 1) for number in range(12)]
+    sent = [0.0] * 4 + answered[:8]
+    assert steady_state(sent, answered, warmup=4) == Window(1.0, 9.0)
+    assert steady_state(sent[::-1], answered[::-1], 4) == Window(1.0, 9.0)
+
+
+def test_the_steady_state_holds_whole_batches() -> None:
+    # A second for each batch of 8, and two batches at a time.
+    answered = [float(number // 8 + 1) for number in range(64)]
+    sent = [0.0] * 16 + answered[:48]
+    window = steady_state(sent, answered, warmup=16)
+    assert sum(window.begin <= moment < window.end for moment in answered) / window.seconds == 8.0
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 32])
+def test_the_concurrency_holds_throughout_the_steady_state(concurrency: int) -> None:
+    # Every request takes its own time; no two answers at one moment, which would be one answer or two.
+    sent, answered, users = [], [], [0.0] * concurrency
+    for length in (1.0 + (7 * number) % 19 + number / 1000 for number in range(3 * concurrency)):
+        now = heapq.heappop(users)
+        sent.append(now)
+        answered.append(now + length)
+        heapq.heappush(users, now + length)
+    window = steady_state(sent, answered, warmup=concurrency)
+    for moment in sorted({moment for moment in (*sent, *answered) if window.begin <= moment < window.end}):
+        assert sum(begin <= moment < end for begin, end in zip(sent, answered, strict=True)) == concurrency
+    assert sum(begin <= window.end < end for begin, end in zip(sent, answered, strict=True)) < concurrency
+
+
+@pytest.mark.parametrize("warmup", [-1, 4, 5])
+def test_a_warm_up_of_every_request_is_refused(warmup: int) -> None:
+    with pytest.raises(ValueError, match=f"warmup is {warmup}, must be 0 … 3"):
+        steady_state([0.0] * 4, [1.0] * 4, warmup)
+
+
+def test_an_open_loop_counts_from_the_first_arrival_to_the_last_answer() -> None:
     summary = summarize(open_loop(unary(2.0, 4.0, 30), unary(3.0, 7.0, 20), unary(3.0, 6.0, 50)), None)
     assert summary["duration_s"] == 5.0
     assert (summary["output_tokens"], summary["tokens_per_second"]) == (100, 20.0)
@@ -44,14 +81,14 @@ def test_an_open_loop_s_window_is_another_one_than_first_arrival_to_last_answer(
     assert summary["mean_in_flight"] == (2 + 4 + 3) / 5
     assert summary["latency_ms"] == {"mean": 3000.0, "p50": 3000.0, "p95": 4000.0, "p99": 4000.0, "max": 4000.0}
     assert summary["latencies_s"] == [2.0, 4.0, 3.0]
-    assert "time_to_first_token_ms" not in summary, "a unary answer has no first token"
+    assert "time_to_first_token_ms" not in summary, "a unary answer has no TTFT"
 
 
-def test_a_tail_or_a_beginning_is_in_the_throughput_of_streams() -> None:
-    """Two rows of a token a second: 0-1, 1-5, 5-10 and 0-3, 3-6; from 1 to 6 both are at work."""
+def test_the_throughput_of_streams_has_neither_warm_up_nor_tail() -> None:
+    """Two rows of a token a second: 0-1, 1-5, 5-10 and 0-3, 3-6; from 1 to 6 both are in flight."""
     run = closed_loop(2, 2, row(0.0, 1), row(0.0, 3), row(1.0, 4), row(3.0, 3), row(5.0, 5))
     summary = summarize(run, None)
-    # At 1 … 5: of the first row 1 and 4, of the second one 3 and 2; what comes at 6 is the next second's.
+    # At 1 … 5: of the first row 1 and 4, of the second one 3 and 2; what arrives at 6 is the next second's.
     assert (summary["duration_s"], summary["output_tokens"], summary["tokens_per_second"]) == (5.0, 10, 2.0)
     assert summary["requests_per_second"] == 2.0 / 3.2
     assert summary["mean_in_flight"] == 2.0
@@ -66,7 +103,7 @@ def test_a_tail_or_a_beginning_is_in_the_throughput_of_streams() -> None:
     assert (summary["requests"], summary["latencies_s"]) == (3, [4.0, 3.0, 5.0])
 
 
-def test_a_tail_or_a_beginning_is_in_the_throughput_of_a_server_with_one_at_a_time() -> None:
+def test_the_throughput_of_a_sequential_server_has_neither_warm_up_nor_tail() -> None:
     """A second for each: answers at 1 … 8, the k-th of 10 k tokens; the last request is sent at 6."""
     records = [unary(max(0.0, number - 1.0), number + 1.0, 10 * (number + 1)) for number in range(8)]
     summary = summarize(closed_loop(2, 2, *records), SLO(2.0, 0.0))
@@ -78,7 +115,7 @@ def test_a_tail_or_a_beginning_is_in_the_throughput_of_a_server_with_one_at_a_ti
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 10])
-def test_a_longer_run_makes_a_server_faster(rounds: int) -> None:
+def test_the_throughput_does_not_depend_on_the_length_of_the_run(rounds: int) -> None:
     # Four rows of a token a second, never two answers at a time.
     free, records = [0.0, 0.25, 0.5, 0.75], []
     for number in range(4 + 4 * rounds):
@@ -90,46 +127,43 @@ def test_a_longer_run_makes_a_server_faster(rounds: int) -> None:
     assert summary["mean_in_flight"] == 4.0
 
 
-def test_a_single_wave_has_a_window_without_answers() -> None:
+def test_a_single_wave_is_measured_as_a_whole() -> None:
     summary = summarize(closed_loop(4, 0, unary(0.0, 1.0, 10), unary(0.0, 4.0, 30)), None)
     assert (summary["duration_s"], summary["output_tokens"], summary["requests_per_second"]) == (4.0, 40, 0.5)
 
 
-def test_an_event_of_several_tokens_is_counted_as_one() -> None:
+def test_tokens_of_one_event_are_all_counted() -> None:
     record = streamed(0.0, 0.0, (1.0, 2.0, 5.0), 9)
     assert record.tokens_in(Window(1.0, 5.0)) == 6.0
     assert record.tokens_in(Window(2.5, 5.5)) == 3.0
+    summary = summarize(open_loop(record), None)
+    assert summary["inter_token_latency_ms"]["mean"] == 500.0  # type: ignore[index]
+    assert summary["gap_between_events_ms"]["max"] == 3000.0  # type: ignore[index]
 
 
-def test_a_request_that_failed_last_leaves_the_window_open() -> None:
+def test_a_failure_closes_the_window_like_an_answer() -> None:
     summary = summarize(closed_loop(1, 1, unary(0.0, 1.0, 10), unary(1.0, 3.0, 20), failed(3.0, "HTTP 500", 3.5)), None)
     assert (summary["duration_s"], summary["output_tokens"], summary["errors"]) == (2.5, 30, 1)
 
 
-def test_what_the_warm_up_lost_is_not_told() -> None:
+def test_failures_of_the_warm_up_are_counted() -> None:
     late = "no whole answer when the run's time was over, 9.0 s after it was sent"
     summary = summarize(closed_loop(1, 1, failed(0.0, late), failed(1.0, "HTTP 500")), None)
     assert (summary["requests"], summary["errors"], summary["unanswered"]) == (1, 2, 1)
 
 
-def test_waiting_to_be_sent_is_left_out_of_the_latency() -> None:
-    """The generator fell behind by 3 s: the user waited all the same."""
+def test_latency_and_ttft_include_the_time_before_sending() -> None:
+    """The generator is 3 s late: the user has waited all the same."""
     summary = summarize(open_loop(streamed(1.0, 4.0, (4.5, 5.0, 6.5), 3)), None)
     assert summary["latency_ms"]["max"] == 5500.0  # type: ignore[index]
     assert summary["time_to_first_token_ms"]["max"] == 3500.0  # type: ignore[index]
 
 
-def test_tokens_that_came_joined_are_counted_as_one() -> None:
-    summary = summarize(open_loop(streamed(0.0, 0.0, (1.0, 2.0, 5.0), 9)), None)
-    assert summary["inter_token_latency_ms"]["mean"] == 500.0  # type: ignore[index]
-    assert summary["gap_between_events_ms"]["max"] == 3000.0  # type: ignore[index]
-
-
-def test_a_single_token_has_a_latency_between_tokens() -> None:
+def test_a_single_token_has_no_itl() -> None:
     assert "inter_token_latency_ms" not in summarize(open_loop(streamed(0.0, 0.0, (1.0,), 1)), None)
 
 
-def test_failed_requests_are_lost_or_counted_as_served() -> None:
+def test_failed_requests_are_counted_apart() -> None:
     refused = "connection failed: Connection refused"
     summary = summarize(
         open_loop(unary(0.0, 2.0, 10), failed(0.0, refused), failed(1.0, refused), failed(1.0, "HTTP 500")), None
@@ -140,7 +174,7 @@ def test_failed_requests_are_lost_or_counted_as_served() -> None:
     assert len(summary["latencies_s"]) == 1  # type: ignore[arg-type]
 
 
-def test_a_run_in_which_all_failed_has_figures() -> None:
+def test_a_run_without_answers_has_counts_only() -> None:
     assert summarize(open_loop(failed(0.0, "HTTP 500")), SLO(1.0, 1.0)) == {
         "requests": 1,
         "errors": 1,
@@ -149,17 +183,17 @@ def test_a_run_in_which_all_failed_has_figures() -> None:
     }
 
 
-def test_no_records_are_summarized() -> None:
+def test_a_run_without_records_is_refused() -> None:
     with pytest.raises(ValueError, match="no records"):
         summarize(open_loop(), None)
 
 
-def test_goodput_counts_who_missed_the_slo() -> None:
+def test_goodput_counts_only_requests_that_met_the_slo() -> None:
     records = [
         streamed(0.0, 0.0, (1.0, 1.2), 3),  # meets both, just
-        streamed(0.0, 0.0, (1.1, 1.2), 3),  # first token late
-        streamed(0.0, 0.0, (0.9, 1.2), 3),  # tokens slow
-        streamed(0.0, 0.0, (0.9,), 1),  # a single token is never slow
+        streamed(0.0, 0.0, (1.1, 1.2), 3),  # TTFT too long
+        streamed(0.0, 0.0, (0.9, 1.2), 3),  # ITL too long
+        streamed(0.0, 0.0, (0.9,), 1),  # a single token has no ITL
         failed(0.0, "HTTP 500"),
     ]
     summary = summarize(open_loop(*records), SLO(1.0, 0.1001))
@@ -170,12 +204,12 @@ def test_goodput_counts_who_missed_the_slo() -> None:
     }
 
 
-def test_a_unary_answer_is_held_to_another_bound_than_a_stream_that_meets_the_slo() -> None:
+def test_a_unary_answer_meets_the_slo_when_a_stream_that_just_meets_it_would_end() -> None:
     slo = SLO(1.0, 0.5)
     assert slo.met(unary(2.0, 4.0, 3))
     assert not slo.met(unary(2.0, 4.01, 3))
 
 
-def test_a_record_changes_on_its_way_from_the_generator() -> None:
+def test_a_record_survives_its_way_from_the_generator() -> None:
     record = streamed(0.5, 0.6, (1.0, 2.0), 3)
     assert Record.from_json(record.to_json() | {"token_times": [1.0, 2.0]}) == record

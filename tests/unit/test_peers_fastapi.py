@@ -19,17 +19,17 @@ import uvicorn
 from fastapi import FastAPI
 from unit.made_up_results import result
 
-from perf.limit.rates import DeviceRates
+from perf import checkpoint as weights
+from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed
+from perf.load.protocols import Target
 from perf.load.summary import SLO
-from perf.load.target import Target
 from perf.peers import batching_fastapi, naive_fastapi
 from perf.peers.contestant import Contestant, Started
 from perf.peers.fastapi_server import Pretrained
 from perf.peers.measure import Server
 from perf.report.results import Measurement, parse
-from perf.setting import weights
-from perf.setting.checkpoint import EMBEDDED
+from perf.roofline.rates import DeviceRates
 
 QUESTIONS = [
     ("Return a list of", 7),

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from perf.load.target import Target
+from perf.checkpoint import EMBEDDED
+from perf.environment import ROOT
+from perf.load.protocols import Target
 from perf.peers import process, vllm_environment
 from perf.peers.contestant import NotRunError
 from perf.peers.lineup import contestant, lineup
 from perf.peers.process import HOST, free_port, running, shown, shown_checkpoint
-from perf.setting.checkpoint import EMBEDDED
-from perf.setting.machine import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perf.setting.metrics import parse
+from perf.metrics import parse
 
 TEXT = """\
 # HELP llama_requests_total Rows answered

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perf.setting import machine
-from perf.setting.results import Results, load
+from perf import environment
+from perf.results import Results, load
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -28,7 +28,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "--message", "all")
-    monkeypatch.setattr(machine, "ROOT", folder)
+    monkeypatch.setattr(environment, "ROOT", folder)
     return folder
 
 
@@ -105,8 +105,8 @@ def test_a_file_of_an_older_form_is_refused(repository: Path) -> None:
 def test_what_a_run_and_the_report_write_is_no_change(repository: Path) -> None:
     for name in ("README.md", "docs/benchmarks.md", "docs/new.svg", "perf/results/new.json"):
         (repository / name).write_text("after\n")
-    assert machine.describe()["uncommitted_changes"] is False
-    assert machine.sources()["changes_sha256"] is None
+    assert environment.describe()["uncommitted_changes"] is False
+    assert environment.sources()["changes_sha256"] is None
 
 
 @pytest.mark.parametrize("name", ["code.py", "new.py"])
@@ -114,7 +114,7 @@ def test_code_that_is_edited_during_a_run_is_told(repository: Path, name: str) -
     # From one uncommitted state to another one, too.
     (repository / name).write_text("at the start\n")
     results = run(repository)
-    assert machine.sources()["uncommitted_changes"] is True
+    assert environment.sources()["uncommitted_changes"] is True
     (repository / name).write_text("in the end\n")
     results.finish()
     measured_on = load(repository / "perf" / "results" / "made_up.json")["machine"]

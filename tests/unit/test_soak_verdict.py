@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from perf.setting.machine import ROOT
+from perf.environment import ROOT
 from perf.soak.cli import said, sections
 from perf.soak.course import Course
 from perf.soak.observations import MOST_ROWS, Rest, Sample, Soaked, rows

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from unit.tuning import DEFAULT, measurement, point, slots
 
+from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed, Poisson
-from perf.setting.checkpoint import EMBEDDED
-from perf.setting.workload import lengths
 from perf.tune.cli import command, main
 from perf.tune.config import knobs_of, parsed
 from perf.tune.demand import Demand
@@ -19,6 +18,7 @@ from perf.tune.options import read
 from perf.tune.page import conclusion, table
 from perf.tune.points import Point, measured_noise
 from perf.tune.subject import Subject
+from perf.workload import lengths
 
 DEMAND = Demand("uniform", Closed(4), requests=8, warmup=2, output_tokens=10, timeout=60.0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perf.setting.results import percentiles
+from perf.load.summary import percentiles
 from perf.tune.knobs import Batcher, Knobs
 from perf.tune.points import Measurement, Point
 

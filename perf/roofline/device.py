@@ -19,8 +19,8 @@ from functools import partial
 
 import torch
 
-from perf.limit.rates import WIDTHS, DeviceRates
-from perf.setting.weights import Weights
+from perf.results import Results
+from perf.roofline.rates import WIDTHS, DeviceRates, Weights
 
 MIB = 1 << 20
 CPU_SIZES = tuple(size * MIB for size in (4, 8, 16, 32, 64, 128, 256))
@@ -45,6 +45,16 @@ def measure(threads: int, seconds: float = SECONDS) -> DeviceRates:
             bandwidth={size: _read(size, device, seconds) for size in _sizes(device)},
             operations={kind: rate for kind in WIDTHS if (rate := _multiply(kind, device, seconds)) is not None},
         )
+
+
+def measured_once(results: Results, threads: int, seconds: float = SECONDS) -> DeviceRates:
+    """Return the rates of a run: from its results, or measured and added to them."""
+    found = results.get("rates")
+    if found is not None:
+        return DeviceRates.from_json(found)  # type: ignore[arg-type]  # as `to_json` has written it
+    measured = measure(threads, seconds)
+    results.section("rates", measured.to_json())
+    return measured
 
 
 def _sizes(device: torch.device) -> list[int]:

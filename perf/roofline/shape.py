@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from transformers import LlamaConfig
 
-from perf.setting.weights import BYTES, Weights
+from perf.roofline.rates import BYTES, Weights
 
 
 @dataclass(frozen=True)

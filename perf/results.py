@@ -3,25 +3,23 @@
     {"kind": "article", "date": …, "machine": {commit, device, cores, versions, …}, "settings": {…},
      "measurements": {key: {…}, …}, … sections of its own}
 
-It is written after every measurement, so that a run can go on, but to a partial file elsewhere: the last whole result
-stays until there is another one. Knows the form, not what is in it.
+It is written after every measurement, so that a run can be resumed, but to a partial file elsewhere: the last complete
+result stays until there is another one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from perf.setting import machine
+from perf import environment
 
-PERCENTILES = (50, 95, 99)
-PARTIAL = machine.ROOT / ".work" / "results"
-"""Where runs that aren't finished have their files. Not beside the results: those are reported on, and committed."""
+PARTIAL = environment.ROOT / ".work" / "results"
+"""Unfinished runs write here, not beside the results, which are reported on and committed."""
 
 _SOURCES = ("commit", "uncommitted_changes", "changes_sha256")
 
@@ -29,21 +27,21 @@ _SOURCES = ("commit", "uncommitted_changes", "changes_sha256")
 class Results:
     """One run's results. Everything added is written to `partial`, and `finish` makes that the result's file.
 
-    resume: go on with the partial file if there is one, else with the result's: what is in there need not be measured
-    again. Raises ValueError if it was measured on another commit, machine or setting, or isn't a result's file.
+    resume: continue the partial file if there is one, else the result's. Raises ValueError if that was measured on
+    another commit, machine or setting, or is not a result's file.
     """
 
     def __init__(
         self, path: Path, kind: str, settings: Mapping[str, Any], resume: bool, folder: Path = PARTIAL
     ) -> None:
         self._path = path
-        # Two files may have one name, in two folders.
+        # Results in two folders may have the same file name.
         place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
         self.partial = folder / f"{path.stem}-{place}.json"
         fresh: dict[str, Any] = {
             "kind": kind,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine.describe(),
+            "machine": environment.describe(),
             "settings": dict(settings),
             "measurements": {},
         }
@@ -51,7 +49,7 @@ class Results:
         self._content = _resumed(before, fresh) if resume and before is not None else fresh
 
     def has(self, key: str) -> bool:
-        """Say whether that measurement is there already."""
+        """Return whether that measurement exists."""
         return key in self._content["measurements"]
 
     def add(self, key: str, measurement: Mapping[str, Any]) -> None:
@@ -60,17 +58,17 @@ class Results:
         self.write()
 
     def forget(self, key: str) -> None:
-        """Take a measurement out, if it is there."""
+        """Remove a measurement, if it exists."""
         self._content["measurements"].pop(key, None)
 
     def section(self, name: str, content: object) -> None:
-        """Set a section of the run's own beside the measurements and write the partial file."""
+        """Set a further section beside the measurements and write the partial file."""
         self._content[name] = content
         self.write()
 
     @property
     def device(self) -> str:
-        """What the run computes on."""
+        """The device of the run."""
         found: str = self._content["machine"]["device"]
         return found
 
@@ -86,16 +84,16 @@ class Results:
         return measured
 
     def write(self) -> None:
-        """Write the partial file, whole or not at all."""
+        """Write the partial file, atomically."""
         self._write(self.partial)
 
     def finish(self) -> None:
-        """End the run: what it measured becomes the result's file, whole or not at all, and the partial one goes.
+        """End the run: write the result's file, atomically, and delete the partial one.
 
-        If the code is no longer what it was when the run began, its `machine` says so: "changed_during_run": true.
+        If the code has changed since the run began, `machine` has "changed_during_run": true.
         """
         measured_on = self._content["machine"]
-        now = machine.sources()
+        now = environment.sources()
         if any(measured_on[name] != now[name] for name in _SOURCES):
             measured_on["changed_during_run"] = True
         self._write(self._path)
@@ -109,10 +107,10 @@ class Results:
 
 
 def _resumed(file: Path, fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a file to go on with. Raises ValueError for one that doesn't belong to this run."""
+    """Return the content of a file to resume. Raises ValueError for one that does not belong to this run."""
     try:
         found: dict[str, Any] = json.loads(file.read_text())
-        # Through JSON, as what was read has been.
+        # Through JSON, as the file's content has been.
         for name in ("kind", "settings"):
             if found[name] != json.loads(json.dumps(fresh[name])):
                 raise ValueError(f"{file} has other {name} ({found[name]}); resume with those, or start anew")
@@ -132,13 +130,3 @@ def load(path: Path) -> dict[str, Any]:
     """Return the content of a result's file."""
     content: dict[str, Any] = json.loads(path.read_text())
     return content
-
-
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Return mean, p50, p95, p99 and max of these times, in milliseconds; by nearest rank, so each was really seen."""
-    ordered = sorted(seconds)
-    found = {f"p{share}": ordered[max(0, math.ceil(share / 100 * len(ordered)) - 1)] for share in PERCENTILES}
-    return {
-        name: round(1e3 * value, 3)
-        for name, value in {"mean": sum(ordered) / len(ordered), **found, "max": ordered[-1]}.items()
-    }

@@ -1,4 +1,4 @@
-"""The whole load generator against a real server on a socket, which behaves as each prompt says."""
+"""The load generator in its own process, against a server on a socket that behaves as each prompt says."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from perf.load.arrivals import Closed, Poisson
+from perf.load.arrivals import Closed, Poisson, sessions
 from perf.load.driver import LoadError, drive
-from perf.load.target import Target
-from perf.setting.workload import Request
+from perf.load.protocols import Request, Target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PATH = "/v2/models/llama/generate_stream"
@@ -35,7 +34,7 @@ async def serving(handler: Handler) -> AsyncIterator[Target]:
         await runner.cleanup()
 
 
-def piece(tokens: int, finish: str = "") -> bytes:
+def chunk(tokens: int, finish: str = "") -> bytes:
     fields = {"text_output": "é", "finish_reason": finish, "num_output_tokens": tokens, "num_input_tokens": 7}
     return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\r\n\r\n"
 
@@ -49,7 +48,7 @@ async def stream(request: web.Request, *parts: bytes) -> web.StreamResponse:
 
 
 class Obedient:
-    """Does what the prompt says; notes the prompts in their order and how many were there at once."""
+    """Does what the prompt says; keeps the prompts in order and the largest number of concurrent requests."""
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
@@ -67,30 +66,30 @@ class Obedient:
             self._running -= 1
 
     async def _answer(self, request: web.Request, prompt: str) -> web.StreamResponse:
-        whole = piece(1) + piece(2, "length")
+        whole = chunk(1) + chunk(2, "length")
         match prompt:
             case "bytes":
                 return await stream(request, *[whole[place : place + 1] for place in range(len(whole))])
             case "two tokens":
-                return await stream(request, piece(1), piece(1, "length"))
+                return await stream(request, chunk(1), chunk(1, "length"))
             case "500":
                 raise web.HTTPInternalServerError(text="no room")
             case "error":
-                return await stream(request, piece(1), b'data: {"error": "out of slots"}\n\n')
+                return await stream(request, chunk(1), b'data: {"error": "out of slots"}\n\n')
             case "hang up":
-                response = await stream(request, piece(1))
+                response = await stream(request, chunk(1))
                 assert request.transport is not None
                 request.transport.abort()
                 return response
             case "hang":
-                await stream(request, piece(1))
+                await stream(request, chunk(1))
                 await asyncio.Event().wait()
-        return await stream(request, piece(1), piece(2, "length"))
+        return await stream(request, chunk(1), chunk(2, "length"))
 
 
-async def test_a_faulty_answer_is_recorded_as_a_good_one_or_not_at_all() -> None:
+async def test_every_request_is_recorded_with_its_fault() -> None:
     prompts = ["warm", "warm too", "fine", "bytes", "two tokens", "500", "error", "hang up", "fine too"]
-    # The three users hang until the time is over, so that the last request is never sent.
+    # All three users hang until the time is over, so that the last request is never sent.
     prompts += ["hang", "hang", "hang", "late"]
     server = Obedient()
     async with serving(server.answer) as target:
@@ -118,8 +117,8 @@ async def test_a_faulty_answer_is_recorded_as_a_good_one_or_not_at_all() -> None
     assert (by_prompt["late"].error, by_prompt["late"].sent) == ("not sent: the run's time was over", None)
 
 
-async def test_measured_requests_wait_until_the_warm_up_is_answered() -> None:
-    """The warm-up is only answered when a measured request has come; it would be in vain until the time is over."""
+async def test_measured_requests_do_not_wait_for_the_warm_up() -> None:
+    """The warm-up is only answered once a measured request has arrived."""
     measured_there = asyncio.Event()
 
     async def hold(request: web.Request) -> web.StreamResponse:
@@ -127,7 +126,7 @@ async def test_measured_requests_wait_until_the_warm_up_is_answered() -> None:
             await measured_there.wait()
         else:
             measured_there.set()
-        return await stream(request, piece(1, "length"))
+        return await stream(request, chunk(1, "length"))
 
     async with serving(hold) as target:
         asked = [Request(prompt, 1) for prompt in ("warm", "first", "second", "third")]
@@ -136,11 +135,11 @@ async def test_measured_requests_wait_until_the_warm_up_is_answered() -> None:
     assert len(run) == 3
     ended = [record.ended for record in run.records]
     for record in run.records[2:]:
-        assert record.scheduled in ended, "a user is free when the answer before has come"
+        assert record.scheduled in ended, "a user is free when its previous answer has arrived"
 
 
-async def test_arrivals_wait_for_answers_in_an_open_loop() -> None:
-    """Nobody is answered before the last one has come: a generator that waits would wait until its time is over."""
+async def test_an_open_loop_sends_without_waiting_for_answers() -> None:
+    """No request is answered before the last one has arrived."""
     count, all_there = 12, asyncio.Event()
     prompts: list[str] = []
 
@@ -149,7 +148,7 @@ async def test_arrivals_wait_for_answers_in_an_open_loop() -> None:
         if len(prompts) == count:
             all_there.set()
         await all_there.wait()
-        return await stream(request, piece(1, "length"))
+        return await stream(request, chunk(1, "length"))
 
     arrivals = Poisson(300.0, 5)
     async with serving(hold) as target:
@@ -164,9 +163,9 @@ async def test_arrivals_wait_for_answers_in_an_open_loop() -> None:
         assert record.latency >= record.last_token - record.sent  # type: ignore[operator]
 
 
-def test_what_can_not_be_reached_is_left_out() -> None:
+def test_an_unreachable_server_is_recorded() -> None:
     with socket.socket() as held:
-        # Bound, so that nobody else gets it, but nobody listens.
+        # Bound, so that no other process gets the port, but not listening.
         held.bind(("127.0.0.1", 0))
         target = Target("test", "fastapi", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
         (refused,) = drive(target, [Request("a", 1)], Closed(8), 0, 30.0)
@@ -174,12 +173,29 @@ def test_what_can_not_be_reached_is_left_out() -> None:
     assert refused.sent is not None
 
 
-def test_a_warmup_that_leaves_nothing_to_measure_is_accepted() -> None:
+def test_a_warm_up_of_every_request_is_refused() -> None:
     with pytest.raises(ValueError, match="warmup is 1, must be 0 … 0"):
         drive(Target("test", "fastapi", "http://127.0.0.1:1", "llama"), [Request("a", 1)], Closed(1), 1, 1.0)
 
 
-def test_a_generator_that_fails_looks_like_a_server_that_fails() -> None:
+def test_a_fault_of_the_generator_is_a_load_error() -> None:
     unknown = Target("test", "no such protocol", "http://127.0.0.1:1", "llama")  # type: ignore[arg-type]
-    with pytest.raises(LoadError, match=r"ended with code 1: .* the fault is the load generator's: "):
+    with pytest.raises(LoadError, match=r"ended with code 1: ValueError: unknown protocol"):
         drive(unknown, [Request("a", 1)], Closed(1), 0, 5.0)
+
+
+async def test_a_session_takes_turns_until_one_returns_false() -> None:
+    turns = {"a": 3, "b": 1}
+    taken: list[str] = []
+
+    def user(name: str) -> Callable[[], Awaitable[bool]]:
+        async def turn() -> bool:
+            taken.append(name)
+            await asyncio.sleep(0)
+            return taken.count(name) < turns[name]
+
+        return turn
+
+    await sessions([user(name) for name in turns])
+    assert sorted(taken) == ["a", "a", "a", "b"]
+    assert taken[:2] == ["a", "b"], "users run side by side"

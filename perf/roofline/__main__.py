@@ -1,4 +1,4 @@
-"""Print what this device can do, and what that allows for a checkpoint: `python -m perf.limit CHECKPOINT`."""
+"""Print what this device can do, and what that allows for a checkpoint: `python -m perf.roofline CHECKPOINT`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from transformers import LlamaConfig
 
-from perf.limit import device, physics
-from perf.limit.rates import WIDTHS
-from perf.setting import workload
+from perf import workload
+from perf.roofline import device, physics
+from perf.roofline.rates import WIDTHS
 
 
 def main() -> None:
     """Parse the options, measure, compute and print."""
-    parser = argparse.ArgumentParser(prog="python -m perf.limit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m perf.roofline", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--requests", type=int, default=64)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
-from perf.setting.weights import Weights
+Weights = Literal["fp32", "fp16", "int8"]
+BYTES: dict[Weights, int] = {"fp32": 4, "fp16": 2, "int8": 1}
+"""Per value. In INT8 every row of a matrix also has a scale."""
 
 WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "int8")
 """The formats of weights, from the widest to the narrowest."""

@@ -40,9 +40,8 @@ from typing import Literal
 
 from transformers import LlamaConfig
 
-from perf.limit.rates import DeviceRates
-from perf.limit.shape import Formats, LlamaShape
-from perf.setting.weights import Weights
+from perf.roofline.rates import DeviceRates, Weights
+from perf.roofline.shape import Formats, LlamaShape
 
 
 @dataclass(frozen=True)

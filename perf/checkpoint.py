@@ -1,0 +1,151 @@
+"""The benchmarked checkpoint: a Llama of random weights, created on the spot, or the user's own; and its formats.
+
+The cost of a pass depends on the shapes and not on the values, so random weights measure the same as trained ones and
+need no download. Without a GPU it is a Llama of about 30 million parameters, large enough that computation and not
+Python dominates and small enough for two cores; with one it has Llama-2-7B's shape. It has no end token: our server and
+the baselines generate exactly as many tokens as they are asked for.
+
+The tokenizer is the embedded checkpoint's. A larger vocabulary is filled with tokens that no text contains, so that
+every generated token can be decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from perf import workload
+from perf.environment import ROOT
+from perf.roofline.rates import BYTES, Weights
+
+EMBEDDED = ROOT / "models" / "pydoc-llama"
+FOLDER = ROOT / ".work" / "bench"
+"""Cache of the random ones."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama's shape. vocabulary: at least the embedded tokenizer's 3,072 tokens. dtype: of the saved weights."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int
+    positions: int
+    dtype: str
+
+
+SMALL = Shape(512, 1536, 8, 8, 8, 3072, 1024, "float32")
+"""30.4 million parameters, 29 million of them in the layers' matrices and the head."""
+LLAMA_2_7B = Shape(4096, 11008, 32, 32, 32, 32000, 4096, "float16")
+
+
+def default_checkpoint() -> Path:
+    """Return the checkpoint that is benchmarked by default, of the shape for this device; created unless it exists."""
+    return random_checkpoint(LLAMA_2_7B if torch.cuda.is_available() else SMALL, FOLDER)
+
+
+def random_checkpoint(shape: Shape, folder: Path) -> Path:
+    """Return a checkpoint of that shape under `folder`, created there unless it exists."""
+    digest = hashlib.sha256(json.dumps(asdict(shape)).encode()).hexdigest()[:8]
+    target = folder / f"llama-{shape.hidden}x{shape.layers}-{digest}"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    # Under another name first: an interrupted write must not pass for a complete checkpoint.
+    building = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
+    try:
+        _save(shape, building)
+        building.rename(target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return target
+
+
+def config_of(shape: Shape) -> LlamaConfig:
+    """Return the model's config: no end token, and the embedded tokenizer's beginning."""
+    return LlamaConfig(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=shape.positions,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+        dtype=getattr(torch, shape.dtype),
+    )
+
+
+def unquantized() -> Weights:
+    """Return the fastest format of unquantized weights on this machine: FP16 on a GPU, FP32 on a CPU.
+
+    CPUs without 16-bit instructions (AMX, AVX512-FP16) multiply FP16 slower than FP32.
+    """
+    return "fp16" if torch.cuda.is_available() else "fp32"
+
+
+def dtype(weights: Weights) -> str:
+    """Return PyTorch's name of the format."""
+    return {"fp32": "float32", "fp16": "float16", "int8": "int8"}[weights]
+
+
+def mebibytes(checkpoint: Path, weights: Weights) -> float:
+    """Return the memory of all weights of the checkpoint in that format, from the headers of its files."""
+    parameters = 0
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            parameters += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 - not a dict
+    return parameters * BYTES[weights] / 2**20
+
+
+def check_context(checkpoint: Path) -> None:
+    """End the program if the workload's longest request does not fit into the checkpoint's context."""
+    positions = LlamaConfig.from_pretrained(checkpoint).max_position_embeddings
+    needed = workload.PROMPT_TOKENS + workload.LONGEST_OUTPUT
+    if positions < needed:
+        sys.exit(
+            f"bench: {checkpoint} has {positions} positions; prompts of {workload.PROMPT_TOKENS} tokens and answers of "
+            f"up to {workload.LONGEST_OUTPUT} need {needed}"
+        )
+
+
+def described(checkpoint: Path) -> str:
+    """Return the checkpoint in a few words."""
+    config = LlamaConfig.from_pretrained(checkpoint)
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in LlamaForCausalLM(config).parameters())
+    random = ", random weights" if checkpoint.is_relative_to(FOLDER) else ""
+    return f"Llama of {count / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
+
+
+def _save(shape: Shape, folder: Path) -> None:
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = LlamaForCausalLM(config_of(shape)).to(getattr(torch, shape.dtype))
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    for name in _TOKENIZER_FILES:
+        shutil.copyfile(EMBEDDED / name, folder / name)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    for token in range(len(vocabulary), shape.vocabulary):
+        # No merge leads to them, so no text is ever split into them.
+        vocabulary[f"<unused{token}>"] = token
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))

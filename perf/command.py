@@ -1,0 +1,50 @@
+"""A benchmark's command line: types of its arguments, and the command that repeats a run."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def positive(text: str) -> float:
+    """Parse a number above 0, for argparse."""
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is out of bounds: more than 0")
+    return value
+
+
+def count(text: str) -> int:
+    """Parse an integer of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is out of bounds: at least 1")
+    return value
+
+
+def checkpoint_folder(text: str) -> Path:
+    """Parse the path of a checkpoint's folder, for argparse."""
+    folder = Path(text)
+    if not (folder / "config.json").is_file():
+        raise argparse.ArgumentTypeError(
+            f"{folder} is not a folder with a config.json (download a checkpoint of the hub first)"
+        )
+    return folder
+
+
+def make_command(target: str, variables: Mapping[str, str], options: Sequence[str] = ()) -> str:
+    """Return the `make` command that repeats a run, without paths of this machine.
+
+    options: those without a variable of their own, passed in the variable named after the target's last word.
+    """
+    words = [f"{name}={value}" for name, value in variables.items()]
+    rest = [f"{target.rpartition('-')[2].upper()}={shlex.join(options)}"] if options else []
+    return shlex.join(["make", target, *words, *rest])
+
+
+def model_name(model: str | Path) -> str:
+    """Return a folder's own name without its parents; a hub id unchanged."""
+    return Path(model).resolve().name if Path(model).expanduser().is_dir() else str(model)

@@ -1,0 +1,173 @@
+"""The benchmark environment: code, device and versions of a run, steal time, and the memory a server takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_PACKAGES = ("torch", "transformers", "bitsandbytes", "nvidia-pytriton", "tritonclient", "aiohttp", "fastapi")
+
+CARRIED = Path(".work") / "gpu" / "sources.json"
+"""Under ROOT: what `sources` returned where a copy without the repository was made; the copy's results repeat it."""
+
+# Written by runs and by `make report`; no figure depends on them.
+_WRITTEN = ("perf/results", "README.md", "docs")
+
+# Opening a file in /proc of a task that has ended, and reading one that was opened before.
+_GONE = (FileNotFoundError, ProcessLookupError)
+
+
+def describe() -> dict[str, object]:
+    """Return commit, device, cores and versions, for a result's JSON."""
+    return {
+        **sources(),
+        "device": device(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "python": platform.python_version(),
+        "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+    }
+
+
+def sources() -> dict[str, object]:
+    """Return what identifies the running code: the commit and, if files differ from it, a digest of the difference.
+
+    Documents and results do not count. A copy without a readable git repository names what it was copied from, if that
+    was carried along.
+    """
+    # Git itself would look for a repository in the folders above, too.
+    if not (ROOT / ".git").exists():
+        return _carried()
+    try:
+        return _read()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        # No git, or a repository that belongs to another user or is incomplete: the run goes on all the same.
+        return _carried()
+
+
+def device() -> str:
+    """Return the GPU's name, or "CPU: " and the processor's."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return "CPU: " + line.split(":", 1)[1].strip()
+    return "CPU: " + platform.machine()
+
+
+class StealTime:
+    """The share of processor time that a virtual machine's host gave to others, from when this is created.
+
+    On such a machine a figure means little without it. 0 on bare metal and where the system does not report it.
+    """
+
+    def __init__(self) -> None:
+        self._before = psutil.cpu_times()
+
+    def share(self) -> float:
+        """Return steal time as a share of the time of all processors."""
+        now = psutil.cpu_times()
+        passed = sum(now) - sum(self._before)
+        return (getattr(now, "steal", 0.0) - getattr(self._before, "steal", 0.0)) / passed if passed > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """kind: PSS, the processes' proportional set size, in which shared pages count once; or VRAM in use on the GPU."""
+
+    kind: Literal["PSS", "VRAM"]
+    mib: float
+
+
+def memory_of(pid: int) -> ProcessMemory:
+    """Return what the process and its descendants take now: VRAM where there is a GPU, else PSS.
+
+    Raises FileNotFoundError for a process that has ended, CalledProcessError if nvidia-smi fails.
+    """
+    taken = vram_mib()
+    if taken is not None:
+        return ProcessMemory("VRAM", taken)
+    return ProcessMemory("PSS", sum(status_kib(process, "smaps_rollup", "Pss") for process in family(pid)) / 2**10)
+
+
+def family(pid: int) -> list[int]:
+    """Return the process and its descendants, itself first. Processes that end meanwhile may be missing."""
+    found, tasks, children = [pid], list[Path](), list[str]()
+    with suppress(*_GONE):
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    for task in tasks:
+        # One by one: a thread that ends must not hide the others' children.
+        with suppress(*_GONE):
+            children += (task / "children").read_text().split()
+    for child in children:
+        found += family(int(child))
+    return found
+
+
+def vram_mib() -> float | None:
+    """Return the VRAM in use, None without CUDA. Raises CalledProcessError if nvidia-smi fails.
+
+    Of the whole GPU: inside a container the driver's process ids are different ones.
+    """
+    if not torch.cuda.is_available():
+        return None
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={gpu}"]
+    return float(subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout)
+
+
+def status_kib(pid: int, file: str, name: str) -> int:
+    """Return a value in KiB from a file in /proc/PID. Raises ValueError if the kernel does not report it."""
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise ValueError(f"/proc/{pid}/{file} has no {name}")
+
+
+def _read() -> dict[str, object]:
+    code = ["--", ".", *(f":(exclude){path}" for path in _WRITTEN)]
+    untracked = _git("ls-files", "--others", "--exclude-standard", "-z", *code).split(b"\0")[:-1]
+    digest = hashlib.sha256(_git("diff", "HEAD", "--binary", *code))
+    for path in sorted(untracked):
+        digest.update(path + b"\0")
+        # A file deleted since it was listed, or another repository inside of this one, counts by its name only.
+        with suppress(FileNotFoundError, IsADirectoryError):
+            digest.update((ROOT / os.fsdecode(path)).read_bytes())
+    changed = bool(_git("status", "--porcelain", *code))
+    return {
+        "commit": _git("rev-parse", "HEAD").decode().strip(),
+        "uncommitted_changes": changed,
+        "changes_sha256": digest.hexdigest()[:12] if changed else None,
+    }
+
+
+def _carried() -> dict[str, object]:
+    try:
+        found: dict[str, object] = json.loads((ROOT / CARRIED).read_text())
+    except FileNotFoundError:
+        found = {"commit": "unknown", "uncommitted_changes": True, "changes_sha256": None}
+    return found
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=True).stdout
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,43 @@
+"""The memory of a process and its descendants."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from perf.environment import family, memory_of
+
+HOLDS = """
+import sys
+held = bytearray(64 << 20)
+held[::4096] = bytes([1]) * len(held[::4096])  # every page is written to, so that it is resident
+print("!", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="VRAM is measured where there is a GPU")
+def test_the_memory_of_a_process_includes_its_children() -> None:
+    before = memory_of(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"!\n"
+        assert family(os.getpid())[0] == os.getpid()
+        assert child.pid in family(os.getpid())
+        held, alone = memory_of(os.getpid()), memory_of(child.pid)
+        child.communicate()
+    assert (before.kind, held.kind) == ("PSS", "PSS")
+    assert alone.mib > 64
+    assert held.mib - before.mib > 60
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="VRAM is measured where there is a GPU")
+def test_a_process_that_has_ended_is_an_error() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    with pytest.raises(FileNotFoundError):
+        memory_of(ended.pid)

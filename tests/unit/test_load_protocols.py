@@ -1,0 +1,160 @@
+"""Requests and answers of each protocol, and arrival times."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from perf.load.arrivals import Closed, Poisson
+from perf.load.driver import Plan
+from perf.load.protocols import Answer, AnswerError, Protocol, Request, Target, answer_of, body, path
+
+
+def sse(*events: object) -> bytes:
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+
+
+def chunk(text: str, tokens: int, finish: str = "", prompt: int = 0) -> dict[str, object]:
+    counts = {"num_output_tokens": tokens, "num_input_tokens": prompt}
+    return {"text_output": text, "finish_reason": finish, **counts}
+
+
+def choice(text: str, finish: str | None = None, **more: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": finish}], **more}
+
+
+def usage(completion: int, prompt: int = 7) -> dict[str, object]:
+    return {"usage": {"completion_tokens": completion, "prompt_tokens": prompt, "total_tokens": prompt + completion}}
+
+
+CHUNKS = sse(chunk("é", 1), chunk(" b c", 3), chunk("", 1, "length", prompt=7))
+# vLLM: the last token comes with the finish_reason, then the usage alone, then an event that is not JSON.
+VLLM = sse(choice("é"), choice(""), choice("c", "length"), {"choices": [], **usage(3)}) + b"data: [DONE]\n\n"
+# transformers serve: no null in the JSON, and an end without a token, with its usage.
+SERVE = sse(
+    {"choices": [{"index": 0, "text": "é"}]},
+    {"choices": [{"index": 0, "text": "b"}]},
+    {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], **usage(2)},
+)
+UNARY = json.dumps(chunk("all of it", 5, "length", prompt=7)).encode()
+
+
+def read(protocol: Protocol, *parts: bytes) -> Answer:
+    """Feed part number n at time n, and the end one later."""
+    answer = answer_of(protocol)
+    for number, part in enumerate(parts):
+        answer.feed(part, float(number))
+    answer.end(float(len(parts)))
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("protocol", "content", "events", "tokens", "prompt"),
+    [
+        ("triton_stream", CHUNKS, 3, 5, 7),
+        ("triton_stream", CHUNKS.replace(b"\n", b"\r\n"), 3, 5, 7),
+        ("openai_completions", VLLM, 3, 3, 7),
+        ("openai_completions", SERVE, 2, 2, 7),
+        ("triton_generate", UNARY, 0, 5, 7),
+        ("fastapi", b'{"text": "all", "tokens": 5}', 0, 5, None),
+    ],
+)
+def test_counts_do_not_depend_on_where_the_bytes_are_split(
+    protocol: Protocol, content: bytes, events: int, tokens: int, prompt: int | None
+) -> None:
+    splits = [[content], [content[place : place + 1] for place in range(len(content))]]
+    splits += [[content[:border], content[border:]] for border in range(1, len(content), 7)]
+    for parts in splits:
+        answer = read(protocol, *parts)
+        assert (len(answer.token_times), answer.output_tokens, answer.prompt_tokens) == (events, tokens, prompt)
+
+
+def test_a_token_has_the_time_of_the_bytes_that_end_its_event() -> None:
+    first, second, last = CHUNKS.split(b"\n\n")[:3]
+    answer = read("triton_stream", first[:10], first[10:], b"\n\n" + second + b"\n", b"\n" + last, b"\n\n")
+    assert answer.token_times == [2.0, 3.0, 4.0]
+    assert answer.last_token == 4.0
+
+
+def test_a_unary_answer_has_one_time_when_it_is_complete() -> None:
+    answer = read("triton_generate", UNARY[:20], UNARY[20:])
+    assert (answer.token_times, answer.last_token) == ([], 2.0)
+
+
+def test_a_stream_whose_tokens_have_no_text_has_the_time_of_its_end() -> None:
+    end = sse({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], **usage(2)})
+    assert read("openai_completions", b"", end).token_times == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "content", "message"),
+    [
+        ("triton_stream", sse(chunk("a", 1), {"error": "out of\nslots"}), "answered with an error: out of\nslots"),
+        ("openai_completions", sse(choice("a"), {"error": {"message": "dead"}}), "answered with an error: .*dead"),
+        ("triton_generate", b'{"error": "refused"}', "answered with an error: refused"),
+        ("triton_stream", sse(chunk("a", 1)), "without a finish_reason, after 1 events"),
+        ("openai_completions", sse(choice("a")), "without a finish_reason, after 1 events"),
+        ("openai_completions", sse(choice("a", "length")), "without a usage"),
+        ("triton_stream", b"data: nonsense\n\n", "invalid JSON: b'nonsense'"),
+        ("triton_stream", b"data: []\n\n", "must be a JSON object"),
+        ("triton_generate", b"", "invalid JSON"),
+        ("fastapi", b'{"text": "all"}', "tokens is None, must be an integer"),
+        ("triton_stream", sse(chunk("a", 1) | {"num_output_tokens": True}), "num_output_tokens is True"),
+    ],
+)
+def test_a_bad_answer_is_an_error(protocol: Protocol, content: bytes, message: str) -> None:
+    with pytest.raises(AnswerError, match=message):
+        read(protocol, content)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "where", "expected"),
+    [
+        ("triton_generate", "/v2/models/m/generate", {"max_tokens": 9, "min_tokens": 9, "stream": False}),
+        ("triton_stream", "/v2/models/m/generate_stream", {"max_tokens": 9, "min_tokens": 9, "stream": True}),
+        ("openai_completions", "/v1/completions", {"max_tokens": 9, "stream": True, "temperature": 0.0}),
+        ("fastapi", "/generate", {"prompt": "é", "max_tokens": 9}),
+    ],
+)
+def test_each_protocol_asks_for_the_exact_length(protocol: Protocol, where: str, expected: dict[str, object]) -> None:
+    target = Target("t", protocol, "http://127.0.0.1:1", "m", {"extra": 1})
+    fields = json.loads(body(target, Request("é", 9)))
+    assert path(target) == where
+    assert expected.items() <= fields.items()
+    assert fields["extra"] == 1
+
+
+def test_a_seed_always_gives_the_same_arrivals() -> None:
+    assert Poisson(3.0, 7).moments(50) == Poisson(3.0, 7).moments(50)
+    assert Poisson(3.0, 7).moments(50)[:20] == Poisson(3.0, 7).moments(20)
+    assert Poisson(3.0, 7).moments(50) != Poisson(3.0, 8).moments(50)
+
+
+def test_arrivals_are_a_poisson_process_of_the_rate() -> None:
+    moments = [0.0, *Poisson(4.0, 1).moments(20_000)]
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    mean = sum(gaps) / len(gaps)
+    # Of an exponential distribution mean and standard deviation are equal, and a share of 1/e lies above them.
+    assert mean == pytest.approx(0.25, rel=0.03)
+    assert (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 == pytest.approx(0.25, rel=0.03)
+    assert sum(gap > 0.25 for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.01)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_impossible_rate_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        Poisson(rate, 0)
+
+
+def test_a_closed_loop_without_users_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Closed(0)
+
+
+@pytest.mark.parametrize("arrivals", [Closed(3), Poisson(2.5, 9)])
+def test_a_plan_survives_its_way_to_the_generator(arrivals: Closed | Poisson) -> None:
+    target = Target("baseline", "openai_completions", "http://127.0.0.1:1", "llama", {"ignore_eos": True})
+    plan = Plan(target, [Request("é\n", 3), Request("b", 4)], arrivals, 2.5)
+    assert Plan.from_json(plan.to_json()) == plan

@@ -33,9 +33,10 @@ READY := .venv/.ready
 READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
 READY_KERNELS := .venv/.ready-kernels
+TESTS := $(BIN)/python scripts/run_tests.py
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-unit test-contract test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check house words \
+.PHONY: help demo serve prepare test test-all test-unit test-contract test-engine test-programs test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check house words \
   format lock sbom train clean
 
 help: ## this list
@@ -55,27 +56,35 @@ prepare: $(READY) ## quantize MODEL once, into OUT, for servers that start quick
 	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a Llama in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
-# Beside each other: starting servers is mostly waiting.
-test: $(READY_ANALYZER) ## unit, contract and server tests (a real Triton; neither GPU nor Docker)
-	@echo "the server's tests; unit and contract tests run beside them, and what they say follows"; \
-	  said=$$(mktemp); $(BIN)/pytest tests/unit tests/engine tests/contract >"$$said" 2>&1 & beside=$$!; \
-	  trap 'kill "$$beside" 2>/dev/null || true; rm -f "$$said"' EXIT; \
-	  failed=0; $(BIN)/pytest tests/server || failed=1; wait "$$beside" || failed=1; cat "$$said"; exit "$$failed"
+test: $(READY_ANALYZER) ## unit, contract, engine, program and server tests (a real Triton; neither GPU nor Docker): minutes
+	@exec $(TESTS) -m 'not long' server --beside unit contract engine programs
 
-test-unit: $(READY_PERF) ## the engine and the client without a server
-	@$(BIN)/pytest tests/unit tests/engine
+# Kernels come last: they install the Triton language, which no other test is to find.
+test-all: $(READY_ANALYZER) ## make test, then soaks, fuzzing and load campaigns, docker compose and kernels: what continuous integration runs
+	@failed=0; $(MAKE) test || failed=1; \
+	  $(TESTS) -m long server unit contract engine programs --beside compose || failed=1; \
+	  $(MAKE) test-kernels || failed=1; exit "$$failed"
+
+test-unit: $(READY_PERF) ## pure functions and small objects
+	@exec $(TESTS) unit
 
 test-contract: $(READY_PERF) ## configs, README and manifests agree
-	@$(BIN)/pytest tests/contract
+	@exec $(TESTS) contract
 
-test-server: $(READY_ANALYZER) ## a real Triton with the embedded checkpoint in INT8
-	@$(BIN)/pytest tests/server
+test-engine: $(READY_PERF) ## the engine with the embedded checkpoint, in-process
+	@exec $(TESTS) engine
+
+test-programs: $(READY_PERF) ## command lines, supervisor, launcher, prepare and benchmarks as processes
+	@exec $(TESTS) programs
+
+test-server: $(READY_ANALYZER) ## a real Triton with the embedded checkpoint in INT8, long tests included
+	@exec $(TESTS) server
 
 test-kernels: $(READY_KERNELS) ## the GPU's kernels, on a GPU or in the Triton language's interpreter (installs it: 200 MB)
-	@$(BIN)/pytest tests/kernels
+	@exec $(TESTS) kernels
 
 test-compose: $(READY) ## docker compose on a real Docker engine
-	@$(BIN)/pytest tests/compose
+	@exec $(TESTS) compose
 
 bench: $(READY_ANALYZER) ## the article's table, mixed lengths, the peers, the limit, where the time goes (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)

@@ -21,6 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test of a fresh machine brings up the engine, downloads the wheels and builds the image."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.long)
             item.add_marker(pytest.mark.timeout(1800))
 
 

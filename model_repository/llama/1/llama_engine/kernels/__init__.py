@@ -1,1 +1,1 @@
-"""Kernels: each with its reference; which are used is chosen and verified at load."""
+"""Kernels of a decode step and their references; `selection` verifies and chooses them when the model loads."""

@@ -1,7 +1,7 @@
-"""Counters at which the programs of one kernel meet, so that the last one to arrive finishes what all have begun.
+"""Counters with which the programs of one kernel find the last one to arrive, which combines their partial results.
 
-They are zeros before a kernel and after it: whoever finishes sets its counter back. So there is nothing to clear
-between two kernels, nor between two runs of a CUDA graph. Not for two kernels at once: one stream a device.
+All counters are 0 before and after a kernel: the last program resets its counter, so nothing needs clearing between
+kernels or replays of a CUDA graph. Two kernels must not run at once: use one stream per device.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _counters: dict[torch.device, list[torch.Tensor]] = {}
 
 
 def counters(device: torch.device, count: int) -> torch.Tensor:
-    """Return at least so many zeros, int32, the same ones every time."""
-    known = _counters.setdefault(device, [])
-    if not known or len(known[-1]) < count:
-        # What has been outgrown is kept: a CUDA graph may have its address. A tensor that is made in inference mode
-        # could only be written to in there.
+    """Return at least `count` zeros, int32, the same memory at every call."""
+    allocated = _counters.setdefault(device, [])
+    if not allocated or len(allocated[-1]) < count:
+        # Smaller tensors are kept: a CUDA graph may hold their address. Outside inference mode, because a tensor
+        # allocated in it is read-only outside.
         with torch.inference_mode(False):
-            known.append(torch.zeros(max(count, _FEWEST), dtype=torch.int32, device=device))
-    return known[-1]
+            allocated.append(torch.zeros(max(count, _FEWEST), dtype=torch.int32, device=device))
+    return allocated[-1]

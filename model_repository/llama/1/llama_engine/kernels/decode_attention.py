@@ -1,18 +1,16 @@
-"""Decode attention on a GPU: every row reads its own positions of the slot cache and no others, in a fixed order.
+"""Decode attention on a GPU: every row reads only its own positions of the KV cache, in a fixed order.
 
-Behind a mask, attention reads as many positions of every row as the longest one has, and how it cuts them up depends
-on all of them. Here a program belongs to one row and one key-value head (with all query heads that share it) and walks
-over that row's positions; what it reads and the order in which it adds depend on the row's own length alone, so the
-row's bytes don't depend on its neighbours. The contract is that of `reference.decode_attention`. Written in the
-Triton language, which is imported here: import this module only where a GPU is (`kernels` does), or in Triton's
-interpreter.
+Attention with a mask reads as many positions of every row as the longest row has, and its tiling depends on all rows.
+Here a program belongs to one row and one key-value head (with all query heads that share it) and iterates over that
+row's positions. What it reads and the order of its sums depend on the row's own length alone, so a row's result is the
+same bits in every batch. Specified by `reference.decode_attention`. Imports the Triton language: import this module
+only on a GPU (as `selection` does) or under the Triton interpreter.
 
-A long row is cut into spans of SPAN positions, a program each, or a single row would leave most of a GPU idle. Where
-the cuts lie is fixed; the last of the row's programs to arrive puts the spans together, first to last.
+A long row is cut into spans of SPAN positions, one program each, because a single row would leave most of a GPU idle.
+The cuts are fixed; the last program of a row to arrive combines the spans, first to last.
 
-Scores, the softmax over blocks that goes on as they come (arXiv:1805.02867), weights and sums are float32. The tensor
-cores take 16-bit numbers: query, keys and values are such, and a weight is given to them in two halves, what 16 bits
-hold of it and what they leave.
+Scores, the online softmax (arXiv:1805.02867), weights and sums are float32. The tensor cores take 16-bit operands:
+query, keys and values are 16 bits; a weight is passed as two 16-bit halves, its rounded value and the remainder.
 """
 
 from __future__ import annotations
@@ -24,32 +22,32 @@ import triton.language as tl
 from llama_engine.kernels.arrival_counters import counters
 
 SPAN = 512
-"""Positions that one program walks over."""
+"""Positions per program."""
 
 BLOCK = 64
-"""Positions that it looks at together. SPAN is a multiple."""
+"""Positions per iteration; divides SPAN."""
 
 GROUP_TILE = 16
-"""Query heads a program has, most of them padding: the tensor cores' narrowest."""
+"""Query heads per program, mostly padding: the smallest tile of the tensor cores."""
 
 
 def decode_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """Return [rows, heads, head dim] as `reference.decode_attention` does.
+    """Return [rows, heads, head dim] as specified by `reference.decode_attention`.
 
     query: [rows, heads, head dim]. keys, values: [rows, key-value heads, span, head dim], of the same strides, such as
-    views of the slot cache; of the span only the number of programs is made. lengths: [rows], on the device; one
-    greater than the span is cut to it. The head dim is a power of two from 16 to 256 and contiguous. Not for two
-    streams at once: the programs of a long row meet at counters that belong to the device.
+    views of the KV cache; the span decides only the number of programs. lengths: [rows], on the device, cut to the
+    span. The head dim is a power of two from 16 to 256 and contiguous. Not for concurrent streams: the arrival counters
+    are per device.
     """
     rows, heads, dim = query.shape
     key_value_heads, span = keys.shape[1], keys.shape[2]
     group = heads // key_value_heads
     assert dim in (16, 32, 64, 128, 256), f"head dim is {dim}; it must be a power of two from 16 to 256"
-    assert group <= GROUP_TILE, f"{group} query heads share a key-value head; at most {GROUP_TILE} may"
-    assert keys.stride() == values.stride(), "keys and values lie in memory differently"
-    assert keys.stride(3) == query.stride(2) == 1, "a head's numbers don't lie side by side"
+    assert group <= GROUP_TILE, f"{group} query heads share a key-value head; the bound is {GROUP_TILE}"
+    assert keys.stride() == values.stride(), "keys and values have different strides"
+    assert keys.stride(3) == query.stride(2) == 1, "the head dim is not contiguous"
     spans = triton.cdiv(span, SPAN)
     attended = query.new_empty(rows, heads, dim)
     if spans == 1:
@@ -67,7 +65,7 @@ def decode_attention(
     return attended
 
 
-# Not specialized on the span: another longest row must not mean another compilation in the middle of serving.
+# Not specialized on the span: a new longest row must not trigger a compilation while serving.
 @triton.jit(do_not_specialize=["span"])
 def _decode_attention(
     query, keys, values, lengths, attended, partial, arrived, scaling, span,
@@ -77,19 +75,19 @@ def _decode_attention(
 ):  # fmt: skip
     """One program: one row, one key-value head, one span.
 
-    The shapes are those of `decode_attention`. partial: for every program its sums [GROUP, DIM], its largest scores
-    [GROUP] and its total weights [GROUP]. arrived: zeros, one for every row and key-value head; left as zeros.
+    Shapes as in `decode_attention`. partial: per program, sums [GROUP, DIM], largest scores [GROUP] and total weights
+    [GROUP]. arrived: zeros, one per row and key-value head; reset to zeros.
     """
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.minimum(tl.load(lengths + row).to(tl.int32), span)
-    # A row's first program is there even for a row of no length, whose zeros somebody has to write.
+    # At least one: the first program writes the zeros of a row of length 0.
     parts = tl.maximum(tl.cdiv(length, SPAN), 1)
     if part < parts:
         member = tl.arange(0, TILE)
         dim = tl.arange(0, DIM)
         query_place = row.to(tl.int64) * query_row + (head * GROUP + member)[:, None] * query_head + dim[None, :]
         queries = tl.load(query + query_place, mask=member[:, None] < GROUP, other=0.0)
-        # A cache may have more elements than 32 bits can count.
+        # 64 bits: a cache may have more elements than 32 bits can count.
         origin = row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
 
         best = tl.full((TILE,), float("-inf"), dtype=tl.float32)
@@ -99,7 +97,8 @@ def _decode_attention(
             position = start + tl.arange(0, BLOCK)
             held = position < length
             place = origin + position.to(tl.int64)[:, None] * position_stride + dim[None, :]
-            # What isn't the row's is not even read: a score can be masked, but zero times a stale NaN is NaN.
+            # Positions of other rows are not even loaded: masking a score is not enough, as zero times a stale NaN
+            # is NaN.
             key = tl.load(keys + place, mask=held[:, None], other=0.0)
             value = tl.load(values + place, mask=held[:, None], other=0.0)
             scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scaling
@@ -130,11 +129,11 @@ def _decode_attention(
                 tl.store(mine + sums, total, mask=is_sum)
                 tl.store(mine + bests, best, mask=is_member)
                 tl.store(mine + weights, weight, mask=is_member)
-                # All threads' parts must be written before the one that counts says so.
+                # All threads must have stored their part before one of them counts the arrival.
                 tl.debug_barrier()
                 if tl.atomic_add(arrived + meeting, 1, sem="acq_rel") == parts - 1:
-                    # First to last and not in the order of arrival. Past the first-level cache, which doesn't hear of
-                    # other multiprocessors' writes.
+                    # In order of the spans, not of arrival. Bypasses the L1 cache, which is not coherent with other
+                    # multiprocessors' writes.
                     total = tl.load(tiles + sums, mask=is_sum, other=0.0, cache_modifier=".cg")
                     best = tl.load(tiles + bests, mask=is_member, other=0.0, cache_modifier=".cg")
                     weight = tl.load(tiles + weights, mask=is_member, other=0.0, cache_modifier=".cg")
@@ -149,7 +148,7 @@ def _decode_attention(
                         total = total * fade[:, None] + other_total * other_fade[:, None]
                         best = better
                     _store(attended, total, weight, row, head, member, dim, GROUP, DIM)
-                    # For the next attention, which may be the same one again in a CUDA graph.
+                    # Reset for the next kernel, which may be this one in a replayed CUDA graph.
                     tl.store(arrived + meeting, 0)
         else:
             _store(attended, total, weight, row, head, member, dim, GROUP, DIM)
@@ -157,8 +156,8 @@ def _decode_attention(
 
 @triton.jit
 def _store(attended, total, weight, row, head, member, dim, GROUP: tl.constexpr, DIM: tl.constexpr):
-    """Divide the sums [TILE, DIM] by the total weights [TILE] and write those of the group's members."""
-    # Only a row without positions weighs nothing. One that isn't finite must stay so: it is how the engine finds it.
+    """Divide the sums [TILE, DIM] by the total weights [TILE]; store the rows of the group's members."""
+    # Only a row without positions has weight 0. A non-finite row must stay non-finite: the engine detects it by that.
     total /= tl.where(weight == 0.0, 1.0, weight)[:, None]
     heads = tl.num_programs(1) * GROUP
     place = (row.to(tl.int64) * heads + head * GROUP + member)[:, None] * DIM + dim[None, :]

@@ -1,16 +1,16 @@
-"""The 8-bit product on a GPU, fused: weights are widened inside the matrix product, in registers, just before use.
+"""The 8-bit product on a GPU: weights are widened in registers inside the matrix product.
 
-Device memory is read at one byte a weight, and the widened weight never exists anywhere else. The contract is that of
-`reference.int8_product`. Written in the Triton language, which is imported here: import this module only where a
-GPU is (`kernels` does), or in Triton's interpreter.
+Device memory is read at one byte per weight, and the widened weight is never stored. Specified by
+`reference.int8_product`. Imports the Triton language: import this module only on a GPU (as `selection` does) or under
+the Triton interpreter.
 
-**Why a row's result doesn't depend on the other rows.** One output is a sum over `in`. It is added up in an order that
-the shape of the weight alone decides: the inner dimension is cut into SPLITS stretches, a stretch into blocks of INNER,
-a block into the 16-wide steps of the tensor cores; the sum of a stretch lies in one float32 accumulator, and the
-stretches are added first to last by whichever program is the last one to arrive. The number of rows decides only how
-wide the tile is across that direction (ROW_TILES) and how many tiles there are. The weight is the left operand, so that
-the rows are the narrow side of the tensor cores' instruction and not its 64-wide one: one row costs a tile of 16.
-That the instruction adds up alike whatever its width is nowhere promised; `kernels` tries it on the GPU at hand.
+**Batch invariance.** Each output is a sum over `in`, in an order that depends on the shape of the weight alone: the
+inner dimension is cut into SPLITS stretches, a stretch into blocks of INNER, a block into the 16-wide steps of the
+tensor cores. A stretch accumulates in float32; the last program to arrive adds the stretches, first to last. The number
+of rows decides only the width of the tile across that direction (ROW_TILES) and the number of tiles. The weight is the
+left operand, so that the rows are the narrow side of the tensor core instruction and not its 64-wide side: one row
+costs a tile of 16. No document promises that the instruction accumulates alike at every width; `selection` checks it on
+the GPU at hand.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ import triton.language as tl
 from llama_engine.kernels.arrival_counters import counters
 
 ROW_TILES = (16, 32, 64)
-"""Rows that a program computes together; more rows than the last one are several tiles. None of 8: for Hopper it would
-be compiled to another matrix instruction (mma instead of wgmma, by Triton 3.7), which need not add up alike."""
+"""Rows per program; more rows than the largest take several tiles. No tile of 8: on Hopper, Triton 3.7 compiles it to
+another matrix instruction (mma instead of wgmma), which may accumulate in another order."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a weight is cut. A function of its shape and of the GPU, never of the rows: the order of sums hangs on it.
+    """How a weight is tiled: a function of its shape and the GPU, never of the rows, because it fixes the order of sums.
 
-    outputs, inner: of the weight that a program widens at a time, [outputs, inner]. splits: programs that share the
-    inner dimension. stages: blocks on their way from memory at once. warps: of a program; 4 are what Hopper's matrix
-    instructions want.
+    outputs, inner: shape of the block that a program widens at a time. splits: programs that share the inner dimension.
+    stages: blocks prefetched from memory. warps: per program; Hopper's matrix instructions need 4.
     """
 
     outputs: int = 64
@@ -46,10 +45,10 @@ class Tiles:
 
 
 def tiles_for(outputs: int, inner: int, processors: int) -> Tiles:
-    """Return how to cut a weight of [outputs, inner] for a GPU of so many multiprocessors.
+    """Return the tiling of a weight of [outputs, inner] for a GPU with `processors` multiprocessors.
 
-    Reading memory at its full rate takes some programs a multiprocessor, so a weight with too few rows of tiles for
-    that is split along its inner dimension, as long as a stretch keeps a pipeline's worth of blocks.
+    Full memory bandwidth needs more than one program per multiprocessor: a weight with too few rows of tiles is split
+    along its inner dimension, as long as each stretch fills the prefetch pipeline.
     """
     tiles = Tiles()
     rows_of_tiles, blocks = triton.cdiv(outputs, tiles.outputs), triton.cdiv(inner, tiles.inner)
@@ -66,18 +65,17 @@ def int8_product(
     bias: torch.Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """Return [rows, out] as `reference.int8_product` does; any number of rows, meant for a decode step's.
+    """Return [rows, out] as specified by `reference.int8_product`; tuned for the few rows of a decode step.
 
-    activations: [rows, in], float16 or bfloat16, each row contiguous (copied if not). weight: [out, in], contiguous.
-    tiles: how to cut it; other tiles are another order of sums. Not for two streams at once: programs that share an
-    output meet at counters that belong to the device.
+    activations: [rows, in], float16 or bfloat16; copied unless each row is contiguous. weight: [out, in], contiguous.
+    tiles: the tiling, which fixes the order of sums. Not for concurrent streams: the arrival counters are per device.
     """
     rows, inner = activations.shape
     outputs = weight.shape[0]
-    assert weight.shape[1] == inner, f"{inner} activations a row for a weight of {weight.shape[1]}"
+    assert weight.shape[1] == inner, f"{inner} activations per row, but the weight has {weight.shape[1]} columns"
     assert weight.dtype == torch.int8, f"the weight is {weight.dtype}"
-    assert weight.is_contiguous(), "the weight's rows don't lie side by side"
-    assert activations.dtype in (torch.float16, torch.bfloat16), "the tensor cores' products want 16 bits"
+    assert weight.is_contiguous(), "the weight is not contiguous"
+    assert activations.dtype in (torch.float16, torch.bfloat16), f"the activations are {activations.dtype}; they must have 16 bits"
     if activations.stride(1) != 1:
         activations = activations.contiguous()
     device = activations.device
@@ -99,7 +97,7 @@ def int8_product(
     return product
 
 
-# Not specialized on the rows: a batch of another size must not mean another compilation in the middle of serving.
+# Not specialized on the rows: a new batch size must not trigger a compilation while serving.
 @triton.jit(do_not_specialize=["rows"])
 def _int8_product(
     activations, weight, scales, bias, product, partial, arrived,
@@ -109,14 +107,14 @@ def _int8_product(
 ):  # fmt: skip
     """One program: OUTPUTS outputs of ROWS rows over one stretch of the inner dimension.
 
-    activations: [rows, inner], rows `stride` apart. weight: [outputs, inner]. product: [rows, outputs]. partial: a
-    [OUTPUTS, ROWS] tile for every program. arrived: zeros, one for every tile of the product; left as zeros.
+    activations: [rows, inner], rows `stride` apart. weight: [outputs, inner]. product: [rows, outputs]. partial: one
+    [OUTPUTS, ROWS] tile per program. arrived: zeros, one per tile of the product; reset to zeros.
     """
     tile, split, row_tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = row_tile * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, INNER)
-    # What a tile has too much of is the last output once more, computed and not stored: no mask on the weight.
+    # Outputs beyond the last repeat it, computed but not stored: the weight needs no mask.
     known_output = tl.minimum(output, outputs - 1)
     weights = weight + known_output.to(tl.int64)[:, None] * inner + column[None, :]
     inputs = activations + row.to(tl.int64)[:, None] * stride + column[None, :]
@@ -142,16 +140,16 @@ def _int8_product(
         meeting = row_tile * tl.num_programs(0) + tile
         tiles = partial + meeting.to(tl.int64) * SPLITS * OUTPUTS * ROWS
         tl.store(tiles + split * OUTPUTS * ROWS + place, total)
-        # All threads' parts must be written before the one that counts says so.
+        # All threads must have stored their part before one of them counts the arrival.
         tl.debug_barrier()
         if tl.atomic_add(arrived + meeting, 1, sem="acq_rel") == SPLITS - 1:
-            # First to last and not in the order of arrival, its own part too. Past the first-level cache, which
-            # doesn't hear of other multiprocessors' writes.
+            # In order of the stretches, not of arrival. Bypasses the L1 cache, which is not coherent with other
+            # multiprocessors' writes.
             total = tl.load(tiles + place, cache_modifier=".cg")
             for other in range(1, SPLITS):
                 total += tl.load(tiles + other * OUTPUTS * ROWS + place, cache_modifier=".cg")
             _store(total, scales, bias, product, output, known_output, row, rows, outputs, BIAS)
-            # For the next product, which may be the same one again in a CUDA graph.
+            # Reset for the next kernel, which may be this one in a replayed CUDA graph.
             tl.store(arrived + meeting, 0)
 
 
@@ -159,8 +157,8 @@ def _int8_product(
 def _widened(narrow, dtype: tl.constexpr):
     """Return 8-bit integers as floats, exactly.
 
-    For float16 by its bits: with the exponent of 1024 the low bits of a float16 count ones. That is half as many
-    instructions as a conversion, two numbers at a time, and multiprocessors convert at a fraction of their rate.
+    For float16 through its bits: with the exponent of 1024, the low bits of a float16 count ones. This takes half the
+    instructions of a conversion, two numbers at a time; conversions run at a fraction of the arithmetic rate.
     """
     if dtype == tl.float16:
         bits = (narrow.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
@@ -172,7 +170,7 @@ def _widened(narrow, dtype: tl.constexpr):
 
 @triton.jit
 def _store(total, scales, bias, product, output, known_output, row, rows, outputs, BIAS: tl.constexpr):
-    """Scale a finished [OUTPUTS, ROWS] tile and write it."""
+    """Scale a finished [OUTPUTS, ROWS] tile and store it."""
     total *= tl.load(scales + known_output)[:, None]
     if BIAS:
         total += tl.load(bias + known_output).to(tl.float32)[:, None]
@@ -183,6 +181,6 @@ def _store(total, scales, bias, product, output, known_output, row, rows, output
 @cache
 def _processors(device: torch.device) -> int:
     if device.type != "cuda":
-        # The interpreter runs one program after the other; so many as make it take the way of a GPU.
+        # Enough for the interpreter to split weights as a GPU does.
         return 2
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

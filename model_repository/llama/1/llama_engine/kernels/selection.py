@@ -1,13 +1,12 @@
-"""Which form of the decode step's products is used: the fused one on a GPU that can, else the stock one.
+"""Selects the kernels of a decode step when the model loads: fused ones on a GPU that runs them correctly, else stock.
 
-Chosen once, when the model loads, by trying: the fused form is compiled, run on a small problem and held against the
-plain one. What goes wrong there (no GPU, no Triton language, one that can't compile for this GPU, a wrong result) costs
-one line in the log and nothing else; only what breaks the GPU's context, an address that isn't there, ends the process.
-Knows no layers and no engine.
+Each fused kernel is compiled, run on a small problem and compared with its reference. If that fails (no GPU, no Triton
+language, a compiler error, a wrong result), the stock kernel is used and one warning is logged. Only an error that
+destroys the CUDA context, such as an illegal address, ends the process.
 
-The Triton language is the package `triton`, which comes along with PyTorch's CUDA builds and not with its CPU builds;
-it has nothing to do with Triton the server. Only `int8_kernel` and `attention_kernel` import it, and only this module
-imports those, inside a function.
+The Triton language is the package `triton`, a part of PyTorch's CUDA builds but not of its CPU builds; it has nothing
+to do with Triton the server. Only `int8_product` and `decode_attention` import it, and only the functions below import
+those.
 """
 
 from __future__ import annotations
@@ -31,19 +30,18 @@ DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 Shapes = Collection[tuple[int, int]]
 
 TOLERANCE = 2e-2
-"""How far a fused result may lie from the plain one, in parts of the plain one's largest value: some roundings of
-bfloat16. What is wrong is wrong by much more."""
+"""Largest error of a fused kernel, relative to the reference's largest value: a few roundings of bfloat16."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The chosen forms; the contracts are `reference`'. None of them is what there is without: the stock one.
+    """The selected kernels, specified in `reference`. None selects the stock kernel.
 
-    few_rows: the 8-bit product of a decode step; None leaves 8-bit layers to bitsandbytes.
-    many_rows: the product of a prefill, which has enough rows to pay for widening the whole weight.
-    attention: of a decode step; None leaves it to the model, behind a mask.
+    few_rows: the 8-bit product of a decode step; stock is bitsandbytes'.
+    many_rows: the 8-bit product of a prefill, whose rows are enough to amortize widening the whole weight.
+    attention: of a decode step; stock is the model's own, with a mask.
     """
 
     few_rows: Int8Product | None = None
@@ -51,8 +49,8 @@ class Kernels:
     attention: DecodeAttention | None = None
 
     def describe(self) -> str:
-        """Return in a few words what isn't stock."""
-        fused = [name for name, form in (("8-bit product", self.few_rows), ("attention", self.attention)) if form]
+        """Name the fused kernels, for the log."""
+        fused = [name for name, kernel in (("8-bit product", self.few_rows), ("attention", self.attention)) if kernel]
         return f"fused {' and '.join(fused)}" if fused else "stock kernels"
 
 
@@ -60,46 +58,43 @@ STOCK = Kernels()
 
 
 def choose_kernels(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, weights: Shapes) -> Kernels:
-    """Return the kernels for a model on this device, with one log line for each that can't be the fused one.
+    """Return the kernels for a model on this device; log a warning for each fused kernel that fails.
 
-    dtype: of activations and cache. head_dim, group: of the attention; query heads that share a key-value head.
-    weights: (out, in) of the model's 8-bit layers that take these products, each shape once.
+    dtype: of activations and KV cache. head_dim: of the attention. group: query heads per key-value head.
+    weights: (out, in) of the model's 8-bit layers, each shape once.
     """
-    return _tried(device, dtype, head_dim, group, weights) if device.type == "cuda" else STOCK
+    return _verified_kernels(device, dtype, head_dim, group, weights) if device.type == "cuda" else STOCK
 
 
-def _tried(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, weights: Shapes) -> Kernels:
+def _verified_kernels(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, weights: Shapes) -> Kernels:
     chosen = STOCK
     try:
         if weights:
-            chosen = replace(chosen, few_rows=_tried_int8_product(device, dtype, weights))
-    except Exception as error:  # noqa: BLE001 - a compiler can fail in any way, and the stock form always works
-        _log_stock("8-bit product", error)
+            chosen = replace(chosen, few_rows=_verified_int8_product(device, dtype, weights))
+    except Exception as error:  # noqa: BLE001 - a compiler can raise anything, and the stock kernel always works
+        _log_fallback("8-bit product", error)
     try:
-        chosen = replace(chosen, attention=_tried_decode_attention(device, dtype, head_dim, group))
+        chosen = replace(chosen, attention=_verified_decode_attention(device, dtype, head_dim, group))
     except Exception as error:  # noqa: BLE001 - as above
-        _log_stock("decode attention", error)
+        _log_fallback("decode attention", error)
     return chosen
 
 
-def _log_stock(what: str, error: Exception) -> None:
-    _log.warning("the fused %s can't be used, the stock one is: %s", what, one_line(error))
+def _log_fallback(kernel: str, error: Exception) -> None:
+    _log.warning("the fused %s can't be used, falling back to stock: %s", kernel, one_line(error))
 
 
-def _refuse(device: torch.device) -> None:
-    """Raise RuntimeError where a kernel would compile or run, but to no good."""
+def _check_support(device: torch.device) -> None:
+    """Raise RuntimeError where the kernels would compile but be useless."""
     if torch.cuda.get_device_capability(device) < (8, 0):
-        raise RuntimeError("this GPU is older than Ampere, whose matrix instructions it is made for")
+        raise RuntimeError("this GPU is older than Ampere and lacks the matrix instructions that the kernels use")
     if os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on"):
-        raise RuntimeError("TRITON_INTERPRET is set, which would run kernels on the CPU, one program after the other")
+        raise RuntimeError("TRITON_INTERPRET is set, which interprets kernels on the CPU")
 
 
-def _tried_int8_product(device: torch.device, dtype: torch.dtype, weights: Shapes) -> Int8Product:
-    """Return the fused product, once it has been right for every shape and every number of rows that a program is for.
-
-    How a weight is cut depends on its shape, so that each is a program of its own too.
-    """
-    _refuse(device)
+def _verified_int8_product(device: torch.device, dtype: torch.dtype, weights: Shapes) -> Int8Product:
+    """Return the fused product after checking every weight shape with every row tile: each is a program of its own."""
+    _check_support(device)
     from llama_engine.kernels.int8_product import ROW_TILES, int8_product
 
     generator = torch.Generator(device).manual_seed(0)
@@ -107,18 +102,18 @@ def _tried_int8_product(device: torch.device, dtype: torch.dtype, weights: Shape
         activations = torch.randn(ROW_TILES[-1], inner, device=device, generator=generator).to(dtype)
         weight = torch.randint(-127, 128, (outputs, inner), device=device, generator=generator, dtype=torch.int8)
         scales = torch.rand(outputs, device=device, generator=generator) / 127
-        everything = int8_product(activations, weight, scales, None)
-        _compare(everything, reference.int8_product(activations, weight, scales, None))
+        full_batch = int8_product(activations, weight, scales, None)
+        _compare(full_batch, reference.int8_product(activations, weight, scales, None))
         for rows in ROW_TILES:
-            # The promise that a row's result doesn't depend on its neighbours rests on this.
-            if not torch.equal(int8_product(activations[:rows], weight, scales, None), everything[:rows]):
+            # Batch invariance (a row's result is the same bits in every batch) rests on this.
+            if not torch.equal(int8_product(activations[:rows], weight, scales, None), full_batch[:rows]):
                 raise RuntimeError(f"on this GPU a row's result among {rows} differs from that among {ROW_TILES[-1]}")
     return int8_product
 
 
-def _tried_decode_attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> DecodeAttention:
-    """Return the fused attention, once it has been right for rows of very different lengths."""
-    _refuse(device)
+def _verified_decode_attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> DecodeAttention:
+    """Return the fused attention after checking it on rows of very different lengths."""
+    _check_support(device)
     from llama_engine.kernels.decode_attention import SPAN, decode_attention
 
     lengths = torch.tensor([1, SPAN + 3, 0, 2 * SPAN], device=device)
@@ -129,7 +124,7 @@ def _tried_decode_attention(device: torch.device, dtype: torch.dtype, head_dim: 
     _compare(together, reference.decode_attention(query, keys, values, lengths, head_dim**-0.5))
     for row in range(len(lengths)):
         one = slice(row, row + 1)
-        # With no more of a span than the row needs, which for a short one is another program.
+        # The shortest span that holds the row: for short rows this is a different program.
         span = max(int(lengths[row]), 1)
         alone = decode_attention(query[one], keys[one, :, :span], values[one, :, :span], lengths[one], head_dim**-0.5)
         if not torch.equal(alone, together[one]):
@@ -139,5 +134,6 @@ def _tried_decode_attention(device: torch.device, dtype: torch.dtype, head_dim: 
 
 def _compare(result: torch.Tensor, expected: torch.Tensor) -> None:
     error = (result.double() - expected.double()).abs().max().item() / expected.double().abs().max().item()
+    # Not `error > TOLERANCE`: a NaN fails too.
     if not error <= TOLERANCE:
         raise RuntimeError(f"its result is wrong by {error:.1%} of the largest value")

@@ -93,9 +93,9 @@ def test_a_name_on_the_hub_is_looked_for_on_disk() -> None:
         (lambda path: _cut(path, 0), "it has 0 bytes and no whole header"),
         (lambda path: path.write_bytes(b"PK\x03\x04" * 99), "it has 396 bytes and no whole header"),
         (lambda path: path.write_bytes(b"\x02" + bytes(7) + b"{"), "it has 9 bytes and no whole header"),
-        (lambda path: path.write_bytes(b"\x02" + bytes(7) + b"[]"), "its header is no safetensors"),
-        (lambda path: path.write_bytes(b"\x08" + bytes(7) + b'{"a": 1}'), "its header is no safetensors"),
-        (lambda path: path.write_bytes(b"\x02" + bytes(7) + b"{["), "its header is no safetensors"),
+        (lambda path: path.write_bytes(b"\x02" + bytes(7) + b"[]"), "its header is not valid safetensors"),
+        (lambda path: path.write_bytes(b"\x08" + bytes(7) + b'{"a": 1}'), "its header is not valid safetensors"),
+        (lambda path: path.write_bytes(b"\x02" + bytes(7) + b"{["), "its header is not valid safetensors"),
         (_turn_into_a_folder, "Is a directory"),
     ],
     ids=[
@@ -140,10 +140,10 @@ def test_an_index_that_names_no_files_is_passed_over(in_two_files: Path, content
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (_write('{"cut": '), "it is no JSON: "),
-        (_write(""), "it is no JSON: "),
-        (_write("[]"), "it is no JSON object"),
-        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "it is no JSON: "),
+        (_write('{"cut": '), "it is not valid JSON: "),
+        (_write(""), "it is not valid JSON: "),
+        (_write("[]"), "it is not a JSON object"),
+        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "it is not valid JSON: "),
         (_turn_into_a_folder, "Is a directory"),
     ],
     ids=["cut", "empty", "list", "bytes", "dir"],

@@ -36,8 +36,8 @@ def usable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
         product, attention = int8_product or reference.int8_product, decode_attention or _by_itself
         monkeypatch.setitem(sys.modules, INT8, _stand_in(INT8, ROW_TILES=(16, 64), int8_product=product))
         monkeypatch.setitem(sys.modules, ATTENTION, _stand_in(ATTENTION, SPAN=32, decode_attention=attention))
-        monkeypatch.setattr(kernels, "_refuse", lambda device: None)
-        return kernels._tried(torch.device("cpu"), torch.float16, 16, 2, weights)
+        monkeypatch.setattr(kernels, "_check_support", lambda device: None)
+        return kernels._verified_kernels(torch.device("cpu"), torch.float16, 16, 2, weights)
 
     return choose
 
@@ -78,14 +78,14 @@ def test_a_gpu_that_pytorch_cannot_see_fails_the_load(caplog: pytest.LogCaptureF
 def test_a_missing_language_fails_the_load_or_goes_unsaid(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kernels, "_refuse", lambda device: None)
+    monkeypatch.setattr(kernels, "_check_support", lambda device: None)
     monkeypatch.setitem(sys.modules, "triton", None)
     for module in (INT8, ATTENTION):
         monkeypatch.delitem(sys.modules, module, raising=False)
     assert choose_kernels(GPU, torch.float16, 128, 1, SHAPES) == STOCK
     product, attention = _lines(caplog)
-    assert "the fused 8-bit product can't be used, the stock one is: ModuleNotFoundError: " in product
-    assert "the fused decode attention can't be used, the stock one is: ModuleNotFoundError: " in attention
+    assert "the fused 8-bit product can't be used, falling back to stock: ModuleNotFoundError: " in product
+    assert "the fused decode attention can't be used, falling back to stock: ModuleNotFoundError: " in attention
     assert "\n" not in product + attention
 
 
@@ -148,7 +148,7 @@ def test_a_product_that_fails_is_used_or_takes_the_attention_with_it(
     product: object, reason: str, usable: Callable[..., Kernels], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert usable(int8_product=product) == Kernels(attention=_by_itself)
-    assert _lines(caplog) == [f"the fused 8-bit product can't be used, the stock one is: {reason}"]
+    assert _lines(caplog) == [f"the fused 8-bit product can't be used, falling back to stock: {reason}"]
 
 
 def _of_all_positions(
@@ -169,7 +169,7 @@ def test_an_attention_that_fails_is_used_or_takes_the_product_with_it(
     attention: object, reason: str, usable: Callable[..., Kernels], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert usable(decode_attention=attention) == Kernels(few_rows=reference.int8_product)
-    assert _lines(caplog) == [f"the fused decode attention can't be used, the stock one is: {reason}"]
+    assert _lines(caplog) == [f"the fused decode attention can't be used, falling back to stock: {reason}"]
 
 
 def test_kernels_are_used_on_a_gpu_while_the_interpreter_is_on(

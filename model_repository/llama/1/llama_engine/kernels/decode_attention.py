@@ -97,8 +97,8 @@ def _decode_attention(
             position = start + tl.arange(0, BLOCK)
             held = position < length
             place = origin + position.to(tl.int64)[:, None] * position_stride + dim[None, :]
-            # Positions of other rows are not even loaded: masking a score is not enough, as zero times a stale NaN
-            # is NaN.
+            # Positions from the length on are not even loaded: masking scores is not enough, as zero times a stale
+            # NaN is NaN.
             key = tl.load(keys + place, mask=held[:, None], other=0.0)
             value = tl.load(values + place, mask=held[:, None], other=0.0)
             scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scaling

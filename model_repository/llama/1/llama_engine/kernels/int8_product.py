@@ -31,7 +31,7 @@ another matrix instruction (mma instead of wgmma), which may accumulate in anoth
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a weight is tiled: a function of its shape and the GPU, never of the rows, because it fixes the order of sums.
+    """The tiling of a weight: depends on its shape and the GPU, never on the rows, because it fixes the order of sums.
 
     outputs, inner: shape of the block that a program widens at a time. splits: programs that share the inner dimension.
     stages: blocks prefetched from memory. warps: per program; Hopper's matrix instructions need 4.
@@ -75,7 +75,9 @@ def int8_product(
     assert weight.shape[1] == inner, f"{inner} activations per row, but the weight has {weight.shape[1]} columns"
     assert weight.dtype == torch.int8, f"the weight is {weight.dtype}"
     assert weight.is_contiguous(), "the weight is not contiguous"
-    assert activations.dtype in (torch.float16, torch.bfloat16), f"the activations are {activations.dtype}; they must have 16 bits"
+    assert activations.dtype in (torch.float16, torch.bfloat16), (
+        f"the activations are {activations.dtype}; they must have 16 bits"
+    )
     if activations.stride(1) != 1:
         activations = activations.contiguous()
     device = activations.device

@@ -1,8 +1,7 @@
-"""Whether the files of a checkpoint's folder can be read and are whole, before a library that won't name them tries.
+"""Checks that a checkpoint's files are readable and complete, because transformers' errors do not name the file.
 
-A copy that was cut short is the usual case: of a checkpoint in thirty files, the operator wants to know which one.
-Reads the headers of the weights, not the weights. The format is safetensors': eight bytes with the header's length,
-the header in JSON with each tensor's end, the tensors. Standard library only; knows nothing about models.
+The usual case is a truncated copy: one of thirty files. Reads the headers of the weight files only. The safetensors
+format: eight bytes with the header's length, the header in JSON with each tensor's end offset, the tensors.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _LONGEST_HEADER = 100_000_000
 
 
 def check_files(folder: Path) -> None:
-    """Look at each file of the folder that will be loaded, if it is there. What has to be there is for others to say.
+    """Check each existing file that will be loaded; missing files are detected by the loader.
 
-    Raises CheckpointError that names the first one that can't be read or isn't whole.
+    Raises CheckpointError naming the first file that is unreadable or incomplete.
     """
     for name in _JSON:
         if (folder / name).exists():
@@ -36,7 +35,7 @@ def check_files(folder: Path) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold the weights: one, or as many as the index names."""
+    """Return the weight files: one, or those that the index lists."""
     if (folder / _WEIGHTS).exists():
         return [folder / _WEIGHTS]
     index = folder / _INDEX
@@ -55,9 +54,9 @@ def _object(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise _error(path, str(error.strerror)) from error
     except (ValueError, RecursionError) as error:
-        raise _error(path, f"it is no JSON: {error}") from error
+        raise _error(path, f"it is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise _error(path, "it is no JSON object")
+        raise _error(path, "it is not a JSON object")
     return content
 
 
@@ -67,14 +66,14 @@ def _check_weights(path: Path) -> None:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if size < _LENGTH_BYTES or not 0 < length <= min(size - _LENGTH_BYTES, _LONGEST_HEADER):
-                raise _error(path, f"it has {size} bytes and no whole header: it was cut short, or is no safetensors")
+                raise _error(path, f"it has {size} bytes and no whole header: truncated, or not safetensors")
             header = json.loads(file.read(length))
         tensors = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
         whole = _LENGTH_BYTES + length + max(tensors, default=0)
     except OSError as error:
         raise _error(path, str(error.strerror)) from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise _error(path, f"its header is no safetensors: {error!r}") from error
+        raise _error(path, f"its header is not valid safetensors: {error!r}") from error
     if size != whole:
         raise _error(path, f"it has {size} bytes; its header says {whole}")
 

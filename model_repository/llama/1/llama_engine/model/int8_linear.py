@@ -1,13 +1,10 @@
-"""A linear layer over bitsandbytes' 8-bit weights that leaves the activations as they are.
+"""A linear layer over bitsandbytes' 8-bit weights that does not round the activations.
 
-bitsandbytes multiplies 8-bit weights with activations that it rounds to 8 bits for that (LLM.int8(), at every outlier
-threshold). On a GPU that reaches the integer units; on a CPU it converts both back to floats, the whole matrix anew at
-every call, and is slower than the float matrix it replaces. Here the weight is widened just before it is multiplied,
-and the result is that of the weights alone, with nothing rounded but them. On a GPU that is the chosen kernels'
-business; on a CPU the weight is widened block by block, into a scratch that stays in the processor's cache: memory is
-read at one byte a weight.
-
-Knows one matrix; which layers become such ones is the checkpoint's business.
+bitsandbytes rounds activations to 8 bits for its 8-bit product (LLM.int8(), at every outlier threshold). On a GPU this
+uses the integer units; on a CPU it converts both operands back to floats, the whole matrix at every call, and is slower
+than the float matrix it replaces. Int8Linear widens the weight just before the product instead. On a GPU the selected
+kernels do that; on a CPU the weight is widened block by block into a buffer that stays in the processor's cache, so
+memory is read at one byte per weight.
 """
 
 from __future__ import annotations
@@ -20,19 +17,19 @@ from llama_engine.kernels.selection import Int8Product, Kernels
 from llama_engine.libraries import Linear8bitLt
 
 BLOCK = 1 << 20
-"""Weights widened at a time. 4 MiB in float32: smaller blocks cost calls, larger ones leave the cache (perf/LOG.md)."""
+"""Weights per block, 4 MiB in float32: smaller blocks cost calls, larger ones fall out of the cache (perf/LOG.md)."""
 
-FEW = 64
-"""Up to so many rows the product for few rows is taken, whatever the pass."""
+FEW_ROWS = 64
+"""Rows up to which a prefill uses the product for few rows, too."""
 
 
 class Int8Linear(Linear8bitLt):
-    """y = x Wᵀ + b with W = weight · scales / 127, added up in float32. Not thread-safe: layers share a scratch.
+    """y = x Wᵀ + b with W = weight · scales / 127, accumulated in float32. Not thread-safe: layers share a buffer.
 
-    It is the layer that bitsandbytes made, weight and all, and is saved like it; only the product is another.
+    Takes over weight and state of a bitsandbytes layer and is saved like it; only the product differs.
     """
 
-    def __init__(self, layer: Linear8bitLt, few: Int8Product, many: Int8Product) -> None:
+    def __init__(self, layer: Linear8bitLt, few_rows: Int8Product, many_rows: Int8Product) -> None:
         super().__init__(
             layer.in_features,
             layer.out_features,
@@ -44,54 +41,61 @@ class Int8Linear(Linear8bitLt):
         # weight: [out, in], int8; its SCB: [out], float32, the largest absolute value of each row.
         self.weight, self.bias, self.state = layer.weight, layer.bias, layer.state
         scales = getattr(layer.weight, "SCB", None)
-        assert isinstance(scales, torch.Tensor), "a weight that isn't quantized yet"
+        assert isinstance(scales, torch.Tensor), "the weight is not quantized yet"
         self._scales = scales.float() / 127.0
-        self._few, self._many = few, many
+        self._few_rows, self._many_rows = few_rows, many_rows
 
     def forward(self, activations: torch.Tensor) -> torch.Tensor:
         """Return [..., out] of [..., in], in the dtype of the activations."""
         rows = activations.reshape(-1, self.in_features)
-        # A decode step, one token a row, keeps to one product however many rows it has: changing it with their number
-        # would change their results.
-        few = rows.shape[0] <= FEW or activations.shape[-2] == 1
-        product = (self._few if few else self._many)(rows, self.weight, self._scales, self.bias)
+        # A decode step (one token per row) uses the same product for any number of rows: a switch would change results.
+        few = rows.shape[0] <= FEW_ROWS or activations.shape[-2] == 1
+        product = (self._few_rows if few else self._many_rows)(rows, self.weight, self._scales, self.bias)
         return product.view(*activations.shape[:-1], self.out_features)
 
 
-class Blockwise:
-    """The products on a CPU, in float32; one for all layers of a model, because they share its scratch.
+class BlockwiseProduct:
+    """The products on a CPU, in float32; one instance for all layers of a model, which share its buffer.
 
-    What is on the left decides how a matrix library shares the work out among threads. With few rows that should be
-    the weight, whose rows the threads have just widened and still have in their caches: two to three times as quick as
-    the other way round at 2 to 64 rows, and slower from some hundreds on (perf/LOG.md).
+    The left operand decides how the matrix library distributes work over threads. With few rows it should be the
+    weight, whose rows the threads have just widened and still have in their caches: two to three times as fast as the
+    other order at 2 to 64 rows, and slower from some hundreds on (perf/LOG.md).
     """
 
     def __init__(self) -> None:
-        self._scratch = Scratch()
+        self._buffer = torch.empty(0)
 
-    def few(
+    def few_rows(
         self, activations: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return [rows, out] as `reference.int8_product` does; quick for a decode step's rows."""
+        """Return [rows, out] as specified by `reference.int8_product`; fast for a decode step."""
         rows = activations.float().t()
         product = rows.new_empty(len(weight), rows.shape[1])
         for first, block in _blocks(weight):
-            torch.mm(self._scratch.widen(block), rows, out=product[first : first + len(block)])
+            torch.mm(self._widen(block), rows, out=product[first : first + len(block)])
         return _finished(product.t(), scales, bias, activations.dtype)
 
-    def many(
+    def many_rows(
         self, activations: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the same; quick for a prompt's."""
+        """Return the same; fast for a prefill."""
         rows = activations.float()
         product = rows.new_empty(rows.shape[0], len(weight))
         for first, block in _blocks(weight):
-            torch.mm(rows, self._scratch.widen(block).t(), out=product[:, first : first + len(block)])
+            torch.mm(rows, self._widen(block).t(), out=product[:, first : first + len(block)])
         return _finished(product, scales, bias, activations.dtype)
+
+    def _widen(self, block: torch.Tensor) -> torch.Tensor:
+        """Return a block [rows, in] in float32; valid until the next call."""
+        if block.numel() > len(self._buffer):
+            # Outside inference mode, because a tensor allocated in it is read-only outside.
+            with torch.inference_mode(False):
+                self._buffer = torch.empty(block.numel())
+        return self._buffer[: block.numel()].view(block.shape).copy_(block)
 
 
 def _blocks(weight: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the rows of a weight block by block, and the number of each block's first."""
+    """Yield the first row and the rows of each block of a weight."""
     height = max(1, BLOCK // weight.shape[1])
     for first in range(0, len(weight), height):
         yield first, weight[first : first + height]
@@ -100,38 +104,22 @@ def _blocks(weight: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
 def _finished(
     product: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Scale a product [rows, out] in place, and return it row by row in memory."""
+    """Scale a product [rows, out] in place, add the bias, and return it contiguous in `dtype`."""
     product *= scales
     if bias is not None:
         product += bias
     return product.to(dtype).contiguous()
 
 
-class Scratch:
-    """The block that is being multiplied, widened; one for all layers of a model."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0)
-
-    def widen(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return [rows, in] in float32; valid until the next call."""
-        if weight.numel() > len(self._memory):
-            # A tensor that is made in inference mode could only be written to in there.
-            with torch.inference_mode(False):
-                self._memory = torch.empty(weight.numel())
-        widened = self._memory[: weight.numel()].view(weight.shape)
-        return widened.copy_(weight)
-
-
 def replace_int8_layers(model: torch.nn.Module, kernels: Kernels | None = None) -> None:
-    """Put an Int8Linear in the place of every Linear8bitLt of a model; the weights are shared, not copied.
+    """Replace every Linear8bitLt of a model by an Int8Linear; the weights are shared, not copied.
 
-    kernels: whose products the layers take, which are there; None is what is best on a CPU.
+    kernels: whose products the layers use, with `few_rows` set; None is the CPU's blockwise products.
     """
-    blockwise = Blockwise()
-    few, many = (blockwise.few, blockwise.many) if kernels is None else (kernels.few_rows, kernels.many_rows)
-    assert few is not None, "there is no product to take"
+    products = BlockwiseProduct() if kernels is None else kernels
+    few_rows, many_rows = products.few_rows, products.many_rows
+    assert few_rows is not None, "the kernels have no 8-bit product"
     for parent in [*model.modules()]:
         for name, layer in parent.named_children():
             if isinstance(layer, Linear8bitLt):
-                setattr(parent, name, Int8Linear(layer, few, many))
+                setattr(parent, name, Int8Linear(layer, few_rows, many_rows))

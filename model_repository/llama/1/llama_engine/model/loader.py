@@ -1,7 +1,6 @@
-"""Loading a checkpoint: model, tokenizer and generation config, in the precision and on the device asked for.
+"""Loads a checkpoint: model, tokenizer and generation config, in the precision and on the device of the settings.
 
-Loads safetensors only and never runs code from a checkpoint. One that was prepared (`manifest`) is held against its
-manifest first; apart from that it is a checkpoint saved in 8 bits.
+Loads safetensors only and never runs code from a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from llama_engine.kernels.selection import STOCK, Kernels, choose_kernels
 from llama_engine.libraries import Int8Params, Linear8bitLt
 from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.int8_linear import replace_int8_layers
-from llama_engine.model.manifest import Manifest, checked
+from llama_engine.model.manifest import Manifest, verified_manifest
 from llama_engine.model.model_info import ModelInfo, read_model_info
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
@@ -37,15 +36,15 @@ EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 """The embedded checkpoint, beside the model repository."""
 
 LONGEST_DEFAULT = 4096
-"""Cap of max_model_len where it isn't set: a 128k-token checkpoint would otherwise ask for a cache nobody meant."""
+"""Cap of the default max_model_len: a 128k-token checkpoint would otherwise need a huge cache by accident."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint. name: where it came from. max_model_len: tokens of prompt + completion it will serve.
+    """A loaded checkpoint.
 
-    prepared: the manifest of one that was quantized before; None for any other. kernels: what its decode steps are
-    computed with.
+    name: path or hub id. max_model_len: tokens of prompt + completion. prepared: the manifest of a prepared checkpoint,
+    else None. kernels: of its decode steps.
     """
 
     name: str
@@ -64,82 +63,88 @@ class Checkpoint:
 
 
 def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> Checkpoint:
-    """Load what the settings name onto the device. Raises CheckpointError with the reason.
+    """Load the settings' checkpoint onto the device. Raises CheckpointError with the reason.
 
-    show_progress: leaves transformers' progress bars on, for a person at a terminal.
+    show_progress: keep transformers' progress bars, for a terminal.
     """
     name = _resolve(settings.model)
-    prepared = checked(Path(name), settings.revision)
+    manifest = verified_manifest(Path(name), settings.revision)
     check_files(Path(name))
     if device.type == "cuda":
-        # Or every instance would open a context on the first GPU, in nobody's plan.
+        # Otherwise every instance creates a context on the first GPU, which no memory plan counts.
         torch.cuda.set_device(device)
-    # A bar that redraws itself is noise in a server's log, and what the report of missing weights advises (training!)
-    # is not for a server's operator: they are refused below.
+    # Progress bars are noise in a server's log, and transformers' report of missing weights advises training: missing
+    # weights are refused below.
     set_verbosity_error()
     if not show_progress:
         disable_progress_bar()
     try:
-        dtype = _dtype(settings.dtype, device)
-        config = AutoConfig.from_pretrained(name, revision=settings.revision)
-        if not isinstance(config, LlamaConfig):
-            raise CheckpointError(f"{name} is a {config.model_type!r} checkpoint; this engine serves 'llama'")
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
-        quantization = _quantization(settings, config, name, dtype)
-        loaded = AutoModelForCausalLM.from_pretrained(
-            name,
-            output_loading_info=True,
-            revision=settings.revision,
-            dtype=dtype,
-            device_map={"": device},
-            use_safetensors=True,
-            # They are refused below, by name; otherwise an error sends the reader to a report that isn't shown.
-            ignore_mismatched_sizes=True,
-            # Given as None, it would make transformers forget that a checkpoint is quantized and serve its raw bytes.
-            **({} if quantization is None else {"quantization_config": quantization}),
-        )
-        model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
-        vocabulary = Vocabulary.from_tokenizer(tokenizer, config.vocab_size)
-        if (Path(name) / "generation_config.json").exists():
-            # Once more, because the model passes over one that can't be read, and its defaults with it.
-            GenerationConfig.from_pretrained(name)
+        model, tokenizer = _load_files(name, settings, device)
     except CheckpointError:
         raise
     except Exception as error:
-        # Many libraries have a say here, each with errors of its own; whichever it is, the checkpoint can't be served.
+        # transformers, tokenizers, safetensors, bitsandbytes and accelerate raise errors of their own.
         raise CheckpointError(f"can't load {name}: {one_line(error)}") from error
-    # transformers would serve what it didn't find as random numbers.
-    if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
-        raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
-    _take_in(model, dtype, quantized_now=quantization is not None)
     if settings.int8_threshold is not None:
-        # The 8-bit weights don't depend on the threshold, so one can be set for a checkpoint saved under another.
+        # 8-bit weights do not depend on the threshold: it may differ from the one a checkpoint was saved with.
         for module in model.modules():
             if isinstance(module, Linear8bitLt):
                 module.state.threshold = settings.int8_threshold
     kernels = install_kernels(model, settings.kernels)
-    # In training mode bitsandbytes would dequantize the weights at every call.
+    # In training mode bitsandbytes dequantizes the weights at every call.
     model.requires_grad_(False).train(False)
-    longest = config.max_position_embeddings
-    max_model_len = settings.max_model_len or min(longest, LONGEST_DEFAULT)
-    if max_model_len > longest:
-        raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {longest} positions")
+    positions = model.config.max_position_embeddings
+    max_model_len = settings.max_model_len or min(positions, LONGEST_DEFAULT)
+    if max_model_len > positions:
+        raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
     return Checkpoint(
         name=name,
         model=model,
-        tokenizer=Tokenizer(tokenizer, vocabulary),
+        tokenizer=tokenizer,
         generation_config=model.generation_config,
         max_model_len=max_model_len,
         info=read_model_info(model),
-        prepared=prepared,
+        prepared=manifest,
         kernels=kernels,
     )
 
 
+def _load_files(name: str, settings: Settings, device: torch.device) -> tuple[LlamaForCausalLM, Tokenizer]:
+    """Load model and tokenizer through transformers. Raises CheckpointError, and whatever the libraries raise."""
+    dtype = _dtype(settings.dtype, device)
+    config = AutoConfig.from_pretrained(name, revision=settings.revision)
+    if not isinstance(config, LlamaConfig):
+        raise CheckpointError(f"{name} is a {config.model_type!r} checkpoint; this engine serves 'llama'")
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
+    quantization = _quantization(settings, config, name, dtype)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        name,
+        output_loading_info=True,
+        revision=settings.revision,
+        dtype=dtype,
+        device_map={"": device},
+        use_safetensors=True,
+        # They are refused below, by name; otherwise transformers raises an error that refers to its hidden report.
+        ignore_mismatched_sizes=True,
+        # None, passed explicitly, makes transformers forget that a checkpoint is quantized and serve its raw bytes.
+        **({} if quantization is None else {"quantization_config": quantization}),
+    )
+    model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, config.vocab_size)
+    if (Path(name) / "generation_config.json").exists():
+        # The model ignores an unreadable file and its defaults; this call raises.
+        GenerationConfig.from_pretrained(name)
+    # transformers initializes missing weights with random numbers.
+    if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
+        raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
+    _convert_parameters(model, dtype, quantized_now=quantization is not None)
+    return model, Tokenizer(tokenizer, vocabulary)
+
+
 def install_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
-    """Put the layers into a loaded model that `kernels` asks for, `stock` or `fused`; return what else is chosen."""
+    """Install the 8-bit layers for the setting `kernels`, stock or fused, in a loaded model; return the kernels."""
     on_cpu = model.device.type == "cpu"
-    # Another threshold takes outliers from all rows together, which is bitsandbytes' own product.
+    # At other thresholds bitsandbytes' own product extracts the outliers of all rows together.
     unrounded = read_model_info(model).threshold == 0
     kernels = STOCK
     if setting == "fused":
@@ -152,9 +157,9 @@ def install_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
 
 
 def choose_device(setting: str, gpu: int | None) -> torch.device:
-    """Return the device to load on. gpu: index of the GPU that Triton gave this instance, None for a CPU instance.
+    """Return the device to load on. gpu: index of the GPU that Triton assigned, None for a CPU instance.
 
-    Raises CheckpointError where a GPU is asked for and none can be used.
+    Raises CheckpointError if a GPU is requested and PyTorch sees none.
     """
     if setting == "cpu" or (setting == "auto" and gpu is None):
         return torch.device("cpu")
@@ -164,7 +169,7 @@ def choose_device(setting: str, gpu: int | None) -> torch.device:
 
 
 def _resolve(model: str | None) -> str:
-    """Return a local path or a hub id; what can only be a path and isn't there is never looked up on the hub."""
+    """Return a local path or a hub id. A missing path that can't be a hub id is refused, not looked up on the hub."""
     if model is None:
         if not EMBEDDED.is_dir():
             raise CheckpointError(
@@ -180,31 +185,31 @@ def _resolve(model: str | None) -> str:
     return model
 
 
-def _take_in(model: LlamaForCausalLM, dtype: torch.dtype, quantized_now: bool) -> None:
-    """Cast what isn't quantized to the dtype, and on a CPU copy what is still mapped from the files into memory.
+def _convert_parameters(model: LlamaForCausalLM, dtype: torch.dtype, quantized_now: bool) -> None:
+    """Cast unquantized parameters to the dtype; on a CPU, copy parameters that are still mapped from the files.
 
-    Of a checkpoint saved in 8 bits transformers leaves the rest as it was saved. And whatever it need not change it
-    leaves in the files' pages: those count as free memory, are read again from the volume when memory is short, and a
-    volume that goes away takes the process with it.
+    transformers keeps the saved dtype of an 8-bit checkpoint's other parameters, and leaves unchanged parameters in the
+    files' pages. Those count as free memory, are read again from the volume when memory is short, and crash the process
+    when the volume disappears.
     """
     for parameter in model.parameters():
         floats = parameter.is_floating_point()
         mapped = parameter.device.type == "cpu" and (floats or not quantized_now)
         parameter.data = parameter.data.to(dtype if floats else parameter.dtype, copy=mapped)
         if mapped and isinstance(parameter, Int8Params):
-            # bitsandbytes' own second reference to the weight, and its scales.
+            # bitsandbytes refers to the weight a second time, and to its scales.
             parameter.CB = parameter.data
             parameter.SCB = parameter.SCB.clone()
 
 
 def _eight_bit_shapes(model: LlamaForCausalLM) -> list[tuple[int, int]]:
-    """Return (out, in) of the 8-bit layers, each shape once, in the order of the layers."""
+    """Return the distinct (out, in) of the 8-bit layers, in their order."""
     layers = [module for module in model.modules() if isinstance(module, Linear8bitLt)]
     return [*dict.fromkeys((layer.out_features, layer.in_features) for layer in layers)]
 
 
 def _heads(config: LlamaConfig) -> tuple[int, int]:
-    """Return the dimension of a head, and how many query heads share a key-value head."""
+    """Return the head dim and the number of query heads per key-value head."""
     heads = config.num_attention_heads
     return config.head_dim or config.hidden_size // heads, heads // (config.num_key_value_heads or heads)
 
@@ -218,7 +223,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _quantization(settings: Settings, config: LlamaConfig, name: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """Return how to quantize while loading; None leaves the weights as they are saved."""
+    """Return how to quantize while loading; None keeps the saved precision."""
     saved = _saved_quantization(config)
     if settings.quantization == "checkpoint" or settings.quantization == saved:
         return None
@@ -233,11 +238,11 @@ def _quantization(settings: Settings, config: LlamaConfig, name: str, dtype: tor
 
 
 def _saved_quantization(config: LlamaConfig) -> str:
-    """Return the precision the checkpoint was saved in: none, int8, nf4, or the name of another method."""
+    """Return the saved precision: none, int8, nf4, or the name of another method."""
     saved = getattr(config, "quantization_config", None)
     if saved is None:
         return "none"
-    said: dict[str, object] = saved if isinstance(saved, dict) else vars(saved)
-    if said.get("load_in_8bit"):
+    values: dict[str, object] = saved if isinstance(saved, dict) else vars(saved)
+    if values.get("load_in_8bit"):
         return "int8"
-    return str(said.get("bnb_4bit_quant_type") if said.get("load_in_4bit") else said.get("quant_method"))
+    return str(values.get("bnb_4bit_quant_type") if values.get("load_in_4bit") else values.get("quant_method"))

@@ -1,7 +1,7 @@
-"""A prepared checkpoint's manifest: what was quantized once, out of what, and which files came of it.
+"""The manifest of a prepared checkpoint: its source, how it was quantized, and its files with sizes and hashes.
 
-`triton_prepare` writes it when it has verified the files; here it is read and held against them. A checkpoint without
-one is an ordinary one. Knows files and digests, nothing about tensors.
+`triton_prepare` writes it after it has verified the files; the loader checks it against the files. A checkpoint without
+a manifest is an ordinary checkpoint.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Source:
-    """What was quantized.
+    """The checkpoint that was quantized.
 
-    model: the hub id, or a folder's name. revision: the commit; of a folder "sha256:" and a digest of its files.
-    asked_revision: of a hub id, as it was asked for; None is the default branch, and any folder's.
+    model: hub id, or a folder's name. revision: the hub's commit; of a folder, "sha256:" and a digest of its files.
+    asked_revision: the requested revision of a hub id; None is the default branch, and always of a folder.
     """
 
     kind: str
@@ -35,13 +35,13 @@ class Source:
     asked_revision: str | None
 
     def describe(self) -> str:
-        """Return it in a few words."""
+        """Return model and revision, for log and error messages."""
         return f"{'the folder ' if self.kind == 'folder' else ''}{self.model} revision {self.revision}"
 
 
 @dataclass(frozen=True)
 class PreparedFile:
-    """One file as it was written. sha256: in hexadecimal."""
+    """Size and hash of one file. sha256: in hexadecimal."""
 
     bytes: int
     sha256: str
@@ -49,10 +49,10 @@ class PreparedFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of a prepared checkpoint.
+    """Describes a prepared checkpoint.
 
-    settings: how it was quantized. versions: of the packages that did it. date: ISO 8601, UTC. files: every file of the
-    folder but the manifest itself, by its name.
+    settings: of the quantization. versions: of the packages that ran it. date: ISO 8601, UTC. files: by name, every
+    file of the folder except the manifest.
     """
 
     source: Source
@@ -63,9 +63,9 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """Return a folder's manifest; None if it has none, or another program's.
+        """Return the folder's manifest, or None if it has none of ours.
 
-        Raises CheckpointError for one that can't be read.
+        Raises CheckpointError for an unreadable manifest.
         """
         path = folder / MANIFEST
         try:
@@ -74,7 +74,7 @@ class Manifest:
             return None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} can't be read: {error}") from error
-        # Other tools have files of this name as well.
+        # Other tools write files of this name, too.
         if not isinstance(content, dict) or content.get("kind") != _KIND:
             return None
         if content.get("format") != _FORMAT:
@@ -91,27 +91,27 @@ class Manifest:
             raise CheckpointError(f"{path} isn't a whole manifest: {error!r}") from error
 
     def to_json(self) -> str:
-        """Return the manifest as its file has it."""
+        """Return the content of the manifest's file."""
         return json.dumps({"kind": _KIND, "format": _FORMAT, **asdict(self)}, indent=1) + "\n"
 
     def describe(self) -> str:
-        """Return it as one line, for the log."""
+        """Return source, date and version as one line, for the log."""
         return (
             f"prepared checkpoint, quantized from {self.source.describe()}, on {self.date[:10]} "
             f"with bitsandbytes {self.versions.get('bitsandbytes', 'unknown')}"
         )
 
     def check_revision(self, asked: str | None) -> None:
-        """Raise CheckpointError if a revision is asked for that isn't the one this was made of."""
+        """Raise CheckpointError if the requested revision is not the source's."""
         if asked is not None and asked not in (self.source.revision, self.source.asked_revision):
             raise CheckpointError(
                 f"revision is {asked!r}, but the checkpoint was prepared from {self.source.describe()}"
             )
 
     def check_sizes(self, folder: Path) -> None:
-        """Raise CheckpointError for a file that is missing or of another size: a copy that was cut short, mostly.
+        """Raise CheckpointError for a file that is missing or of another size, usually a truncated copy.
 
-        Takes no time, however large the files are.
+        Reads no file.
         """
         for name, file in self.files.items():
             path = folder / name
@@ -123,9 +123,9 @@ class Manifest:
                 raise CheckpointError(f"{path} has {size} bytes; when it was prepared it had {file.bytes}")
 
     def check_hashes(self, folder: Path, progress: Callable[[int], object]) -> None:
-        """Raise CheckpointError for a file whose content isn't what was prepared. Reads every byte.
+        """Raise CheckpointError for a file whose hash has changed. Reads every byte.
 
-        progress: is told how many more bytes were read.
+        progress: called with the number of bytes of each read.
         """
         for name, file in self.files.items():
             found = sha256_of(folder / name, progress)
@@ -136,14 +136,14 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of the files."""
         return sum(file.bytes for file in self.files.values())
 
 
-def checked(folder: Path, revision: str | None) -> Manifest | None:
-    """Return the manifest of a checkpoint that is about to be loaded, held against its files; None without one.
+def verified_manifest(folder: Path, revision: str | None) -> Manifest | None:
+    """Return the folder's manifest after checking revision and file sizes; None for an ordinary checkpoint.
 
-    Raises CheckpointError where they don't agree, or another revision is asked for.
+    Raises CheckpointError for another revision, or a file that is missing or of another size.
     """
     manifest = Manifest.read(folder)
     if manifest is not None:
@@ -153,7 +153,7 @@ def checked(folder: Path, revision: str | None) -> Manifest | None:
 
 
 def sha256_of(path: Path, progress: Callable[[int], object]) -> str:
-    """Return a file's SHA-256 in hexadecimal. progress: is told how many more bytes were read. Raises OSError."""
+    """Return a file's SHA-256 in hexadecimal. progress: called with the bytes of each read. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -1,7 +1,7 @@
-"""The memory plan: what is held where, computed and printed before the cache is allocated, refused if it doesn't fit.
+"""The memory plan: weights, KV cache, sampling state and reserve, checked before the cache is allocated.
 
-Everything that decoding holds is in the plan, so that running out of memory is excluded when the model loads instead of
-being met under load.
+The plan covers everything that decoding holds: a plan that does not fit is refused when the model loads, so a server
+does not run out of memory under load.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose. `weights` are already on the device when the plan is made; `free` is what is left beside them.
+    """Bytes by purpose.
 
-    free: bytes the device still has. fraction: share of weights + free that may be taken.
+    weights: already on the device. free: free on the device beside them. fraction: usable share of weights + free.
     """
 
     weights: int
@@ -39,16 +39,16 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes needed in all."""
+        """Bytes that the plan needs."""
         return self.weights + self.cache + self.sampling + self.reserve
 
     @property
     def budget(self) -> int:
-        """Bytes that may be taken."""
+        """Bytes that the plan may use."""
         return int(self.fraction * (self.weights + self.free))
 
     def describe(self) -> str:
-        """Return the plan as one line."""
+        """Return the plan as one line, for the log."""
         return (
             f"memory plan on {self.device}: weights {_mib(self.weights)} + cache {_mib(self.cache)} "
             f"({self.shape.slots} slots x {self.shape.max_model_len} tokens x {self.shape.bytes_per_token} B) "
@@ -57,7 +57,7 @@ class MemoryPlan:
         )
 
     def check(self) -> None:
-        """Raise OutOfMemoryPlan with the figures and the settings to change, if the plan doesn't fit."""
+        """Raise OutOfMemoryPlan with the figures and the settings to change if the plan does not fit."""
         if self.total <= self.budget:
             return
         left = self.budget - self.weights - self.reserve
@@ -72,7 +72,7 @@ class MemoryPlan:
 
 
 def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
-    """Plan for a loaded checkpoint and so many slots; whether it fits is for the plan's `check` to say."""
+    """Return the plan of a loaded checkpoint with `slots` slots. `MemoryPlan.check` tells whether it fits."""
     config, info = checkpoint.config, checkpoint.info
     graphs = settings.cuda_graphs == "on" and why_not(checkpoint) is None
     shape = KVCacheShape(
@@ -95,7 +95,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
             config.intermediate_size,
             config.vocab_size,
             info.dtype.itemsize,
-            # Only there is a whole weight widened at once (`Kernels.many_rows`).
+            # Only `Kernels.many_rows` on a GPU widens a whole weight at once.
             widens="int8" in info.linears and not info.rounds_activations and info.device.type == "cuda",
         )
         + (graph_reserve(shape, config.hidden_size, config.intermediate_size, config.vocab_size) if graphs else 0),
@@ -115,12 +115,12 @@ def activation_reserve(
     itemsize: int,
     widens: bool = False,
 ) -> int:
-    """Estimate the bytes a forward pass holds besides weights and cache.
+    """Estimate the bytes that a forward pass holds besides weights and cache.
 
-    The widest moment of a prefill is the MLP: hidden states and residual, gate, up and their product; attention scores
-    stay inside SDPA, and an 8-bit product is an int32 before it is scaled. Logits are made for one token a row only,
-    and sampling sorts and copies them in float32. widens: whether an 8-bit weight is widened as a whole, of which the
-    MLP's are the largest; its product is then a float32, as large as the int32.
+    A prefill peaks in the MLP: hidden states and residual, gate, up and their product; attention scores stay inside
+    SDPA, and an 8-bit product is int32 before it is scaled. Logits are computed for one token per row, and sampling
+    sorts and copies them in float32. widens: whether a whole 8-bit weight is widened at once (the MLP's are the
+    largest); its product is float32, as large as the int32.
     """
     prefill = prefill_tokens * ((4 * hidden + 3 * intermediate) * itemsize + 4 * intermediate)
     logits = slots * vocabulary * 4 * 8
@@ -129,22 +129,20 @@ def activation_reserve(
 
 
 def graph_reserve(shape: KVCacheShape, hidden: int, intermediate: int, vocabulary: int) -> int:
-    """Estimate the bytes that CUDA graphs of the decode step hold: what a step of all slots holds, for good; a graph's
-    own nodes; and the logits that graphs hand on.
+    """Estimate the bytes that CUDA graphs of the decode step hold: a step of all slots, the graphs' nodes, the logits.
 
-    A step's memory is estimated as `activation_reserve` does; 32 MiB are the matrix library's for the stream of the
-    captures. What the nodes of a graph take, some MiB for a thousand kernels, is a guess that no GPU has been asked
-    about yet.
+    A step is estimated by `activation_reserve`; the matrix library takes 32 MiB for the stream of the captures. 4 MiB
+    for the nodes of a graph, a thousand kernels, is a guess, not measured on a GPU yet.
     """
     step = activation_reserve(shape.slots, shape.slots, hidden, intermediate, vocabulary, shape.dtype.itemsize)
     return step + shape.slots * vocabulary * 4 + (32 + 4 * graph_count(shape)) * _MIB
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can still be allocated on the device; on a CPU the container's limit counts too."""
+    """Return the bytes that can be allocated on the device; on a CPU, within the container's limit."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What PyTorch's allocator holds but doesn't use is free for us.
+        # PyTorch's allocator reuses what it has reserved.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return min(_available_to_machine(), _available_to_cgroup())
 
@@ -153,7 +151,7 @@ def _available_to_machine() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise OutOfMemoryPlan("/proc/meminfo has no MemAvailable: can't tell how much memory is free")
+    raise OutOfMemoryPlan("/proc/meminfo has no MemAvailable: the free memory is unknown")
 
 
 def _available_to_cgroup() -> int:
@@ -161,10 +159,10 @@ def _available_to_cgroup() -> int:
     if not (cgroup / "memory.max").exists() or (limit := (cgroup / "memory.max").read_text().strip()) == "max":
         return 1 << 62
     used = int((cgroup / "memory.current").read_text())
-    # The page cache (of the checkpoint that was just read, above all) counts as used but is given up on demand.
+    # The page cache, mostly of the checkpoint just read, counts as used but is reclaimed on demand.
     statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    given_up = int(statistics["active_file"]) + int(statistics["inactive_file"])
-    return max(int(limit) - used + given_up, 0)
+    reclaimable = int(statistics["active_file"]) + int(statistics["inactive_file"])
+    return max(int(limit) - used + reclaimable, 0)
 
 
 def _mib(count: int) -> str:

@@ -1,4 +1,4 @@
-"""What a loaded model is made of, read back from the model and not repeated from the settings."""
+"""Precision and size of a loaded model, read from the model, not from the settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from llama_engine.model.int8_linear import Int8Linear
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the loaded model is made of, read back from it.
+    """Precision and size of a loaded model.
 
-    linears: number of linear layers by weight dtype. rounds_activations: whether an 8-bit product rounds its
-    activations to 8 bits too.
+    linears: number of linear layers by weight dtype. dtype: of unquantized weights. threshold: bitsandbytes' outlier
+    threshold, None without 8-bit layers. rounds_activations: whether 8-bit products round activations to 8 bits, too.
     """
 
     linears: dict[str, int]
@@ -28,7 +28,7 @@ class ModelInfo:
     rounds_activations: bool
 
     def describe(self) -> str:
-        """Return the info as one line."""
+        """Return the info as one line, for the log."""
         linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.linears.items()))
         threshold = "" if self.threshold is None else f", outlier threshold {self.threshold:g}"
         if self.threshold is not None and not self.rounds_activations:
@@ -40,7 +40,7 @@ class ModelInfo:
 
 
 def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
-    """Look at every linear layer and every weight of a loaded model."""
+    """Read the info from the model's layers and weights."""
     linears: Counter[str] = Counter()
     thresholds: set[float] = set()
     rounds = False
@@ -49,7 +49,7 @@ def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
         if isinstance(module, Linear8bitLt):
             thresholds.add(module.state.threshold)
             rounds |= not isinstance(module, Int8Linear)
-            # The row scales of an 8-bit weight hang on the parameter and aren't counted with the parameters below.
+            # The row scales are an attribute of the 8-bit weight, not a parameter.
             scales = getattr(module.weight, "SCB", None)
             size += 0 if scales is None else scales.nbytes
         if isinstance(module, torch.nn.Linear):

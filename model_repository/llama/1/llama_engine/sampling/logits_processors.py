@@ -1,13 +1,12 @@
-"""From logits to tokens, for all rows at once and for each row by its own parameters.
+"""Logits processors and sampling for all rows at once, each row with its own parameters: pure functions of tensors.
 
-Order and formulas are those of transformers' logits processors (repetition penalty, then temperature, top-k, top-p),
-with the frequency and presence penalties of the OpenAI API in between and what may not be produced masked before the
-temperature. Everything here is a pure function of tensors; which row carries what is `sampler.py`'s.
+Order and formulas follow transformers' logits processors (repetition penalty, then temperature, top-k, top-p). The
+frequency and presence penalties of the OpenAI API come after the repetition penalty; `sampler` masks banned tokens
+before the temperature.
 
-A draw is the Gumbel-max trick with noise that is a hash of (seed, step, token). Where inverting a cumulative sum lets a
-rounding difference in one logit shift the border of every token behind it, here the winner changes only if the two
-best candidates were that close to begin with. So a row draws the same tokens although its logits, computed among other
-neighbours, differ in the last bit.
+`draw` is the Gumbel-max trick with noise hashed from (seed, step, token). Inverting a cumulative sum would let a
+rounding error in one logit shift the boundaries of all following tokens; here the result changes only if the two best
+candidates nearly tie. So a row draws the same tokens in another batch, although its logits may differ in the last bit.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _FINITE = torch.finfo(torch.float32).max
 _WORD = 0xFFFFFFFF
 
 CANDIDATES = 256
-"""On a CPU, so many of a row's best tokens are looked at before the whole vocabulary is."""
+"""On a CPU, the number of best tokens of a row to consider before the whole vocabulary."""
 
 
 def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
@@ -28,7 +27,7 @@ def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: torch
     """
     factor = penalty[:, None]
     penalized = torch.where(logits > 0, logits / factor, logits * factor)
-    # A penalty near the ends of float32 may overflow; infinities would turn into NaN further down.
+    # A penalty near float32's limits may overflow, and infinities would become NaN in later processors.
     return torch.where(seen, penalized.clamp(-_FINITE, _FINITE), logits)
 
 
@@ -43,22 +42,22 @@ def penalize_output(
 
 
 def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Divide by the row's temperature ([rows], > 0); the best logit becomes 0, so that a tiny one overflows nothing."""
+    """Divide by the row's temperature ([rows], > 0). The best logit becomes 0: a tiny temperature can't overflow."""
     return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
 
 
 def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Mask all but the `top_k` best, then all but the smallest set of probability `top_p` (one token at least).
+    """Mask all but the `top_k` best tokens, then all but the smallest set of probability `top_p` (at least one token).
 
-    logits: [rows, vocabulary], after temperature. top_k: [rows], long, 1 … vocabulary. top_p: [rows], (0, 1]. Tokens
-    as good as the worst one kept are kept too, so that nothing depends on the order in which equals are sorted.
+    logits: [rows, vocabulary], after temperature. top_k: [rows], long, 1 … vocabulary. top_p: [rows], (0, 1]. Ties with
+    the worst token kept are kept, too, so the result does not depend on the sort order of equal logits.
     """
     total, vocabulary = logits.logsumexp(-1), logits.shape[-1]
     if logits.device.type != "cpu" or vocabulary <= CANDIDATES:
         worst, _ = _worst_kept(logits.sort(dim=-1, descending=True).values, total, top_k, top_p, vocabulary)
     else:
-        # Sorting whole vocabularies is most of the work of a step on a CPU, and nearly always the best few decide. On a
-        # GPU it is quick, and finding out whether they do would be a wait for the device.
+        # On a CPU, sorting the whole vocabulary dominates a step, and the best few nearly always decide. On a GPU the
+        # sort is fast, and reading whether they decide would synchronize.
         worst, found = _worst_kept(logits.topk(CANDIDATES).values, total, top_k, top_p, vocabulary)
         rest = (~found).nonzero()[:, 0]
         if len(rest):
@@ -70,13 +69,13 @@ def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 def _worst_kept(
     best: torch.Tensor, total: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, vocabulary: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's lowest logit that is kept, and whether the best ones were enough to tell: both [rows].
+    """Return each row's lowest logit to keep, and whether the n best were enough to determine it: both [rows].
 
-    best: [rows, n], the n best logits in descending order. total: [rows], logsumexp of all.
+    best: [rows, n], the n best logits in descending order. total: [rows], logsumexp of all logits.
     """
     count = best.shape[-1]
     kth_best = best.gather(-1, (top_k[:, None] - 1).clamp(max=count - 1))
-    # Beyond the last one may be others as good as it.
+    # Not >=: tokens beyond the n best may tie with the last.
     k_inside = kth_best[:, 0] > best[:, -1]
     among = torch.where(k_inside[:, None] & (best < kth_best), -torch.inf, best)
     total = torch.where(k_inside, among.logsumexp(-1), total)
@@ -91,25 +90,25 @@ def _worst_kept(
 
 
 def draw(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Draw one token a row from softmax(logits).
+    """Draw one token per row from softmax(logits).
 
-    logits: [rows, vocabulary]. keys: [rows, 2], long, two 32-bit words that are random in (seed, step). Returns [rows].
+    logits: [rows, vocabulary]. keys: [rows, 2], long, two random 32-bit words for (seed, step). Returns [rows].
     """
     tokens = torch.arange(logits.shape[-1], device=logits.device)[None]
     if logits.device.type == "cpu" and logits.shape[-1] > CANDIDATES:
-        # What is masked can't win. On a CPU it is worth leaving out; on a GPU, counting it would be a wait.
+        # Skip masked tokens, which can't win. On a GPU, counting them would synchronize.
         possible = int((logits > -torch.inf).sum(-1).max())
         if possible <= CANDIDATES:
             logits, tokens = logits.topk(max(possible, 1))
     uniform = (_hash(keys, tokens).to(torch.float32) + 0.5) / 2.0**32
-    # Exponential race: argmax of p / e with e ~ Exp(1). log1p keeps small e, which decide rare tokens, precise.
+    # Exponential race: argmax of p / e with e ~ Exp(1). log1p is precise for small e, which decide rare tokens.
     exponential = -torch.log1p(-uniform.clamp(max=1.0 - 2.0**-24))
     best = (logits - exponential.log()).argmax(-1, keepdim=True)
     return tokens.expand(logits.shape).gather(-1, best)[:, 0]
 
 
 def _hash(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return a 32-bit hash of (key, token) for every row's tokens: [rows, n], long. tokens: [rows, n] or [1, n].
+    """Return a 32-bit hash of (key, token) for each row's tokens: [rows, n], long. tokens: [rows, n] or [1, n].
 
     Two rounds of MurmurHash3's finalizer, each keyed with one word.
     """

@@ -1,8 +1,7 @@
-"""Philox4x32-10: random numbers as a function of (key, counter), with no state to keep or to share.
+"""Philox4x32-10: stateless random numbers, a function of (key, counter).
 
-A row's random numbers depend on its seed and its step alone, so who else is in the batch, and when, can't change them.
-Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); the constants are the paper's, and the
-tests hold it to the paper's known answers.
+A row's random numbers depend on its seed and its step alone, not on the batch. Source of algorithm and constants:
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _32 = np.uint64(32)
 
 
 def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return four 32-bit words for every (key, counter).
+    """Return four random 32-bit words for each (key, counter).
 
     key: [n] 64-bit. counter: [n, 4], 32-bit words. Returns [n, 4], 32-bit words in uint64.
     """
@@ -31,7 +30,7 @@ def philox4x32(key: NDArray[np.uint64], counter: NDArray[np.uint64]) -> NDArray[
 
 
 def step_keys(seeds: NDArray[np.uint64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return two random 32-bit words for every row's (seed, step): [rows, 2]."""
+    """Return two random 32-bit words for each row's (seed, step): [rows, 2]."""
     counter = np.zeros((len(seeds), 4), dtype=np.uint64)
     counter[:, 0] = steps
     return philox4x32(seeds, counter)[:, :2].astype(np.int64)

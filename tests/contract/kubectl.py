@@ -1,4 +1,4 @@
-"""Where kustomize is: in kubectl, by itself, or else fetched from Debian's packages into .work. Knows no manifests."""
+"""Find kustomize: in kubectl, on its own, or downloaded from Debian's packages into .work."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from contract.code_blocks import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FETCH = Path(__file__).parent / "fetch-kubectl.sh"
 FETCHED = ROOT / ".work" / "kubectl"
 FETCH_TIMEOUT_S = 240
 
 
 def kustomize() -> tuple[str, ...]:
-    """The words that, followed by a folder, build it.
+    """Return the command that, followed by a folder, builds it.
 
-    Where there is none and none can be fetched, the test that asks is skipped; not in CI, where it fails.
+    Without one, and if none can be downloaded, the calling test is skipped; in CI it fails.
     """
     kubectl = shutil.which("kubectl")
     if kubectl is not None:
@@ -28,18 +28,18 @@ def kustomize() -> tuple[str, ...]:
     if alone is not None:
         return alone, "build"
     fetched = FETCHED / "usr" / "bin" / "kubectl"
-    why_none = None if fetched.exists() else _fetch()
-    if why_none is not None:
-        why = f"no kubectl and no kustomize on PATH, and {FETCH.name} got none: {why_none}"
+    failure = None if fetched.exists() else _fetch()
+    if failure is not None:
+        reason = f"no kubectl and no kustomize on PATH, and {FETCH.name} got none: {failure}"
         if os.environ.get("CI"):
-            pytest.fail(why)
-        pytest.skip(why)
+            pytest.fail(reason)
+        pytest.skip(reason)
     return str(fetched), "kustomize"
 
 
 @cache
 def _fetch() -> str | None:
-    """Fetch it; None, or why there is none. Once, however many tests ask."""
+    """Download kubectl once; return None, or the error."""
     done = subprocess.run(
         [FETCH, FETCHED], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
     )

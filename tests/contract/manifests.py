@@ -1,4 +1,4 @@
-"""What a cluster would get: each overlay of deploy/kubernetes as kustomize builds it. Judges nothing."""
+"""The manifests of deploy/kubernetes as kustomize builds them, one `Built` for the base and each overlay."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any
 
 import yaml
-from contract.kubectl import ROOT, kustomize
+from contract.code_blocks import ROOT
+from contract.kubectl import kustomize
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("cpu-demo", "gpu", "autoscaling")
-FOLDERS = ("base", *(f"overlays/{name}" for name in OVERLAYS))
+FOLDERS = ("base", "overlays/cpu-demo", "overlays/gpu", "overlays/autoscaling")
 
 Manifest = dict[str, Any]
 
@@ -22,38 +22,39 @@ Manifest = dict[str, Any]
 class Built:
     """The objects of one folder, in kustomize's order."""
 
+    folder: str
     objects: tuple[Manifest, ...]
 
     def all(self, kind: str) -> list[Manifest]:
-        """Every object of a kind."""
+        """Return every object of a kind."""
         return [manifest for manifest in self.objects if manifest["kind"] == kind]
 
     def one(self, kind: str) -> Manifest:
-        """The only object of a kind."""
+        """Return the only object of a kind."""
         (manifest,) = self.all(kind)
         return manifest
 
     @property
     def pod(self) -> Manifest:
-        """The pod that the one Deployment makes: metadata and spec."""
+        """The pod template of the one Deployment: metadata and spec."""
         pod: Manifest = self.one("Deployment")["spec"]["template"]
         return pod
 
     @property
     def server(self) -> Manifest:
         """The server's container."""
-        (container,) = (one for one in self.pod["spec"]["containers"] if one["name"] == "server")
-        found: Manifest = container
+        found: Manifest
+        (found,) = (one for one in self.pod["spec"]["containers"] if one["name"] == "server")
         return found
 
     def containers(self) -> list[Manifest]:
-        """Every container of the pod, those that run before it included."""
+        """Return every container of the pod, init containers included."""
         return [*self.pod["spec"].get("initContainers", []), *self.pod["spec"]["containers"]]
 
 
 @cache
 def built(folder: str) -> Built:
-    """Build a folder of deploy/kubernetes. Raises AssertionError, with kustomize's words, when it can't be."""
+    """Build a folder of deploy/kubernetes. Raises AssertionError with kustomize's output if that fails."""
     done = subprocess.run(
         [*kustomize(), KUBERNETES / folder],
         stdin=subprocess.DEVNULL,
@@ -63,22 +64,19 @@ def built(folder: str) -> Built:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    # Deprecated fields are built all the same, and said so.
+    # kustomize builds deprecated fields with a warning.
     assert done.stderr == ""
-    return Built(tuple(yaml.safe_load_all(done.stdout)))
+    return Built(folder, tuple(yaml.safe_load_all(done.stdout)))
 
 
 def environment(container: Manifest) -> dict[str, str | None]:
-    """The variables of a container; None for one that comes from elsewhere."""
+    """Return the variables of a container; None for a value from elsewhere."""
     return {variable["name"]: variable.get("value") for variable in container.get("env", [])}
 
 
 def inside(value: object) -> Iterator[object]:
     """Yield `value` and everything in it, at any depth."""
     yield value
-    if isinstance(value, dict):
-        for part in value.values():
-            yield from inside(part)
-    elif isinstance(value, list):
-        for part in value:
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
             yield from inside(part)

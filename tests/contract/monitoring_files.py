@@ -1,19 +1,15 @@
-"""The files of deploy/monitoring as plain values: rules, their tests, the dashboard's panels, and whom they ask.
-
-Reads them only; what a real Prometheus says to them is the tests' business.
-"""
+"""Read deploy/monitoring: rules, their tests, the dashboard's panels and queries, and the metrics that they use."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
+from contract.code_blocks import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 RULE_FILES = sorted((MONITORING / "rules").glob("*.yml"))
 RULE_TESTS = sorted((MONITORING / "tests").glob("*.yml"))
@@ -23,7 +19,7 @@ GPU_PANELS = {
     "GPU utilisation": "Triton has the nv_gpu_ metrics only where there is an NVIDIA GPU",
     "GPU memory": "Triton has the nv_gpu_ metrics only where there is an NVIDIA GPU",
 }
-"""Panels that a machine without a GPU has no data for, and why."""
+"""Panels that are empty on a machine without a GPU, and why."""
 
 GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
 SUMMARY_METRICS = {"nv_inference_queue_summary_us", "nv_inference_request_summary_us"}
@@ -48,7 +44,7 @@ _SELECTOR = re.compile(r"(?<![\w:])((?:model:)?(?:llama|nv)_\w+(?::\w+)?|up)(\{[
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. name: the alert's, or the series' that is recorded."""
+    """One rule. name: the alert's or the recorded series'."""
 
     name: str
     expr: str
@@ -62,7 +58,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a panel, as it is in the dashboard."""
+    """One query of a panel."""
 
     panel: str
     ref: str
@@ -70,12 +66,12 @@ class Query:
 
     @property
     def resolved(self) -> str:
-        """The query as Grafana sends it: every model, every server."""
+        """The query as Grafana sends it for every model and every server."""
         values = {"$__rate_interval": "1m", "$model": ".+", "$instance": ".+"}
         expr = self.expr
         for variable, value in values.items():
             expr = expr.replace(variable, value)
-        assert "$" not in expr, f"{self}: {expr} has a variable that isn't known here"
+        assert "$" not in expr, f"{self}: {expr} has an unknown variable"
         return expr
 
     def __str__(self) -> str:
@@ -83,7 +79,7 @@ class Query:
 
 
 def groups() -> list[dict[str, Any]]:
-    """Return the groups of rules of every file."""
+    """Return the rule groups of every file."""
     return [group for file in RULE_FILES for group in yaml.safe_load(file.read_text())["groups"]]
 
 
@@ -103,7 +99,7 @@ def rules() -> list[Rule]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """Return the dashboard's panels, without the rows between them."""
+    """Return the dashboard's panels without its row headings."""
     return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
@@ -113,10 +109,10 @@ def queries() -> list[Query]:
 
 
 def selectors(expr: str) -> list[str]:
-    """Return what an expression asks for, each with its labels: llama_requests_total{finish_reason="error"}."""
+    """Return an expression's selectors with their labels: llama_requests_total{finish_reason="error"}."""
     return [name + labels for name, labels in _SELECTOR.findall(expr)]
 
 
 def metrics_of(expr: str) -> set[str]:
-    """Return the names of the metrics that an expression asks for."""
+    """Return the names of an expression's metrics."""
     return {selector.partition("{")[0] for selector in selectors(expr)}

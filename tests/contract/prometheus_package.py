@@ -1,6 +1,6 @@
-"""Prometheus and promtool for the tests: those on PATH, else Debian's, unpacked into a cache and not installed.
+"""Prometheus and promtool for the tests: those on PATH, else Debian's package, unpacked into a cache.
 
-The binaries need the C library only. apt checks what it downloads against Debian's signatures.
+The binaries need the C library only. apt verifies the package's signature.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Prometheus:
     promtool: Path
 
     def check(self, *arguments: str | Path) -> str:
-        """Run promtool, which must be content; return what it says. Raises CommandFailedError with all of it."""
+        """Run promtool; return its output. Raises CommandFailedError if it fails."""
         return run([self.promtool, *arguments], timeout=60).stdout
 
 
 def prometheus_or_skip() -> Prometheus:
-    """The programs; without them the test is skipped on a person's machine, and fails in continuous integration."""
+    """Return the programs; without them the test is skipped, or fails in CI."""
     try:
         return _on_path() or _unpacked(cache_root(os.environ) / "prometheus")
     except (OSError, CommandFailedError) as error:
@@ -47,7 +47,7 @@ def _on_path() -> Prometheus | None:
 
 def _unpacked(folder: Path) -> Prometheus:
     if not folder.is_dir():
-        # Under a name of its own until it is complete, so that an interrupted download is never taken for a whole one.
+        # A temporary name until it is complete, so that an interrupted download is never used.
         partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
         partial.mkdir(parents=True)
         try:
@@ -63,14 +63,14 @@ def _place(root: Path, folder: Path) -> None:
     try:
         root.rename(folder)
     except OSError:
-        # Somebody else was quicker.
+        # Another process was faster.
         if not folder.is_dir():
             raise
 
 
 def _downloaded(folder: Path) -> Path:
-    """Download the package, with this machine's lists of packages if they are fresh, else with lists of our own."""
-    # Not as apt's own user, who may not be allowed to write here.
+    """Download the package, with this machine's package lists if they are current, else with own ones."""
+    # apt's own user may lack the right to write here.
     apt = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root"]
     own = [*apt, "-o", f"Dir::State::lists={folder / 'lists'}", "-o", f"Dir::Cache={folder / 'cache'}"]
     for name in ("lists", "cache"):

@@ -1,10 +1,20 @@
-"""Every folder of deploy/kubernetes builds, holds what its README says, and no file lies there unused."""
+"""Every folder of deploy/kubernetes builds, has the objects its README lists, and is valid for its Kubernetes versions.
+
+Kinds of other projects (PodMonitor, ScaledObject) are checked against custom_resources/*.schema.json, which are their
+definitions reduced to the fields that are used here.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
-from contract.manifests import FOLDERS, KUBERNETES, built
+from contract.manifests import FOLDERS, KUBERNETES, Built, Manifest, built
 
 SERVER = {
     ("Namespace", "triton-llama"),
@@ -15,39 +25,41 @@ SERVER = {
     ("PodDisruptionBudget", "triton-llama"),
     ("NetworkPolicy", "triton-llama"),
 }
-PREPARED = {
+PREPARED = SERVER | {
     ("PersistentVolumeClaim", "checkpoints"),
     ("ConfigMap", "checkpoint"),
     ("NetworkPolicy", "triton-llama-download"),
     ("PodMonitor", "triton-llama"),
 }
 EXPECTED = {
-    "base": SERVER | PREPARED,
+    "base": PREPARED,
     "overlays/cpu-demo": SERVER,
-    "overlays/gpu": SERVER | PREPARED,
-    "overlays/autoscaling": SERVER | PREPARED | {("ScaledObject", "triton-llama")},
+    "overlays/gpu": PREPARED,
+    "overlays/autoscaling": PREPARED | {("ScaledObject", "triton-llama")},
 }
+SCHEMAS = {
+    file.name.removesuffix(".schema.json"): json.loads(file.read_text())
+    for file in (Path(__file__).parent / "custom_resources").glob("*.schema.json")
+}
+(OLDEST,) = re.findall(r"^For Kubernetes (1\.\d+) or newer", (KUBERNETES / "README.md").read_text(), re.MULTILINE)
 
 
-def plain(name: str) -> str:
-    """Without the hash that kustomize puts behind the names of generated objects."""
-    return "checkpoint" if name.startswith("checkpoint-") else name
+def _different_objects() -> list[Manifest]:
+    """Return each object once, although overlays share most of them."""
+    by_content = {json.dumps(one, sort_keys=True): one for folder in FOLDERS for one in built(folder).objects}
+    return list(by_content.values())
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_does_not_build_or_lacks_an_object(folder: str) -> None:
-    objects = built(folder).objects
-    assert {(one["kind"], plain(one["metadata"]["name"])) for one in objects} == EXPECTED[folder]
-    assert len(objects) == len(EXPECTED[folder])
+def test_a_folder_builds_with_its_objects_in_the_namespace(overlay: Built) -> None:
+    # kustomize puts a hash behind the names of generated objects.
+    names = [re.sub(r"^checkpoint-.*", "checkpoint", one["metadata"]["name"]) for one in overlay.objects]
+    found = [(one["kind"], name) for one, name in zip(overlay.objects, names, strict=True)]
+    assert sorted(found) == sorted(EXPECTED[overlay.folder])
+    namespaces = {one["metadata"].get("namespace") for one in overlay.objects if one["kind"] != "Namespace"}
+    assert namespaces == {"triton-llama"}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_an_object_is_outside_the_namespace(folder: str) -> None:
-    objects = [one for one in built(folder).objects if one["kind"] != "Namespace"]
-    assert {one["metadata"].get("namespace") for one in objects} == {"triton-llama"}
-
-
-def test_a_file_is_used_by_no_kustomization() -> None:
+def test_every_file_is_used_by_a_kustomization() -> None:
     used = set()
     for file in KUBERNETES.rglob("kustomization.yaml"):
         parts = yaml.safe_load(file.read_text())
@@ -56,22 +68,45 @@ def test_a_file_is_used_by_no_kustomization() -> None:
     assert {file for file in KUBERNETES.rglob("*.yaml") if file not in used} == set()
 
 
-def test_the_demo_changes_its_mind_about_a_volume() -> None:
+def test_the_demo_has_no_checkpoint_volume() -> None:
     demo = built("overlays/cpu-demo")
     assert "initContainers" not in demo.pod["spec"]
     assert {volume["name"] for volume in demo.pod["spec"]["volumes"]} == {"shm", "tmp", "home"}
-    assert {mount["mountPath"] for mount in demo.server["volumeMounts"]} == {
-        "/dev/shm",
-        "/tmp",
-        "/var/cache/triton-llama",
-    }
+    mounts = {mount["mountPath"] for mount in demo.server["volumeMounts"]}
+    assert mounts == {"/dev/shm", "/tmp", "/var/cache/triton-llama"}
 
 
-def test_a_pod_asks_for_no_gpu_or_the_demo_for_one() -> None:
-    asked = {folder: built(folder).server["resources"]["limits"].get("nvidia.com/gpu") for folder in FOLDERS}
-    assert asked == {"base": None, "overlays/cpu-demo": None, "overlays/gpu": "1", "overlays/autoscaling": "1"}
+def test_only_the_gpu_overlays_request_a_gpu() -> None:
+    requested = [built(folder).server["resources"]["limits"].get("nvidia.com/gpu") for folder in FOLDERS]
+    assert requested == [None, None, "1", "1"]
 
 
-def test_applying_again_sets_back_the_number_of_pods_that_the_autoscaler_chose() -> None:
+def test_applying_again_keeps_the_number_of_pods_that_the_autoscaler_chose() -> None:
     assert "replicas" not in built("overlays/autoscaling").one("Deployment")["spec"]
     assert built("overlays/gpu").one("Deployment")["spec"]["replicas"] == 2
+
+
+@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
+def test_every_object_is_valid_for_the_oldest_and_the_newest_kubernetes(version: str) -> None:
+    objects = [one for one in _different_objects() if one["kind"].lower() not in SCHEMAS]
+    assert len(objects) > len(FOLDERS)
+    for one in objects:
+        try:
+            kubernetes_validate.validate(one, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            where = ".".join(map(str, error.path))
+            pytest.fail(f"{one['kind']} {one['metadata']['name']}, Kubernetes {version}: {where}: {error.message}")
+
+
+def test_objects_of_other_projects_match_their_schemas() -> None:
+    custom = [one for one in _different_objects() if one["kind"].lower() in SCHEMAS]
+    assert {one["kind"].lower() for one in custom} == set(SCHEMAS)
+    for one in custom:
+        jsonschema.Draft202012Validator(SCHEMAS[one["kind"].lower()]).validate(one)
+
+
+def test_validation_finds_a_misspelt_field() -> None:
+    deployment = json.loads(json.dumps(built("base").one("Deployment")))
+    deployment["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="readynessProbe"):
+        kubernetes_validate.validate(deployment, OLDEST, strict=True)

@@ -1,16 +1,14 @@
-"""No container of the pod may do more than it needs: the level `restricted`, and what that doesn't ask for, too."""
+"""Containers of the pod have the rights of level `restricted`, and less where they need less."""
 
 from __future__ import annotations
 
-import pytest
-from contract.manifests import FOLDERS, built
+from contract.manifests import Built
 
 WRITABLE = {"/tmp", "/dev/shm", "/var/cache/triton-llama"}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_container_can_do_more_than_it_needs(folder: str) -> None:
-    for container in built(folder).containers():
+def test_every_container_is_locked_down(overlay: Built) -> None:
+    for container in overlay.containers():
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -19,61 +17,53 @@ def test_a_container_can_do_more_than_it_needs(folder: str) -> None:
         }, container["name"]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_pod_runs_as_root_or_without_a_seccomp_profile(folder: str) -> None:
-    context = built(folder).pod["spec"]["securityContext"]
+def test_a_pod_runs_as_user_1000_with_the_runtimes_seccomp_profile(overlay: Built) -> None:
+    context = overlay.pod["spec"]["securityContext"]
     assert context["runAsNonRoot"] is True
     assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (1000, 1000, 1000)
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_pod_sees_the_node_or_has_a_token_of_the_cluster(folder: str) -> None:
-    one = built(folder)
-    spec = one.pod["spec"]
+def test_a_pod_has_neither_the_nodes_namespaces_nor_a_cluster_token(overlay: Built) -> None:
+    spec = overlay.pod["spec"]
     assert spec["automountServiceAccountToken"] is False
-    assert one.one("ServiceAccount")["automountServiceAccountToken"] is False
-    assert spec["serviceAccountName"] == one.one("ServiceAccount")["metadata"]["name"]
+    assert overlay.one("ServiceAccount")["automountServiceAccountToken"] is False
+    assert spec["serviceAccountName"] == overlay.one("ServiceAccount")["metadata"]["name"]
     assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
     kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
     assert kinds <= {"emptyDir", "persistentVolumeClaim"}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_what_is_written_has_no_bound(folder: str) -> None:
-    for volume in built(folder).pod["spec"]["volumes"]:
+def test_every_writable_volume_has_a_size_limit(overlay: Built) -> None:
+    for volume in overlay.pod["spec"]["volumes"]:
         assert "persistentVolumeClaim" in volume or "sizeLimit" in volume["emptyDir"], volume["name"]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_the_server_can_write_its_checkpoint_or_fetch_one(folder: str) -> None:
-    server = built(folder).server
+def test_the_server_can_neither_write_nor_download_its_checkpoint(overlay: Built) -> None:
+    server = overlay.server
     assert {mount["mountPath"] for mount in server["volumeMounts"] if not mount.get("readOnly")} == WRITABLE
     variables = {variable["name"]: variable for variable in server["env"]}
     assert variables["HF_HUB_OFFLINE"]["value"] == "1"
     assert "HF_TOKEN" not in variables
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_the_namespace_admits_what_would_be_less_locked_up(folder: str) -> None:
-    labels = built(folder).one("Namespace")["metadata"]["labels"]
+def test_the_namespace_enforces_the_level_restricted(overlay: Built) -> None:
+    labels = overlay.one("Namespace")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_variable_of_another_service_keeps_the_model_from_loading(folder: str) -> None:
-    # A Service called "llama" would put LLAMA_SERVICE_HOST into the environment: an unknown setting.
-    assert built(folder).pod["spec"]["enableServiceLinks"] is False
+def test_services_put_no_variables_into_the_pods_environment(overlay: Built) -> None:
+    """LLAMA_SERVICE_HOST, from a Service called "llama", would be an unknown setting: the model would not load."""
+    assert overlay.pod["spec"]["enableServiceLinks"] is False
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_the_server_may_call_out(folder: str) -> None:
-    policies = {one["metadata"]["name"]: one["spec"] for one in built(folder).all("NetworkPolicy")}
+def test_the_server_has_no_egress_but_the_download(overlay: Built) -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in overlay.all("NetworkPolicy")}
     assert policies["triton-llama"]["policyTypes"] == ["Ingress", "Egress"]
     assert not policies["triton-llama"].get("egress")
     opened = policies.get("triton-llama-download")
-    # Only where there is an init container that downloads.
-    assert (opened is not None) == ("initContainers" in built(folder).pod["spec"])
+    # Only with an init container that downloads.
+    assert (opened is not None) == ("initContainers" in overlay.pod["spec"])
     if opened is not None:
         assert opened["policyTypes"] == ["Egress"]
         blocks = [to["ipBlock"] for rule in opened["egress"] for to in rule["to"] if "ipBlock" in to]

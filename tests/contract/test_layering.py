@@ -1,4 +1,4 @@
-"""Dependencies point one way, as design says: model.py → scheduler → engine → its parts → settings and requests."""
+"""Imports point one way: model.py → scheduler → engine → its parts → settings and requests."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PACKAGES = {"llama_engine", *(f"llama_engine.{folder.name}" for folder in PACKAG
 # The six packages of the server, by the names they are imported by.
 ALLOWED = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "tritonclient"}
 
-# The Triton language comes along with PyTorch's CUDA builds, and with them only.
+# The Triton language comes with PyTorch's CUDA builds only.
 KERNELS = {"kernels.int8_product", "kernels.decode_attention"}
 
-# From the bottom up: a module imports only from the rows below its own.
+# From the bottom up: a module imports only from the layers above it in this list.
 LAYERS = [
     {"errors", "sampling.philox", "text.partial_match", "text.detokenizer", "triton.queue_policy",
      "observability.log_format", "triton.model_config", "triton.logger", "libraries"},
@@ -49,7 +49,7 @@ LAYERS = [
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Yield the full name of everything a file imports, wherever in the file."""
+    """Yield the full name of every import of a file, also inside functions."""
     yield from _names(path, ast.walk(ast.parse(path.read_text())))
 
 
@@ -59,7 +59,7 @@ def _names(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}, line {node.lineno}: imports are absolute in here"
+            assert node.level == 0, f"{path.name}, line {node.lineno}: imports must be absolute"
             # `from llama_engine.model import kv_cache` is an import of llama_engine.model.kv_cache.
             yield from (
                 [f"{node.module}.{alias.name}" for alias in node.names]
@@ -72,7 +72,7 @@ def _inside(path: Path) -> set[str]:
     return {name.removeprefix("llama_engine.") for name in _imports(path) if name.split(".")[0] == "llama_engine"}
 
 
-def test_only_model_py_knows_triton() -> None:
+def test_only_model_py_imports_tritons_backend_api() -> None:
     knowing = [
         path.relative_to(VERSION).as_posix()
         for path in VERSION.rglob("*.py")
@@ -81,18 +81,18 @@ def test_only_model_py_knows_triton() -> None:
     assert knowing == ["model.py"]
 
 
-def test_model_py_lies_alone_beside_the_package() -> None:
+def test_the_version_folder_has_model_py_and_the_package_only() -> None:
     entries = {path.name for path in VERSION.iterdir()} - {"__pycache__"}
     assert entries == {"model.py", "llama_engine"}
 
 
-def test_every_module_has_its_layer() -> None:
+def test_every_module_is_in_one_layer() -> None:
     assert set().union(*LAYERS) == set(MODULES)
     assert sum(map(len, LAYERS)) == len(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_from_the_layers_below(name: str) -> None:
+def test_a_module_imports_only_from_lower_layers(name: str) -> None:
     own = next(index for index, layer in enumerate(LAYERS) if name in layer)
     assert _inside(MODULES[name]) <= set().union(*LAYERS[:own])
 
@@ -106,17 +106,17 @@ def test_model_py_imports_libraries_before_the_rest_of_the_package() -> None:
     assert next(name for name in _imports(VERSION / "model.py") if "llama_engine" in name) == "llama_engine.libraries"
 
 
-def test_the_package_itself_imports_nothing() -> None:
+def test_the_package_init_imports_nothing() -> None:
     assert set(_imports(PACKAGE / "__init__.py")) <= {"__future__"}
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_needs_nothing_but_the_six_packages(name: str) -> None:
+def test_a_module_imports_only_the_servers_six_packages(name: str) -> None:
     outside = {imported.split(".")[0] for imported in _imports(MODULES[name])} - {"llama_engine"}
     assert outside - set(sys.stdlib_module_names) <= ALLOWED | ({"triton"} if name in KERNELS else set())
 
 
 @pytest.mark.parametrize("name", sorted(set(MODULES) - KERNELS))
-def test_a_machine_without_the_triton_language_can_import_a_module(name: str) -> None:
+def test_a_module_imports_without_the_triton_language(name: str) -> None:
     at_once = set(_names(MODULES[name], ast.parse(MODULES[name].read_text()).body))
     assert not {f"llama_engine.{kernel}" for kernel in KERNELS} & at_once

@@ -1,4 +1,4 @@
-"""The profile `monitoring` of the compose file: as locked up as the server, for this machine only, nothing by hand."""
+"""The compose profile `monitoring`: locked down like the server, on this machine only, provisioned from files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from contract.monitoring_files import DASHBOARD, MONITORING, ROOT
+from contract.code_blocks import ROOT
+from contract.monitoring_files import DASHBOARD, MONITORING
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = {
@@ -19,19 +20,19 @@ PORTS = {"prometheus": ("TRITON_PROMETHEUS_PORT", 9090), "grafana": ("TRITON_GRA
 
 
 def _mounts(service: str) -> dict[str, Path]:
-    """Return what of the project a container sees, by the path it sees it under."""
+    """Return the project's files that a container mounts, by their path inside."""
     volumes = [volume.split(":") for volume in SERVICES[service]["volumes"]]
     return {target: ROOT / source for source, target, *_ in volumes if source.startswith("./")}
 
 
-def test_the_profile_is_another_one_or_has_other_services() -> None:
+def test_the_profile_has_prometheus_and_grafana_and_only_the_server_is_outside() -> None:
     assert set(SERVICES) == set(PORTS)
-    # And nothing of it comes up with a plain `docker compose up`.
+    # A plain `docker compose up` starts the server alone.
     assert [name for name, service in COMPOSE["services"].items() if "profiles" not in service] == ["server"]
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_a_service_is_not_locked_up(name: str) -> None:
+def test_a_service_is_locked_down(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -42,18 +43,15 @@ def test_a_service_is_not_locked_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_a_service_can_be_reached_from_the_network(name: str) -> None:
+def test_a_service_is_published_on_this_machine_and_its_image_has_a_version(name: str) -> None:
     variable, port = PORTS[name]
     address = "${TRITON_MONITORING_BIND_ADDRESS:-127.0.0.1}"
     assert SERVICES[name]["ports"] == [f"{address}:${{{variable}:-{port}}}:{port}"]
 
-
-@pytest.mark.parametrize("name", PORTS)
-def test_an_image_has_no_version(name: str) -> None:
     assert re.fullmatch(rf"\$\{{TRITON_{name.upper()}_IMAGE:-\w+/{name}:v?\d+\.\d+\.\d+\}}", SERVICES[name]["image"])
 
 
-def test_grafana_has_an_account_that_somebody_could_guess_the_password_of() -> None:
+def test_grafana_has_no_account_and_shows_everything_read_only() -> None:
     environment = dict(line.split("=", 1) for line in SERVICES["grafana"]["environment"])
     assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
     assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
@@ -63,23 +61,23 @@ def test_grafana_has_an_account_that_somebody_could_guess_the_password_of() -> N
     assert not [name for name in environment if "PASSWORD" in name]
 
 
-def test_prometheus_scrapes_something_else_than_the_server() -> None:
+def test_prometheus_scrapes_every_replica_of_the_server() -> None:
     (mounted,) = _mounts("prometheus").items()
     assert mounted == ("/etc/prometheus", MONITORING)
     assert "--config.file=/etc/prometheus/prometheus.yml" in SERVICES["prometheus"]["command"]
     config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
     (scraped,) = config["scrape_configs"]
-    # By the name that has an address for each replica; a target `server:8002` would be one of them at random.
+    # The DNS name resolves to every replica; a static target `server:8002` would be one of them at random.
     assert "static_configs" not in scraped
     (found,) = scraped["dns_sd_configs"]
     (service,) = found["names"]
     assert found["type"] == "A"
     assert COMPOSE["services"][service]["ports"][-1].endswith(f":{found['port']}")
-    assert "metrics_path" not in scraped, "/metrics is both programs' own"
+    assert "metrics_path" not in scraped, "/metrics is the default of both programs"
     assert config["rule_files"] == ["rules/*.yml"]
 
 
-def test_grafana_does_not_find_its_data_source_or_its_dashboard() -> None:
+def test_grafana_finds_its_data_source_and_its_dashboard() -> None:
     mounts = _mounts("grafana")
     provisioning = mounts["/etc/grafana/provisioning"]
     (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]

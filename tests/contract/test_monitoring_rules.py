@@ -1,6 +1,6 @@
-"""The rules do what their tests say, ask for metrics that exist, and every alert says what it is about and what to do.
+"""The rules pass their tests, use metrics that exist, and every alert has a description and a runbook section.
 
-promtool is the judge of the rules and their tests; tests/server/test_dashboard.py runs them against a real server.
+promtool runs the rules' tests; tests/server/test_dashboard.py runs the rules against a real server.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from contract.code_blocks import ROOT
 from contract.monitoring_files import (
     MONITORING,
-    ROOT,
     RULE_FILES,
     RULE_TESTS,
     TRITON_METRICS,
@@ -37,7 +37,7 @@ def prometheus() -> Prometheus:
 
 
 def _own_series() -> set[str]:
-    """Return the names of the model's series, those that a histogram is made of included."""
+    """Return the names of the model's series, with the three of each histogram."""
     parts = {"histogram": ("_bucket", "_sum", "_count")}
     return {metric.name + part for metric in METRICS for part in parts.get(metric.kind, ("",))}
 
@@ -47,59 +47,52 @@ def _tests(kind: str) -> list[dict[str, Any]]:
     return [case for test in tests for case in test.get(kind, [])]
 
 
-def test_prometheus_would_not_start_with_its_config(prometheus: Prometheus) -> None:
-    said = prometheus.check("check", "config", MONITORING / "prometheus.yml")
-    assert said.count("rules found") == len(RULE_FILES), said
-
-
-def test_a_rule_does_not_do_what_its_test_says(prometheus: Prometheus) -> None:
+def test_promtool_accepts_the_config_and_the_rules_pass_their_tests(prometheus: Prometheus) -> None:
+    output = prometheus.check("check", "config", MONITORING / "prometheus.yml")
+    assert output.count("rules found") == len(RULE_FILES), output
     prometheus.check("test", "rules", *RULE_TESTS)
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=str)
-def test_an_alert_is_not_tested_to_fire_and_not_to_fire(alert: Rule) -> None:
+def test_an_alert_is_tested_to_fire_and_not_to_fire(alert: Rule) -> None:
     cases = [bool(case["exp_alerts"]) for case in _tests("alert_rule_test") if case["alertname"] == alert.name]
     assert set(cases) == {True, False}
 
 
-def test_a_recorded_series_is_not_tested() -> None:
+def test_every_recorded_series_is_tested() -> None:
     assert {case["expr"] for case in _tests("promql_expr_test")} == RECORDED
 
 
-def test_two_groups_have_one_name() -> None:
-    # Within a file Prometheus refuses that; in Kubernetes both files become one.
+def test_groups_have_different_names() -> None:
+    # Prometheus refuses duplicates within a file; in Kubernetes both files become one.
     assert Counter(group["name"] for group in groups()).most_common(1)[0][1] == 1
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=str)
-def test_an_alert_does_not_say_what_it_is_about(alert: Rule) -> None:
+def test_an_alert_has_severity_summary_description_and_a_runbook_section(alert: Rule) -> None:
     assert alert.name.startswith("Llama")
     assert alert.labels.keys() == {"severity"}
     assert alert.labels["severity"] in ("critical", "warning")
     assert alert.annotations.keys() == {"summary", "description", "runbook_url"}
     assert all(alert.annotations.values())
-
-
-@pytest.mark.parametrize("alert", ALERTS, ids=str)
-def test_an_alert_has_no_section_in_the_runbook(alert: Rule) -> None:
     file, _, anchor = alert.annotations["runbook_url"].partition("#")
     assert anchor == alert.name.lower()
     assert re.search(rf"^#+ {alert.name}$", (ROOT / file).read_text(), re.MULTILINE)
 
 
-def test_the_alerts_know_another_job_than_the_one_that_is_scraped() -> None:
+def test_the_alerts_select_the_job_that_is_scraped() -> None:
     (scraped,) = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
-    asked = {selector for alert in ALERTS for selector in selectors(alert.expr) if selector.startswith("up")}
-    assert asked == {f'up{{job="{scraped["job_name"]}"}}'}
+    selected = {selector for alert in ALERTS for selector in selectors(alert.expr) if selector.startswith("up")}
+    assert selected == {f'up{{job="{scraped["job_name"]}"}}'}
 
 
-def test_the_selectors_of_an_expression_are_not_found() -> None:
+def test_the_selectors_of_an_expression_are_found() -> None:
     expr = 'sum by (le) (rate(llama_x_bucket{a="b"}[5m])) / nv_y > up{c="d"} and on (model) model:nv_z:mean5m'
     assert selectors(expr) == ['llama_x_bucket{a="b"}', "nv_y", 'up{c="d"}', "model:nv_z:mean5m"]
     assert metrics_of(expr) == {"llama_x_bucket", "nv_y", "up", "model:nv_z:mean5m"}
 
 
-def test_a_metric_that_is_asked_for_does_not_exist() -> None:
-    asked = [metrics_of(expr) for expr in (*(rule.expr for rule in rules()), *(query.expr for query in queries()))]
-    assert all(asked), "each asks for something"
-    assert set().union(*asked) <= {*_own_series(), *TRITON_METRICS, *RECORDED, "up"}
+def test_every_metric_in_a_rule_or_a_query_exists() -> None:
+    used = [metrics_of(expr) for expr in (*(rule.expr for rule in rules()), *(query.expr for query in queries()))]
+    assert all(used), "each uses a metric"
+    assert set().union(*used) <= {*_own_series(), *TRITON_METRICS, *RECORDED, "up"}

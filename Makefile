@@ -86,14 +86,14 @@ test-kernels: $(READY_KERNELS) ## the GPU's kernels, on a GPU or in the Triton l
 test-compose: $(READY) ## docker compose on a real Docker engine
 	@exec $(TESTS) compose
 
-bench: $(READY_ANALYZER) ## the article's table, mixed lengths, the peers, the limit, where the time goes (BUDGET minutes, BENCH options)
+bench: $(READY_ANALYZER) ## the article's table, mixed lengths, the baselines, the roofline, where the time goes (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
 sweep: $(READY_ANALYZER) ## tokens/s and latency at 1 to 128 requests at a time (BUDGET minutes, SWEEP servers)
 	@$(PERF) perf.bench.sweep $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(SWEEP)
 
-bench-vllm: $(READY_PERF) ## install vLLM, one of the peers, into an environment of its own (.work/vllm)
-	@$(PERF) perf.peers.vllm_environment
+bench-vllm: $(READY_PERF) ## install vLLM, one of the baselines, into an environment of its own (.work/vllm)
+	@$(PERF) perf.baselines.vllm_environment
 
 tune: $(READY_PERF) ## the config for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@test -n '$(SLO_P95_MS)' || { echo "SLO_P95_MS is not set: the 95th percentile of latency to meet, in milliseconds, such as make tune SLO_P95_MS=20000" >&2; exit 2; }

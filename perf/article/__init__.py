@@ -1,1 +1,1 @@
-"""The founding article's table, measured: its three servers and ours, under its load and under mixed lengths."""
+"""The article's measurement: configurations of our server under perf_analyzer's closed loop."""

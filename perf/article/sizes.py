@@ -1,8 +1,8 @@
-"""How many requests are measured, from the time there is and the pace that the server was seen at.
+"""How many requests to measure, from the time available and the server's measured pace.
 
-A wave is as many requests as are sent at a time. One is the warm-up; then at most three are measured, as many as fit,
-and 32 requests at the least: with fewer, a 95th percentile is a maximum. The least is measured even where it doesn't
-fit; the size says so, and it is for whoever asked to do without.
+A wave is one request per user. One wave is the warm-up; then at most three are measured, as many as fit, and at least
+32 requests: with fewer, a 95th percentile is a maximum. A minimum that does not fit is reported as such; the caller
+decides whether to skip it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ MOST_WAVES = 3
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a wave takes, by the mean of its output lengths; from waves of two means, `short` and `long` tokens.
+    """The seconds of a wave by its mean output length, from waves of two means, `short` and `long` tokens.
 
-    What both have in common, reading the prompts above all, is in the seconds of the shorter one.
+    Their common part, above all the prefill, is in the seconds of the shorter one.
     """
 
     concurrency: int
@@ -28,14 +28,14 @@ class Pace:
     long_s: float
 
     def wave_seconds(self, mean: float) -> float:
-        """Return how long a wave of this mean should take."""
+        """Return the predicted seconds of a wave of this mean."""
         per_token = max(0.0, self.long_s - self.short_s) / (self.long - self.short)
         return self.short_s + per_token * (mean - self.short)
 
 
 @dataclass(frozen=True)
 class Size:
-    """So many requests, after so many for the warm-up. predicted_s: for both together. available_s: that were given."""
+    """requests: measured, after `warmup` others. predicted_s, available_s: seconds for both together."""
 
     requests: int
     warmup: int
@@ -44,14 +44,14 @@ class Size:
 
     @property
     def fits(self) -> bool:
-        """Say whether it should take no longer than was given."""
+        """Whether the prediction is within the time available."""
         return self.predicted_s <= self.available_s
 
     def describe(self) -> str:
         """Return it in a line."""
         return (
             f"{self.requests} requests after {self.warmup}: about {self.predicted_s:.0f} s "
-            f"{'of' if self.fits else 'and not the'} {self.available_s:.0f} s that there are"
+            f"{'of' if self.fits else 'and not the'} {self.available_s:.0f} s available"
         )
 
     def to_json(self) -> dict[str, object]:
@@ -64,10 +64,7 @@ class Size:
 
 
 def choose(seconds: float, pace: Pace, mean: float, least: int = LEAST) -> Size:
-    """Return how many requests of this mean to measure within so many seconds, by the rule above.
-
-    Whole waves, where there are several.
-    """
+    """Return how many requests of this mean to measure within the seconds, by the rule above; whole waves."""
     wave = pace.concurrency
     each = pace.wave_seconds(mean) / wave
     smallest = max(least, wave)

@@ -1,1 +1,1 @@
-"""`make bench`: the article's tables, the peers, the limit and where the time goes, in one run and one file."""
+"""`make bench`: the article's tables, the baselines, the roofline and where the time goes, in one run and one file."""

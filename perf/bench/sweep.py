@@ -1,7 +1,6 @@
-"""Some of our configurations at 1 to 128 requests at a time, in a file of its own: `make sweep`.
+"""Some of our configurations at 1 to 128 concurrent requests, in a file of its own: `make sweep`.
 
-A run of its own, because it takes as long as everything else together and hangs on nothing of it. What there was no
-time for says so in the results.
+A separate run, because it takes as long as everything else together. What there was no time for says so in the results.
 """
 
 from __future__ import annotations
@@ -16,27 +15,32 @@ from pathlib import Path
 import torch
 
 from perf import workload
-from perf.article.subjects import Subject, subjects
-from perf.article.sweep import CONCURRENCIES, sweep
+from perf.analyzer.binary import find
+from perf.article import measure, sizes
+from perf.article.configurations import Configuration, configurations, serving
+from perf.bench.articles import START_S
 from perf.checkpoint import check_context, default_checkpoint, described, unquantized
 from perf.command import checkpoint_folder, count, make_command, positive
-from perf.course import Budget, Course, reason
+from perf.course import Budget, Course, NoTimeError, reason
 from perf.results import Results
 from perf.roofline.device import measured_once
 from perf.roofline.rates import DeviceRates
 
 OUTPUT = Path("perf/results/sweep.json")
 MIX: workload.Mix = "uniform"
-START_S = 30.0
-"""With less than that left no server is started."""
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
+LEAST = 8
+"""Minimum of requests at low concurrency: half a minute of a slow server, one at a time."""
 
 _LEAST_S, _MOST_S, _EACH_S = 60.0, 240.0, 4.0
-_KNOWN = {subject.key: subject for subject in subjects()}
+# The warm-up and a measured one.
+_FEWEST_WAVES = 2
+_KNOWN = {configuration.key: configuration for configuration in configurations()}
 
 
 @dataclass(frozen=True)
 class Options:
-    """One run. servers: keys of subjects, in their order. budget_s: for all of it. model: None is one made here."""
+    """servers: keys of configurations. model: None for random weights. command: repeats the run."""
 
     servers: tuple[str, ...]
     budget_s: float
@@ -48,7 +52,7 @@ class Options:
 
 
 def seconds(concurrency: int) -> float:
-    """Return how long a concurrency may take: the more at a time, the longer a wave, up to a bound for slow servers."""
+    """Return the time for one concurrency: a wave takes longer at a higher one, up to a bound for slow servers."""
     return min(max(_LEAST_S, _EACH_S * concurrency), _MOST_S)
 
 
@@ -61,12 +65,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--budget", type=positive, default=40, metavar="MINUTES", help="for all of it (default 40)")
     parser.add_argument("--model", type=checkpoint_folder, metavar="FOLDER", help="a Llama (default: random weights)")
     parser.add_argument("--threads", type=count, default=cores, metavar="N", help=f"a server's (default {cores})")
-    parser.add_argument("--resume", action="store_true", help="measure only what the output file hasn't got yet")
+    parser.add_argument("--resume", action="store_true", help="measure only what the output file lacks")
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     found = parser.parse_args(arguments)
     if unknown := sorted({*found.servers} - {*_KNOWN}):
         parser.error(f"there is no server {unknown[0]!r}: known are {', '.join(_KNOWN)}")
-    said = [*found.servers, *(["--threads", str(found.threads)] if found.threads != cores else [])]
+    given = [*found.servers, *(["--threads", str(found.threads)] if found.threads != cores else [])]
     variables = {} if found.model is None else {"MODEL": found.model.name}
     return Options(
         servers=tuple(found.servers) or default,
@@ -75,13 +79,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         threads=found.threads,
         resume=found.resume,
         output=found.output,
-        command=make_command("sweep", variables, said),
+        command=make_command("sweep", variables, given),
     )
 
 
 def run(options: Options) -> None:
-    """Measure what the options say, and write it down."""
-    budget = Budget(options.budget_s)
+    """Measure what the options select and write the results."""
     checkpoint = options.model or default_checkpoint()
     check_context(checkpoint)
     torch.set_num_threads(options.threads)
@@ -91,33 +94,50 @@ def run(options: Options) -> None:
     except ValueError as error:
         sys.exit(f"sweep: {error}")
     results.section("command", options.command)
+    course = Course(results, Budget(options.budget_s))
     rates = measured_once(results, options.threads)
-    course = Course(results, budget)
     for key in options.servers:
         _sweep(course, _KNOWN[key], checkpoint, options.threads, rates)
     results.finish()
     print(f"\nwritten to {options.output}; make report puts it into docs/benchmarks.md")
 
 
-def _sweep(course: Course, subject: Subject, checkpoint: Path, threads: int, rates: DeviceRates) -> None:
-    """Measure a subject at every concurrency that isn't in the results yet, on one server."""
-    left = [number for number in CONCURRENCIES if not course.has(_key(subject, number))]
+def _sweep(course: Course, one: Configuration, checkpoint: Path, threads: int, rates: DeviceRates) -> None:
+    """Measure a configuration at every concurrency that is missing in the results, on one server."""
+    left = {number: f"sweep/{one.key}/{number}" for number in CONCURRENCIES}
+    left = {number: key for number, key in left.items() if not course.has(key)}
     if not left:
         return
-    course.budget.say(f"{subject.title} at {', '.join(map(str, left))} …")
+    course.budget.say(f"{one.title} at {', '.join(map(str, left))} …")
+    slowest = 0.0
     try:
         course.refuse_without(START_S)
-        for step in sweep(subject, checkpoint, MIX, left, seconds, threads, rates):
-            course.note(_key(subject, step.concurrency), step.measurement)
-            course.refuse_without(seconds(step.concurrency))
-    except Exception as error:  # noqa: BLE001 - as in Course.measure
-        for number in left:
-            if not course.has(_key(subject, number)):
-                course.note(_key(subject, number), {**subject.to_json(), "not_run": reason(error)})
+        analyzer = find()
+        with serving(one, checkpoint, threads) as served:
+            for number, key in left.items():
+                available = seconds(number)
+                try:
+                    # Where the minimum can't fit, not even the pace is measured: a wave never gets shorter.
+                    _check_fits(slowest, available)
+                    pace = measure.pace(served, MIX, number, analyzer)
+                    slowest = max(slowest, pace.wave_seconds(workload.MEAN_OUTPUT))
+                    size = sizes.choose(available, pace, workload.MEAN_OUTPUT, LEAST)
+                    if not size.fits:
+                        raise NoTimeError(size.describe())
+                    course.note(key, measure.sized(served, MIX, number, size, rates, analyzer))
+                except NoTimeError as error:
+                    course.note(key, {**one.to_json(), "not_run": reason(error)})
+                course.refuse_without(available)
+    except Exception as error:  # noqa: BLE001 - any library may raise; the reason is recorded and printed
+        for key in left.values():
+            if not course.has(key):
+                course.note(key, {**one.to_json(), "not_run": reason(error)})
 
 
-def _key(subject: Subject, concurrency: int) -> str:
-    return f"sweep/{subject.key}/{concurrency}"
+def _check_fits(wave_s: float, available: float) -> None:
+    least = _FEWEST_WAVES * wave_s
+    if least > available:
+        raise NoTimeError(f"{_FEWEST_WAVES} waves take at least {least:.0f} and not the {available:.0f} s")
 
 
 if __name__ == "__main__":

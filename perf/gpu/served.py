@@ -8,11 +8,10 @@ Needs what the rest of a run doesn't: tritonserver, its Python backend's stub fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from perf.article.subjects import Subject
+from perf.article.configurations import Configuration
 from perf.bench import articles
 from perf.checkpoint import default_checkpoint
 from perf.course import Course
@@ -23,22 +22,15 @@ CONCURRENCY = 32
 """The article's."""
 
 
-@dataclass(frozen=True)
-class _Asked:
-    concurrency: int
-    threads: int
-
-
 def article(course: Course, options: Options, rates: DeviceRates) -> None:
     """Measure every subject of the article's tables, equal lengths first; what there is no time for says so."""
     # Servers are processes of their own: what this one's allocator keeps is missing from their memory plans.
     torch.cuda.empty_cache()
     # On disk, since servers load it: of Llama-2-7B's shape it takes 13 GB there.
     checkpoint = default_checkpoint()
-    asked = _Asked(CONCURRENCY, options.threads)
     for mix in ("equal", "uniform"):
-        articles.tables(course, asked, checkpoint, rates, [mix], course.budget.left, _ours_first)
+        articles.tables(course, CONCURRENCY, options.threads, checkpoint, rates, [mix], course.budget.left, _ours_first)
 
 
-def _ours_first(subjects: Sequence[Subject]) -> Sequence[Subject]:
-    return sorted(subjects, key=lambda subject: (-subject.quick, -subject.max_batch_size))
+def _ours_first(configurations: Sequence[Configuration]) -> Sequence[Configuration]:
+    return sorted(configurations, key=lambda one: (-one.quick, -one.max_batch_size))

@@ -8,10 +8,9 @@ from triton_local.server import LocalTriton
 
 from perf.analyzer.errors import FailedRunError
 from perf.analyzer.run import measure
+from perf.article.configurations import MismatchError, check, configurations
+from perf.article.counters import Sampling
 from perf.article.measure import TIMEOUT_S
-from perf.article.samples import Sampling
-from perf.article.serving import MismatchError, check
-from perf.article.subjects import subjects
 from perf.load.protocols import Request
 from perf.servers.triton import read_back
 
@@ -48,11 +47,11 @@ def test_one_request_that_fails_fails_the_run(triton: LocalTriton) -> None:
         measure(triton.grpc_url, [*REQUESTS[:5], bad], 2, 2, TIMEOUT_S)
 
 
-def test_only_the_subject_that_runs_is_taken_for_itself(triton: LocalTriton) -> None:
+def test_only_the_configuration_that_runs_passes_its_check(triton: LocalTriton) -> None:
     runs = read_back(triton)
-    for subject in subjects():
-        if subject.key == "inflight_int8":
-            check(subject, runs)
+    for one in configurations():
+        if one.key == "inflight_int8":
+            check(one, runs)
         else:
-            with pytest.raises(MismatchError, match=f"{subject.key} is to be measured"):
-                check(subject, runs)
+            with pytest.raises(MismatchError, match=f"{one.key} is to be measured"):
+                check(one, runs)

@@ -1,4 +1,4 @@
-"""What a run of the benchmarks is told, and what it answers to nonsense: one line, before anything is measured."""
+"""The command lines of `make bench` and `make sweep`: every mistake is one line, before anything is measured."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from perf.article.sweep import CONCURRENCIES
 from perf.bench import sweep
 from perf.bench.options import CONCURRENCY, SECTIONS, parse
 
 
-def test_a_plain_run_leaves_something_out() -> None:
+def test_a_plain_run_measures_every_section() -> None:
     options = parse([])
     assert options.sections == SECTIONS
     assert (options.concurrency, options.without, options.model) == (CONCURRENCY, (), None)
-    assert options.said == ()
+    assert options.given == ()
 
 
-def test_what_was_said_makes_another_run() -> None:
+def test_the_given_options_repeat_the_run() -> None:
     line = ["--concurrency", "8", "--threads", "63", "--only", "peers", "--without", "vllm"]
-    said = parse([*line, "--budget", "5"]).said
-    assert shlex.join(said) == shlex.join(line)
-    assert parse([*said]).said == said
+    given = parse([*line, "--budget", "5"]).given
+    assert shlex.join(given) == shlex.join(line)
+    assert parse([*given]).given == given
 
 
 @pytest.mark.parametrize(
@@ -39,33 +38,33 @@ def test_what_was_said_makes_another_run() -> None:
         (["--model", "no/such/folder"], "argument --model: no/such/folder is not a folder with a config.json"),
     ],
 )
-def test_nonsense_is_measured(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_refused_in_a_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_checkpoint_s_folder_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_s_folder_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert parse(["--model", str(tmp_path)]).model == tmp_path
 
 
-def test_a_sweep_without_servers_measures_nothing() -> None:
+def test_a_plain_sweep_measures_three_servers() -> None:
     options = sweep.parse([])
     assert options.servers[:2] == ("inflight_int8", "batched_int8")
     assert options.servers[2] in ("naive_fp16", "naive_fp32")
     assert (options.command, options.model) == ("make sweep", None)
 
 
-def test_what_was_said_makes_another_sweep() -> None:
+def test_the_given_options_repeat_the_sweep() -> None:
     options = sweep.parse(["inflight_int8", "naive_fp16", "--threads", "63", "--budget", "5"])
     assert options.servers == ("inflight_int8", "naive_fp16")
     assert options.command == "make sweep 'SWEEP=inflight_int8 naive_fp16 --threads 63'"
 
 
-def test_more_at_a_time_get_no_more_seconds_or_without_bound() -> None:
-    seconds = [sweep.seconds(number) for number in CONCURRENCIES]
+def test_a_higher_concurrency_gets_more_seconds_up_to_a_bound() -> None:
+    seconds = [sweep.seconds(number) for number in sweep.CONCURRENCIES]
     assert seconds == sorted(seconds)
     assert 0 < seconds[0] < seconds[-1] <= 600
 
@@ -78,7 +77,7 @@ def test_more_at_a_time_get_no_more_seconds_or_without_bound() -> None:
         (["--model", "no/such/folder"], "argument --model: no/such/folder is not a folder with a config.json"),
     ],
 )
-def test_a_sweep_of_nonsense_is_measured(
+def test_a_mistake_of_a_sweep_is_refused_in_a_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

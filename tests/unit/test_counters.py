@@ -1,4 +1,4 @@
-"""Counters between two moments: interpolation, and a metrics endpoint that answers, lacks one, or goes away."""
+"""Counters between two moments: interpolation, and a metrics endpoint that answers or lacks one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import ClassVar
 
 import pytest
 
-from perf.article.samples import NAMES, Sample, Sampling, value_at
+from perf.article.counters import NAMES, Sample, Sampling, value_at
 
 TOKENS = "llama_generated_tokens_total"
 SAMPLES = [Sample(10.0, {TOKENS: 100.0}), Sample(11.0, {TOKENS: 100.0}), Sample(12.0, {TOKENS: 140.0})]
 
 
 class Endpoint(BaseHTTPRequestHandler):
-    """A metrics endpoint whose counters all grow by one with every reading; another model's stand beside them."""
+    """A metrics endpoint whose counters grow by one with every reading, beside another model's."""
 
     names: ClassVar[tuple[str, ...]] = NAMES
     read: ClassVar[int] = 0
@@ -36,7 +36,7 @@ class Endpoint(BaseHTTPRequestHandler):
             Endpoint.enough.set()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -50,18 +50,18 @@ def endpoint() -> Iterator[ThreadingHTTPServer]:
         thread.join()
 
 
-def test_between_two_readings_a_counter_grows_in_proportion() -> None:
+def test_a_counter_is_interpolated_between_two_readings() -> None:
     moments = (10.0, 10.5, 11.0, 11.25, 12.0)
     assert [value_at(SAMPLES, TOKENS, moment) for moment in moments] == [100, 100, 100, 110, 140]
 
 
 @pytest.mark.parametrize("moment", [9.9, 12.1])
-def test_a_moment_that_wasn_t_seen_is_refused(moment: float) -> None:
+def test_a_moment_outside_of_the_readings_is_refused(moment: float) -> None:
     with pytest.raises(ValueError, match=f"{TOKENS} was read from 10.0 to 12.0, not at {moment}"):
         value_at(SAMPLES, TOKENS, moment)
 
 
-def test_a_block_is_read_from_before_its_beginning_to_after_its_end(endpoint: ThreadingHTTPServer) -> None:
+def test_readings_enclose_the_block(endpoint: ThreadingHTTPServer) -> None:
     with Sampling(f"127.0.0.1:{endpoint.server_port}") as sampling:
         began = time.time()
         assert Endpoint.enough.wait(30)
@@ -71,13 +71,13 @@ def test_a_block_is_read_from_before_its_beginning_to_after_its_end(endpoint: Th
     assert 0 < sampling.growth(TOKENS, began, ended) <= Endpoint.read
 
 
-def test_a_counter_that_is_missing_is_an_error_at_once(endpoint: ThreadingHTTPServer) -> None:
+def test_a_missing_counter_is_an_error_at_once(endpoint: ThreadingHTTPServer) -> None:
     Endpoint.names = NAMES[1:]
     with pytest.raises(KeyError, match=NAMES[0]), Sampling(f"127.0.0.1:{endpoint.server_port}"):
         pytest.fail("a server without the counter was sampled")
 
 
-def test_a_reading_that_fails_meanwhile_fails_the_measurement(endpoint: ThreadingHTTPServer) -> None:
+def test_a_reading_that_fails_later_fails_the_measurement(endpoint: ThreadingHTTPServer) -> None:
     sampling = Sampling(f"127.0.0.1:{endpoint.server_port}")
     sampling.__enter__()
     Endpoint.names = NAMES[1:]

@@ -1,8 +1,9 @@
-"""The article's two servers, for real: uvicorn on a socket, the embedded checkpoint, answers as they should be."""
+"""The article's two servers on a socket, with the embedded checkpoint."""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import urllib.error
@@ -19,17 +20,16 @@ import uvicorn
 from fastapi import FastAPI
 from unit.made_up_results import result
 
-from perf import checkpoint as weights
-from perf.checkpoint import EMBEDDED
+from perf.baselines import fastapi_server
+from perf.baselines.fastapi_server import Pretrained
+from perf.bench.session import Session
+from perf.checkpoint import EMBEDDED, mebibytes
 from perf.load.arrivals import Closed
 from perf.load.protocols import Target
 from perf.load.summary import SLO
-from perf.peers import batching_fastapi, naive_fastapi
-from perf.peers.contestant import Contestant, Started
-from perf.peers.fastapi_server import Pretrained
-from perf.peers.measure import Server
 from perf.report.results import Measurement, parse
 from perf.roofline.rates import DeviceRates
+from perf.servers.server import Running, Server
 
 QUESTIONS = [
     ("Return a list of", 7),
@@ -42,8 +42,8 @@ QUESTIONS = [
 
 
 @dataclass(frozen=True)
-class Noting(Pretrained):
-    """The real thing, which also notes the size and the length of every batch."""
+class Recording(Pretrained):
+    """The model, with the size and the length of every batch."""
 
     batches: list[tuple[int, int]] = field(default_factory=list)
 
@@ -53,12 +53,12 @@ class Noting(Pretrained):
 
 
 @pytest.fixture(scope="module")
-def pretrained() -> Iterator[Noting]:
+def pretrained() -> Iterator[Recording]:
     threads = torch.get_num_threads()
-    # On the machine's few and shared cores, two threads wait for each other more than they compute.
+    # On few shared cores, two threads wait for each other more than they compute.
     torch.set_num_threads(1)
     loaded = Pretrained.load(EMBEDDED, "float32")
-    yield Noting(loaded.model, loaded.tokenizer)
+    yield Recording(loaded.model, loaded.tokenizer)
     torch.set_num_threads(threads)
 
 
@@ -78,15 +78,15 @@ def serving(application: FastAPI) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def naive(pretrained: Noting) -> Iterator[str]:
-    with serving(naive_fastapi.application(pretrained)) as url:
+def naive(pretrained: Recording) -> Iterator[str]:
+    with serving(fastapi_server.naive(pretrained)) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
-def batching(pretrained: Noting) -> Iterator[str]:
-    # So long a delay that a batch of three never starts before it is full.
-    with serving(batching_fastapi.application(pretrained, 3, 30.0)) as url:
+def batching(pretrained: Recording) -> Iterator[str]:
+    # With this delay a batch of three never starts before it is full.
+    with serving(fastapi_server.batching(pretrained, 3, 30.0)) as url:
         yield url
 
 
@@ -107,7 +107,7 @@ def ask(url: str, prompt: str, max_tokens: int) -> dict[str, object]:
     return completion
 
 
-def test_the_naive_server_computes_requests_together(naive: str, pretrained: Noting) -> None:
+def test_the_naive_server_computes_one_request_at_a_time(naive: str, pretrained: Recording) -> None:
     pretrained.batches.clear()
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         answers = list(pool.map(lambda question: ask(naive, *question), QUESTIONS))
@@ -115,20 +115,20 @@ def test_the_naive_server_computes_requests_together(naive: str, pretrained: Not
     assert sorted(pretrained.batches) == sorted((1, tokens) for _, tokens in QUESTIONS)
 
 
-def test_a_batch_gives_somebody_else_s_text_or_length(naive: str, batching: str, pretrained: Noting) -> None:
+def test_a_batch_gives_every_request_its_own_text(naive: str, batching: str, pretrained: Recording) -> None:
     alone = [ask(naive, *question) for question in QUESTIONS]
     pretrained.batches.clear()
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         together = list(pool.map(lambda question: ask(batching, *question), QUESTIONS))
     assert together == alone
     assert [size for size, _ in pretrained.batches] == [3, 3]
-    # Everyone is computed as long as the longest of the batch.
+    # Every row is computed for as long as the longest of its batch.
     assert {length for _, length in pretrained.batches} <= {12, 9, 7}
     assert max(length for _, length in pretrained.batches) == 12
 
 
-def test_who_is_alone_waits_for_company_for_ever(pretrained: Noting) -> None:
-    with serving(batching_fastapi.application(pretrained, 8, 0.01)) as url:
+def test_a_single_request_is_computed_after_the_delay(pretrained: Recording) -> None:
+    with serving(fastapi_server.batching(pretrained, 8, 0.01)) as url:
         assert ask(url, "A dictionary", 5)["tokens"] == 5
 
 
@@ -144,7 +144,7 @@ def test_who_is_alone_waits_for_company_for_ever(pretrained: Noting) -> None:
         (b'{"prompt": "a", "max_tokens": 4000}', 400, "must be at most 512"),
     ],
 )
-def test_a_bad_request_is_computed(
+def test_a_bad_request_is_refused(
     request: pytest.FixtureRequest, server: str, body: bytes, status: int, message: str
 ) -> None:
     answered, text = post(request.getfixturevalue(server), body)
@@ -152,13 +152,12 @@ def test_a_bad_request_is_computed(
     assert message in text
 
 
-def test_a_measurement_is_another_one_than_the_report_reads(naive: str) -> None:
+def test_the_report_reads_a_measurement(naive: str) -> None:
     rates = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11})
     target = Target("naive_fastapi", "fastapi", naive, "llama")
-    started = Started(target, "made by a test", {"threads": 1}, _own_pid(), weights.mebibytes(EMBEDDED, "fp32"))
-    contestant = Contestant("naive_fastapi", "naive FastAPI", "peer", "fp32", _never_started)
-    server = Server(contestant, started, EMBEDDED)
-    measured = server.measure("uniform", Closed(2), 4, 2, SLO(60.0, 1.0), rates, mean=5)
+    running = Running(target, "created by a test", {"threads": 1}, os.getpid(), mebibytes(EMBEDDED, "fp32"))
+    server = Server("naive_fastapi", "naive FastAPI", "peer", "fp32", _never_started)
+    measured = Session(server, running, EMBEDDED).measure("uniform", Closed(2), 4, 2, SLO(60.0, 1.0), rates, mean=5)
     read = _read(measured)
     assert (read.server, measured["family"], read.weights, read.errors) == ("naive_fastapi", "peer", "FP32", 0)
     assert (read.load.mix, read.load.concurrency, read.load.rate_per_second) == ("uniform", 2, None)
@@ -182,11 +181,7 @@ def _read(measurement: dict[str, object]) -> Measurement:
     return read
 
 
-def _own_pid() -> int:
-    return int(Path("/proc/self").readlink().name)
-
-
 @contextmanager
-def _never_started(checkpoint: Path, threads: int) -> Iterator[Started]:
+def _never_started(checkpoint: Path, threads: int) -> Iterator[Running]:
     raise AssertionError(f"{checkpoint} is served already, by {threads} threads")
     yield

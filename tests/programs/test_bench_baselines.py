@@ -1,4 +1,4 @@
-"""The peers' part of a run: the same load for everyone, and nobody whose failure ends it or is missing in silence."""
+"""Ours and the baselines in a run: the same load for every server, and every failure recorded with its reason."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Literal
 
 import pytest
 
-from perf.bench import rivals
+from perf.bench import baselines
 from perf.bench.options import parse
 from perf.checkpoint import EMBEDDED
 from perf.course import Budget, Course
 from perf.load.driver import LoadError
 from perf.load.protocols import Target
-from perf.peers.contestant import Contestant, NotRunError, Started
 from perf.results import Results
 from perf.roofline.rates import DeviceRates
+from perf.servers.server import NotRunError, Running, Server
 
 CONCURRENCY = 4
 RATES = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11, "int8": 1e11})
@@ -30,7 +30,7 @@ MIXES = ("closed/uniform", "closed/geometric", "poisson/uniform")
 
 
 class Quick(ThreadingHTTPServer):
-    """Answers at once with as many tokens as were asked for; from request number `until` on, never."""
+    """Answers at once with all tokens; from request number `until` on, never."""
 
     daemon_threads = True
 
@@ -60,44 +60,44 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep the terminal clean."""
 
 
-def served(key: str, family: Literal["ours", "peer"], servers: list[Quick], until: float = float("inf")) -> Contestant:
+def served(key: str, family: Literal["ours", "peer"], servers: list[Quick], until: float = float("inf")) -> Server:
     @contextmanager
-    def start(checkpoint: Path, threads: int) -> Iterator[Started]:
+    def start(checkpoint: Path, threads: int) -> Iterator[Running]:
         server = Quick(until)
         servers.append(server)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             target = Target(key, "fastapi", f"http://127.0.0.1:{server.server_port}", "llama")
-            yield Started(target, f"serve {key}", {"threads": threads, "checkpoint": checkpoint.name}, os.getpid(), 1.0)
+            yield Running(target, f"serve {key}", {"threads": threads, "checkpoint": checkpoint.name}, os.getpid(), 1.0)
         finally:
             server.over.set()
             server.shutdown()
             server.server_close()
             thread.join()
 
-    return Contestant(key, key, family, "fp32", start)
+    return Server(key, key, family, "fp32", start)
 
 
-def failing(key: str, error: Exception) -> Contestant:
+def failing(key: str, error: Exception) -> Server:
     @contextmanager
-    def start(checkpoint: Path, threads: int) -> Iterator[Started]:
+    def start(checkpoint: Path, threads: int) -> Iterator[Running]:
         if threads:
             raise error
         yield from ()
 
-    return Contestant(key, key, "peer", "fp32", start)
+    return Server(key, key, "peer", "fp32", start)
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Course]:
-    def of(*contestants: Contestant, seconds: float = 600.0, there: Sequence[str] = ()) -> Course:
-        monkeypatch.setattr(rivals, "lineup", lambda: list(contestants))
+    def of(*under_test: Server, seconds: float = 600.0, there: Sequence[str] = ()) -> Course:
+        monkeypatch.setattr(baselines, "servers", lambda: list(under_test))
         course = Course(Results(tmp_path / "bench.json", "bench", {}, False, tmp_path), Budget(seconds))
         for key in there:
             course.note(f"peers/{key}", {"tokens_per_second": 1.0, "errors": 0})
         options = parse(["--concurrency", str(CONCURRENCY), "--threads", "1"])
-        rivals.peers(course, options, EMBEDDED, RATES)
+        baselines.baselines(course, options, EMBEDDED, RATES)
         return course
 
     return of
@@ -107,7 +107,7 @@ def not_run(course: Course, key: str) -> list[object]:
     return [course.results.measurements[f"peers/{mix}/{key}"].get("not_run") for mix in MIXES]
 
 
-def test_a_contestant_that_can_not_run_ends_the_run_or_is_missing_in_silence(run: Callable[..., Course]) -> None:
+def test_a_server_that_can_not_run_is_recorded_and_the_others_follow(run: Callable[..., Course]) -> None:
     errors: dict[str, Exception] = {
         "absent": NotRunError("no wheel for this machine"),
         "broken": subprocess.CalledProcessError(3, ["vllm"]),
@@ -130,49 +130,49 @@ def test_a_contestant_that_can_not_run_ends_the_run_or_is_missing_in_silence(run
     }
 
 
-def test_a_server_is_started_without_time_for_it(run: Callable[..., Course]) -> None:
+def test_without_time_no_server_is_started(run: Callable[..., Course]) -> None:
     servers: list[Quick] = []
     course = run(served("ours", "ours", servers), seconds=5.0)
     assert servers == []
     assert all("are left of --budget" in str(reason) for reason in not_run(course, "ours"))
 
 
-def test_a_load_depends_on_the_server(
+def test_every_server_gets_the_same_load(
     run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first of ours can't be run: the rate is the second one's, and a peer before that one has none."""
-    monkeypatch.setattr(rivals, "OPEN_SECONDS", 0.1)
+    """The first of ours can't run: the rate is the second one's, and a baseline before that has none."""
+    monkeypatch.setattr(baselines, "OPEN_SECONDS", 0.1)
     servers: list[Quick] = []
     course = run(
         failing("first", NotRunError("no")),
         served("early", "peer", servers),
         served("second", "ours", servers),
-        # What is there already costs no time here.
+        # What is measured already takes no time here.
         there=("closed/uniform/early", "closed/geometric/early", "closed/geometric/second"),
     )
     reason = "NoRateError: the rate is a share of our own server's in the closed loop (uniform), which wasn't measured"
     assert not_run(course, "early") == [None, None, reason]
     assert not_run(course, "second") == [None, None, None]
     closed, opened = (course.results.measurements[f"peers/{mix}/uniform/second"] for mix in ("closed", "poisson"))
-    assert (closed["requests"], closed["errors"]) == (rivals.MEASURED, 0)
+    assert (closed["requests"], closed["errors"]) == (baselines.MEASURED, 0)
     assert closed["load"]["warmup_requests"] == CONCURRENCY
-    assert closed["whole_run"]["requests"] == rivals.MEASURED + CONCURRENCY
-    assert opened["load"]["rate_per_second"] == round(rivals.OPEN_SHARE * closed["requests_per_second"], 3)
-    assert opened["requests"] == max(rivals.OPEN_LEAST, round(0.1 * opened["load"]["rate_per_second"]))
+    assert closed["whole_run"]["requests"] == baselines.MEASURED + CONCURRENCY
+    assert opened["load"]["rate_per_second"] == round(baselines.OPEN_SHARE * closed["requests_per_second"], 3)
+    assert opened["requests"] == max(baselines.OPEN_LEAST, round(0.1 * opened["load"]["rate_per_second"]))
     assert len(servers[0].asked) == 2 * CONCURRENCY
-    assert len(servers[1].asked) == 3 * CONCURRENCY + rivals.MEASURED + opened["requests"]
+    assert len(servers[1].asked) == 3 * CONCURRENCY + baselines.MEASURED + opened["requests"]
     assert f"second runs: serve second\n  threads: 1\n  checkpoint: {EMBEDDED.name}" in capsys.readouterr().out
 
 
-def test_a_server_that_is_still_at_work_gets_the_next_load(
+def test_a_server_that_is_still_at_work_gets_no_further_load(
     run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rivals, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(baselines, "TIMEOUT_S", 2.0)
     servers: list[Quick] = []
     # The two waves of the pace are answered, and half of the first load.
     course = run(served("ours", "ours", servers, until=2 * CONCURRENCY + 32))
     measured = course.results.measurements["peers/closed/uniform/ours"]
-    assert measured["unanswered"] == measured["errors"] == CONCURRENCY + rivals.MEASURED - 32
-    reason = f"StillAtWorkError: {measured['unanswered']} requests of the load before weren't answered in time"
+    assert measured["unanswered"] == measured["errors"] == CONCURRENCY + baselines.MEASURED - 32
+    reason = f"StillAtWorkError: {measured['unanswered']} requests of the last load weren't answered in time"
     assert not_run(course, "ours") == [None, reason, reason]
     assert len(servers[0].asked) == 3 * CONCURRENCY + 32

@@ -1,7 +1,7 @@
-"""The server's counters while it is measured, looked at four times a second, and their growth between two moments.
+"""The server's counters during a measurement, read four times a second, and their growth between two moments.
 
-The window of full load (`setting.window`) is known only afterwards, so the counters are read all the time and
-interpolated. The model brings its own up to date five times a second: at both ends of a window they are as late.
+The steady-state window is known only afterwards, so the counters are read throughout and interpolated. The model
+updates its own five times a second: at both ends of a window they are equally late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Sample:
 
 
 class Sampling:
-    """Reads the counters of a server for as long as its block lasts; raises what a reading raised when it is left."""
+    """Reads the counters of a server during its block; on leaving raises what a reading raised."""
 
     def __init__(self, metrics_url: str) -> None:
         """metrics_url: host:port of the metrics service."""
@@ -69,14 +69,14 @@ class Sampling:
         return self._samples[-1].moment
 
     def growth(self, name: str, begin: float, end: float) -> float:
-        """Return by how much a counter has grown from one moment to another, in seconds since 1970."""
+        """Return the growth of a counter between two moments, in seconds since 1970."""
         return value_at(self._samples, name, end) - value_at(self._samples, name, begin)
 
     def _read_until_ended(self) -> None:
         while not self._ended.wait(INTERVAL_S):
             try:
                 self._samples.append(read(self._url))
-            except Exception as failure:  # noqa: BLE001 - raised again by the thread that measures
+            except Exception as failure:  # noqa: BLE001 - raised again in the measuring thread
                 self._failure = failure
                 return
 
@@ -89,7 +89,7 @@ def read(metrics_url: str) -> Sample:
 
 
 def value_at(samples: list[Sample], name: str, moment: float) -> float:
-    """Return a counter's value at a moment, between two readings in proportion.
+    """Return a counter's value at a moment, interpolated between two readings.
 
     Raises ValueError for a moment before the first reading or after the last one.
     """

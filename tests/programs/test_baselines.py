@@ -1,4 +1,4 @@
-"""Peers that don't start, and what is left of those that do."""
+"""Baselines that fail to start, their list, and their commands in results."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from perf.baselines import vllm_environment
 from perf.checkpoint import EMBEDDED
 from perf.environment import ROOT
 from perf.load.protocols import Target
-from perf.peers import process, vllm_environment
-from perf.peers.contestant import NotRunError
-from perf.peers.lineup import contestant, lineup
-from perf.peers.process import HOST, free_port, running, shown, shown_checkpoint
+from perf.servers import process
+from perf.servers.baselines import server, servers
+from perf.servers.process import HOST, free_port, running, shown, shown_checkpoint
+from perf.servers.server import NotRunError
 
 
 @pytest.fixture(autouse=True)
@@ -21,47 +22,47 @@ def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process, "LOGS", tmp_path)
 
 
-def _tried(*options: str, ready_s: float = 60.0) -> None:
-    """Start Python with these options as a peer, and stop it if it gets ready."""
+def _started(*options: str, ready_s: float = 60.0) -> None:
+    """Start Python with these options as a baseline, and stop it if it gets ready."""
     with free_port() as port:
         command = [sys.executable, *(str(port) if option == "PORT" else option for option in options)]
         with running(Target("test", "fastapi", f"http://{HOST}:{port}", "llama"), command, {}, ready_s):
             pass
 
 
-def test_a_peer_that_ends_at_once_is_waited_for_and_its_reason_lost() -> None:
+def test_a_server_that_ends_at_once_is_reported_with_its_reason() -> None:
     complaint = "import sys; sys.exit('no such checkpoint')"
     with pytest.raises(NotRunError, match=r"test ended with code 1 before it was ready: no such checkpoint \("):
-        _tried("-c", complaint)
+        _started("-c", complaint)
 
 
-def test_a_peer_that_never_listens_is_waited_for_without_end() -> None:
-    with pytest.raises(NotRunError, match=r"didn't listen within 0\.1 s: it said nothing"):
-        _tried("-c", "import time; time.sleep(600)", ready_s=0.1)
+def test_a_server_that_never_listens_times_out() -> None:
+    with pytest.raises(NotRunError, match=r"didn't listen within 0\.1 s: its log is empty"):
+        _started("-c", "import time; time.sleep(600)", ready_s=0.1)
 
 
-def test_a_peer_that_listens_but_completes_nothing_is_ready() -> None:
+def test_a_server_that_completes_no_token_is_not_ready() -> None:
     with pytest.raises(NotRunError, match="didn't complete a token: HTTP 501"):
-        _tried("-m", "http.server", "--bind", HOST, "PORT")
+        _started("-m", "http.server", "--bind", HOST, "PORT")
 
 
-def test_an_environment_that_was_not_made_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_without_its_environment_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_environment, "FOLDER", ROOT / ".work" / "no such folder")
     with pytest.raises(NotRunError, match="vLLM isn't installed: make bench-vllm"):
-        contestant("vllm").start(EMBEDDED, 1).__enter__()
+        server("vllm").start(EMBEDDED, 1).__enter__()
 
 
-def test_two_contestants_have_one_name() -> None:
-    keys = [one.key for one in lineup()]
+def test_the_six_servers_have_different_keys() -> None:
+    keys = [one.key for one in servers()]
     assert len(set(keys)) == len(keys) == 6
-    assert {one.family for one in lineup()[:2]} == {"ours"}
-    assert {one.family for one in lineup()[2:]} == {"peer"}
-    with pytest.raises(ValueError, match="unknown contestant 'vlm': known are triton_llama_int8, "):
-        contestant("vlm")
+    assert {one.family for one in servers()[:2]} == {"ours"}
+    assert {one.family for one in servers()[2:]} == {"peer"}
+    with pytest.raises(ValueError, match="unknown server 'vlm': known are triton_llama_int8, "):
+        server("vlm")
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_a_command_in_the_results_has_this_machine_s_folders_in_it(tmp_path: Path, absolute: bool) -> None:
+def test_a_command_in_the_results_has_no_folder_of_this_machine(tmp_path: Path, absolute: bool) -> None:
     checkpoint = tmp_path / "a llama" if absolute else Path("models/a llama")
     command = [f"{ROOT}/.venv/bin/python", "-m", "x", "--model", str(checkpoint), "--log", f"{ROOT}/log"]
     assert shown(command, checkpoint) == ".venv/bin/python -m x --model 'a llama' --log log"

@@ -1,4 +1,4 @@
-"""A peer's process: started, waited for until it has completed a token, and gone with its children at the end."""
+"""A baseline's process: started, ready once it has completed a token, and stopped with its children."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from triton_local.guarded import GuardedProcess, Guarding
 from perf.environment import ROOT
 from perf.load.generator import send_one
 from perf.load.protocols import Request, Target
-from perf.peers.contestant import NotRunError
+from perf.servers.server import NotRunError
 
 HOST = "127.0.0.1"
-LOGS = ROOT / ".work" / "peers"
+LOGS = ROOT / ".work" / "baselines"
 
 _FIRST_TOKEN_S = 240.0
 _POLL_S = 0.2
@@ -29,9 +29,9 @@ _GRACE_S = 20.0
 
 
 def shown_checkpoint(text: str, checkpoint: Path) -> str:
-    """Return a setting or a server's line with the checkpoint by its name only: where it lies is this machine's."""
+    """Return a setting or log line with the checkpoint by its name only: its path is specific to this machine."""
     name = checkpoint.resolve().name
-    # As it was given, where that is all or what is set; as servers make it absolute, wherever it stands.
+    # As it was given, where that is the whole value; made absolute by a server, anywhere.
     if text == str(checkpoint) or text.endswith(f"={checkpoint}"):
         text = text.removesuffix(str(checkpoint)) + name
     for path in (checkpoint.absolute(), checkpoint.resolve()):
@@ -40,17 +40,14 @@ def shown_checkpoint(text: str, checkpoint: Path) -> str:
 
 
 def shown(command: Sequence[str], checkpoint: Path) -> str:
-    """Return the command as one would type it in the project's folder: results go to other machines.
-
-    What is outside the folder is shown by its last part.
-    """
+    """Return the command as typed in the project's folder, for results; paths outside of it by their last part."""
     words = [shown_checkpoint(word, checkpoint) for word in command]
     return shlex.join([Path(word).name if word.startswith("/") else word for word in words])
 
 
 @contextmanager
 def free_port() -> Iterator[int]:
-    """Hold a free port until a server has bound it: it isn't listened on, and a server that names it gets it."""
+    """Hold a free port until a server has bound it: it is not listened on, and a server that names it gets it."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((HOST, 0))
@@ -63,7 +60,7 @@ def running(
 ) -> Iterator[GuardedProcess]:
     """Run the command until the block ends; on entry it has completed a token at the target.
 
-    environment: over the current one. ready_s: for the server to listen. Raises NotRunError if it doesn't get so far.
+    environment: added to the current one. ready_s: until the server listens. Raises NotRunError if it fails before.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{target.name}.log"
@@ -75,8 +72,8 @@ def running(
 
         process = GuardedProcess(
             ServerCommand(tuple(command), {**os.environ, **environment}),
-            # Nothing of that name is ever there; what a peer leaves in shared memory has names of its own.
-            f"peer_{uuid.uuid4().hex[:12]}_",
+            # A prefix for shared memory that no baseline uses: theirs has other names.
+            f"baseline_{uuid.uuid4().hex[:12]}_",
             Guarding(grace=_GRACE_S, longest_end=_GRACE_S),
             write,
         )
@@ -94,8 +91,8 @@ def _wait_until_listening(process: GuardedProcess, target: Target, ready_s: floa
     while True:
         if (code := process.exit_code()) is not None:
             raise NotRunError(f"{target.name} ended with code {code} before it was ready: {_last_line(log)}")
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asking:
-            if asking.connect_ex((HOST, port)) == 0:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex((HOST, port)) == 0:
                 return
         if time.monotonic() > deadline:
             raise NotRunError(f"{target.name} didn't listen within {ready_s:g} s: {_last_line(log)}")
@@ -103,7 +100,7 @@ def _wait_until_listening(process: GuardedProcess, target: Target, ready_s: floa
 
 
 def _complete_a_token(process: GuardedProcess, target: Target, log: Path) -> None:
-    # The first one may take long: some allocate or compile only now.
+    # The first one may be slow: some servers allocate or compile only now.
     record = asyncio.run(send_one(target, Request("Return a list of", 1), _FIRST_TOKEN_S))
     if record.error:
         ended = "" if process.exit_code() is None else f"; it ended with code {process.exit_code()}: {_last_line(log)}"
@@ -111,5 +108,5 @@ def _complete_a_token(process: GuardedProcess, target: Target, log: Path) -> Non
 
 
 def _last_line(log: Path) -> str:
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"{said[-1].strip()[:300]} ({str(log).replace(f'{ROOT}/', '')})" if said else "it said nothing"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"{lines[-1].strip()[:300]} ({str(log).replace(f'{ROOT}/', '')})" if lines else "its log is empty"

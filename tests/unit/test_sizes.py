@@ -1,4 +1,4 @@
-"""How many requests fit into the time: at least 32, at most three waves, and it is said where not even those fit."""
+"""How many requests fit into the time."""
 
 from __future__ import annotations
 
@@ -8,32 +8,24 @@ from perf.article.sizes import Pace, choose
 
 
 def pace(wave_s: float, concurrency: int = 32) -> Pace:
-    """Return one under which a wave of 200 tokens takes so long: a fifth of it the prompts, the rest in proportion."""
-    fixed = 0.2 * wave_s
-    per_token = 0.8 * wave_s / 200
+    """Return a pace at which a wave of 200 tokens takes `wave_s`: a fifth for the prompts, the rest in proportion."""
+    fixed, per_token = 0.2 * wave_s, 0.8 * wave_s / 200
     return Pace(concurrency, 4, fixed + 4 * per_token, 20, fixed + 20 * per_token)
 
 
-def test_the_pace_of_short_requests_foretells_long_ones() -> None:
+def test_the_pace_of_short_requests_predicts_long_ones() -> None:
     assert pace(100.0).wave_seconds(200) == pytest.approx(100.0)
     assert pace(100.0).wave_seconds(400) == pytest.approx(180.0)
 
 
-def test_noise_doesn_t_foretell_that_longer_requests_are_quicker() -> None:
+def test_longer_requests_are_never_predicted_to_be_faster() -> None:
     assert Pace(32, 4, 2.0, 20, 1.5).wave_seconds(200) == 2.0
 
 
 @pytest.mark.parametrize(
     ("seconds", "requests", "fits"),
-    [
-        (10_000, 96, True),
-        (400, 96, True),
-        (399, 64, True),
-        (201, 32, True),
-        # A slow server isn't left out in silence: the least is asked for, and said not to fit.
-        (199, 32, False),
-        (1, 32, False),
-    ],
+    # Of a slow server the minimum is chosen all the same, and reported not to fit.
+    [(10_000, 96, True), (400, 96, True), (399, 64, True), (201, 32, True), (199, 32, False), (1, 32, False)],
 )
 def test_the_warm_up_and_whole_waves_fit_into_the_time(seconds: float, requests: int, fits: bool) -> None:
     size = choose(seconds, pace(99.999), 200)
@@ -44,8 +36,7 @@ def test_the_warm_up_and_whole_waves_fit_into_the_time(seconds: float, requests:
 
 @pytest.mark.parametrize(("concurrency", "least"), [(1, 8), (2, 8), (3, 8), (24, 32), (32, 32), (128, 32)])
 @pytest.mark.parametrize("seconds", [0.5, 50, 123, 5000])
-def test_never_fewer_than_the_least_or_a_wave_nor_more_than_three(concurrency: int, least: int, seconds: float) -> None:
+def test_between_the_minimum_and_three_waves_are_measured(concurrency: int, least: int, seconds: float) -> None:
     size = choose(seconds, pace(10.0, concurrency), 200, least)
     assert max(least, concurrency) <= size.requests <= 3 * max(least, concurrency)
-    # Every one of the measured requests meets a server that has as many as it will ever have.
     assert size.warmup == concurrency

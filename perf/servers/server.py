@@ -1,4 +1,4 @@
-"""A server that takes part: what it is called, and how it is started. Knows none of them."""
+"""A server under test: its name in the results, and how to start it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class NotRunError(Exception):
 
 
 @dataclass(frozen=True)
-class Started:
+class Running:
     """A server that has answered.
 
-    command: as `peers.process.shown` shows it. settings: with what it was started, and what it says of itself. pid: its
-    first process; the others are that one's descendants. weights_mib: of the weights as it keeps them.
+    command: as `servers.process.shown` formats it. settings: given to it, and reported by it. pid: its first process,
+    the ancestor of the others. weights_mib: of the weights in its format.
     """
 
     target: Target
@@ -35,14 +35,14 @@ class Started:
         return "\n".join([self.command, *(f"  {name}: {value}" for name, value in self.settings.items())])
 
 
-Start = Callable[[Path, int], AbstractContextManager[Started]]
-"""Starts a fresh server of the checkpoint at that path with so many threads for its matrix products; gone on leaving.
-Raises NotRunError."""
+Start = Callable[[Path, int], AbstractContextManager[Running]]
+"""Starts a fresh server of the checkpoint at that path with that number of threads for its matrix products; it is
+stopped on leaving. Raises NotRunError."""
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """key: in results. family: who made it. weights: as they are kept."""
+class Server:
+    """key: in results. family: ours, or a baseline ("peer" in results). weights: their format."""
 
     key: str
     title: str
@@ -51,5 +51,5 @@ class Contestant:
     start: Start
 
     def to_json(self) -> dict[str, object]:
-        """Return what every measurement of it begins with."""
+        """Return the fields that every measurement of it begins with."""
         return {"server": self.key, "title": self.title, "family": self.family, "weights": self.weights.upper()}

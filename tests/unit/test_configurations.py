@@ -1,0 +1,150 @@
+"""A running server is checked against its configuration: Triton's config, and the model's own log lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from google.protobuf import json_format, text_format  # type: ignore[import-untyped]  # ships no annotations
+from triton_llama.status import ModelConfig, read_config
+from tritonclient.grpc.model_config_pb2 import ModelConfig as ConfigFile
+
+from perf.article.configurations import Configuration, MismatchError, check, configurations
+from perf.environment import ROOT
+from perf.servers.triton import Loaded, ReadBack, UnknownLogError
+
+SETTINGS = (
+    'I1121 07:20:42.522317 24337 model.py:333] "llama: settings: model=/models/a, comma/llama, revision=None, '
+    "quantization={}, int8_threshold=None, dtype=auto, device=auto, "
+    'scheduling={}, slots=None, memory_fraction=0.9"'
+)
+INT8 = (
+    'I1121 07:20:43.180865 24337 model.py:333] "llama: loaded 1,038.2 MiB of weights: linear layers 1 in float32, '
+    '56 in int8, outlier threshold 0; everything else float32; on cpu"'
+)
+FP16 = (
+    'I1121 07:20:43.180865 24337 model.py:333] "llama: loaded 58.0 MiB of weights: linear layers 57 in float16; '
+    'everything else float16; on cuda:0"'
+)
+
+
+STEPS = 'I1121 07:20:44.180865 24337 model.py:127] "llama: decode steps: {}"'
+QUICK = "fused 8-bit product and attention, replayed as 35 CUDA graphs"
+BY_KEY = {one.key: one for one in configurations()}
+PRODUCT = BY_KEY["inflight_int8"]
+
+
+def config_of(one: Configuration) -> ModelConfig:
+    """Return the config file of a configuration as Triton reports it."""
+    folder = ROOT / "model_repository" / "llama"
+    path = folder / "config.pbtxt" if one.variant == "default" else folder / "configs" / f"{one.variant}.pbtxt"
+    message = text_format.Parse(path.read_text(), ConfigFile())
+    return read_config(json_format.MessageToDict(message, preserving_proto_field_name=True))
+
+
+def loaded(quantization: str, scheduling: str, line: str, steps: str = "stock kernels, launched") -> Loaded:
+    lines = [SETTINGS.format(quantization, scheduling), line, STEPS.format(steps)]
+    return Loaded.of("\n".join(["starting", *lines, "ready"]))
+
+
+def test_the_model_s_log_lines_are_parsed() -> None:
+    found = loaded("int8", "inflight", INT8)
+    assert (found.weights_mib, found.dtype, found.device) == (1038.2, "float32", "cpu")
+    assert found.linears == {"float32": 1, "int8": 56}
+    assert found.line.startswith("loaded 1,038.2 MiB of weights")
+    assert found.line.endswith("; everything else float32; on cpu")
+    assert found.settings["scheduling"] == "inflight"
+    assert found.settings["memory_fraction"] == "0.9"
+    assert "/models" not in str(found), "paths of this machine are left out"
+
+
+@pytest.mark.parametrize("log", ["", f"{SETTINGS}\n", f"{SETTINGS}\n{INT8}\n{INT8}\n"])
+def test_a_log_without_the_lines_or_of_two_instances_is_an_error(log: str) -> None:
+    with pytest.raises(UnknownLogError, match="lines of the server's log match"):
+        Loaded.of(log)
+
+
+@pytest.mark.parametrize("one", configurations(), ids=lambda one: one.key)
+def test_every_configuration_agrees_with_its_config_file(one: Configuration) -> None:
+    config = config_of(one)
+    assert (config.max_batch_size, config.dynamic_batching, config.parameters["scheduling"]) == (
+        one.max_batch_size,
+        one.dynamic_batching,
+        one.scheduling,
+    )
+    quantization = one.environment.get("LLAMA_QUANTIZATION", config.parameters["quantization"])
+    assert (quantization == "int8") == (one.weights == "int8")
+    if one.variant != "default":
+        assert config.parameters.get("dtype", "float16") == "float16"
+
+
+@pytest.mark.parametrize(
+    ("one", "facts"),
+    [
+        (BY_KEY["batched_int8"], loaded("int8", "batch", INT8)),
+        (BY_KEY["naive_fp16"], loaded("none", "batch", FP16)),
+        (replace(PRODUCT, quick=True), loaded("int8", "inflight", INT8, QUICK)),
+    ],
+)
+def test_the_configuration_itself_passes(one: Configuration, facts: Loaded) -> None:
+    check(one, ReadBack(config_of(one), facts))
+
+
+@pytest.mark.parametrize(
+    ("one", "config", "facts", "message"),
+    [
+        # Triton fell back to another config.
+        (
+            BY_KEY["naive_fp16"],
+            config_of(PRODUCT),
+            loaded("none", "batch", FP16),
+            r"naive_fp16 .*max_batch_size is 32, not 1; dynamic_batching is True",
+        ),
+        # A setting of the environment overrides the config.
+        (
+            BY_KEY["batched_fp16"],
+            config_of(BY_KEY["batched_fp16"]),
+            loaded("none", "inflight", FP16),
+            r"scheduling is inflight, not batch$",
+        ),
+        (
+            replace(PRODUCT, environment={"LLAMA_MAX_MODEL_LEN": "1024"}),
+            config_of(PRODUCT),
+            loaded("int8", "inflight", INT8),
+            r"max_model_len is None, not 1024$",
+        ),
+        (
+            BY_KEY["batched_fp16"],
+            config_of(BY_KEY["batched_fp16"]),
+            loaded("none", "batch", INT8),
+            "the dtypes of linear layers is",
+        ),
+        (
+            BY_KEY["batched_int8"],
+            config_of(BY_KEY["batched_int8"]),
+            loaded("none", "batch", FP16),
+            "the dtypes of linear layers is",
+        ),
+        (PRODUCT, replace(config_of(PRODUCT), decoupled=True), loaded("int8", "inflight", INT8), "decoupled is True"),
+    ],
+)
+def test_another_server_than_the_configuration_is_refused(
+    one: Configuration, config: ModelConfig, facts: Loaded, message: str
+) -> None:
+    with pytest.raises(MismatchError, match=message):
+        check(one, ReadBack(config, facts))
+
+
+@pytest.mark.parametrize(
+    ("steps", "quick"),
+    [
+        (QUICK, False),
+        ("stock kernels, launched", True),
+        ("fused attention, replayed as 35 CUDA graphs", True),
+        ("fused 8-bit product and attention, launched", True),
+    ],
+)
+def test_decode_steps_of_another_kind_are_refused(steps: str, quick: bool) -> None:
+    wanted = "quick" if quick else "stock"
+    with pytest.raises(MismatchError, match=rf"the decode steps are {steps}, not {wanted} ones$"):
+        check(replace(PRODUCT, quick=quick), ReadBack(config_of(PRODUCT), loaded("int8", "inflight", INT8, steps)))

@@ -1,16 +1,20 @@
-"""Is the product right and quick on this GPU? One run, one file, and at its end the verdict on every aim.
+"""Correctness, memory and speed of the engine on a GPU: one run, one JSON file, and a verdict on every aim.
 
     make bench-gpu                                   all of it, in 8 minutes
     make bench-gpu GPU='--only decode graph'         parts of it
     make bench-gpu GPU='--smoke --device cpu'        does the program work? no GPU needed
 
-Parts: environment · correct (tokens and logits of the embedded checkpoint) · stock (generate() in INT8) · capacity
-(Llama-2-7B's shape: memory plan against memory, growth, scarcity) · decode (the engine without a server) · graph (the
-same with its steps as CUDA graphs) · quality · products (every way to multiply with an 8-bit weight) · article (the
-servers, where Triton is at hand) · tiles (how to cut a weight for the fused product; only if asked for).
+The ceiling: a decode step reads every weight once and every cached position once, so it takes at least
+(weights + rows × context × KV bytes) / bandwidth, or its operations / the device's matrix rate. Both rates are measured
+first, and every throughput stands beside the limit that they set (perf.roofline.physics).
 
-The file is written after every measurement. What fails has its reason in there, and the next one goes on. On a machine
-that has PyTorch and a GPU and reaches no package index, `pack.py` and `elsewhere.sh` take the place of make.
+Parts: environment · correct (tokens and logits of the embedded checkpoint) · stock (generate() in INT8) · capacity
+(Llama-2-7B's shape: memory against the memory plan, growth, scarcity) · decode (the engine without a server) · graph
+(the same with its steps as CUDA graphs) · quality · products (every way to multiply with an 8-bit weight) · article
+(the servers, where Triton is installed) · tiles (cuts of a weight for the fused product; only on request).
+
+The file is written after every measurement. A measurement that fails has its reason in the file, and the run continues.
+On a machine with PyTorch and a GPU but without a package index, `pack.py` and `elsewhere.sh` replace make.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import torch
 from perf.course import Budget, Course
 from perf.gpu import verdict
 from perf.gpu.options import Options, parse
-from perf.gpu.parts import DeviceLostError, Ground, run
+from perf.gpu.parts import DeviceLostError, Run
 from perf.results import Results
 from perf.roofline.device import measured_once
 
@@ -31,10 +35,7 @@ LOST = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says.
-
-    Returns 0: whatever was checked has passed; 1: something hasn't; LOST: the GPU can't be used any more.
-    """
+    """Run; return 0 if every check passed, 1 if one did not, LOST if the GPU can't be used by this process any more."""
     options = parse(arguments)
     budget = Budget(options.budget_s)
     torch.set_num_threads(options.threads)
@@ -47,14 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rates = measured_once(results, options.threads, options.amount.rates_s)
     budget.say(rates.describe())
     try:
-        run(Ground(options, Course(results, budget), rates))
+        Run(options, Course(results, budget), rates).all()
     except DeviceLostError as error:
         results.finish()
-        print(f"bench-gpu: {error}; the GPU is lost to this process: --resume --kernels stock goes on", file=sys.stderr)
+        print(
+            f"bench-gpu: {error}; this process can't use the GPU any more; continue with --resume --kernels stock",
+            file=sys.stderr,
+        )
         return LOST
     print()
     if options.smoke:
-        print("a smoke run's figures mean nothing: no verdict")
+        print("no verdict: a smoke run's figures mean nothing")
     else:
         found = verdict.table(results.measurements, results.device, print)
         results.section("verdict", [one.to_json() for one in found])
@@ -64,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(results: Results, options: Options) -> str:
-    """Return the commands that the file is of, those that are resumed first."""
+    """Return the commands that made the file, resumed ones first."""
     before = results.get("command") if options.resume else None
     if not isinstance(before, str):
         return options.command
@@ -72,7 +76,7 @@ def _command(results: Results, options: Options) -> str:
 
 
 def _settings(options: Options) -> dict[str, object]:
-    """Return what a run is resumed with."""
+    """Return what must be equal for a run to be resumed."""
     shape = options.amount.shape
     return {
         "model": f"random weights, {shape.hidden} x {shape.layers}, and models/pydoc-llama",
@@ -88,4 +92,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("bench-gpu: interrupted; GPU=--resume goes on with what was measured")
+        sys.exit("bench-gpu: interrupted; GPU=--resume continues with what was measured")

@@ -1,9 +1,9 @@
-"""Does the memory plan hold, and does decoding allocate anything that grows?
+"""Memory against the memory plan: the peak under full load, growth between steps, and recovery from scarcity.
 
-An engine is kept full of rows of all kinds (prompts of one token and of several chunks, penalties, top-p, early ends)
-for many steps. What PyTorch's allocator had taken at the most is held against the plan's total, and the second half of
-the steps behind a warm-up against the first. Then memory is made scarce for real: the allocator is told to stop a
-little above what it has, so that prompts that fit one by one no longer fit together.
+An engine stays full of mixed rows (prompts of one token and of several chunks, penalties, top-p, early ends) for many
+steps. The allocator's peak must stay within the plan's total, and the second half of the steps after a warm-up must
+allocate no more than the first. Then the allocator is capped a little above its present size, so that prompts that fit
+one by one don't fit together: every row must still be answered.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from perf.gpu.decoding import proved, refuse_without
 
 MIB = 1 << 20
 LEFT = 64 << 10
-"""Bytes by which what PyTorch has allocated between two steps may differ: one for every step would be more."""
+"""Bytes by which the allocated memory between steps may differ; a leak of one tensor per step exceeds it."""
 PROMPTS = 8192
-"""Prompt tokens that are read together when memory is scarce."""
+"""Prompt tokens in one prefill pass when memory is scarce."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is done. steps, seconds: whichever ends first. scarce_rows: rows whose prompts are read together.
+    """How much is done. steps, seconds: whichever ends first. scarce_rows: rows whose prompts share a prefill pass.
 
-    scarce_mib: what they may take above what the engine holds, less than they need; None is a model that needs nothing
-    worth mentioning, whose passes are refused by a hook instead.
+    scarce_mib: their allowance above the engine's memory, less than they need; None for a model that is too small for
+    a cap: a hook refuses its passes.
     """
 
     slots: int
@@ -52,9 +52,9 @@ class Extent:
 
 
 def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict[str, object]:
-    """Keep an engine full for so many steps; on CUDA with the memory that it took beside what was planned.
+    """Keep an engine full; on CUDA, compare its memory with the plan.
 
-    graphs: with the steps as CUDA graphs; RuntimeError if they can't be recorded.
+    graphs: with the steps as CUDA graphs; RuntimeError if they can't be captured.
     """
     if graphs:
         refuse_without(checkpoint)
@@ -70,10 +70,10 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
     holds = torch.cuda.memory_allocated(device) if cuda else 0
     free = _free(device)
     proved(engine, graphs)
-    # Graphs have memory of their own, and nodes that are the driver's: PyTorch's figures show neither.
+    # Graphs own memory and driver nodes that PyTorch's figures don't include.
     graph_bytes = free - _free(device) if graphs else 0
     supply = _requests(checkpoint, engine, settings)
-    # The first stretch, in which contexts grow to their full length, is the warm-up of the two that are compared.
+    # Contexts grow to their full length in the first stretch, which is the warm-up of the other two.
     warm, *halves = [_run(engine, supply, extent.steps // 3, extent.seconds / 3, device) for _ in range(3)]
     failed = sum(stretch.errors for stretch in (warm, *halves))
     found: dict[str, object] = {
@@ -108,8 +108,7 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
         "growth_mib": _mib(growth),
         "left_growth_bytes": left,
     }
-    # What lies there between two steps may differ by a tensor of a row's; a pass over a longer span takes a little more
-    # than one over a shorter.
+    # Between steps the memory may differ by a row's tensor, and a pass over a longer span takes a little more.
     passed = within and left <= LEFT and growth <= max(MIB // 2, plan.reserve // 50) and failed == 0
     return {
         **found,
@@ -120,7 +119,7 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
 
 
 def scarce(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
-    """Read prompts that don't fit into memory together: every row must be answered, and the engine go on afterwards."""
+    """Prefill prompts that don't fit together: every row must be answered, and the engine keep working afterwards."""
     device = checkpoint.info.device
     width = min(PROMPTS // extent.scarce_rows, extent.max_model_len // 2)
     settings = Settings(prefill_tokens=PROMPTS)
@@ -155,7 +154,7 @@ def scarce(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """peak, left: bytes that PyTorch had allocated at the most, and at the end; 0 without CUDA."""
+    """peak, left: bytes that PyTorch had allocated at most and at the end; 0 without CUDA."""
 
     steps: int
     ended: int
@@ -185,7 +184,7 @@ def _run(
 
 
 def _requests(checkpoint: Checkpoint, engine: Engine, settings: Settings) -> Iterator[GenerationRequest]:
-    """Yield requests of all kinds for ever; every eighth prompt is longer than a prefill."""
+    """Yield mixed requests without end; every eighth prompt is longer than a prefill chunk."""
     randomness = random.Random(11)
     vocabulary = checkpoint.config.vocab_size
     mean = min(workload.MEAN_OUTPUT, engine.max_model_len // 8)
@@ -208,7 +207,7 @@ def _requests(checkpoint: Checkpoint, engine: Engine, settings: Settings) -> Ite
 
 
 def _bounded(engine: Engine, requests: list[GenerationRequest], device: torch.device, more: int) -> tuple[int, int]:
-    """Run the requests while PyTorch may take little more than it has; the device itself is left as it is."""
+    """Run the requests with PyTorch's allocator capped; the device's own settings stay."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
@@ -221,7 +220,7 @@ def _bounded(engine: Engine, requests: list[GenerationRequest], device: torch.de
 
 
 def _answered(engine: Engine, requests: list[GenerationRequest]) -> tuple[int, int]:
-    """Run the requests; return how many passes failed and how many rows were completed."""
+    """Run the requests; return the numbers of failed passes and of completed rows."""
     rows = [engine.row(request) for request in requests]
     for row in rows:
         engine.enter(row)
@@ -233,7 +232,7 @@ def _answered(engine: Engine, requests: list[GenerationRequest]) -> tuple[int, i
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the engine from logging what is provoked here, a page each; it is counted."""
+    """Silence the log of the provoked errors, a page each; they are counted."""
     log = logging.getLogger("llama_engine.engine")
     log.disabled = True
     try:
@@ -251,7 +250,7 @@ def _refusing(most: int) -> Callable[[ForwardPass], None]:
 
 
 def _free(device: torch.device) -> int:
-    """Return the bytes that the device has left, once PyTorch has given back what it doesn't use."""
+    """Return the device's free bytes after PyTorch has released its cache."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)

@@ -1,6 +1,6 @@
-"""Is the engine right on this device? With the embedded checkpoint, whose text means something.
+"""Correctness of the engine on this device, with the embedded checkpoint.
 
-FP32 by tokens, as the unit tests do it on a CPU and with their own helpers; FP16 and INT8 by their logits.
+FP32 by tokens, as in the tests on a CPU and with their helpers; FP16 and INT8 by logits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from llama_engine.settings import Settings
 
 from perf.gpu import logits
 from perf.gpu.decoding import proved, refuse_without
-from perf.gpu.precision import Precision
+from perf.gpu.models import Precision
 
 TIES_A_THOUSAND = 1
 
 _ENGINES: Sequence[tuple[int, Mapping[str, str]]] = ((8, {}), (3, {}), (8, {"prefill_tokens": "256"}))
-"""Slots and settings, as in the unit test: rows wait where there are few slots, and enter in groups where prefills are
-small."""
+"""Slots and settings as in the tests: with few slots rows wait, with small prefills they are added in groups."""
 
 
 def embedded(precision: Precision, device: torch.device, fused: bool = False) -> Checkpoint:
@@ -43,14 +42,14 @@ def embedded(precision: Precision, device: torch.device, fused: bool = False) ->
     }
     loaded = load_checkpoint(Settings.parse(parameters, {}), device)
     if fused and (loaded.kernels.attention is None or (loaded.kernels.few_rows is None and not plain)):
-        raise RuntimeError(f"the checkpoint has {loaded.kernels.describe()} only; the log says why")
+        raise RuntimeError(f"the checkpoint has {loaded.kernels.describe()} only; the log has the reason")
     return loaded
 
 
 def exactness(checkpoint: Checkpoint, batches: int, seconds: float, graphs: bool = False) -> dict[str, object]:
-    """Compare tokens with generate()'s on each prompt alone, in so many batches or for so many seconds.
+    """Compare tokens with generate()'s on each prompt alone, in `batches` batches or for `seconds`.
 
-    graphs: with the steps as CUDA graphs; RuntimeError if they can't be recorded.
+    graphs: with the steps as CUDA graphs; RuntimeError if they can't be captured.
     """
     if graphs:
         refuse_without(checkpoint)
@@ -102,7 +101,7 @@ def tolerance(
     decoded = logits.through_slots(checkpoint, given, steps)
     same = logits.distance(logits.alone(checkpoint, given, steps), decoded)
     reference = logits.distance(exact, decoded)
-    # The fused product rounds no activations, so nothing is amplified: its bounds are those of 16 bits.
+    # The fused product rounds no activations, so its bounds are those of 16 bits.
     same_bounds = logits.SAME_WEIGHTS["fp16" if fused else precision.weights]
     reference_bounds = logits.AGAINST_FP32[precision.weights]
     passed = same.within(same_bounds) and reference.within(reference_bounds)
@@ -121,7 +120,7 @@ def tolerance(
 
 
 def exact_logits(checkpoint: Checkpoint, rows: int, steps: int) -> list[torch.Tensor]:
-    """Return FP32's logits of the texts that `tolerance` takes, on each alone."""
+    """Return FP32's logits of `tolerance`'s texts, each alone."""
     return logits.alone(checkpoint, logits.texts(checkpoint, rows, steps), steps)
 
 

@@ -1,8 +1,8 @@
-"""How fast the engine decodes, without Triton: waves of rows that begin and end together; generate() beside it.
+"""Decoding throughput of the engine without Triton, and of generate(): waves of rows that begin and end together.
 
-A wave of 32 rows, prompts of 100 tokens and 200 new tokens each is the article's load without a server. Its throughput
-counts everything from the first prompt to the last token; a step's time is the median of those that read no prompt and
-had all rows in them. Knows engine and limit, and nothing of servers.
+A wave of 32 rows with prompts of 100 tokens and 200 new tokens each is the article's load without a server. Throughput
+counts everything from the first prompt to the last token; the step time is the median of steps with all rows and
+without prefill.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llama_engine.model.model_runner import SPAN_BUCKET
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
 
-from perf.gpu.precision import Precision
+from perf.gpu.models import Precision
 from perf.gpu.timing import settle
 from perf.load.summary import percentiles
 from perf.roofline import physics
@@ -33,7 +33,7 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True)
 class Wave:
-    """So many rows at once, each with a prompt of `prompt` tokens and `output` new ones."""
+    """`rows` rows at once, each with a prompt of `prompt` tokens and `output` new ones."""
 
     rows: int
     prompt: int
@@ -41,17 +41,17 @@ class Wave:
 
     @property
     def context(self) -> int:
-        """Positions that a row takes, in whole buckets of the attention's span."""
+        """Positions per row, in whole buckets of the attention's span."""
         return -(-(self.prompt + self.output) // SPAN_BUCKET) * SPAN_BUCKET
 
     def prompts(self, vocabulary: int) -> list[tuple[int, ...]]:
-        """Return the prompts, no two alike."""
+        """Return the prompts, all different."""
         return [
             tuple(5 + (17 * row + place) % (vocabulary - 5) for place in range(self.prompt)) for row in range(self.rows)
         ]
 
     def requests(self, vocabulary: int, output: int) -> list[GenerationRequest]:
-        """Return greedy requests for exactly so many tokens."""
+        """Return greedy requests for exactly `output` tokens."""
         return [
             GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=output, min_tokens=output)
             for prompt in self.prompts(vocabulary)
@@ -63,12 +63,14 @@ def engine(
 ) -> dict[str, object]:
     """Run a wave through an engine of as many slots. Raises RuntimeError if a row isn't completed.
 
-    graphs: with the steps as CUDA graphs; RuntimeError if they can't be recorded.
+    graphs: with the steps as CUDA graphs; RuntimeError if they can't be captured.
     """
+    if graphs:
+        refuse_without(checkpoint)
     device, vocabulary = checkpoint.info.device, checkpoint.config.vocab_size
     settings = Settings(cuda_graphs="on" if graphs else "off")
     made = Engine(replace(checkpoint, max_model_len=wave.context), settings, wave.rows)
-    # As a server does at its start: what is compiled at its first use must not be compiled in what is measured.
+    # As a server does at start: what compiles at its first use must not compile during the measurement.
     proving_s = proved(made, graphs)
     _run(made, wave.requests(vocabulary, min(WARM_UP_TOKENS, wave.output)))
     settle(device)
@@ -89,25 +91,25 @@ def engine(
 
 
 def refuse_without(checkpoint: Checkpoint) -> None:
-    """Raise RuntimeError where a checkpoint's steps can't be CUDA graphs."""
+    """Raise RuntimeError if the checkpoint's steps can't be CUDA graphs."""
     if reason := why_not(checkpoint):
         raise RuntimeError(reason)
 
 
 def proved(made: Engine, graphs: bool) -> float:
-    """Let an engine prove itself; return the seconds. Raises RuntimeError if its steps should be graphs but aren't.
+    """Let the engine prove itself; return the seconds. Raises RuntimeError if the steps should be graphs but aren't.
 
-    A step that can't be captured is a line in the log for a server, and here a measurement under a wrong name.
+    A server only logs that a step can't be captured; here it would be a measurement under a wrong name.
     """
     began = time.perf_counter()
     made.prove()
     if graphs and not made.replays:
-        raise RuntimeError("the steps can't be recorded as CUDA graphs; the log says why")
+        raise RuntimeError("the steps can't be captured as CUDA graphs; the log has the reason")
     return round(time.perf_counter() - began, 2)
 
 
 def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: DeviceRates) -> dict[str, object]:
-    """Run a wave through transformers' generate() as one batch. Raises RuntimeError if it has other lengths."""
+    """Run a wave through transformers' generate() as one batch. Raises RuntimeError if the lengths are wrong."""
     device = checkpoint.info.device
     ids = torch.tensor(wave.prompts(checkpoint.config.vocab_size), device=device)
 
@@ -141,9 +143,9 @@ def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: Devic
 
 @dataclass(frozen=True)
 class _Steps:
-    """seconds: of the wave. full: of each step with all rows and no prompt in it. first_tokens: since the start.
+    """seconds: of the wave. full: of each step with all rows and no prefill. first_tokens: since the start.
 
-    texts: a digest of what all rows have said.
+    texts: a digest of all rows' texts.
     """
 
     seconds: float
@@ -181,7 +183,7 @@ def _wave(
 ) -> dict[str, object]:
     rate = wave.rows * wave.output / seconds
     limit = physics.best(checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt)
-    # The same load going on and on, which is what requests per second are of a server.
+    # The same load without end: a server's steady state.
     steady = physics.best(
         checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt, steady=True
     )

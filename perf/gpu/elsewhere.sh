@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# A run of perf/gpu on a machine without a package index: unpacks what `python -m perf.gpu.pack` has packed, tests the
+# A GPU run on a machine without a package index: unpacks the archives of `python -m perf.gpu.pack`, tests the
 # kernels, then runs `python3 -m perf.gpu` with the arguments. Results are written to $OUT, also while it runs.
 #
 #   bash perf/gpu/elsewhere.sh --budget 7     the first one on a machine: unpacking and testing take up to 2.5 minutes
 #   TRITON=1 bash perf/gpu/elsewhere.sh --only article --resume     with the server, if it came along (--triton)
 #
-# .work/gpu/gpu.json is what --resume goes on with: it came along, or is what the run before has left here, if only as
-# far as it came. Of a run that was killed together with this script there is $OUT/gpu-*.json alone: to go on with it,
-# bring it along as .work/gpu/gpu.json. Unpacks into the Python that is on PATH: for a machine that is thrown away
-# afterwards.
+# --resume continues with .work/gpu/gpu.json: packed with the archives, or left by the run before, complete or not. A
+# run that was killed together with this script leaves only $OUT/gpu-*.json: to continue it, copy that file to
+# .work/gpu/gpu.json. Unpacks into the Python on PATH: for a disposable machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 : "${OUT:?OUT is the folder for the results}"
@@ -18,7 +17,7 @@ stamp="$site/.unpacked-by-perf-gpu"
 tested="$site/.tested-by-perf-gpu"
 
 unpack() { # archive
-  # What is there in another version goes first, or files of both would lie in one folder.
+  # Other versions are removed first, or files of both would share a folder.
   tar -tf "$1" | cut -d/ -f1 | sort -u | while read -r top; do
     case $top in
       cache) ;;
@@ -29,17 +28,16 @@ unpack() { # archive
   tar -xf "$1" -C "$site"
 }
 
-# In a process of its own, because one whose kernel has failed badly can't use the GPU any more. What comes of it is for
-# people to judge: the run goes on.
+# In a process of its own, which a broken kernel may leave unable to use the GPU. The run continues in any case.
 test_kernels() {
   local code=0 workers=()
   if ! python3 -c "import pytest" >/dev/null 2>&1; then
     echo "tests/kernels: not run, this Python has no pytest"
     return
   fi
-  # Nearly all of their time is the compiler's, on one core a process.
+  # Nearly all of the time is the compiler's, on one core per process.
   ! python3 -c "import xdist" >/dev/null 2>&1 || workers=(-n 8)
-  # Interrupted, pytest still says what it has found. Other versions of libraries warn of other things.
+  # An interrupted pytest still prints its results. Other library versions emit other warnings.
   timeout --signal=INT --kill-after=10 120 python3 -m pytest -q -W default "${workers[@]}" tests/kernels \
     >"$OUT/kernels.log" 2>&1 || code=$?
   touch "$tested"
@@ -50,11 +48,11 @@ test_kernels() {
   esac
 }
 
-# Of a run that didn't get to its end there is only the partial file.
+# An incomplete run has only the partial file.
 keep() {
   local file
   for file in "$OUT"/gpu.json "$OUT"/gpu-*.json; do
-    # Whether that works or not, the exit code is the run's.
+    # The exit code stays the run's.
     [[ ! -d $packed || ! -f $file ]] || cp "$file" "$packed/gpu.json" || true
   done
 }
@@ -72,7 +70,7 @@ if [[ -n ${TRITON:-} ]]; then
   export TRITON_LLAMA_CACHE="$site/cache"
 fi
 [[ ! -f $packed/gpu.json ]] || cp "$packed/gpu.json" "$OUT/gpu.json"
-# Whole paths: a server that is started may have another working folder.
+# Absolute paths: a server may have another working folder.
 for folder in deploy/supervisor deploy/local client tests . model_repository/llama/1; do
   export PYTHONPATH="$PWD/$folder${PYTHONPATH:+:$PYTHONPATH}"
 done
@@ -83,8 +81,7 @@ code=0
 python3 -m perf.gpu --output "$OUT/gpu.json" --partial "$OUT" "$@" || code=$?
 left=$((9 - SECONDS / 60))
 if [[ $code == 3 && $left -gt 0 ]]; then
-  # A kernel has broken the GPU for its process. What is still missing, in another one, without kernels of our own, and
-  # within ten minutes for all of it.
+  # A kernel broke the GPU for that process: measure the rest in a new one with stock kernels, within ten minutes in all.
   code=0
   python3 -m perf.gpu --output "$OUT/gpu.json" --partial "$OUT" "$@" --resume --kernels stock --budget "$left" || code=$?
 fi

@@ -1,4 +1,4 @@
-"""What there is on this machine to compute and to measure with, tried and not only looked up."""
+"""Hardware and software of this machine, tried out and not only looked up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -26,7 +26,7 @@ _QUERY = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,power
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """Return it all. What doesn't work says so in its place; nothing of the device's settings is changed."""
+    """Return the environment; what doesn't work has its error instead. Changes none of the device's settings."""
     cuda = device.type == "cuda"
     found: dict[str, object] = {
         "device": device.type,
@@ -41,14 +41,16 @@ def describe(device: torch.device) -> dict[str, object]:
         "nvidia_smi": _tried(_nvidia_smi) if cuda else "needs CUDA",
         "triton_language": _tried(lambda: _triton_language(device)) if cuda else "needs CUDA",
     }
-    names = ("gpu", "bitsandbytes", "triton_language")
-    return {**found, "in_short": "; ".join(f"{name}: {found[name]}" for name in names)}
+    return {
+        **found,
+        "in_short": "; ".join(f"{name}: {found[name]}" for name in ("gpu", "bitsandbytes", "triton_language")),
+    }
 
 
 def _tried(look: Callable[[], object]) -> object:
     try:
         return look()
-    except Exception as error:  # noqa: BLE001 - what is missing is what is asked for
+    except Exception as error:  # noqa: BLE001 - a missing or broken component is a finding
         return f"failed: {reason(error)}"
 
 
@@ -74,12 +76,13 @@ def _gpu(device: torch.device) -> dict[str, object]:
 
 
 def _nvidia_smi() -> dict[str, str]:
-    values = _said(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]).splitlines()[0].split(", ")
-    return dict(zip(_QUERY.split(","), values, strict=True))
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    return dict(zip(_QUERY.split(","), printed.strip().splitlines()[0].split(", "), strict=True))
 
 
 def _bitsandbytes(device: torch.device) -> str:
-    # Not at the top: one that can't be loaded is a finding.
+    # Imported here: a library that can't be loaded is a finding.
     models = importlib.import_module("perf.gpu.models")
     weight = torch.randn(64, 128, device=device, dtype=torch.float16)
     rows = torch.randn(3, 128, device=device, dtype=torch.float16)
@@ -95,16 +98,12 @@ def _triton_language(device: torch.device) -> str:
     began = time.perf_counter()
     module = importlib.import_module("perf.gpu.triton_language")
     if not module.works(device):
-        raise RuntimeError("a kernel was compiled and computes something else")
+        raise RuntimeError("a compiled kernel returned a wrong result")
     return f"a kernel compiles and runs, in {time.perf_counter() - began:.1f} s with the import"
 
 
 def _libpython() -> str:
     name = f"libpython{sysconfig.get_python_version()}.so.1.0"
-    # Triton's Python backend links it; a distribution's Python often comes without.
+    # Triton's Python backend links it; a distribution's Python often lacks it.
     ctypes.CDLL(name)
     return f"{name} can be loaded"
-
-
-def _said(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

@@ -1,8 +1,8 @@
-"""How far the logits of a decode through slots are from those of a plain forward pass over each text alone.
+"""Distance between the logits of decoding through slots and of a plain forward pass over each text alone.
 
-The text is given, token by token, so that both see the same tokens at every position, whatever they would have chosen.
-Two comparisons for each precision: with the same weights alone, which shows what slots, padding, neighbours and other
-shapes of the products change; and with FP32, which shows what the precision itself costs as well.
+The text is given token by token, so both see the same tokens at every position. Two comparisons per precision: with the
+same weights alone, for the effect of slots, padding, neighbours and shapes; and with FP32, which adds the effect of the
+precision itself.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from perf.quality.divergence import Tokens, compare
 
 @dataclass(frozen=True)
 class Bounds:
-    """What may be. error: of the logits, relative to their spread; divergence: in nats; both means over all tokens."""
+    """Upper bounds. error: of the logits, relative to their spread; divergence: in nats; means over all tokens."""
 
     error: float
     divergence: float
 
 
 SAME_WEIGHTS = {"fp32": Bounds(1e-4, 1e-8), "fp16": Bounds(1e-2, 1e-4), "int8": Bounds(5e-2, 1e-2)}
-"""In INT8 activations are rounded to 8 bits: what differs in the last bit before may differ by a step of it after."""
+"""INT8 rounds activations to 8 bits: a difference in the last bit before may become a whole step after."""
 AGAINST_FP32 = {"fp32": Bounds(1e-4, 1e-8), "fp16": Bounds(1e-2, 1e-4), "int8": Bounds(5e-2, 1e-2)}
-"""INT8's are those of the unit tests on a CPU (test_int8_accuracy)."""
+"""INT8's are those of the tests on a CPU (test_int8_accuracy)."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,31 @@ class Distance:
     worst_divergence: float
 
     def within(self, bounds: Bounds) -> bool:
-        """Say whether the means are within their bounds; not-a-number is not."""
+        """Return whether the means are within their bounds; NaN is not."""
         return self.error <= bounds.error and self.divergence <= bounds.divergence
 
     def to_json(self, bounds: Bounds) -> dict[str, object]:
-        """Return the figures to four digits, beside what they may be."""
+        """Return the figures to four digits, with their bounds."""
         figures = {name: float(f"{value:.4g}") for name, value in vars(self).items()}
         return {**figures, "bounds": vars(bounds), "passed": self.within(bounds)}
 
 
 def texts(checkpoint: Checkpoint, rows: int, steps: int, seed: int = 5) -> list[tuple[int, ...]]:
-    """Return `rows` texts of different lengths, each long enough for a prompt and `steps` tokens behind it."""
+    """Return `rows` texts of different lengths, each long enough for a prompt and `steps` further tokens."""
     randomness = random.Random(seed)
     return [random_prompt(checkpoint.tokenizer, range(steps + 2, steps + 120), randomness)[1] for _ in range(rows)]
 
 
 @torch.inference_mode()
 def through_slots(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps: int) -> list[torch.Tensor]:
-    """Return each text's logits [steps + 1, vocabulary] behind its last `steps` + 1 tokens, all rows at once."""
+    """Return each text's logits [steps + 1, vocabulary] after its last `steps` + 1 tokens, all rows in one batch."""
     lengths = [len(text) - steps for text in given]
     model = ModelRunner(checkpoint, _shape(checkpoint, len(given), max(map(len, given))))
     found = [model.logits(model.prefill(0, [text[:length] for text, length in zip(given, lengths, strict=True)]))]
     model.seat(0, lengths)
     for step in range(steps):
         tokens = [text[length + step] for text, length in zip(given, lengths, strict=True)]
-        # No row has made a step before its first token; after that, all have.
+        # No row has decoded before its first token; after that, all have.
         model.advance(len(given) if step else 0, torch.tensor(tokens, device=checkpoint.info.device))
         found.append(model.logits(model.step(0, len(given), max(lengths) + step)))
     return list(torch.stack(found, dim=1).cpu())
@@ -83,17 +83,17 @@ def alone(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps: int) ->
     found = []
     for text in given:
         hidden = checkpoint.model.model(input_ids=torch.tensor([text], device=device), use_cache=False)
-        # Off the device: what is kept there would count against a memory plan that is looked at later.
+        # Moved off the device: kept there, it would count against a memory plan that is checked later.
         found.append(checkpoint.model.lm_head(hidden.last_hidden_state[0, -steps - 1 :]).cpu())
     return found
 
 
 def distance(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> Distance:
-    """Compare logits, text by text; those after the last token too, where the text has no next one."""
+    """Compare logits text by text, including those after the last token."""
     errors, parts = list[torch.Tensor](), list[Tokens]()
     for one, other in zip(expected, got, strict=True):
         errors.append((other.float() - one.float()).std(-1) / one.float().std(-1))
-        # Which token came next makes no difference to the divergence.
+        # The divergence doesn't depend on the next token.
         parts.append(compare(one, other, one.argmax(-1)))
     error, divergence = torch.cat(errors), Tokens.joined(parts).divergence
     return Distance(float(error.mean()), float(error.max()), float(divergence.mean()), float(divergence.max()))

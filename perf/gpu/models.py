@@ -1,19 +1,18 @@
-"""A Llama of random weights, made on the device: no file, no download, nothing that isn't in the memory plan beside it.
+"""A Llama of random weights, created on the device: no file, no download, no memory outside the memory plan.
 
-What a pass costs depends on the shapes and not on the values. One model serves all precisions in turn: unquantized,
-then quantized in place by bitsandbytes' own function, then the same 8-bit weights under other thresholds; so there is
-never more than one of them on the device. Every token is its number as text, and there is no end token.
+The cost of a pass depends on shapes, not on values. One model serves all precisions in turn (unquantized, quantized in
+place by bitsandbytes, then other thresholds), so the device never holds two. Each token's text is its number; there is
+no end token.
 
-With random weights hardly any activation reaches a threshold of 6: LLM.int8() looks for outliers and finds none, so it
-is measured at its quickest.
-
-Knows how a checkpoint is put together, and nothing about measuring.
+With random weights hardly any activation reaches a threshold of 6: LLM.int8() searches for outliers and finds none,
+which is its fastest case.
 """
 
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from llama_engine.kernels.selection import STOCK
@@ -25,34 +24,59 @@ from llama_engine.text.vocabulary import Vocabulary
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from perf.checkpoint import EMBEDDED, Shape, config_of
-from perf.gpu.precision import Precision
+from perf.roofline.rates import Weights
+
+
+@dataclass(frozen=True)
+class Precision:
+    """key: in results. weights: of the layers' matrices. threshold: bitsandbytes' for outliers; None: unquantized."""
+
+    key: str
+    title: str
+    weights: Weights
+    threshold: float | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return its description in a measurement."""
+        return {"title": self.title, "weights": self.weights.upper(), "threshold": self.threshold}
+
+
+FP16 = Precision("fp16", "FP16", "fp16", None)
+FP32 = Precision("fp32", "FP32", "fp32", None)
+INT8 = Precision("int8", "INT8, threshold 0", "int8", 0.0)
+INT8_OUTLIERS = Precision("int8_outliers", "INT8, threshold 6", "int8", 6.0)
+
+
+def precisions(device: str) -> Sequence[Precision]:
+    """Return the unquantized precision first: quantizing can't be undone. A CPU computes FP32 faster than FP16."""
+    return (FP32 if device == "cpu" else FP16, INT8, INT8_OUTLIERS)
 
 
 class RandomLlama:
     """One model of a shape on a device. Not thread-safe."""
 
     def __init__(self, shape: Shape, device: torch.device, kernels: str = "fused") -> None:
-        """Make nothing yet. kernels: the setting, for what isn't to be stock anyway."""
+        """Create nothing yet. kernels: the setting, unless stock layers are requested."""
         self._shape = shape
         self._device = device
         self._kernels = kernels
         self._checkpoint: Checkpoint | None = None
-        # What it is at the moment: a precision, and whether its layers are bitsandbytes'.
+        # The present precision, and whether the layers are bitsandbytes'.
         self._state: tuple[Precision, bool] | None = None
 
     def at(self, precision: Precision, stock: bool = False) -> Checkpoint:
-        """Return it in that precision, as the engine would serve it; what was returned before is of no use any more.
+        """Return the model in that precision, as the engine serves it; invalidates what was returned before.
 
-        stock: with bitsandbytes' own layers. What can't be made of what is there is made anew: unquantized after
-        quantized, say, or bitsandbytes' layers after the engine's.
+        stock: with bitsandbytes' own layers. A state that the present model can't reach (unquantized after quantized,
+        bitsandbytes' layers after the engine's) takes a new model.
         """
-        # A slot cache that nobody needs may still wait for the collector, and would be missing in the next plan.
+        # An unreferenced KV cache may still wait for the collector, and its memory be missing in the next plan.
         gc.collect()
         made = self._checkpoint
         if made is not None and self._state == (precision, stock):
             return made
         if made is None or _is_spent(made, precision, stock):
-            # Not beside the old one.
+            # Freed first: both would not fit.
             made = None
             self.free()
             made = _made(self._shape, self._device)
@@ -65,14 +89,14 @@ class RandomLlama:
             made.model.set_attn_implementation("sdpa")
             self._checkpoint = replace(made, info=read_model_info(made.model), kernels=STOCK)
         else:
-            _give_back_scales(made.model)
+            _restore_scales(made.model)
             kernels = install_kernels(made.model, self._kernels)
             self._checkpoint = replace(made, info=read_model_info(made.model), kernels=kernels)
         self._state = precision, stock
         return self._checkpoint
 
     def free(self) -> None:
-        """Give its memory back."""
+        """Free its memory."""
         self._checkpoint = None
         gc.collect()
         if self._device.type == "cuda":
@@ -111,8 +135,8 @@ def set_threshold(model: LlamaForCausalLM, threshold: float) -> None:
             module.state.threshold = threshold
 
 
-def _give_back_scales(model: LlamaForCausalLM) -> None:
-    """Put weight and scales where a new layer looks for them: at its first use bitsandbytes' takes them to itself."""
+def _restore_scales(model: LlamaForCausalLM) -> None:
+    """Restore weight and scales where a new layer expects them: bitsandbytes' layer takes them at its first use."""
     for module in model.modules():
         if isinstance(module, Linear8bitLt):
             weight = module.weight
@@ -122,13 +146,13 @@ def _give_back_scales(model: LlamaForCausalLM) -> None:
 
 
 def has_stock_layers(model: LlamaForCausalLM) -> bool:
-    """Say whether every matrix of the decoder is bitsandbytes' own 8-bit layer, or none is in 8 bits."""
+    """Return whether every matrix of the decoder is bitsandbytes' own 8-bit layer, or none is in 8 bits."""
     kinds = {type(module) for module in model.model.modules() if isinstance(module, torch.nn.Linear)}
     return kinds in ({torch.nn.Linear}, {Linear8bitLt})
 
 
 def _is_spent(checkpoint: Checkpoint, precision: Precision, stock: bool) -> bool:
-    """Say whether that can't be made of what is there: neither quantizing nor the engine's own layers can be undone."""
+    """Return whether the model can't reach that state: quantizing and the engine's own layers can't be undone."""
     if has_stock_layers(checkpoint.model):
         return precision.threshold is None and checkpoint.info.threshold is not None
     return stock or precision.threshold != checkpoint.info.threshold

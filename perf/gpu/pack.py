@@ -1,14 +1,14 @@
-"""Pack what a run needs on a machine that has PyTorch and CUDA and reaches no package index: `python -m perf.gpu.pack`.
+"""Pack what a run needs on a machine with PyTorch and CUDA but without a package index: `python -m perf.gpu.pack`.
 
-    .work/gpu/site.tar.gz     the packages of this environment that the engine wants and such a machine lacks or has in
-                              another version; of bitsandbytes one CUDA library instead of all
-    .work/gpu/sources.json    what the copy is a copy of, for its results
-    .work/gpu/numpy.tar.xz    only with --triton: NumPy for the other machine's Python, as Triton's backend wants it
-    .work/gpu-triton/triton.tar.xz    only with --triton: the server and perf_analyzer; a folder of its own, because it
-                              is as large as the rest together, and may have to travel alone
+    .work/gpu/site.tar.gz     packages that the engine needs and such a machine lacks or has in another version; of
+                              bitsandbytes one CUDA library instead of all
+    .work/gpu/sources.json    the commit that was copied, for the results
+    .work/gpu/numpy.tar.xz    only with --triton: NumPy for the other machine's Python, in Triton's backend's version
+    .work/gpu-triton/triton.tar.xz    only with --triton: the server and perf_analyzer, in a folder of its own because
+                              it is as large as the rest together and may have to travel alone
 
-`perf/gpu/elsewhere.sh` unpacks them there. Only what is the same for every Python can be taken from this environment;
-NumPy is downloaded for the other one. PyTorch itself is not packed: it has gigabytes, and must fit to the driver there.
+`perf/gpu/elsewhere.sh` unpacks them. Only packages for every Python can be taken from this environment; NumPy is
+downloaded for the other one. PyTorch is not packed: it has gigabytes and must match the driver.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BITSANDBYTES = ("libbitsandbytes_cuda", "libbitsandbytes_rocm", "libbitsandbyte
 
 
 def main() -> None:
-    """Pack, and say how large it is."""
+    """Pack, and print the sizes."""
     parser = argparse.ArgumentParser(prog="python -m perf.gpu.pack", description=__doc__)
     parser.add_argument("--cuda", default="130", help="of PyTorch there, without the point (default 130)")
     parser.add_argument("--python", default="3.12", help="there (default 3.12); only for --triton")
@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     for folder in (FOLDER, TRITON):
         folder.mkdir(parents=True, exist_ok=True)
-        # What was packed of another state must not travel with this one.
+        # Archives of another commit must not travel with this one.
         for old in [*folder.glob("*.tar.*"), *folder.glob("sources.json")]:
             old.unlink()
     (FOLDER / "sources.json").write_text(json.dumps(sources(), indent=1) + "\n")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def pack_site(archive: Path, packages: Sequence[str], cuda: str) -> None:
-    """Pack packages of this environment as they lie in site-packages; bitsandbytes for one version of CUDA."""
+    """Pack packages of this environment's site-packages; bitsandbytes for one version of CUDA."""
     with tarfile.open(archive, "w:gz") as tar:
         for package in packages:
             for name, file in files_of(package):
@@ -66,7 +66,7 @@ def pack_site(archive: Path, packages: Sequence[str], cuda: str) -> None:
 
 
 def files_of(package: str) -> Iterator[tuple[str, Path]]:
-    """Yield a package's files by their names under site-packages, without what Python compiles anew.
+    """Yield a package's files by name under site-packages, without bytecode.
 
     Raises ValueError for a package that was built for one version of Python.
     """
@@ -75,14 +75,14 @@ def files_of(package: str) -> Iterator[tuple[str, Path]]:
     if "Tag: py3-none-" not in wheel and "Tag: py2.py3-none-" not in wheel:
         raise ValueError(f"{package} {found.version} was built for this Python; it can't be taken to another one")
     for file in found.files or []:
-        # Scripts of bin/ have this environment's paths in them.
+        # Scripts of bin/ contain this environment's paths.
         if file.parts[0] != ".." and "__pycache__" not in file.parts:
             yield file.as_posix(), Path(str(file.locate()))
 
 
 def pack_triton(archive: Path, python: str) -> None:
-    """Pack nvidia-pytriton's server with the stub for one Python, and perf_analyzer as the benchmarks' cache has it."""
-    # They need the launcher, which the rest does without.
+    """Pack nvidia-pytriton's server with the stub for one Python, and perf_analyzer from the benchmarks' cache."""
+    # Imported here: only this needs the launcher.
     from triton_local.runtime import cache_root
 
     from perf.analyzer import wheel
@@ -96,7 +96,7 @@ def pack_triton(archive: Path, python: str) -> None:
 
 
 def pack_numpy(archive: Path, python: str) -> None:
-    """Download NumPy for one Python and pack what is in its wheel, without its tests: a wheel can't be packed again."""
+    """Download NumPy for one Python and pack its wheel's content, without its tests: wheels hardly compress."""
     with tempfile.TemporaryDirectory() as name, tarfile.open(archive, "w:xz") as tar:
         folder = Path(name)
         _download(NUMPY, python, folder)
@@ -109,10 +109,10 @@ def pack_numpy(archive: Path, python: str) -> None:
 
 
 def is_of_the_server(name: str, python: str) -> bool:
-    """Say whether that file of nvidia-pytriton is needed where no Python of another version is."""
+    """Return whether a server with one version of Python needs that file of nvidia-pytriton."""
     if name.startswith("pytriton/tritonserver/python_backend_stubs/"):
         return f"/{python}/" in name
-    # A whole libpython, for the stub of a version that isn't here.
+    # A whole libpython, for the stub of another version.
     if name.startswith("nvidia_pytriton.libs/libpython"):
         return False
     return name.startswith(("pytriton/tritonserver/", "nvidia_pytriton.libs/")) or ".dist-info/" in name

@@ -1,268 +1,208 @@
-"""The parts of a run, each as a list of tasks with names of their own: what a resumed run leaves out is a task.
+"""The parts of a run. Every task has a key, is bounded in time, and has its reason in the results if it fails.
 
-The order within a run is that of what one random model can be in turn: unquantized first. Every task is bounded in
-time, and one that fails is a result.
+The order follows what one random model can be in turn: unquantized first, because quantizing can't be undone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 
 import torch
 
-from perf.course import Course, Measurement, reason
-from perf.gpu import capacity, correctness, decoding, environment, graphs, products
+from perf.course import Course, reason
+from perf.gpu import capacity, correctness, decoding, environment, products
 from perf.gpu.decoding import Wave
-from perf.gpu.models import RandomLlama
+from perf.gpu.models import FP16, FP32, INT8, Precision, RandomLlama, precisions
 from perf.gpu.options import Options
-from perf.gpu.precision import FP16, FP32, INT8, Precision, precisions
 from perf.roofline.rates import DeviceRates
 
 Task = Callable[[], Mapping[str, object]]
 
 OUTLIER_ROWS = (1, 32)
-"""Row counts at threshold 6: every layer waits for the device there, so a wave takes long, and it isn't the product."""
+"""Row counts at threshold 6, where every layer waits for the device and a wave takes long."""
 
 _LEAST_S = {"environment": 0.0, "correct": 10.0, "quality": 15.0, "capacity": 25.0, "decode": 15.0, "stock": 25.0,
             "graph": 25.0, "products": 5.0, "article": 120.0, "tiles": 30.0}  # fmt: skip
-"""Seconds that must be left for a task of a part to begin; guesses, until they have been measured."""
-
-
-@dataclass
-class Ground:
-    """What the tasks of a run share. rates: the device's, measured."""
-
-    options: Options
-    course: Course
-    rates: DeviceRates
-    llama: RandomLlama = field(init=False)
-    _exact: list[torch.Tensor] | None = None
-
-    def __post_init__(self) -> None:
-        self.llama = RandomLlama(self.options.amount.shape, self.options.device, self.options.kernels)
-
-    @property
-    def exact(self) -> list[torch.Tensor]:
-        """FP32's logits of the texts that precisions are compared on, computed once."""
-        if self._exact is None:
-            amount = self.options.amount
-            checkpoint = correctness.embedded(FP32, self.options.device)
-            self._exact = correctness.exact_logits(checkpoint, amount.rows, amount.steps)
-        return self._exact
+"""Seconds that must be left to begin a task of a part; estimates, not measured yet."""
 
 
 class DeviceLostError(Exception):
-    """The device's context is broken: nothing else in this process would work. `str()` says since when and why."""
+    """The CUDA context is broken, so nothing else in this process would work. `str()` names the task and the error."""
 
 
-def run(ground: Ground) -> None:
-    """Run every task of the parts that were asked for, as long as there is time. Raises DeviceLostError."""
-    options = ground.options
-    _run(ground, "environment", _environment(ground))
-    _run(ground, "correct", _correct(ground))
-    for precision in precisions(options.device.type):
-        for part, tasks in (("stock", _stock), ("capacity", _capacity), ("decode", _decode), ("graph", _graph)):
-            _run(ground, part, tasks(ground, precision))
-    ground.llama.free()
-    # Behind what the aims are about: its text takes a while to be rebuilt.
-    if "quality" in options.parts:
-        _quality(ground)
-    _run(ground, "products", _products(ground))
-    _run(ground, "tiles", _tiles(ground))
-    if "article" in options.parts:
-        _article(ground)
+class Run:
+    """One run over the parts that were chosen. rates: the device's, measured."""
 
+    def __init__(self, options: Options, course: Course, rates: DeviceRates) -> None:
+        self.options = options
+        self.course = course
+        self.rates = rates
+        self.amount = options.amount
+        self.device = options.device
+        self.llama = RandomLlama(options.amount.shape, options.device, options.kernels)
 
-def _run(ground: Ground, part: str, tasks: Iterator[tuple[str, Task]]) -> None:
-    """Run a part's tasks, if it was asked for."""
-    if part in ground.options.parts:
-        for key, task in tasks:
-            _measure(ground.course, part, key, task, ground.options.smoke)
+    def all(self) -> None:
+        """Run every task for which there is time. Raises DeviceLostError."""
+        self.measure("environment", "environment", lambda: environment.describe(self.device))
+        self.correct()
+        for precision in precisions(self.device.type):
+            self.stock(precision)
+            self.capacity(precision)
+            self.decode(precision)
+            self.graph(precision)
+        self.llama.free()
+        # After what the aims need: rebuilding its text takes a while.
+        self.quality()
+        self.products()
+        self.tiles()
+        self.article()
 
+    def measure(self, part: str, key: str, task: Task, fused: bool = False) -> None:
+        """Run a task if its part was chosen. fused: it uses a fused kernel, and is left out by --kernels stock."""
+        smoke = self.options.smoke
+        if part not in self.options.parts:
+            return
 
-def _measure(course: Course, part: str, key: str, task: Task, smoke: bool) -> None:
-    def timely() -> Measurement:
-        course.refuse_without(0.0 if smoke else _LEAST_S[part])
-        return task()
+        def timely() -> Mapping[str, object]:
+            if not smoke:
+                self.course.refuse_without(_LEAST_S[part])
+            if fused and self.options.kernels != "fused":
+                raise RuntimeError(f"left out by --kernels {self.options.kernels}")
+            return task()
 
-    course.measure(key, {}, timely)
-    if not smoke and torch.cuda.is_available():
+        self.course.measure(key, {}, timely)
+        if not smoke and torch.cuda.is_available():
+            try:
+                torch.cuda.synchronize()
+            except Exception as error:
+                # After an illegal address, say, every later CUDA call of this process fails.
+                raise DeviceLostError(f"{key}: {reason(error)}") from error
+
+    @cached_property
+    def exact(self) -> list[torch.Tensor]:
+        """FP32's logits of the texts that the precisions are compared on."""
+        return correctness.exact_logits(correctness.embedded(FP32, self.device), self.amount.rows, self.amount.steps)
+
+    def correct(self) -> None:
+        """Compare tokens and logits of the embedded checkpoint."""
+        amount = self.amount
+
+        def tokens(seconds: float, graphs: bool = False, fused: bool = False) -> Mapping[str, object]:
+            checkpoint = correctness.embedded(FP32, self.device, fused)
+            return correctness.exactness(checkpoint, amount.batches, seconds, graphs)
+
+        def logits(precision: Precision, fused: bool = False) -> Mapping[str, object]:
+            return correctness.tolerance(precision, self.device, self.exact, amount.rows, amount.steps, fused)
+
+        self.measure("correct", "correct/tokens/fp32", partial(tokens, amount.exact_s))
+        self.measure("correct", "correct/tokens/fp32_graphs", partial(tokens, amount.exact_s / 2, graphs=True))
+        self.measure("correct", "correct/tokens/fp32_fused", partial(tokens, amount.exact_s / 2, fused=True), True)
+        for precision in (FP32, FP16, *precisions(self.device.type)[1:]):
+            self.measure("correct", f"correct/logits/{precision.key}", partial(logits, precision))
+        for precision in (FP16, INT8):
+            self.measure("correct", f"correct/logits/{precision.key}_fused", partial(logits, precision, True), True)
+
+    def capacity(self, precision: Precision) -> None:
+        """Compare memory with its plan, under full load and when it is scarce."""
+        extent, key = self.amount.extent, f"capacity/{precision.key}"
+        self.measure("capacity", key, lambda: capacity.steady(self.llama.at(precision), extent))
+        if precision == INT8:
+            self.measure(
+                "capacity", f"{key}/graphs", lambda: capacity.steady(self.llama.at(precision), extent, graphs=True)
+            )
+        self.measure("capacity", f"{key}/scarce", lambda: capacity.scarce(self.llama.at(precision), extent))
+
+    def decode(self, precision: Precision) -> None:
+        """Run waves through the engine, its steps launched from Python."""
+        for rows in self.amount.decode_rows:
+            if not precision.threshold or rows in OUTLIER_ROWS:
+                self.measure("decode", f"decode/{precision.key}/{rows}", partial(self._wave, precision, rows))
+
+    def stock(self, precision: Precision) -> None:
+        """Run waves through generate(), and through the engine with the same layers: what its own compare with."""
+        rows = self.amount.decode_rows[0]
+
+        def generate() -> Mapping[str, object]:
+            checkpoint = self.llama.at(precision, stock=True)
+            return decoding.stock(checkpoint, precision, self._of(rows), self.rates)
+
+        if precision.weights == "int8":
+            self.measure("stock", f"stock/{precision.key}/{rows}", generate)
+        if precision == INT8:
+            for rows_of_engine in (one for one in self.amount.decode_rows if one in OUTLIER_ROWS):
+                key = f"stock_engine/{precision.key}/{rows_of_engine}"
+                self.measure("stock", key, partial(self._wave, precision, rows_of_engine, stock=True))
+
+    def graph(self, precision: Precision) -> None:
+        """Run the same waves with the steps replayed as CUDA graphs."""
+
+        def replayed(rows: int) -> Mapping[str, object]:
+            found = self._wave(precision, rows, graphs=True)
+            launched = self.course.results.measurements.get(f"decode/{precision.key}/{rows}")
+            if launched is None or "texts" not in launched:
+                return found
+            # Other tokens are no failure: random weights give logits that are nearly equal.
+            return {**found, "same_tokens_as_launched": found["texts"] == launched["texts"]}
+
+        if not precision.threshold:
+            for rows in self.amount.graph_rows:
+                self.measure("graph", f"graph/{precision.key}/{rows}", partial(replayed, rows))
+
+    def products(self) -> None:
+        """Time every way to multiply with an 8-bit weight."""
+        seconds, fused = self.amount.product_s, self.options.kernels == "fused"
+        for matrix in products.Matrix.of(self.amount.shape):
+            for rows in self.amount.product_rows:
+                key = f"products/{matrix.outputs}x{matrix.inputs}/{rows}"
+                task = partial(products.measure, matrix, rows, self.device, self.rates, seconds, fused)
+                self.measure("products", key, task)
+
+    def tiles(self) -> None:
+        """Time the fused product with the weight cut in many ways."""
+        for matrix in products.Matrix.of(self.amount.shape):
+            for rows in (32, 1):
+                key = f"tiles/{matrix.outputs}x{matrix.inputs}/{rows}"
+                task = partial(products.tiles, matrix, rows, self.device, self.rates, self.amount.product_s)
+                self.measure("tiles", key, task, fused=True)
+
+    def quality(self) -> None:
+        """Measure each quantization's distance from the unquantized weights."""
+        if "quality" not in self.options.parts:
+            return
+        # An earlier run's reason why this part could not begin.
+        self.course.results.forget("quality")
         try:
-            torch.cuda.synchronize()
-        except Exception as error:
-            # An address that isn't there, say: nothing in this process can use the device any more.
-            raise DeviceLostError(f"{key}: {reason(error)}") from error
+            # Imported here: rebuilding the text needs more packages than the other parts.
+            from perf.gpu import quality
 
+            tasks = quality.tasks(self.device, self.amount.texts, self.amount.context, self.options.smoke)
+            for key, task in tasks:
+                self.measure("quality", f"quality/{key}", task, fused=key == quality.FUSED.key)
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the reason is the result, as in Course.measure
+            self.course.note("quality", {"not_run": reason(error)})
 
-def _fused(ground: Ground, task: Task) -> Task:
-    """Return a task that uses a fused kernel whatever the engine does: not under `--kernels stock`."""
+    def article(self) -> None:
+        """Measure the article's servers through Triton."""
+        if "article" not in self.options.parts:
+            return
+        self.course.results.forget("article")
+        if self.device.type != "cuda":
+            self.course.note("article", {"not_run": "needs CUDA"})
+            return
+        try:
+            self.course.refuse_without(_LEAST_S["article"])
+            # Imported here: only this part needs Triton and its clients.
+            from perf.gpu import served
 
-    def task_unless_left_out() -> Mapping[str, object]:
-        if ground.options.kernels != "fused":
-            raise RuntimeError(f"left out by --kernels {ground.options.kernels}")
-        return task()
+            served.article(self.course, self.options, self.rates)
+        except Exception as error:  # noqa: BLE001 - the reason is the result, as in Course.measure
+            self.course.note("article", {"not_run": reason(error)})
 
-    return task_unless_left_out
+    def _of(self, rows: int) -> Wave:
+        return Wave(rows, self.amount.prompt, self.amount.output)
 
-
-def _environment(ground: Ground) -> Iterator[tuple[str, Task]]:
-    yield "environment", lambda: environment.describe(ground.options.device)
-
-
-def _correct(ground: Ground) -> Iterator[tuple[str, Task]]:
-    device, amount = ground.options.device, ground.options.amount
-    yield (
-        "correct/tokens/fp32",
-        lambda: correctness.exactness(correctness.embedded(FP32, device), amount.batches, amount.exact_s),
-    )
-    yield (
-        "correct/tokens/fp32_graphs",
-        lambda: correctness.exactness(correctness.embedded(FP32, device), amount.batches, amount.exact_s / 2, True),
-    )
-    yield (
-        "correct/tokens/fp32_fused",
-        _fused(
-            ground,
-            lambda: correctness.exactness(correctness.embedded(FP32, device, True), amount.batches, amount.exact_s / 2),
-        ),
-    )
-    for precision in (FP32, FP16, *precisions(device.type)[1:]):
-        yield (
-            f"correct/logits/{precision.key}",
-            lambda precision=precision: correctness.tolerance(  # type: ignore[misc]
-                precision, device, ground.exact, amount.rows, amount.steps
-            ),
-        )
-    for precision in (FP16, INT8):
-        yield (
-            f"correct/logits/{precision.key}_fused",
-            _fused(
-                ground,
-                lambda precision=precision: correctness.tolerance(  # type: ignore[misc]
-                    precision, device, ground.exact, amount.rows, amount.steps, True
-                ),
-            ),
-        )
-
-
-def _capacity(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
-    extent = ground.options.amount.extent
-    yield f"capacity/{precision.key}", lambda: capacity.steady(ground.llama.at(precision), extent)
-    if precision == INT8:
-        yield f"capacity/{precision.key}/graphs", lambda: capacity.steady(ground.llama.at(precision), extent, True)
-    yield f"capacity/{precision.key}/scarce", lambda: capacity.scarce(ground.llama.at(precision), extent)
-
-
-def _decode(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
-    amount = ground.options.amount
-    for rows in amount.decode_rows:
-        if (precision.threshold or 0) == 0 or rows in OUTLIER_ROWS:
-            wave = Wave(rows, amount.prompt, amount.output)
-            yield (
-                f"decode/{precision.key}/{rows}",
-                lambda wave=wave: decoding.engine(  # type: ignore[misc]
-                    ground.llama.at(precision), precision, wave, ground.rates
-                ),
-            )
-
-
-def _stock(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
-    amount = ground.options.amount
-    wave = Wave(amount.decode_rows[0], amount.prompt, amount.output)
-    if precision.weights == "int8":
-        yield (
-            f"stock/{precision.key}/{wave.rows}",
-            lambda: decoding.stock(ground.llama.at(precision, stock=True), precision, wave, ground.rates),
-        )
-    if precision == INT8:
-        # What the engine makes of the same layers: what its own ones are to be compared with.
-        for rows in (row for row in amount.decode_rows if row in OUTLIER_ROWS):
-            engine_wave = Wave(rows, amount.prompt, amount.output)
-            yield (
-                f"stock_engine/{precision.key}/{rows}",
-                lambda engine_wave=engine_wave: decoding.engine(  # type: ignore[misc]
-                    ground.llama.at(precision, stock=True), precision, engine_wave, ground.rates
-                ),
-            )
-
-
-def _graph(ground: Ground, precision: Precision) -> Iterator[tuple[str, Task]]:
-    amount = ground.options.amount
-    for rows in amount.graph_rows if (precision.threshold or 0) == 0 else ():
-        wave = Wave(rows, amount.prompt, amount.output)
-        launched = ground.course.results.measurements.get(f"decode/{precision.key}/{rows}")
-        yield (
-            f"graph/{precision.key}/{rows}",
-            lambda wave=wave, launched=launched: graphs.measure(  # type: ignore[misc]
-                ground.llama.at(precision), precision, wave, ground.rates, launched
-            ),
-        )
-
-
-def _products(ground: Ground) -> Iterator[tuple[str, Task]]:
-    amount, device = ground.options.amount, ground.options.device
-    for matrix in products.Matrix.of(amount.shape):
-        for rows in amount.product_rows:
-            yield (
-                f"products/{matrix.outputs}x{matrix.inputs}/{rows}",
-                partial(
-                    products.measure,
-                    matrix,
-                    rows,
-                    device,
-                    ground.rates,
-                    amount.product_s,
-                    ground.options.kernels == "fused",
-                ),
-            )
-
-
-def _tiles(ground: Ground) -> Iterator[tuple[str, Task]]:
-    amount, device = ground.options.amount, ground.options.device
-    for matrix in products.Matrix.of(amount.shape):
-        for rows in (32, 1):
-            yield (
-                f"tiles/{matrix.outputs}x{matrix.inputs}/{rows}",
-                _fused(ground, partial(products.tiles, matrix, rows, device, ground.rates, amount.product_s)),
-            )
-
-
-def _quality(ground: Ground) -> None:
-    """Every candidate is a measurement, and the reference another one: they come together."""
-    course = ground.course
-    # Of a run before: why it couldn't be done then.
-    course.results.forget("quality")
-    try:
-        # What it needs to rebuild the text is more than the other parts need.
-        from perf.gpu import quality
-
-        amount = ground.options.amount
-        for key, task in quality.tasks(ground.options.device, amount.texts, amount.context, ground.options.smoke):
-            chosen = _fused(ground, task) if key == quality.FUSED.key else task
-            _measure(course, "quality", f"quality/{key}", chosen, ground.options.smoke)
-    except DeviceLostError:
-        raise
-    except Exception as error:  # noqa: BLE001 - as in Course.measure
-        course.measure("quality", {}, partial(_raise, error))
-
-
-def _article(ground: Ground) -> None:
-    options, course = ground.options, ground.course
-    course.results.forget("article")
-    if options.device.type != "cuda":
-        course.note("article", {"not_run": "needs CUDA"})
-        return
-    try:
-        course.refuse_without(_LEAST_S["article"])
-        # Triton and its clients are needed from here on only.
-        from perf.gpu import served
-
-        served.article(course, options, ground.rates)
-    except Exception as error:  # noqa: BLE001 - as in Course.measure
-        course.measure("article", {}, partial(_raise, error))
-
-
-def _raise(error: Exception) -> Mapping[str, object]:
-    raise error
+    def _wave(self, precision: Precision, rows: int, stock: bool = False, graphs: bool = False) -> Mapping[str, object]:
+        return decoding.engine(self.llama.at(precision, stock), precision, self._of(rows), self.rates, graphs)

@@ -1,4 +1,4 @@
-"""What INT8 costs in quality on this device: `make quality`'s own comparison, on a part of its text."""
+"""Quality loss of INT8 on this device: the comparison of `make quality`, on a part of its text."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from perf.quality import text
 from perf.quality.candidates import CANDIDATES, Candidate, measured, reference_of
 
 FUSED = Candidate("int8_fused", 0.0, "fused")
-"""What the aims are about: the engine's own product, which rounds no activations."""
+"""The aims' subject: the engine's own product, which rounds no activations."""
 
 
 def tasks(
     device: torch.device, texts: int, context: int, brief: bool
 ) -> Iterator[tuple[str, Callable[[], Mapping[str, object]]]]:
-    """Yield a task for each candidate: its distance from the unquantized embedded checkpoint, on so many texts.
+    """Yield a task per candidate: its distance from the unquantized embedded checkpoint, on `texts` rows of text.
 
-    brief: on a page of any text instead of the held-out one, which takes a while to be rebuilt.
+    brief: on one page of any text; rebuilding the held-out text takes a while.
     """
     base = Settings(max_model_len=context)
     reference = load_checkpoint(reference_of(base), device)
@@ -42,7 +42,7 @@ def _distance(
 ) -> Mapping[str, object]:
     loaded = load_checkpoint(candidate.settings(base), reference.info.device)
     if candidate == FUSED and loaded.kernels.few_rows is None:
-        raise RuntimeError("the fused 8-bit product isn't used; the log says why")
+        raise RuntimeError("the fused 8-bit product isn't used; the log has the reason")
     taken = rows.tokens[:texts]
     silent: tqdm[NoReturn] = tqdm(disable=True)
     found = measured(candidate, reference, loaded, taken, silent)[candidate.key]
@@ -53,5 +53,5 @@ def _distance(
         **rows.origin,
         "rows": len(taken),
         "reference": reference.info.describe(),
-        "in_short": f"KL {divergence['mean']} nats a token from the unquantized weights",
+        "in_short": f"KL {divergence['mean']} nats per token from the unquantized weights",
     }

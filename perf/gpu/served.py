@@ -1,8 +1,7 @@
-"""The article's tables on this GPU, through Triton and perf_analyzer: `bench.articles`, within what time is left.
+"""The article's tables on this GPU, through Triton and perf_analyzer, in the remaining time.
 
-What the aims are about comes first, and the article's naive server, which takes longest, last.
-
-Needs what the rest of a run doesn't: tritonserver, its Python backend's stub for this Python, perf_analyzer.
+The aims' servers come first, the naive server, which takes longest, last. Needs tritonserver, its Python backend's stub
+for this Python, and perf_analyzer.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ CONCURRENCY = 32
 
 
 def article(course: Course, options: Options, rates: DeviceRates) -> None:
-    """Measure every subject of the article's tables, equal lengths first; what there is no time for says so."""
-    # Servers are processes of their own: what this one's allocator keeps is missing from their memory plans.
+    """Measure every server of the article's tables, equal lengths first; each within the time left."""
+    # Servers are other processes: what this one's allocator caches is missing from their memory plans.
     torch.cuda.empty_cache()
-    # On disk, since servers load it: of Llama-2-7B's shape it takes 13 GB there.
+    # On disk, where servers load it from: 13 GB at Llama-2-7B's shape.
     checkpoint = default_checkpoint()
     for mix in ("equal", "uniform"):
         articles.tables(course, CONCURRENCY, options.threads, checkpoint, rates, [mix], course.budget.left, _ours_first)

@@ -1,12 +1,12 @@
-"""Timing what a device does: one call as a program makes it, and the same work without the program.
+"""Time of a device's work: called from Python, and without Python.
 
-- `eager`: calls as Python makes them, back to back, and the device waited for at the end. A kernel of a few
-  microseconds shows what calling it costs, not what it takes.
-- `graph`: the same calls, captured once as a CUDA graph and replayed: what the device takes when nobody holds it up.
-  None where they can't be captured, because something in them waits for the device.
+- `eager`: calls back to back, and one wait for the device at the end. For a kernel of a few microseconds that is the
+  cost of the call, not of the kernel.
+- `graph`: the same calls captured once as a CUDA graph and replayed: the device's own time. None if they can't be
+  captured, because something in them waits for the device.
 
-Several actions, each on data of its own, are called in turn: over one buffer, a matrix that fits into the device's
-cache would be read from there, as no decode step can read a model's weights. The median of the repetitions counts.
+Several actions, each on data of its own, run in turn: over one buffer, a matrix that fits into the device's cache would
+be read from there, as a model's weights never are. The median of the repetitions counts.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ from perf.course import reason
 
 Action = Callable[[], object]
 
+WAITS = "at a threshold bitsandbytes waits for the device in every layer"
+"""Why a product with outliers can't be captured."""
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call. uncaptured: why there is no graph, in a line."""
+    """Seconds per call. uncaptured: why there is no graph."""
 
     eager: float
     graph: float | None
     uncaptured: str | None = None
-
-    @property
-    def best(self) -> float:
-        """The graph's, where there is one."""
-        return self.eager if self.graph is None else self.graph
 
     def to_json(self) -> dict[str, object]:
         """Return both in microseconds."""
@@ -44,20 +42,16 @@ class Timing:
         return {"eager_us": round(1e6 * self.eager, 2), "graph_us": graph, **why}
 
 
-WAITS = "at a threshold bitsandbytes waits for the device in every layer"
-"""Why a step with outliers is no graph."""
-
-
 def settle(device: torch.device) -> None:
-    """Wait for what the device still does; a CPU has done everything when a call returns."""
+    """Wait for the device's outstanding work; a CPU has none when a call returns."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def timed(actions: Sequence[Action], device: torch.device, seconds: float, waits: str | None = None) -> Timing:
-    """Time the actions for about so many seconds in all.
+    """Time the actions for about `seconds` in all.
 
-    waits: why they can't be captured, where that is known: a capture that fails leaves PyTorch's allocator in doubt.
+    waits: why they can't be captured, if known: a failed capture leaves PyTorch's allocator in an unknown state.
     """
 
     def each() -> None:
@@ -72,22 +66,12 @@ def timed(actions: Sequence[Action], device: torch.device, seconds: float, waits
     if unfit:
         return Timing(eager, None, unfit)
     try:
-        replay = captured(each, device)
+        replay = cuda_capture(device)(each)
+        replay()
+        settle(device)
     except Exception as error:  # noqa: BLE001 - whatever can't be captured, the reason is the result
         return Timing(eager, None, reason(error))
     return Timing(eager, _median(replay, device, share) / len(actions))
-
-
-def captured(action: Action, device: torch.device) -> Action:
-    """Return what does the action again as a CUDA graph. Raises what capturing raises."""
-
-    def act() -> None:
-        action()
-
-    replay = cuda_capture(device)(act)
-    replay()
-    settle(device)
-    return replay
 
 
 def _median(action: Action, device: torch.device, seconds: float) -> float:

@@ -1,7 +1,4 @@
-"""A kernel of three lines in the Triton language: can such a thing be compiled and run here?
-
-The package `triton` comes along with PyTorch's CUDA builds; import this module only where a GPU is.
-"""
+"""A minimal kernel in the Triton language, to try the compiler. Import only on a GPU: CUDA builds bring `triton`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ def _twice(source, target, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def works(device: torch.device) -> bool:
-    """Compile and run it, and say whether the result is right. Raises whatever the compiler raises."""
+    """Compile and run the kernel; return whether its result is right. Raises the compiler's errors."""
     source = torch.randn(1024, device=device)
     target = torch.full_like(source, torch.nan)
     _twice[(8,)](source, target, BLOCK=128)

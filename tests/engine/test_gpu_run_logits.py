@@ -1,4 +1,4 @@
-"""The comparison of logits: it passes what is right, and notices what a mistake in the slots would do."""
+"""The comparison of logits accepts correct ones and detects a mistake in the slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perf.gpu.logits import AGAINST_FP32, SAME_WEIGHTS, Bounds
 ROWS, STEPS = 3, 3
 
 
-def test_right_logits_do_not_pass(fp32: Checkpoint) -> None:
+def test_correct_logits_are_within_the_bounds(fp32: Checkpoint) -> None:
     given = logits.texts(fp32, ROWS, STEPS)
     assert len({len(text) for text in given}) > 1, "equal lengths would need no padding"
     decoded, plain = logits.through_slots(fp32, given, STEPS), logits.alone(fp32, given, STEPS)
@@ -22,7 +22,7 @@ def test_right_logits_do_not_pass(fp32: Checkpoint) -> None:
     assert logits.distance(plain, decoded).within(SAME_WEIGHTS["fp32"])
 
 
-def test_a_step_at_a_wrong_position_passes(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_at_a_wrong_position_exceeds_the_bounds(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     given = logits.texts(fp32, ROWS, STEPS)
     plain = logits.alone(fp32, given, STEPS)
     advance = ModelRunner.advance
@@ -37,6 +37,6 @@ def test_a_step_at_a_wrong_position_passes(fp32: Checkpoint, monkeypatch: pytest
         assert not found.within(AGAINST_FP32[weights])
 
 
-def test_not_a_number_is_within_bounds() -> None:
+def test_nan_is_never_within_the_bounds() -> None:
     assert not logits.Distance(float("nan"), 0.0, 0.0, 0.0).within(Bounds(1.0, 1.0))
     assert not logits.Distance(0.0, 0.0, float("nan"), 0.0).within(Bounds(1.0, 1.0))

@@ -1,4 +1,4 @@
-"""Random Llamas that are made on the device: what they are in each precision, in whatever order they are asked for."""
+"""Random Llamas created on the device, in each precision and in any order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from engine.engines import completions, engine_of, tokens_in
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.model.loader import Checkpoint
 
-from perf.gpu.models import RandomLlama, has_stock_layers, in_8_bits
+from perf.gpu.models import FP32, INT8, INT8_OUTLIERS, Precision, RandomLlama, has_stock_layers, in_8_bits
 from perf.gpu.options import TINY
-from perf.gpu.precision import FP32, INT8, INT8_OUTLIERS, Precision
 
 CPU = torch.device("cpu")
 
@@ -25,7 +24,7 @@ def _loaded(checkpoint: Checkpoint) -> tuple[str, float | None, bool]:
     return "int8" if "int8" in info.linears else "plain", info.threshold, info.rounds_activations
 
 
-def test_a_precision_is_another_one_than_was_asked_for() -> None:
+def test_the_model_takes_each_requested_precision() -> None:
     llama = RandomLlama(TINY, CPU)
     for precision, expected in (
         (FP32, ("plain", None, False)),
@@ -38,14 +37,14 @@ def test_a_precision_is_another_one_than_was_asked_for() -> None:
     assert llama.at(INT8).info.linears == {"int8": 7 * TINY.layers, "float32": 1}
 
 
-def test_stock_layers_are_the_engine_s_or_the_other_way_round() -> None:
+def test_stock_layers_are_bitsandbytes_and_others_the_engines() -> None:
     llama = RandomLlama(TINY, CPU)
     assert has_stock_layers(llama.at(INT8, stock=True).model)
     assert not has_stock_layers(llama.at(INT8).model)
     assert has_stock_layers(llama.at(INT8, stock=True).model)
 
 
-def test_layers_that_were_used_have_lost_their_scales_for_the_next_precision() -> None:
+def test_used_stock_layers_keep_their_scales_for_the_next_precision() -> None:
     llama = RandomLlama(TINY, CPU)
     fresh = _tokens(llama.at(INT8))
     assert len(_tokens(llama.at(INT8, stock=True))) == 6
@@ -53,11 +52,11 @@ def test_layers_that_were_used_have_lost_their_scales_for_the_next_precision() -
 
 
 @pytest.mark.parametrize("precision", [FP32, INT8, INT8_OUTLIERS])
-def test_two_models_of_a_shape_differ(precision: Precision) -> None:
+def test_two_models_of_one_shape_are_equal(precision: Precision) -> None:
     assert _tokens(RandomLlama(TINY, CPU).at(precision)) == _tokens(RandomLlama(TINY, CPU).at(precision))
 
 
-def test_an_8_bit_layer_is_of_another_matrix() -> None:
+def test_an_8_bit_layer_approximates_its_matrix() -> None:
     weight = torch.randn(48, 32)
     rows = torch.randn(5, 32)
     exact = rows @ weight.T

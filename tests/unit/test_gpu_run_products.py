@@ -1,4 +1,4 @@
-"""The products that are compared: all of the same weight, each with its error, and a way that fails is a result."""
+"""The compared products: one weight, an error for each, and a failure that is a result."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CPU = torch.device("cpu")
 RATES = DeviceRates("cpu", 1, {1: 1e9}, {"fp32": 1e9})
 
 
-def test_a_matrix_of_the_decoder_is_left_out_or_counted_twice() -> None:
+def test_every_distinct_matrix_of_the_decoder_is_measured_once() -> None:
     found = [(matrix.outputs, matrix.inputs) for matrix in Matrix.of(TINY)]
     assert found == [(64, 64), (32, 64), (128, 64), (64, 128)]
 
 
 @pytest.mark.parametrize("rows", [1, 7, 40])
-def test_a_way_computes_something_else(rows: int) -> None:
+def test_all_products_compute_the_same_matrix_product(rows: int) -> None:
     weight = Weight(Matrix("any", 48, 64), CPU, 0)
     activations = torch.randn(rows, 64)
     exact = activations.double() @ (weight.codes.double() * weight.scales.double()[:, None]).T
@@ -35,7 +35,7 @@ def test_a_way_computes_something_else(rows: int) -> None:
         assert (error > 1e-4) == (name in ("bitsandbytes", "bitsandbytes_6", "w8a8")), name
 
 
-def test_a_way_that_fails_takes_the_others_down() -> None:
+def test_a_failing_product_is_a_result_beside_the_others() -> None:
     found: dict[str, Any] = products.measure(Matrix("any", 48, 64), 4, CPU, RATES, 0.001)
     assert found["ways"]["fused"] == {"failed": "NoKernelError: needs CUDA"}
     assert all(way["eager_us"] > 0 for name, way in found["ways"].items() if name != "fused")

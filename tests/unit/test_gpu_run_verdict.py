@@ -1,4 +1,4 @@
-"""What a run on a GPU says of the aims: met, missed or not measured, and never more than was measured."""
+"""The verdict of a GPU run: each aim is met, missed or not measured."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MEASURED: dict[str, dict[str, Any]] = {
 }
 
 
-def test_an_aim_is_met_by_less_or_missed_by_enough() -> None:
+def test_an_aim_is_met_exactly_when_its_figure_is_within_the_bound() -> None:
     assert [one.met for one in verdicts(MEASURED)] == [True, False, True, True, True, True]
 
 
-def test_an_aim_is_met_or_missed_without_a_figure() -> None:
+def test_an_aim_without_a_figure_is_neither_met_nor_missed() -> None:
     assert [one.met for one in verdicts({})] == [None] * 6
     assert [one.to_json()["measured"] for one in verdicts({})] == [None] * 6
 
 
-def test_what_could_not_be_run_counts_as_measured() -> None:
+def test_a_measurement_that_did_not_run_is_no_figure() -> None:
     found = verdicts({**MEASURED, "decode/int8/32": {"not_run": "CUDA error"}})
     assert [one.met for one in found] == [None, False, None, True, None, True]
 
@@ -41,19 +41,19 @@ SERVED = {
 }
 
 
-def test_the_engine_s_figure_is_taken_although_the_server_s_is_there() -> None:
+def test_the_servers_figure_takes_precedence_over_the_engines() -> None:
     first = verdicts({**MEASURED, **SERVED})[0]
     assert (first.met, first.to_json()["from"]) == (False, "article/equal/inflight_int8_quick")
 
 
-def test_a_server_s_figure_is_divided_by_the_engine_s() -> None:
+def test_a_ratio_uses_figures_measured_in_the_same_way() -> None:
     alone = {key: found for key, found in SERVED.items() if "fp16" not in key}
     ratio = verdicts({**MEASURED, **alone})[2].figure
     assert ratio is not None
     assert ratio.source == "decode/int8/32 over decode/fp16/32"
 
 
-def test_launched_steps_are_taken_although_replayed_ones_are_there() -> None:
+def test_replayed_steps_take_precedence_when_both_precisions_have_them() -> None:
     replayed = {
         "graph/int8/32": {"requests_per_second": 31.0},
         "graph/fp16/32": {"requests_per_second": 14.0},
@@ -69,33 +69,33 @@ def test_launched_steps_are_taken_although_replayed_ones_are_there() -> None:
     ]
 
 
-def test_what_fell_back_to_stock_kernels_is_an_aim_s_figure() -> None:
+def test_a_fallback_to_stock_kernels_is_no_figure_of_an_aim() -> None:
     stock = {**MEASURED["decode/int8/32"], "steps": "decode steps: stock kernels, launched"}
     assert verdicts({**MEASURED, "decode/int8/32": stock})[0].figure is None
     fused = {**stock, "steps": "decode steps: fused 8-bit product and attention, launched"}
     assert verdicts({**MEASURED, "decode/int8/32": fused})[0].met is True
 
 
-def test_an_aim_for_one_device_is_met_by_another() -> None:
+def test_on_another_device_no_aim_is_met_or_missed() -> None:
     assert [one.met for one in verdicts(MEASURED, "NVIDIA H200")] == [None] * 6
     assert verdicts(MEASURED, "NVIDIA H200")[0].to_json()["measured"] == 25.0
-    assert verdicts(MEASURED, "NVIDIA H200")[0].line().startswith("not told     INT8 in-flight")
+    assert verdicts(MEASURED, "NVIDIA H200")[0].line().startswith("not compared INT8 in-flight")
 
 
-def test_the_slower_stock_is_what_is_compared_with() -> None:
+def test_the_faster_stock_threshold_is_the_baseline() -> None:
     ratio = verdicts(MEASURED)[4].figure
     assert ratio is not None
     assert ratio.value == pytest.approx(25.0 / 3.0)
 
 
-def test_a_worse_quality_than_llm_int8_s_is_good_enough() -> None:
+def test_a_greater_divergence_than_llm_int8s_misses_the_aim() -> None:
     worse: Measurements = {**MEASURED, "quality/int8_fused": {"kl_nats": {"mean": 0.0008}}}
     assert verdicts(worse)[5].met is False
     alone = {key: found for key, found in MEASURED.items() if key != "quality/int8_threshold_6"}
     assert verdicts(alone)[5].met is None
 
 
-def test_a_failed_check_or_another_device_is_not_told() -> None:
+def test_the_table_names_failed_checks_and_another_device() -> None:
     lines: list[str] = []
     failed: Measurements = {
         "capacity/int8": {"passed": False, "in_short": "growth 12 MiB"},

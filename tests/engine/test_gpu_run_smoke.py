@@ -1,4 +1,4 @@
-"""A smoke run on the CPU: every part has its entries, what needs a GPU says so, and a run that was cut goes on."""
+"""A smoke run on the CPU: every part has its entries, and an interrupted run is resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = ["--smoke", "--device", "cpu", "--threads", "1"]
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    """A run sets the threads that compute; the other tests want theirs back."""
+    """Restore the number of threads, which a run sets."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -30,7 +30,10 @@ def _run(folder: Path, *arguments: str) -> dict[str, Any]:
     return content
 
 
-def test_a_part_is_missing_from_a_smoke_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.long
+def test_a_smoke_run_has_every_part_and_says_what_needs_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = _run(tmp_path)
     measured = content["measurements"]
     assert {key.split("/")[0] for key in measured} == {*DEFAULT, "stock_engine"}
@@ -52,7 +55,7 @@ def test_a_part_is_missing_from_a_smoke_run(tmp_path: Path, capsys: pytest.Captu
     assert "verdict" not in content
 
 
-def test_what_was_measured_is_measured_again_or_a_failure_is_kept(
+def test_a_resumed_run_keeps_measurements_and_retries_failures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = _run(tmp_path, "--only", "environment", "article")
@@ -75,14 +78,16 @@ def test_what_was_measured_is_measured_again_or_a_failure_is_kept(
         (["--smoke", "--only", "grph"], "invalid choice: 'grph'"),
     ],
 )
-def test_nonsense_is_measured(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_bounds_options_end_the_run(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_parts_are_run_in_the_order_of_the_command_line_or_all_by_default() -> None:
+def test_parts_run_in_a_fixed_order_and_the_command_repeats_the_run() -> None:
     options = parse(["--smoke", "--device", "cpu", "--only", "graph", "environment", "--steady-seconds", "90"])
     assert options.parts == ("environment", "graph")
     assert options.command == "make bench-gpu 'GPU=--smoke --only environment graph --steady-seconds 90'"
@@ -95,7 +100,7 @@ def test_the_parts_are_run_in_the_order_of_the_command_line_or_all_by_default() 
     assert plain.amount == SMOKE
 
 
-def test_a_wave_is_longer_than_the_model() -> None:
+def test_waves_fit_into_the_models_positions() -> None:
     for amount in (FULL, SMOKE):
         longest = max(amount.prompt + amount.output, amount.extent.max_model_len)
         assert longest <= amount.shape.positions

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
-
-from transformers import GenerationConfig
+from typing import TYPE_CHECKING, TypeVar
 
 from llama_engine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 _Number = TypeVar("_Number", int, float)
 

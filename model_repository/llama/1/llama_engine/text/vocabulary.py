@@ -10,10 +10,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from llama_engine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Vocabulary:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
 
-from server.polling import until
+from server.servers import until
 
 MOST_QUESTIONS = 100_000
 """Of each client; more than any machine answers while it is watched, so that one that nobody stops has an end."""

@@ -16,7 +16,7 @@ from compose.engine import DockerEngine
 from compose.project import ComposeProject
 from compose.prometheus_image import prometheus_image
 from contract.monitoring_files import rules
-from server.polling import until
+from server.servers import until
 
 SERVICE = "prometheus"
 PORT = 8002

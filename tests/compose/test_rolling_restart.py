@@ -25,7 +25,7 @@ from compose.haproxy import proxy_image
 from compose.project import BUILD_AND_START_S, STOP_S
 from compose.proxied import PROXY_PORT, Connection, Proxied, make_gate, readme_block
 from compose.steady_load import Ask, steady_load
-from server.polling import until
+from server.servers import until
 from triton_llama import LlamaClient
 
 REQUESTS_A_MINUTE = 4000

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from engine.greedy import GreedyReference
 from engine.prompts import random_prompt
 from llama_engine.model.loader import Checkpoint
-from server.wires import Answer
+from server.clients import Answer
 
 END = 2
 LONGEST = 24

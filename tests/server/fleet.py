@@ -1,12 +1,13 @@
-"""The servers of the tests, by name, each started before its tests come and ended behind their backs.
+"""The servers of the tests, by name. The next one starts while tests use the one before, and servers stop in the
+background: a start is mostly imports on one core, a stop mostly waiting.
 
-A start is mostly imports, on one core, while the tests of another server wait for that one: with two cores a server
-that is started ahead costs next to nothing. An end is mostly waiting, so nobody waits for it. A test needs the servers
-whose names are among its fixtures and its parameters. What is asked of the servers is the tests' business.
+A test needs the servers whose names are among its fixtures and parameters.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,15 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from server.repositories import copy_repository
-from server.servers import SUPERVISED, in_use, new_server
+from server.servers import ROOT, SUPERVISED, in_use, new_server
 from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a server is: its config, its settings, and what differs from the project's repository, if anything does.
+    """A server's config, settings, and changes to the model repository.
 
     options: for tritonserver. shim, queue_policy: as for `copy_repository`. supervised: as for `new_server`.
     """
@@ -35,8 +35,8 @@ class Plan:
     supervised: Supervised | None = SUPERVISED
 
 
-# No outlier reaches this threshold, so rows don't depend on each other, and bitsandbytes' own product is some five
-# times slower than ours on a CPU: what runs on these servers can be seen running in metrics that are 0.2 s old.
+# No outlier reaches this threshold, so rows stay independent, and bitsandbytes' own product is five times slower than
+# ours on a CPU: a running request shows in metrics that are 0.2 s old.
 SLOW = {"LLAMA_INT8_THRESHOLD": "1000"}
 _TWO_SLOTS = {"LLAMA_SLOTS": "2", **SLOW}
 _QUEUE_OF_THREE = (
@@ -44,25 +44,29 @@ _QUEUE_OF_THREE = (
     # Triton takes a request's own timeout only where it is shorter than this one; 0 is none.
     "default_timeout_microseconds: 600000000"
 )
-# Few slots and small prefills, so that rows wait, enter beside others and are read in chunks.
+# Few slots and small prefills: sequences wait, join others, and are prefilled in chunks.
 _FP32 = {
     "LLAMA_QUANTIZATION": "none",
     "LLAMA_DTYPE": "float32",
     "LLAMA_SLOTS": "8",
     "LLAMA_PREFILL_TOKENS": "48",
 }
-# Not even these settings keep rows from ending: Triton unloads a model when nobody is left in it.
+# Running sequences end all the same: Triton unloads a model only when it has no requests left.
 _NO_DRAIN = {**_TWO_SLOTS, "LLAMA_DRAIN_SECONDS": "0"}
-# Bare Triton cuts off at its exit timeout whatever still runs: time enough for it on a machine that is busy otherwise.
+# Triton without supervisor aborts what still runs at its exit timeout: 120 s are enough on a busy machine.
 _EXPLICIT = ("--model-control-mode=explicit", "--load-model=llama", "--exit-timeout-secs=120")
-# A model that does nothing more is found dead after so long; one that works beside other tests must not be.
+# After this long without a step a model counts as dead; a working one beside other tests must not.
 _SOON = Supervised(stuck_after=30.0)
+
+SHIMS = Path(__file__).parent / "shims"
+
+_QUEUE_POLICY = re.compile(r"\bdefault_queue_policy \{[^{}]*\}")
 
 PLANS = {
     # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming.
     "triton": Plan(),
     "streaming": Plan("streaming"),
-    # Two slots and a queue of three, in one response and in pieces.
+    # Two slots and a queue of three.
     "narrow": Plan(environment=_TWO_SLOTS, queue_policy=_QUEUE_OF_THREE),
     "narrow_streaming": Plan("streaming", _TWO_SLOTS, queue_policy=_QUEUE_OF_THREE),
     "fp32": Plan(environment=_FP32),
@@ -71,13 +75,13 @@ PLANS = {
     "batched_int8": Plan("batched_int8"),
     "batched_fp16": Plan("batched_fp16"),
     "naive_fp16": Plan("naive_fp16"),
-    # Programs with something changed. Prompts beyond 128 tokens are read in chunks.
+    # A shim before the model. Prompts beyond 128 tokens are prefilled in chunks.
     "faulty": Plan("streaming", {"LLAMA_PREFILL_TOKENS": "128"}, shim="faults"),
     "faulty_default": Plan(shim="faults"),
     "split": Plan("streaming", shim="split_characters"),
     "stopping": Plan(environment=_TWO_SLOTS, shim="stops_early"),
     "stopping_streaming": Plan("streaming", _TWO_SLOTS, shim="stops_early"),
-    # For fuzzing. Room for few tokens, so that nothing that is asked for by chance takes long.
+    # Few positions, so that no fuzzed request runs long.
     "fuzzed": Plan(environment={"LLAMA_MAX_MODEL_LEN": "64"}),
     "fuzzed_streaming": Plan("streaming", {"LLAMA_MAX_MODEL_LEN": "64"}),
     # For tests that end them.
@@ -88,15 +92,14 @@ PLANS = {
     "killed_model_streaming": Plan("streaming", _TWO_SLOTS),
     "stuck_model": Plan("streaming", _TWO_SLOTS, supervised=_SOON),
     "broken_model": Plan(shim="breaks_for_good", supervised=_SOON),
-    "stopped": Plan(),
 }
 
 
 class Fleet:
-    """The servers of a run of tests."""
+    """The servers of one test run."""
 
     def __init__(self, order: Sequence[str], folder: Callable[[str], Path]) -> None:
-        """order: names of the servers, as the tests will need them. folder: makes an empty folder of such a name."""
+        """order: names of the servers, in the order of the tests. folder: creates an empty folder of a name."""
         self._to_come = list(order)
         self._folder = folder
         self._starts: dict[str, Future[LocalTriton]] = {}
@@ -119,10 +122,10 @@ class Fleet:
 
     @contextmanager
     def server(self, name: str) -> Iterator[LocalTriton]:
-        """Hand out the server of this name, ready; it is this caller's alone, and told to end behind the block."""
+        """Yield the server of this name, ready; it stops after the block."""
         start = self._start(name)
         if self._to_come:
-            # One is enough to keep a second core busy.
+            # One at a time keeps the second core busy.
             self._start(self._to_come[0])
         del self._starts[name]
         server = start.result()
@@ -148,6 +151,28 @@ class Fleet:
         return server
 
     def _end(self, start: Future[LocalTriton]) -> None:
-        # A server that failed to start has ended; whoever asked for it has been told.
+        # A server that failed to start has ended, and its test has failed.
         if not start.exception():
             self._ends.append(self._ending.submit(start.result().stop))
+
+
+def copy_repository(folder: Path, shim: str = "", queue_policy: str = "") -> Path:
+    """Copy the model repository into an empty folder and return its path.
+
+    shim: a file of `shims/` that replaces model.py and imports it as `real_model`. queue_policy: fields of Triton's
+    ModelQueuePolicy, in place of the in-flight configs' own.
+    """
+    repository = folder / "model_repository"
+    shutil.copytree(ROOT / "model_repository", repository, ignore=shutil.ignore_patterns("__pycache__"))
+    # The embedded checkpoint's default path is beside the repository.
+    (folder / "models").symlink_to(ROOT / "models")
+    model = repository / "llama"
+    if shim:
+        (model / "1" / "model.py").rename(model / "1" / "real_model.py")
+        shutil.copy(SHIMS / f"{shim}.py", model / "1" / "model.py")
+    if queue_policy:
+        for config in (model / "config.pbtxt", model / "configs" / "streaming.pbtxt"):
+            text, found = _QUEUE_POLICY.subn(f"default_queue_policy {{ {queue_policy} }}", config.read_text())
+            assert found == 1
+            config.write_text(text)
+    return repository

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from llama_engine.triton.metrics import INSTANCE_LABEL
-from server.polling import until
-from server.wires import generate_url, post
+from server.clients import generate_url, post
+from server.servers import until
+from server.streams import Call
+from triton_local.log_lines import parse_line
 from triton_local.server import LocalTriton
 
 from perf import metrics
@@ -86,3 +90,43 @@ class Metrics:
 
 def _series(name: str, labels: dict[str, str]) -> Series:
     return name, frozenset({"model": "llama", "version": "1", **labels}.items())
+
+
+LASTING = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 0.0}
+
+
+@contextmanager
+def all_slots_taken(server: LocalTriton, metrics: Metrics, slots: int) -> Iterator[list[Call]]:
+    """Run a lasting request in each slot for as long as the block lasts, then take back those that still run."""
+    with ExitStack() as calls:
+        lasting = [calls.enter_context(Call(server, LASTING)) for _ in range(slots)]
+        metrics.wait(lambda now: now.now("llama_slots_in_use") == slots, "all slots are taken")
+        yield lasting
+        for call in lasting:
+            call.cancel()
+
+
+_FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
+
+
+def said(server: LocalTriton) -> list[str]:
+    """Return the messages of every line about a request."""
+    messages = [parse_line(line).message for line in server.log_text().splitlines()]
+    return [message for message in messages if message.startswith("llama: request answered ")]
+
+
+def fields(message: str) -> dict[str, str]:
+    """Return the fields of such a message."""
+    return dict(_FIELD.findall(message))
+
+
+def line_of(server: LocalTriton, request_id: str) -> dict[str, str]:
+    """Wait for the one line of a request, and return its fields."""
+
+    def its() -> list[str]:
+        return [message for message in said(server) if f"id={request_id} " in message]
+
+    # Answers go out before they are noted, and lines take their time through Triton.
+    until(lambda: bool(its()), lambda: f"{request_id} is in the log")
+    (message,) = its()
+    return fields(message)

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from contract.monitoring_files import MONITORING
 from contract.prometheus_package import Prometheus
-from server.polling import until
+from server.servers import until
 
 PAUSE = "500ms"
 """Between two scrapes, and between two evaluations of the rules."""

@@ -1,13 +1,11 @@
-"""Real servers for the tests: one that is not started yet, the logs of those in use, and what can be read off one.
-
-Which servers there are is `fleet.py`'s business, and what is asked of them `wires.py`'s and the tests'.
-"""
+"""Tritonservers for tests: a new one, the logs of those that run, and what Triton's HTTP API reports about one."""
 
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,14 @@ from triton_local.supervised import Supervised
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 
-# The machine's idle cores are few and shared: two threads that wait for each other at every small matrix product are
-# ten times slower beside anything else than one that doesn't wait.
+# On two busy cores, two threads that synchronize at every small matrix product are ten times slower than one.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
-# Supervised as the product is, but for one thing: tests count requests, so nobody else may ask for tokens.
+# The product's supervisor without its liveness probe: tests count requests, and the probe would send some.
 SUPERVISED = Supervised(stuck_after=None)
+
+PATIENCE_S = 60.0
+"""How long `until` waits."""
 
 _in_use: dict[str, LocalTriton] = {}
 
@@ -35,10 +35,10 @@ def new_server(
     options: Sequence[str] = (),
     supervised: Supervised | None = SUPERVISED,
 ) -> LocalTriton:
-    """Return a server of the embedded checkpoint on free ports, to be started.
+    """Return a server of the embedded checkpoint on free ports, not started.
 
-    environment: over the tests' own. repository: None is the project's. options: for tritonserver. supervised: None is
-    Triton as it is.
+    environment: added to the tests' own. repository: None is the project's. options: for tritonserver. supervised: None
+    starts Triton without a supervisor.
     """
     return LocalTriton(
         variant=variant,
@@ -52,7 +52,7 @@ def new_server(
 
 @contextmanager
 def in_use(name: str, server: LocalTriton) -> Iterator[None]:
-    """Show the server's log with every test that fails meanwhile."""
+    """Attach the server's log to every test that fails inside the block."""
     name = f"{name} on {server.http_url}"
     _in_use[name] = server
     try:
@@ -62,27 +62,26 @@ def in_use(name: str, server: LocalTriton) -> Iterator[None]:
 
 
 def logs() -> dict[str, str]:
-    """Return the end of the log of every server that is in use, by its name."""
-    # Without the tables of options and backends: they are long, and the same every time.
+    """Return the last 60 lines of the log of every server in use, without the tables of options and backends."""
     lines = {name: server.log_text().splitlines() for name, server in _in_use.items()}
     return {name: "\n".join([line for line in log if line[:1] not in "+|"][-60:]) for name, log in lines.items()}
 
 
 def get_json(server: LocalTriton, path: str) -> dict[str, Any]:
-    """Return the JSON that the server's HTTP service has at `path`, such as /v2/models/llama/config."""
+    """GET a path such as /v2/models/llama/config."""
     with urllib.request.urlopen(f"http://{server.http_url}{path}", timeout=30) as response:
         answer: dict[str, Any] = json.load(response)
     return answer
 
 
 def facts(server: LocalTriton) -> str:
-    """Return the log line that says what was loaded, read back from the model."""
+    """Return the log line with the dtypes of the loaded layers."""
     (line,) = [line for line in server.log_text().splitlines() if "llama: loaded " in line]
     return line
 
 
 class Statistics:
-    """What Triton has executed since this was made, from its statistics API."""
+    """Batches that Triton has executed since this object was made, from its statistics API."""
 
     def __init__(self, server: LocalTriton) -> None:
         self._server = server
@@ -112,6 +111,14 @@ class Statistics:
 
 
 def is_decoupled(server: LocalTriton) -> bool:
-    """Return whether the config that runs answers in pieces; Triton has no unary calls for it."""
+    """Whether the live config is decoupled: Triton refuses /infer and unary gRPC calls for it."""
     live = get_json(server, "/v2/models/llama/config")
     return bool(live.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Poll a condition until it holds. Raises AssertionError with `what()` after PATIENCE_S seconds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen: {what()}"
+        time.sleep(0.02)

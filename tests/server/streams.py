@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
-from server.wires import OUTPUTS, TIMEOUT_S, Answer, Inputs, answers, fill
+from server.clients import OUTPUTS, TIMEOUT_S, Answer, Inputs, answers, ask, fill, generate
+from server.servers import is_decoupled
 from triton_local.server import LocalTriton
 
 
@@ -206,6 +208,11 @@ def stream(server: LocalTriton, wire: StreamWire = grpc_stream, /, **inputs: obj
     return streamed
 
 
+def whole(server: LocalTriton, wire: StreamWire, inputs: Inputs) -> Answer:
+    """Stream, and return the chunks joined."""
+    return wire(server, inputs).whole
+
+
 def _response(result: Any, error: Exception | None) -> Response:  # noqa: ANN401 - tritonclient is not annotated
     if error is not None:
         return Response([], final=False, error=str(error))
@@ -222,3 +229,77 @@ def _streamed(came: list[Response]) -> Streamed:
         [index for index, response in enumerate(came) if response.final],
         sum(not response.rows and response.error is None for response in came),
     )
+
+
+class Call:
+    """One request over gRPC that is running: ModelInfer, or a gRPC stream under a decoupled config."""
+
+    def __init__(
+        self, server: LocalTriton, inputs: Inputs, timeout_us: int | None = None, request_id: str = ""
+    ) -> None:
+        """Send the request. timeout_us: how long it may wait for a slot."""
+        self._client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        self._came: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
+        self._streams = is_decoupled(server)
+        tensors = [fill(tritonclient.grpc.InferInput, name, value) for name, value in inputs.items()]
+        if self._streams:
+            self._client.start_stream(self._take)
+            self._client.async_stream_infer("llama", tensors, request_id=request_id, timeout=timeout_us)
+        else:
+            self._call = self._client.async_infer(
+                "llama", tensors, self._take, request_id=request_id, timeout=timeout_us, client_timeout=TIMEOUT_S
+            )
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._client.close()
+
+    def cancel(self) -> None:
+        """Take the request back."""
+        if self._streams:
+            self._client.stop_stream(cancel_requests=True)
+        else:
+            self._call.cancel()
+
+    def done(self) -> bool:
+        """Return whether something has come that was not taken yet."""
+        return not self._came.empty()
+
+    def outcome(self) -> Answer | str:
+        """Wait for the one response and return its one row, or the error's text."""
+        result, error = self._came.get(timeout=TIMEOUT_S)
+        if error is not None:
+            return str(error)
+        (answer,) = answers(result)
+        return answer
+
+    def _take(self, result: Any, error: Exception | None) -> None:  # noqa: ANN401 - tritonclient is not annotated
+        self._came.put((result, error))
+
+
+every_wire = pytest.mark.parametrize("wire", STREAM_WIRES, ids=lambda wire: wire.__name__)
+
+
+def check_shape(streamed: Streamed) -> None:
+    """Check what holds for every stream that ends well."""
+    *before, last = streamed.pieces
+    assert all(piece.text for piece in before), "only the last piece may be empty"
+    assert {piece.finish_reason for piece in before} <= {""}
+    assert {piece.num_input_tokens for piece in before} <= {0}
+    assert all(piece.num_output_tokens >= 1 for piece in streamed.pieces)
+    assert last.finish_reason in ("stop", "length")
+    assert last.num_input_tokens >= 1
+    if streamed.finals is not None:
+        assert streamed.finals == [len(streamed.pieces) - 1], "the final flag comes once, with the last piece"
+        assert streamed.empty == 0
+
+
+def both(server: LocalTriton, wire: StreamWire, **inputs: object) -> tuple[Answer, Streamed]:
+    """Ask for one response and for a stream, which must say the same."""
+    whole = ask(server, generate, **inputs)
+    streamed = stream(server, wire, **inputs)
+    check_shape(streamed)
+    assert streamed.whole == whole
+    return whole, streamed

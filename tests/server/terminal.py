@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from server.polling import PATIENCE_S
+from server.servers import PATIENCE_S
 
 CTRL_C = "\x03"
 CTRL_D = "\x04"

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from server.calls import Call
+from server.clients import Answer, ask, generate
 from server.metrics import PENDING, Metrics
-from server.streams import GrpcStream, Sse
-from server.wires import Answer, ask, generate
+from server.streams import Call, GrpcStream, Sse
 from triton_local.server import LocalTriton
 
 LONG = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 0.0}

@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 import pytest
-from server.crowd import at_once
+from server.clients import at_once
 from server.metrics import Metrics
 from server.servers import EMBEDDED
 from server.terminal import CTRL_C, CTRL_D, Terminal, on_a_terminal

@@ -22,9 +22,9 @@ from contract.monitoring_files import (
     selectors,
 )
 from contract.prometheus_package import prometheus_or_skip
-from server.polling import until
+from server.clients import Refusal, generate
 from server.prometheus import ScrapingPrometheus
-from server.wires import Refusal, generate
+from server.servers import until
 from triton_local.server import LocalTriton
 
 CLIENTS = 3

@@ -14,6 +14,7 @@ from functools import partial
 import pytest
 from hypothesis import strategies as st
 from notes import Note
+from server.clients import WIRES, Answer, ask, generate, generate_url, post
 from server.fleet import Fleet
 from server.fuzzing.attacks import Attack
 from server.fuzzing.campaign import Campaign, Good, Report, attack
@@ -23,7 +24,6 @@ from server.fuzzing.noise import grpc_noise, http_noise
 from server.metrics import PENDING, Metrics
 from server.servers import is_decoupled
 from server.streams import STREAM_WIRES, StreamWire
-from server.wires import WIRES, Answer, ask, generate, generate_url, post
 from triton_local.server import LocalTriton
 from triton_supervisor.model_processes import model_processes
 

@@ -12,12 +12,10 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from server.calls import Call
-from server.metrics import PENDING, Metrics
-from server.occupied import all_slots_taken
-from server.polling import until
-from server.servers import is_decoupled
-from server.wires import WIRES, Answer, Refusal, Wire, ask, generate
+from server.clients import WIRES, Answer, Refusal, Wire, ask, generate
+from server.metrics import PENDING, Metrics, all_slots_taken
+from server.servers import is_decoupled, until
+from server.streams import Call
 from triton_local.server import LocalTriton
 
 SLOTS, QUEUE = 2, 3

@@ -7,12 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from server.crowd import at_once
+from server.clients import SECRET, TENSOR_WIRES, Answer, Refusal, ask, assert_clean, at_once, generate
 from server.fleet import Fleet
-from server.messages import SECRET, assert_clean
 from server.metrics import Metrics
 from server.streams import STREAM_WIRES, GrpcStream
-from server.wires import TENSOR_WIRES, Answer, Refusal, ask, generate
 from triton_local.server import LocalTriton
 
 DECODING = "decoding failed; the server's log "

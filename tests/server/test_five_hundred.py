@@ -19,13 +19,12 @@ import torch
 from engine.engines import load
 from llama_engine.model.loader import Checkpoint
 from notes import Note
-from server.calls import Call
+from server.clients import WIRES, Answer, ask, generate
 from server.expectations import Greedy, seeded_request
 from server.fleet import Fleet
 from server.metrics import Metrics
 from server.servers import facts, is_decoupled
-from server.streams import STREAM_WIRES, GrpcStream, Sse
-from server.wires import WIRES, Answer, ask, generate
+from server.streams import STREAM_WIRES, Call, GrpcStream, Sse
 from triton_local.server import LocalTriton
 
 REQUESTS = 250

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from server.clients import ask, generate
 from server.fleet import Fleet
-from server.metrics import PENDING, Metrics
-from server.occupied import all_slots_taken
-from server.wires import ask, generate
+from server.metrics import PENDING, Metrics, all_slots_taken
 from triton_llama.health import Address, Limits, Verdict, healthy, live, ready
 from triton_local.server import LocalTriton
 from triton_supervisor.model_processes import model_processes

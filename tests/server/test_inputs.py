@@ -1,6 +1,6 @@
-"""Every input of the contract has its effect, whichever way it is sent.
+"""Every input of the contract has its effect over every endpoint.
 
-The texts depend on the checkpoint, so what is expected of one text is always derived from another.
+Texts depend on the checkpoint, so the expectation for one text is always derived from another.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import zlib
 from functools import partial
 
 import pytest
-from server.crowd import at_once, everywhere
-from server.servers import EMBEDDED
-from server.wires import BAD, TENSOR_WIRES, WIRES, Refusal, ask, post
+from server.clients import TENSOR_WIRES, WIRES, ask, at_once, everywhere, generate, post
+from server.servers import EMBEDDED, is_decoupled
+from server.streams import STREAM_WIRES, whole
 from tokenizers import Tokenizer
 from triton_local.server import LocalTriton
 
@@ -25,24 +25,24 @@ LONG_GREEDY = {**GREEDY, "max_tokens": 40, "min_tokens": 40}
 
 
 def _size(text: str) -> int:
-    """Return how much there is to say about a text: repetition makes it small."""
+    """Return the compressed size of a text: repetition makes it small."""
     return len(zlib.compress(text.encode(), 9))
 
 
 def _word(text: str) -> str:
-    """Return some letters of a text, from behind its beginning."""
+    """Return two to four letters from the middle of a text."""
     letters = re.search("[a-z]{2,4}", text[len(text) // 3 :])
     assert letters is not None, f"{text!r} has no letters to test with"
     return letters[0]
 
 
-def test_the_prompt_alone_is_enough(triton: LocalTriton) -> None:
+def test_only_the_prompt_is_required(triton: LocalTriton) -> None:
     for answer in at_once([partial(ask, triton, wire, text_input=PROMPT) for wire in WIRES]):
         assert 1 <= answer.num_output_tokens <= 128
         assert answer.finish_reason == "stop" or answer.num_output_tokens == 128
 
 
-def test_max_tokens_ends_the_text_and_is_counted(triton: LocalTriton) -> None:
+def test_max_tokens_bounds_the_text(triton: LocalTriton) -> None:
     short = everywhere(triton, **GREEDY | {"max_tokens": 7, "min_tokens": 7})
     long = everywhere(triton, **GREEDY)
     assert (short.finish_reason, short.num_output_tokens) == ("length", 7)
@@ -51,30 +51,30 @@ def test_max_tokens_ends_the_text_and_is_counted(triton: LocalTriton) -> None:
     assert long.text.startswith(short.text.rstrip("\N{REPLACEMENT CHARACTER}"))
 
 
-def test_prompt_tokens_are_the_tokenizers(triton: LocalTriton) -> None:
+def test_num_input_tokens_is_the_tokenizers_count(triton: LocalTriton) -> None:
     prompt = "def wäre(x): 名前 🐍 </s>"
     expected = len(Tokenizer.from_file(str(EMBEDDED / "tokenizer.json")).encode(prompt).ids)
     assert everywhere(triton, **GREEDY | {"text_input": prompt}).num_input_tokens == expected
 
 
-def test_temperature_zero_is_one_text_whatever_the_seed(triton: LocalTriton) -> None:
+def test_temperature_zero_gives_the_same_text_under_any_seed(triton: LocalTriton) -> None:
     texts = {everywhere(triton, **GREEDY, seed=seed).text for seed in (0, 1, 2**64 - 1)}
     assert len(texts) == 1
 
 
-def test_same_seed_same_text_and_other_seed_other_text(triton: LocalTriton) -> None:
+def test_a_seed_determines_the_text(triton: LocalTriton) -> None:
     texts = [everywhere(triton, **HOT, seed=seed).text for seed in (0, 2**64 - 1, 0, 2**64 - 1)]
     assert texts[:2] == texts[2:]
     assert texts[0] != texts[1]
 
 
-def test_without_a_seed_texts_differ(triton: LocalTriton) -> None:
+def test_texts_without_a_seed_differ(triton: LocalTriton) -> None:
     texts = {answer.text for answer in at_once([partial(ask, triton, wire, **HOT) for wire in WIRES])}
     assert len(texts) == len(WIRES)
 
 
 @pytest.mark.parametrize(("name", "narrow", "off"), [("top_k", 1, 0), ("top_p", 1e-6, 1.0)])
-def test_the_narrowest_choice_is_greedy(triton: LocalTriton, name: str, narrow: float, off: float) -> None:
+def test_the_narrowest_top_k_or_top_p_is_greedy(triton: LocalTriton, name: str, narrow: float, off: float) -> None:
     greedy = everywhere(triton, **GREEDY).text
     warm = {**HOT, "repetition_penalty": 1.0, "seed": 5}
     assert everywhere(triton, **warm | {name: narrow}).text == greedy
@@ -85,22 +85,22 @@ def test_the_narrowest_choice_is_greedy(triton: LocalTriton, name: str, narrow: 
     ("name", "repeat", "vary"),
     [("repetition_penalty", 0.5, 2.0), ("frequency_penalty", -2.0, 2.0), ("presence_penalty", -2.0, 2.0)],
 )
-def test_a_penalty_changes_how_much_repeats(triton: LocalTriton, name: str, repeat: float, vary: float) -> None:
+def test_a_penalty_controls_repetition(triton: LocalTriton, name: str, repeat: float, vary: float) -> None:
     repeating = everywhere(triton, **LONG_GREEDY | {name: repeat}).text
     varying = everywhere(triton, **LONG_GREEDY | {name: vary}).text
     assert _size(repeating) < _size(varying)
 
 
-def test_the_text_ends_before_the_stop_word(triton: LocalTriton) -> None:
+def test_the_text_ends_before_the_first_stop_string(triton: LocalTriton) -> None:
     whole = everywhere(triton, **HOT, seed=7)
     word = _word(whole.text)
-    cut = everywhere(triton, **HOT | {"min_tokens": 0}, seed=7, stop_words=["never said \N{SNOWMAN}", word])
+    cut = everywhere(triton, **HOT | {"min_tokens": 0}, seed=7, stop_words=["absent \N{SNOWMAN}", word])
     assert cut.text == whole.text[: whole.text.index(word)]
     assert cut.finish_reason == "stop"
     assert cut.num_output_tokens < whole.num_output_tokens
 
 
-def test_no_stop_word_counts_before_min_tokens(triton: LocalTriton) -> None:
+def test_stop_strings_before_min_tokens_do_not_end_the_text(triton: LocalTriton) -> None:
     whole = everywhere(triton, **HOT, seed=7)
     letter = _word(whole.text)[0]
     early = everywhere(triton, **HOT | {"min_tokens": 0}, seed=7, stop_words=[letter])
@@ -110,7 +110,7 @@ def test_no_stop_word_counts_before_min_tokens(triton: LocalTriton) -> None:
     assert letter in late.text
 
 
-def test_a_bad_word_is_never_said(triton: LocalTriton) -> None:
+def test_bad_words_never_appear(triton: LocalTriton) -> None:
     word = _word(everywhere(triton, **HOT, seed=7).text)
     without = everywhere(triton, **HOT, seed=7, bad_words=["\N{SNOWMAN}", word])
     assert word not in without.text
@@ -118,11 +118,11 @@ def test_a_bad_word_is_never_said(triton: LocalTriton) -> None:
 
 
 @pytest.mark.parametrize("name", ["stop_words", "bad_words"])
-def test_an_empty_word_is_none(triton: LocalTriton, name: str) -> None:
+def test_an_empty_word_has_no_effect(triton: LocalTriton, name: str) -> None:
     assert everywhere(triton, **HOT, seed=7, **{name: [""]}) == everywhere(triton, **HOT, seed=7)
 
 
-def test_the_prompt_comes_along_when_it_is_not_excluded(triton: LocalTriton) -> None:
+def test_the_prompt_precedes_the_completion_unless_excluded(triton: LocalTriton) -> None:
     alone = everywhere(triton, **GREEDY, exclude_input_in_output=True)
     both = everywhere(triton, **GREEDY, exclude_input_in_output=False)
     assert alone == everywhere(triton, **GREEDY)
@@ -133,19 +133,11 @@ def test_the_prompt_comes_along_when_it_is_not_excluded(triton: LocalTriton) -> 
 @pytest.mark.parametrize(
     "name", ["stream", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"]
 )
-def test_compatibility_flags_change_nothing(triton: LocalTriton, name: str) -> None:
+def test_a_compatibility_flag_has_no_effect(triton: LocalTriton, name: str) -> None:
     assert everywhere(triton, **GREEDY, **{name: False}) == everywhere(triton, **GREEDY)
 
 
-def test_streaming_is_refused_under_a_config_that_does_not_stream(triton: LocalTriton) -> None:
-    for wire in WIRES:
-        refusal = wire(triton, {**GREEDY, "stream": True})
-        assert isinstance(refusal, Refusal)
-        assert refusal.kind == BAD
-        assert "stream is true" in refusal.message
-
-
-def test_all_inputs_together(triton: LocalTriton) -> None:
+def test_all_inputs_can_be_combined(triton: LocalTriton) -> None:
     answer = everywhere(
         triton,
         **{
@@ -169,7 +161,7 @@ def test_all_inputs_together(triton: LocalTriton) -> None:
     assert answer.text.startswith(PROMPT)
 
 
-def test_rows_of_one_request_are_answered_in_order(triton: LocalTriton) -> None:
+def test_each_row_of_a_request_has_its_own_parameters_and_answer(triton: LocalTriton) -> None:
     limits = [3, 9, 1, 5]
     rows: dict[str, list[list[object]]] = {
         "text_input": [[f"Row {index}"] for index in range(len(limits))],
@@ -187,7 +179,36 @@ def test_rows_of_one_request_are_answered_in_order(triton: LocalTriton) -> None:
     assert [answer.text.startswith(f"Row {row}") for row, answer in enumerate(alone)] == [True, False, True, True]
 
 
-def test_the_id_of_a_request_to_generate_is_no_unknown_input(triton: LocalTriton) -> None:
+def test_generate_accepts_an_id(triton: LocalTriton) -> None:
     body = json.dumps({**GREEDY, "id": "42"}).encode()
     status, answer = post(f"http://{triton.http_url}/v2/models/llama/generate", body)
     assert (status, json.loads(answer)["num_output_tokens"]) == (200, 12)
+
+
+PARALLEL = [
+    {
+        "text_input": f"Client number {index} says",
+        "max_tokens": 4 + index % 12,
+        "min_tokens": 4 + index % 12,
+        "temperature": 1.0,
+        "seed": index,
+        "exclude_input_in_output": False,
+    }
+    for index in range(64)
+]
+
+
+def test_sixty_four_clients_share_thirty_two_slots_and_each_gets_its_own_text(either: LocalTriton) -> None:
+    streams = is_decoupled(either)
+    answers = at_once(
+        [
+            partial(whole, either, STREAM_WIRES[index % 3], one)
+            if streams
+            else partial(ask, either, WIRES[index % 4], **one)
+            for index, one in enumerate(PARALLEL)
+        ]
+    )
+    for index, answer in enumerate(answers):
+        assert answer.text.startswith(f"Client number {index} says")
+        assert answer.num_output_tokens == 4 + index % 12
+    assert answers == at_once([partial(ask, either, generate, **one) for one in PARALLEL])

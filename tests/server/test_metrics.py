@@ -7,12 +7,10 @@ from functools import partial
 
 import pytest
 from llama_engine.observability.metrics import METRICS, REASONS
-from server.calls import Call
-from server.crowd import at_once
+from server.clients import Refusal, ask, at_once, generate
 from server.metrics import Metrics, text
 from server.servers import is_decoupled
-from server.streams import STREAM_WIRES
-from server.wires import Refusal, ask, generate
+from server.streams import STREAM_WIRES, Call
 from triton_local.server import LocalTriton
 
 PROMPT = "Return a list of the"

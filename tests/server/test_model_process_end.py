@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from server.polling import until
-from server.repositories import copy_repository
-from server.servers import new_server
-from server.wires import ask, generate
+from server.clients import ask, generate
+from server.fleet import copy_repository
+from server.servers import new_server, until
 from triton_local.wheel import STUB_NAME, find_wheel
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-from server.calls import Call
+from server.clients import Answer, ask, generate
 from server.metrics import PENDING, Metrics
-from server.streams import GrpcStream
-from server.wires import Answer, ask, generate
+from server.streams import Call, GrpcStream
 from triton_local.server import LocalTriton
 
 LONG = {"text_input": "Return a list of the", "max_tokens": 300, "min_tokens": 300, "temperature": 0.0}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from server.clients import ask, generate
 from server.servers import EMBEDDED, facts, in_use, new_server
-from server.wires import ask, generate
 from triton_local.server import LocalTriton
 from triton_prepare.hub import Hub
 from triton_prepare.run import Order, prepare

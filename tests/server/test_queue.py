@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from server.calls import Call
+from server.clients import WIRES, Answer, Refusal, ask, generate
 from server.metrics import PENDING, Metrics
 from server.servers import is_decoupled
-from server.streams import STREAM_WIRES, Sse
-from server.wires import WIRES, Answer, Refusal, ask, generate
+from server.streams import STREAM_WIRES, Call, Sse
 from triton_local.server import LocalTriton
 
 LONG = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 0.0}

@@ -12,10 +12,9 @@ from functools import partial
 
 import pytest
 import tritonclient.grpc
-from server.crowd import at_once
+from server.clients import Answer, ask, at_once, fill, generate
 from server.metrics import Metrics
 from server.streams import STREAM_WIRES, stream
-from server.wires import Answer, ask, fill, generate
 from triton_local.server import LocalTriton
 
 LONG = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 0.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from server.crowd import at_once
+from server.clients import at_once
 from server.servers import new_server
 from triton_local.errors import StartFailedError
 

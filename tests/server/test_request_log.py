@@ -8,12 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import tritonclient.grpc
-from server.calls import Call
-from server.metrics import Metrics
-from server.polling import until
-from server.request_lines import line_of, said
-from server.streams import GrpcStream
-from server.wires import Refusal, as_rows, ask, fill, generate, generate_url, grpc, infer_url, post
+from server.clients import Refusal, as_rows, ask, fill, generate, generate_url, grpc, infer_url, post
+from server.metrics import Metrics, line_of, said
+from server.servers import until
+from server.streams import Call, GrpcStream
 from triton_local.log_lines import parse_line
 from triton_local.server import LocalTriton
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc
+from server.clients import WIRES, ask, infer_url, post
 from server.metrics import level
-from server.polling import until
-from server.servers import get_json
-from server.wires import WIRES, ask, infer_url, post
+from server.servers import get_json, until
 from triton_llama import LlamaClient
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton

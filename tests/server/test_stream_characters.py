@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from server.crowd import at_once
+from server.clients import ask, at_once, generate
 from server.fleet import Fleet
-from server.stream_checks import both
-from server.streams import STREAM_WIRES
-from server.wires import ask, generate
+from server.streams import STREAM_WIRES, both
 from triton_local.server import LocalTriton
 
 HOT = {"text_input": "Return", "max_tokens": 30, "min_tokens": 30, "temperature": 2.0, "top_p": 1.0, "top_k": 0}

@@ -7,10 +7,8 @@ from functools import partial
 
 import pytest
 from engine.prompts import reference_text
-from server.crowd import at_once
-from server.stream_checks import both, every_wire
-from server.streams import STREAM_WIRES, StreamWire, stream
-from server.wires import ask, generate
+from server.clients import ask, at_once, generate
+from server.streams import STREAM_WIRES, StreamWire, both, every_wire, stream
 from triton_local.server import LocalTriton
 
 PROMPT = "Return a list of the"

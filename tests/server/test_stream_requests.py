@@ -6,11 +6,21 @@ import json
 from functools import partial
 
 import pytest
-from server.crowd import at_once
-from server.messages import assert_clean
-from server.stream_checks import every_wire
-from server.streams import STREAM_WIRES, GrpcStream, Sse, StreamWire, grpc_stream, stream
-from server.wires import BAD, TENSOR_WIRES, WIRES, Inputs, Refusal, ask, generate, generate_url, infer_binary, post
+from server.clients import (
+    BAD,
+    TENSOR_WIRES,
+    WIRES,
+    Inputs,
+    Refusal,
+    ask,
+    assert_clean,
+    at_once,
+    generate,
+    generate_url,
+    infer_binary,
+    post,
+)
+from server.streams import STREAM_WIRES, GrpcStream, Sse, StreamWire, every_wire, grpc_stream, stream
 from triton_local.server import LocalTriton
 
 GREEDY = {"text_input": "Return a list of the", "max_tokens": 12, "min_tokens": 12, "temperature": 0.0}

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
+from server.clients import Refusal, generate
 from server.fleet import Fleet
 from server.metrics import PENDING, Metrics
-from server.polling import until
-from server.servers import is_decoupled
-from server.wires import Refusal, generate
+from server.servers import is_decoupled, until
 from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, ServerError
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton

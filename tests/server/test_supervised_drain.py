@@ -17,12 +17,10 @@ from pathlib import Path
 
 import pytest
 from notes import Note
+from server.clients import WIRES, Refusal
 from server.fleet import SLOW
-from server.metrics import Metrics
-from server.polling import until
-from server.request_lines import fields, said
-from server.servers import in_use, new_server
-from server.wires import WIRES, Refusal
+from server.metrics import Metrics, fields, said
+from server.servers import in_use, new_server, until
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
 from triton_llama.endpoint import Protocol
 from triton_llama.health import Address, Limits, read_state, ready

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from server.clients import TIMEOUT_S, generate, generate_url
 from server.otlp import Receiver, receiving
-from server.polling import until
-from server.servers import in_use, new_server
-from server.wires import TIMEOUT_S, generate, generate_url
+from server.servers import in_use, new_server, until
 from triton_local.server import LocalTriton
 
 PROMPT = "Return a list of the\nitems"

@@ -7,14 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from server.calls import Call
-from server.crowd import at_once
+from server.clients import WIRES, Answer, Refusal, ask, at_once, generate, post
 from server.fleet import Fleet
 from server.metrics import PENDING, Metrics
-from server.polling import until
-from server.servers import is_decoupled
-from server.streams import STREAM_WIRES, GrpcStream
-from server.wires import WIRES, Answer, Refusal, ask, generate, post
+from server.servers import is_decoupled, until
+from server.streams import STREAM_WIRES, Call, GrpcStream
 from triton_local.server import LocalTriton
 
 # Two that last until the others are seen to wait, though metrics are a moment late.

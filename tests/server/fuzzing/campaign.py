@@ -16,9 +16,9 @@ from types import TracebackType
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
+from server.clients import Answer
 from server.fuzzing.attacks import Attack
 from server.fuzzing.sending import Sender
-from server.wires import Answer
 from triton_local.server import LocalTriton
 
 WORKERS = 8

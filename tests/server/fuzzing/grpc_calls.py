@@ -9,10 +9,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from server.clients import DTYPES, OUTPUTS
 from server.fuzzing.attacks import GrpcCall
 from server.fuzzing.tensors import DATATYPES, as_bytes, packed, shapes, sizes
 from server.fuzzing.values import inputs, mangled, names, prompts
-from server.wires import DTYPES, OUTPUTS
 from tritonclient.grpc import service_pb2
 
 _SERVICE = "/inference.GRPCInferenceService"

@@ -13,8 +13,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from server.clients import DTYPES, OUTPUTS
 from server.fuzzing.values import anything, inputs, names, texts
-from server.wires import DTYPES, OUTPUTS
 
 DATATYPES = ("BOOL", "UINT8", "UINT64", "INT8", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES", "BF16")
 _FORMATS = {"INT32": "<i", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}

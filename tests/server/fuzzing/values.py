@@ -10,7 +10,7 @@ import math
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from server.wires import DTYPES
+from server.clients import DTYPES
 
 Inputs = dict[str, object]
 

@@ -7,20 +7,26 @@ defaulted or retried on the way. Lists of lists are several rows.
 from __future__ import annotations
 
 import json
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
+from server.servers import ROOT
 from triton_local.server import LocalTriton
 
 TIMEOUT_S = 120.0
 BAD = "bad request"
+SECRET = "cuda:0 is on fire at 10.0.0.1"
+"""The message of an injected exception: it belongs in the log, never in an answer."""
 
 DTYPES = {
     "text_input": "BYTES",
@@ -44,6 +50,7 @@ DTYPES = {
 OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 
 Inputs = Mapping[str, object]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -187,3 +194,29 @@ def answers(result: tritonclient.http.InferResult | tritonclient.grpc.InferResul
 
 def _refusal(status: int, answer: Mapping[str, Any]) -> Refusal | None:
     return None if status == 200 else Refusal(BAD if status == 400 else str(status), answer["error"])
+
+
+def at_once(jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
+    """Run the jobs in a thread each, let go together, and return their results in order."""
+    gate = threading.Barrier(len(jobs))
+
+    def run(job: Callable[[], _Result]) -> _Result:
+        gate.wait(timeout=60)
+        return job()
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(run, jobs))
+
+
+def everywhere(server: LocalTriton, **inputs: object) -> Answer:
+    """Ask the same in all four ways at once; the answers must be equal, so the inputs have to determine the text."""
+    answers = at_once([partial(ask, server, wire, **inputs) for wire in WIRES])
+    assert answers == [answers[0]] * len(WIRES), answers
+    return answers[0]
+
+
+def assert_clean(message: str) -> None:
+    """Check that a message tells a client nothing about the inside of the server, in one line."""
+    for inside in ("Traceback", ".py", "site-packages", str(ROOT), "line ", SECRET, "\n"):
+        assert inside not in message, message
+    assert len(message) < 1000

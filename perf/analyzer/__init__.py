@@ -1,1 +1,1 @@
-"""perf_analyzer, Triton's own load generator: where it is, what it is told, and what it says."""
+"""perf_analyzer, Triton's own load generator: its binary, and a run of it."""

@@ -1,18 +1,22 @@
-"""Where perf_analyzer is: on PATH if one runs there, else out of a wheel (`wheel.py`), kept in the launcher's cache.
+"""Finds perf_analyzer: on PATH if one runs there, else in the launcher's cache, fetched with pip on first use.
 
-The wheel's binary was linked against two libraries that few machines have. Both lie, under other names, among the
-libraries of the nvidia-pytriton wheel; a folder of links gives them back the names that the binary asks for.
+The package index's `perf-analyzer` is an empty placeholder; the binary is in wheels of `tritonclient`, up to 2.60. This
+one is as old as the server of nvidia-pytriton and runs wherever that does; later ones need a newer glibc. It was linked
+against two libraries that few machines have. Both are in the nvidia-pytriton wheel under hashed names; a folder of
+links gives them the names that the binary asks for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,64 +24,131 @@ from triton_local.interpreter import Interpreter
 from triton_local.runtime import cache_root
 from triton_local.wheel import find_wheel
 
-from perf.analyzer import wheel
-from perf.analyzer.errors import MissingAnalyzerError
-from perf.analyzer.placing import placed
-
 NAME = "perf_analyzer"
 LIBRARIES = ("libb64.so.0d", "libcudart.so.12")
-_VERSION = re.compile(r"Version (\d\S*)")
+VERSION = "2.51.0"
+REQUIREMENT = f"tritonclient=={VERSION}"
+PLATFORM = "manylinux1_x86_64"
+SHA256 = "c485bb0123bdf310f90bc8b03d3489b28df2ffed55b30c7eee0b795b48113d52"
+_FETCH_TIMEOUT_S = 600.0
+
+
+class AnalyzerError(Exception):
+    """Base of all errors of perf_analyzer; `str()` is the message for the user."""
+
+
+class MissingAnalyzerError(AnalyzerError):
+    """No perf_analyzer runs on this machine, and none can be fetched."""
 
 
 @dataclass(frozen=True)
 class PerfAnalyzer:
-    """One that runs here. libraries: a folder that it needs on LD_LIBRARY_PATH, None if it runs as it is."""
+    """A binary that runs here. libraries: a folder that it needs on LD_LIBRARY_PATH, or None."""
 
     executable: Path
     libraries: Path | None
     version: str
 
     def environment(self) -> dict[str, str]:
-        """Return this process's environment with what it needs."""
-        return _with_libraries(os.environ, self.libraries)
+        """Return this process's environment with the libraries."""
+        return _with_libraries(self.libraries)
 
 
 def find(environment: Mapping[str, str] = os.environ) -> PerfAnalyzer:
-    """Return the one on PATH, else the cache's; fetch it if it isn't there yet.
+    """Return the one on PATH, else the cached one, fetched if missing.
 
-    Raises MissingAnalyzerError if there is none that runs and none can be fetched, MissingWheelError (a LauncherError)
-    without the wheel that has its libraries.
+    Raises MissingAnalyzerError if none runs and none can be fetched, MissingWheelError (a LauncherError) without the
+    wheel that has its libraries.
     """
     on_path = shutil.which(NAME, path=environment.get("PATH", ""))
     if on_path is not None:
         try:
             return PerfAnalyzer(Path(on_path), None, _version(Path(on_path), None))
         except MissingAnalyzerError as error:
-            print(f"{error}; taking the one of {wheel.REQUIREMENT} instead", file=sys.stderr)
+            print(f"{error}; using the one of {REQUIREMENT} instead", file=sys.stderr)
     cache = cache_root(environment)
-    executable = wheel.fetched(cache)
+    executable = fetched(cache)
     libraries = _libraries(find_wheel(Interpreter.current().site_packages).libraries, cache)
     return PerfAnalyzer(executable, libraries, _version(executable, libraries))
 
 
-def _version(executable: Path, libraries: Path | None) -> str:
-    """Run it and return its version."""
+def fetched(cache: Path) -> Path:
+    """Return the binary in the cache, fetched with pip if missing. Raises MissingAnalyzerError."""
+    if platform.machine() != "x86_64":
+        raise MissingAnalyzerError(f"{REQUIREMENT} has perf_analyzer for x86_64; this is {platform.machine()}")
+    return placed(cache / f"{NAME}-{VERSION}", [NAME], _fetch) / NAME
+
+
+def placed(target: Path, names: Sequence[str], build: Callable[[Path], None]) -> Path:
+    """Return the folder `target` with these files; `build` fills it unless it exists. Atomic between processes.
+
+    Raises MissingAnalyzerError if it can't be written, or exists without one of the files.
+    """
+    if all((target / name).exists() for name in names):
+        return target
     try:
-        ran = subprocess.run(
-            [str(executable), "--version"],
-            env=_with_libraries(os.environ, libraries),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Under another name first: an interrupted build must not pass for a complete one.
+        building = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
+    except OSError as error:
+        raise MissingAnalyzerError(
+            f"{target} can't be written ({error}): set TRITON_LLAMA_CACHE to a folder that can be written"
+        ) from error
+    try:
+        build(building)
+        try:
+            os.rename(building, target)  # noqa: PTH104 - Path.rename does not document folders
+        except OSError as error:
+            # Another process may have been quicker, with the same content.
+            if not all((target / name).exists() for name in names):
+                raise MissingAnalyzerError(f"{target} is damaged ({error}): delete it") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return target
+
+
+def _fetch(folder: Path) -> None:
+    """Install the wheel into a temporary folder with pip, which checks the hash, and take the binary."""
+    with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as name:
+        requirements = Path(name) / "requirements.txt"
+        requirements.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n")
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        command += ["--no-deps", "--only-binary=:all:", f"--platform={PLATFORM}", "--require-hashes"]
+        command += [f"--target={name}/site", f"--requirement={requirements}"]
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise MissingAnalyzerError(f"pip didn't get {REQUIREMENT} within {_FETCH_TIMEOUT_S:g} s") from error
+        binary = Path(name) / "site" / "bin" / NAME
+        if ran.returncode != 0 or not binary.is_file():
+            raise MissingAnalyzerError(
+                f"no perf_analyzer on PATH, and pip can't get {REQUIREMENT} ({PLATFORM}): {_reason(ran.stderr)}; "
+                "put a perf_analyzer on PATH, or run this once with a package index within reach"
+            )
+        shutil.copyfile(binary, folder / NAME)
+        (folder / NAME).chmod(0o755)
+
+
+def _reason(stderr: str) -> str:
+    """Return pip's error; of a hash mismatch, all of its lines."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    first = next((number for number, line in enumerate(lines) if line.startswith("ERROR:")), None)
+    if first is None:
+        return lines[-1] if lines else "pip wrote nothing"
+    return " ".join(line.removeprefix("ERROR: ") for line in lines[first:])
+
+
+def _version(executable: Path, libraries: Path | None) -> str:
+    command, environment = [str(executable), "--version"], _with_libraries(libraries)
+    try:
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingAnalyzerError(f"{executable} can't be run: {error}") from error
-    said = _VERSION.search(ran.stdout + ran.stderr)
-    if ran.returncode != 0 or said is None:
-        lines = (ran.stderr.strip() or ran.stdout.strip() or "it said nothing").splitlines()
+    found = re.search(r"Version (\d\S*)", ran.stdout + ran.stderr)
+    if ran.returncode != 0 or found is None:
+        lines = (ran.stderr.strip() or ran.stdout.strip() or "no output").splitlines()
         raise MissingAnalyzerError(f"{executable} doesn't run here (exit code {ran.returncode}): {lines[0]}")
-    return said[1]
+    return found[1]
 
 
 def _libraries(source: Path, cache: Path) -> Path:
@@ -103,9 +174,9 @@ def _hashed(source: Path, name: str) -> Path:
     return found[0]
 
 
-def _with_libraries(environment: Mapping[str, str], libraries: Path | None) -> dict[str, str]:
+def _with_libraries(libraries: Path | None) -> dict[str, str]:
     if libraries is None:
-        return dict(environment)
+        return dict(os.environ)
     # An empty entry would mean the working directory.
-    entries = [str(libraries), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
-    return {**environment, "LD_LIBRARY_PATH": os.pathsep.join(entries)}
+    entries = [str(libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(entries)}

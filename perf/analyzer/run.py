@@ -1,31 +1,36 @@
-"""One run of perf_analyzer: a closed loop against a Triton, and what happened to each request.
+"""One run of perf_analyzer: a closed loop against a Triton, as records of each request.
 
-Asynchronous calls from one thread: its requests share one queue, and whichever is answered makes way for the next one
-in the given order. (With a thread for each, every thread has its own share of the list, and ends alone.) With
---request-count each request of the list is sent exactly once. The first `warmup` of them are sent like all others and
-left out of the latencies: perf_analyzer's own --warmup-request-count waits until they are all answered, so that the
-measured ones would begin on an idle server again.
+Asynchronous calls from one thread: the requests share one queue, and each answer makes way for the next one in the
+given order. (With several threads, each has its own share of the list, and ends alone.) With --request-count each
+request of the list is sent exactly once. The warm-up's are sent like all others and left out of the latencies:
+perf_analyzer's own --warmup-request-count waits until they are all answered, so that the measured ones would begin on
+an idle server. Its own report has percentiles of all requests, warm-up included, and a throughput over a window that
+ends up to a second after the last answer; the profile export has the raw times.
 
-perf_analyzer gives up at the first request that fails and writes no export then. That, a run that it doesn't call
-stable, and answers that aren't what was asked for are a FailedRunError and never a measurement: a report has no errors.
+perf_analyzer stops at the first failed request and writes no export then. That, a run that it does not call stable, and
+answers other than asked for are a FailedRunError and never a measurement: a report has no errors.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import shlex
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from perf.analyzer import inputs, profile
-from perf.analyzer.binary import NAME, PerfAnalyzer, find
-from perf.analyzer.errors import FailedRunError
-from perf.analyzer.profile import Answered
+from triton_llama.sampling_params import SamplingParams
+from triton_llama.tensors import Tensor, prepare
+
+from perf.analyzer.binary import NAME, AnalyzerError, PerfAnalyzer, find
+from perf.load.arrivals import Closed
 from perf.load.protocols import Request
-from perf.load.records import Window, steady_state
+from perf.load.records import Record, Run
 
 _SERVER_COLUMNS = {
     "queue": "Server Queue",
@@ -37,44 +42,28 @@ _SERVER_COLUMNS = {
 _REASON_LINES = 4
 
 
+class FailedRunError(AnalyzerError):
+    """A run that is no measurement: it failed, a request failed, or other requests were sent."""
+
+
 @dataclass(frozen=True)
 class AnalyzerReport:
-    """What was sent and answered, in the order of sending; the first `warmup` are the warm-up.
+    """run: in the order of sending, times in seconds since 1970. command: as run, but for the folder.
 
-    command: as it was run, but for the folder. server_us: Triton's mean microseconds a request in its queue and in the
-    model, as perf_analyzer reports them: of all requests, warm-up included.
+    server_us: Triton's mean microseconds per request in its queue and in the model, as perf_analyzer reports them: of
+    all requests, warm-up included.
     """
 
     version: str
     command: str
-    answered: tuple[Answered, ...]
-    warmup: int
+    run: Run
     server_us: Mapping[str, float]
 
     @property
-    def measured(self) -> tuple[Answered, ...]:
-        """The requests after the warm-up."""
-        return self.answered[self.warmup :]
-
-    @property
-    def latencies_s(self) -> list[float]:
-        """Seconds from sending to the answer, of the measured requests."""
-        return [one.latency for one in self.measured]
-
-    @property
-    def window(self) -> Window:
-        """The time in which the load was what it is said to be, in seconds since 1970."""
-        return steady_state([one.sent for one in self.answered], [one.answered for one in self.answered], self.warmup)
-
-    @property
     def warm(self) -> float:
-        """When as many answers had come as the warm-up has requests, in seconds since 1970."""
-        return sorted(one.answered for one in self.answered)[self.warmup - 1] if self.warmup else self.answered[0].sent
-
-    @property
-    def whole(self) -> Window:
-        """From the first request's sending to the last answer, warm-up included."""
-        return Window(self.answered[0].sent, max(one.answered for one in self.answered))
+        """When as many answers had arrived as the warm-up has requests, in seconds since 1970."""
+        records, warmup = self.run.records, self.run.warmup
+        return sorted(record.ended for record in records)[warmup - 1] if warmup else records[0].scheduled
 
 
 def measure(
@@ -86,11 +75,10 @@ def measure(
     model: str = "llama",
     analyzer: PerfAnalyzer | None = None,
 ) -> AnalyzerReport:
-    """Send these requests over gRPC to `url` (host:port), so many at a time, and return what happened.
+    """Send these requests over gRPC to `url` (host:port), `concurrency` at a time.
 
     warmup: at least `concurrency`, so that the measured ones meet a full server; or 0. timeout: seconds for all of
-    them. analyzer: None finds one. Raises ValueError for counts that don't fit together, FailedRunError, and what
-    `find` raises.
+    them. analyzer: None finds one. Raises ValueError for inconsistent counts, FailedRunError, and what `find` raises.
     """
     if not 1 <= concurrency <= len(requests) or not (warmup == 0 or concurrency <= warmup < len(requests)):
         raise ValueError(
@@ -100,7 +88,7 @@ def measure(
     analyzer = analyzer or find()
     with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as name:
         folder = Path(name)
-        (folder / "requests.json").write_text(inputs.document(requests))
+        (folder / "requests.json").write_text(inputs(requests))
         arguments = [
             *("-m", model, "-i", "grpc", "-u", url, "--input-data", "requests.json"),
             *("--async", "--max-threads", "1", "--concurrency-range", str(concurrency)),
@@ -108,15 +96,64 @@ def measure(
             *("--profile-export-file", "profile.json", "-f", "report.csv"),
         ]
         _run(analyzer, arguments, folder, timeout)
-        answered = profile.read(folder / "profile.json")
-        profile.check(answered, requests)
-        return AnalyzerReport(
-            version=analyzer.version,
-            command=shlex.join([NAME, *arguments]),
-            answered=answered,
-            warmup=warmup,
-            server_us=_server_side(folder / "report.csv"),
+        records = read_profile(folder / "profile.json", requests)
+        with (folder / "report.csv").open(newline="") as file:
+            (row,) = csv.DictReader(file)
+    return AnalyzerReport(
+        version=analyzer.version,
+        command=shlex.join([NAME, *arguments]),
+        run=Run(Closed(concurrency), records, warmup),
+        server_us={name: float(row[column]) for name, column in _SERVER_COLUMNS.items()},
+    )
+
+
+def inputs(requests: Sequence[Request]) -> str:
+    """Return the requests as --input-data: every input of the contract in every request.
+
+    Triton batches only requests with the same set of inputs, so the client's own full set is sent. perf_analyzer adds
+    none by itself (it would send random numbers as `max_tokens`).
+    """
+    return json.dumps({"data": [_entry(request) for request in requests]})
+
+
+def read_profile(path: Path, requests: Sequence[Request]) -> tuple[Record, ...]:
+    """Return the records of a profile export, in the order of sending.
+
+    Raises FailedRunError unless exactly these requests were sent, each answered with as many tokens as it asked for.
+    """
+    try:
+        (experiment,) = json.loads(path.read_text())["experiments"]
+        answered = sorted((_answered(request) for request in experiment["requests"]), key=lambda one: one[0].scheduled)
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise FailedRunError(f"perf_analyzer's profile export {path.name} can't be read: {error!r}") from error
+    asked, sent = Counter(requests), Counter(request for _, request in answered)
+    if asked != sent:
+        raise FailedRunError(
+            f"perf_analyzer was to send {asked.total()} requests and sent {sent.total()}: {(asked - sent).total()} are "
+            f"missing, {(sent - asked).total()} are others or more than asked for"
         )
+    short = [(record, request) for record, request in answered if record.output_tokens != request.output_tokens]
+    if short:
+        record, request = short[0]
+        raise FailedRunError(
+            f"{len(short)} of {len(answered)} answers have another length than was asked for, the first one "
+            f"{record.output_tokens} tokens instead of {request.output_tokens}"
+        )
+    return tuple(record for record, _ in answered)
+
+
+def _entry(request: Request) -> dict[str, object]:
+    tokens = request.output_tokens
+    # min_tokens: no end token or stop string before. seed: greedy, but a random one would change the file every time.
+    params = SamplingParams(max_tokens=tokens, min_tokens=tokens, temperature=0.0, seed=0)
+    return {tensor.name: _value(tensor) for tensor in prepare(request.prompt, params).tensors}
+
+
+def _value(tensor: Tensor) -> dict[str, object]:
+    # perf_analyzer adds the batch dimension itself.
+    (values,) = tensor.values.tolist()
+    content = [value.decode() if isinstance(value, bytes) else value for value in values]
+    return {"content": content, "shape": [len(content)]}
 
 
 def _run(analyzer: PerfAnalyzer, arguments: Sequence[str], folder: Path, timeout: float) -> None:
@@ -132,15 +169,20 @@ def _run(analyzer: PerfAnalyzer, arguments: Sequence[str], folder: Path, timeout
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise FailedRunError(f"perf_analyzer was still at work after {timeout:g} s") from error
-    # It also ends with code 0 where it hasn't got what it calls a stable measurement, and then writes no export.
+        raise FailedRunError(f"perf_analyzer was still running after {timeout:g} s") from error
+    # It also ends with code 0 without a stable measurement, and then writes no export.
     if ran.returncode != 0 or not (folder / "profile.json").exists():
-        said = [line.strip() for line in (ran.stderr.strip() or ran.stdout.strip()).splitlines() if line.strip()]
-        reason = " ".join(said[:_REASON_LINES]) or "it said nothing"
+        lines = [line.strip() for line in (ran.stderr.strip() or ran.stdout.strip()).splitlines() if line.strip()]
+        reason = " ".join(lines[:_REASON_LINES]) or "no output"
         raise FailedRunError(f"perf_analyzer ended with code {ran.returncode}: {reason}")
 
 
-def _server_side(path: Path) -> dict[str, float]:
-    with path.open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    return {name: float(row[column]) for name, column in _SERVER_COLUMNS.items()}
+def _answered(request: dict[str, Any]) -> tuple[Record, Request]:
+    if request.get("success", True) is not True:
+        raise FailedRunError(f"a request failed: {request.get('response_outputs')}")
+    # One response a request: the servers measured here are not decoupled.
+    (ended,), (outputs,) = request["response_timestamps"], request["response_outputs"]
+    inputs, sent, ended = request["request_inputs"], request["timestamp"] / 1e9, ended / 1e9
+    prompt_tokens, output_tokens = int(outputs["num_input_tokens"]), int(outputs["num_output_tokens"])
+    record = Record(sent, sent, None, ended, ended, (), prompt_tokens, output_tokens, "")
+    return record, Request(inputs["text_input"], int(inputs["max_tokens"]))

@@ -10,7 +10,6 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 
 from perf import metrics
@@ -25,13 +24,8 @@ NAMES = (
     "nv_inference_queue_duration_us",
 )
 
-
-@dataclass(frozen=True)
-class Sample:
-    """The counters at one moment, in seconds since 1970."""
-
-    moment: float
-    values: Mapping[str, float]
+Sample = tuple[float, Mapping[str, float]]
+"""A moment in seconds since 1970, and the counters then."""
 
 
 class Sampling:
@@ -61,12 +55,12 @@ class Sampling:
     @property
     def first(self) -> float:
         """The moment of the first reading, in seconds since 1970."""
-        return self._samples[0].moment
+        return self._samples[0][0]
 
     @property
     def last(self) -> float:
         """The moment of the last reading, in seconds since 1970."""
-        return self._samples[-1].moment
+        return self._samples[-1][0]
 
     def growth(self, name: str, begin: float, end: float) -> float:
         """Return the growth of a counter between two moments, in seconds since 1970."""
@@ -85,7 +79,7 @@ def read(metrics_url: str) -> Sample:
     """Read the counters at host:port once. Raises KeyError where one is missing."""
     before = time.time()
     found = metrics.read(metrics_url)
-    return Sample((before + time.time()) / 2, {name: found[name] for name in NAMES})
+    return (before + time.time()) / 2, {name: found[name] for name in NAMES}
 
 
 def value_at(samples: list[Sample], name: str, moment: float) -> float:
@@ -93,9 +87,9 @@ def value_at(samples: list[Sample], name: str, moment: float) -> float:
 
     Raises ValueError for a moment before the first reading or after the last one.
     """
-    if not samples[0].moment <= moment <= samples[-1].moment:
-        raise ValueError(f"{name} was read from {samples[0].moment} to {samples[-1].moment}, not at {moment}")
-    after = min(bisect_right(samples, moment, key=lambda sample: sample.moment), len(samples) - 1)
-    left, right = samples[after - 1], samples[after]
-    share = (moment - left.moment) / (right.moment - left.moment) if right.moment > left.moment else 1.0
-    return left.values[name] + share * (right.values[name] - left.values[name])
+    if not samples[0][0] <= moment <= samples[-1][0]:
+        raise ValueError(f"{name} was read from {samples[0][0]} to {samples[-1][0]}, not at {moment}")
+    after = min(bisect_right(samples, moment, key=lambda sample: sample[0]), len(samples) - 1)
+    (left, before), (right, then) = samples[after - 1], samples[after]
+    share = (moment - left) / (right - left) if right > left else 1.0
+    return before[name] + share * (then[name] - before[name])

@@ -54,14 +54,6 @@ class Size:
             f"{'of' if self.fits else 'and not the'} {self.available_s:.0f} s available"
         )
 
-    def to_json(self) -> dict[str, object]:
-        """Return it for a result's file."""
-        return {
-            "seconds_available": round(self.available_s, 1),
-            "seconds_predicted": round(self.predicted_s, 1),
-            "fits": self.fits,
-        }
-
 
 def choose(seconds: float, pace: Pace, mean: float, least: int = LEAST) -> Size:
     """Return how many requests of this mean to measure within the seconds, by the rule above; whole waves."""
@@ -69,5 +61,5 @@ def choose(seconds: float, pace: Pace, mean: float, least: int = LEAST) -> Size:
     each = pace.wave_seconds(mean) / wave
     smallest = max(least, wave)
     fitting = max(smallest, min(MOST_WAVES * smallest, math.floor(seconds / each) - wave))
-    requests = fitting - fitting % wave if fitting >= wave else fitting
-    return Size(max(requests, smallest), wave, each * (wave + max(requests, smallest)), seconds)
+    requests = max(fitting - fitting % wave if fitting >= wave else fitting, smallest)
+    return Size(requests, wave, each * (wave + requests), seconds)

@@ -85,9 +85,9 @@ def pack_triton(archive: Path, python: str) -> None:
     # Imported here: only this needs the launcher.
     from triton_local.runtime import cache_root
 
-    from perf.analyzer import wheel
+    from perf.analyzer.binary import fetched
 
-    analyzer = wheel.fetched(cache_root({}))
+    analyzer = fetched(cache_root({}))
     with tarfile.open(archive, "w:xz") as tar:
         for name, file in files_of("nvidia-pytriton"):
             if is_of_the_server(name, python):

@@ -1,4 +1,4 @@
-"""The real perf_analyzer against the product: what it is asked to send is what the server answers."""
+"""perf_analyzer against the product: it sends exactly the requests it is given."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 from server.servers import Statistics
 from triton_local.server import LocalTriton
 
-from perf.analyzer.errors import FailedRunError
-from perf.analyzer.run import measure
+from perf.analyzer.run import FailedRunError, measure
 from perf.article.configurations import MismatchError, check, configurations
 from perf.article.counters import Sampling
 from perf.article.measure import TIMEOUT_S
 from perf.load.protocols import Request
+from perf.load.summary import throughput
 from perf.servers.triton import read_back
 
 LENGTHS = [3, 9, 1, 6, 4, 12, 2, 7, 5, 8, 10, 11]
@@ -23,25 +23,25 @@ def test_every_request_is_sent_once_and_answered_at_its_own_length(triton: Local
     statistics = Statistics(triton)
     with Sampling(triton.metrics_url) as counters:
         report = measure(triton.grpc_url, REQUESTS, CONCURRENCY, WARMUP, TIMEOUT_S)
-    # In the order of the list: whoever is answered makes way for the next one. The first four may change places.
-    sent = [one.asked_tokens for one in report.answered]
+    run = report.run
+    # In the order of the list, as each answer makes way for the next one. The first four may change places.
+    sent = [record.output_tokens for record in run.records]
     assert sent[WARMUP:] == LENGTHS[WARMUP:]
     assert sorted(sent[:WARMUP]) == sorted(LENGTHS[:WARMUP])
-    assert [one.output_tokens for one in report.answered] == sent
-    assert {one.prompt for one in report.answered} == {request.prompt for request in REQUESTS}
-    assert len(report.latencies_s) == len(report.measured) == len(REQUESTS) - WARMUP
-    assert all(0 < latency < report.whole.seconds for latency in report.latencies_s)
-    assert report.whole.begin < report.window.begin < report.window.end <= report.whole.end
+    assert len(run) == len(REQUESTS) - WARMUP
+    assert all(0 < record.latency < run.whole.seconds for record in run)
+    window = throughput(run).window
+    assert run.whole.begin < window.begin < window.end <= run.whole.end
     assert statistics.rows() == len(REQUESTS)
-    assert counters.first <= report.whole.begin
-    assert report.whole.end <= counters.last
+    assert counters.first <= run.whole.begin
+    assert run.whole.end <= counters.last
     assert counters.growth("nv_inference_count", counters.first, counters.last) == len(REQUESTS)
     assert set(report.server_us) == {"queue", "compute_input", "compute_infer", "compute_output"}
     assert report.version[0].isdigit()
     assert "--request-count 12" in report.command
 
 
-def test_one_request_that_fails_fails_the_run(triton: LocalTriton) -> None:
+def test_one_failed_request_fails_the_run(triton: LocalTriton) -> None:
     bad = Request("Return", 100_000)
     with pytest.raises(FailedRunError, match="max_tokens is 100000; it must be at most"):
         measure(triton.grpc_url, [*REQUESTS[:5], bad], 2, 2, TIMEOUT_S)

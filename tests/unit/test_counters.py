@@ -13,7 +13,7 @@ import pytest
 from perf.article.counters import NAMES, Sample, Sampling, value_at
 
 TOKENS = "llama_generated_tokens_total"
-SAMPLES = [Sample(10.0, {TOKENS: 100.0}), Sample(11.0, {TOKENS: 100.0}), Sample(12.0, {TOKENS: 140.0})]
+SAMPLES: list[Sample] = [(10.0, {TOKENS: 100.0}), (11.0, {TOKENS: 100.0}), (12.0, {TOKENS: 140.0})]
 
 
 class Endpoint(BaseHTTPRequestHandler):

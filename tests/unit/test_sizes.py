@@ -31,7 +31,6 @@ def test_the_warm_up_and_whole_waves_fit_into_the_time(seconds: float, requests:
     size = choose(seconds, pace(99.999), 200)
     assert (size.requests, size.warmup, size.fits) == (requests, 32, fits)
     assert size.predicted_s == pytest.approx(99.999 * (requests + 32) / 32)
-    assert size.to_json()["fits"] == fits
 
 
 @pytest.mark.parametrize(("concurrency", "least"), [(1, 8), (2, 8), (3, 8), (24, 32), (32, 32), (128, 32)])

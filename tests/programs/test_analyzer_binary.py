@@ -1,4 +1,4 @@
-"""Which perf_analyzer is taken, and what is said when none can be had. Real pip, without an index."""
+"""Which perf_analyzer is used, and the error when there is none. With pip, without an index."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perf.analyzer import wheel
-from perf.analyzer.binary import LIBRARIES, find
-from perf.analyzer.errors import FailedRunError, MissingAnalyzerError
-from perf.analyzer.placing import placed
-from perf.analyzer.run import measure
+from perf.analyzer.binary import LIBRARIES, PLATFORM, VERSION, MissingAnalyzerError, fetched, find, placed
+from perf.analyzer.run import FailedRunError, measure
 from perf.load.protocols import Request
 
 RUNS = "#!/bin/sh\necho 'Perf Analyzer Version 9.8.7 (commit unknown)'\n"
@@ -31,7 +28,7 @@ def script(folder: Path, content: str) -> Path:
 
 @pytest.fixture
 def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Leave pip with nothing but an empty folder; return that."""
+    """Leave pip an empty folder as its only source; return that."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -44,27 +41,25 @@ def environment(path: Path, cache: Path) -> dict[str, str]:
     return {"PATH": str(path), "TRITON_LLAMA_CACHE": str(cache)}
 
 
-def test_one_on_path_that_runs_is_taken(tmp_path: Path) -> None:
+def test_one_on_path_that_runs_is_used(tmp_path: Path) -> None:
     mine = script(tmp_path / "bin", RUNS)
     found = find(environment(tmp_path / "bin", tmp_path / "cache"))
     assert (found.executable, found.libraries, found.version) == (mine, None, "9.8.7")
     assert not (tmp_path / "cache").exists()
 
 
-def test_one_on_path_that_doesn_t_run_is_passed_over_and_said_to_be(
+def test_one_on_path_that_does_not_run_is_reported_and_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script(tmp_path / "bin", LACKS_LIBRARIES)
-    cached = script(tmp_path / "cache" / f"perf_analyzer-{wheel.VERSION}", RUNS)
+    cached = script(tmp_path / "cache" / f"perf_analyzer-{VERSION}", RUNS)
     found = find(environment(tmp_path / "bin", tmp_path / "cache"))
     assert found.executable == cached
     assert "bin/perf_analyzer doesn't run here (exit code 127)" in capsys.readouterr().err
 
 
-def test_the_libraries_are_under_the_names_that_the_binary_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script(tmp_path / "cache" / f"perf_analyzer-{wheel.VERSION}", RUNS)
+def test_the_libraries_have_the_names_that_the_binary_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tmp_path / "cache" / f"perf_analyzer-{VERSION}", RUNS)
     found = find(environment(tmp_path / "nothing", tmp_path / "cache"))
     assert found.libraries is not None
     assert sorted(path.name for path in found.libraries.iterdir()) == sorted(LIBRARIES)
@@ -76,36 +71,34 @@ def test_the_libraries_are_under_the_names_that_the_binary_asks_for(
     assert found.environment()["LD_LIBRARY_PATH"] == str(found.libraries)
 
 
-def test_without_an_index_the_error_says_what_was_wanted_and_what_to_do(tmp_path: Path, no_index: Path) -> None:
+def test_without_an_index_the_error_names_the_package_and_the_remedy(tmp_path: Path, no_index: Path) -> None:
     with pytest.raises(
         MissingAnalyzerError, match=r"pip can't get tritonclient==2\.51\.0 .*put a perf_analyzer on PATH"
     ):
         find(environment(tmp_path / "nothing", tmp_path / "cache"))
-    assert list((tmp_path / "cache").iterdir()) == [], "something half made is left in the cache"
+    assert list((tmp_path / "cache").iterdir()) == [], "nothing incomplete stays in the cache"
 
 
 def test_a_wheel_of_other_bytes_is_refused(tmp_path: Path, no_index: Path) -> None:
-    other = no_index / f"tritonclient-{wheel.VERSION}-py3-none-{wheel.PLATFORM}.whl"
+    other = no_index / f"tritonclient-{VERSION}-py3-none-{PLATFORM}.whl"
     with zipfile.ZipFile(other, "w") as archive:
-        archive.writestr(wheel.MEMBER, RUNS)
-        information = f"tritonclient-{wheel.VERSION}.dist-info"
-        archive.writestr(
-            f"{information}/METADATA", f"Metadata-Version: 2.1\nName: tritonclient\nVersion: {wheel.VERSION}\n"
-        )
+        archive.writestr(f"tritonclient-{VERSION}.data/data/bin/perf_analyzer", RUNS)
+        information = f"tritonclient-{VERSION}.dist-info"
+        archive.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: tritonclient\nVersion: {VERSION}\n")
         archive.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{information}/RECORD", "")
     with pytest.raises(MissingAnalyzerError, match="DO NOT MATCH THE HASHES"):
-        wheel.fetched(tmp_path / "cache")
+        fetched(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_cache_that_can_t_be_written_is_named(tmp_path: Path) -> None:
+def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, where the folder should be")
     with pytest.raises(MissingAnalyzerError, match="set TRITON_LLAMA_CACHE to a folder that can be written"):
-        wheel.fetched(tmp_path / "cache")
+        fetched(tmp_path / "cache")
 
 
-def test_many_at_once_get_one_whole_folder(tmp_path: Path) -> None:
+def test_concurrent_builds_leave_one_complete_folder(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "thing"
 
     def build(folder: Path) -> None:
@@ -118,7 +111,7 @@ def test_many_at_once_get_one_whole_folder(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["thing"]
 
 
-def test_a_damaged_folder_is_named_and_not_used(tmp_path: Path) -> None:
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "thing"
     target.mkdir()
     (target / "one").write_text("1")
@@ -126,13 +119,7 @@ def test_a_damaged_folder_is_named_and_not_used(tmp_path: Path) -> None:
         placed(target, ["one", "two"], lambda folder: (folder / "one").symlink_to("/"))
 
 
-@pytest.mark.parametrize(("concurrency", "warmup"), [(0, 0), (5, 0), (2, 1), (2, 4)])
-def test_counts_that_don_t_fit_together_are_refused_before_anything_is_sent(concurrency: int, warmup: int) -> None:
-    with pytest.raises(ValueError, match=f"concurrency is {concurrency}, warmup {warmup}, and there are 4 requests"):
-        measure("127.0.0.1:1", [Request("a", 1)] * 4, concurrency, warmup, 1.0)
-
-
-def test_a_run_without_an_export_is_an_error_even_if_it_ended_with_code_0(tmp_path: Path) -> None:
+def test_a_run_without_an_export_is_an_error_despite_exit_code_0(tmp_path: Path) -> None:
     script(tmp_path / "bin", NOT_STABLE)
     analyzer = find(environment(tmp_path / "bin", tmp_path / "cache"))
     with pytest.raises(FailedRunError, match=r"code 0: Failed to obtain stable measurement\."):

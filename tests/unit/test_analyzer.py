@@ -1,0 +1,99 @@
+"""What perf_analyzer is told to send, and its profile export: only exactly the requested load is a measurement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from triton_llama.sampling_params import SamplingParams
+from triton_llama.tensors import prepare
+
+from perf.analyzer.run import FailedRunError, inputs, measure, read_profile
+from perf.load.protocols import Request
+
+SECOND = 1_000_000_000
+BEGAN = 1_795_245_759 * SECOND
+A, B = Request("a", 5), Request("b", 6)
+
+
+def test_every_request_has_the_client_s_set_of_inputs() -> None:
+    requests = [Request('a "quoted"\nline', 7), Request("ä€𝄞", 1), Request("c", 380)]
+    full_set = [tensor.name for tensor in prepare("any", SamplingParams()).tensors]
+    document = inputs(requests)
+    entries = json.loads(document)["data"]
+    assert [list(entry) for entry in entries] == [full_set] * 3
+    for request, entry in zip(requests, entries, strict=True):
+        assert all(value["shape"] == [1] and len(value["content"]) == 1 for value in entry.values())
+        assert entry["text_input"]["content"] == [request.prompt]
+        # Neither an end token nor sampling can change the length.
+        assert entry["max_tokens"]["content"] == entry["min_tokens"]["content"] == [request.output_tokens]
+        assert entry["temperature"]["content"] == [0.0]
+    assert inputs(requests) == document, "the same requests are the same file"
+
+
+def exported(request: Request, sent_s: float, ended_s: float, tokens: int | None = None) -> dict[str, object]:
+    """One request of an export as perf_analyzer 2.51 writes it; tokens: None for as many as asked for."""
+    asked = request.output_tokens
+    outputs = {"text_output": "x", "num_output_tokens": asked if tokens is None else tokens, "num_input_tokens": 20}
+    return {
+        "timestamp": BEGAN + int(sent_s * SECOND),
+        "request_inputs": {"top_k": 0, "text_input": request.prompt, "max_tokens": asked, "min_tokens": asked},
+        "response_timestamps": [BEGAN + int(ended_s * SECOND)],
+        "response_outputs": [{**outputs, "finish_reason": "length"}],
+    }
+
+
+def written(folder: Path, requests: list[dict[str, object]]) -> Path:
+    path = folder / "profile.json"
+    experiment = {"experiment": {"mode": "concurrency", "value": 2}, "requests": requests, "window_boundaries": []}
+    path.write_text(json.dumps({"experiments": [experiment], "version": "2.51.0", "service_kind": "triton"}))
+    return path
+
+
+def test_requests_are_read_in_the_order_of_sending(tmp_path: Path) -> None:
+    path = written(tmp_path, [exported(B, 0.25, 1.0), exported(A, 0.0, 0.5), exported(A, 1.0, 2.0)])
+    first, second, _ = read_profile(path, [A, B, A])
+    assert (first.output_tokens, first.prompt_tokens, second.output_tokens) == (5, 20, 6)
+    # Times are exact to less than a microsecond.
+    assert (first.latency, second.latency) == pytest.approx((0.5, 0.75), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([A], "to send 1 requests and sent 2: 0 are missing, 1 are others"),
+        ([A, B, Request("c", 7)], "to send 3 requests and sent 2: 1 are missing"),
+        # One entry twice instead of each once: other lengths are measured than reported.
+        ([A, Request("c", 6)], "1 are missing, 1 are others"),
+    ],
+)
+def test_a_run_that_sent_other_requests_is_no_measurement(tmp_path: Path, asked: list[Request], message: str) -> None:
+    path = written(tmp_path, [exported(A, 0, 1), exported(B, 0, 1)])
+    with pytest.raises(FailedRunError, match=message):
+        read_profile(path, asked)
+
+
+def test_an_answer_that_ended_early_is_no_measurement(tmp_path: Path) -> None:
+    path = written(tmp_path, [exported(A, 0, 1, tokens=3), exported(B, 0, 1)])
+    with pytest.raises(FailedRunError, match=r"1 of 2 answers have another length .* 3 tokens instead of 5"):
+        read_profile(path, [A, B])
+
+
+def test_a_failed_request_is_no_measurement(tmp_path: Path) -> None:
+    with pytest.raises(FailedRunError, match="a request failed"):
+        read_profile(written(tmp_path, [{**exported(A, 0, 1), "success": False}]), [A])
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"experiments": []}', '{"experiments": [{"requests": [{}]}]}'])
+def test_a_file_that_is_no_export_is_an_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(content)
+    with pytest.raises(FailedRunError, match=r"profile\.json can't be read"):
+        read_profile(path, [])
+
+
+@pytest.mark.parametrize(("concurrency", "warmup"), [(0, 0), (5, 0), (2, 1), (2, 4)])
+def test_inconsistent_counts_are_refused_before_anything_is_sent(concurrency: int, warmup: int) -> None:
+    with pytest.raises(ValueError, match=f"concurrency is {concurrency}, warmup {warmup}, and there are 4 requests"):
+        measure("127.0.0.1:1", [A] * 4, concurrency, warmup, 1.0)

@@ -33,7 +33,7 @@ class Bounds:
 SAME_WEIGHTS = {"fp32": Bounds(1e-4, 1e-8), "fp16": Bounds(1e-2, 1e-4), "int8": Bounds(5e-2, 1e-2)}
 """INT8 rounds activations to 8 bits: a difference in the last bit before may become a whole step after."""
 AGAINST_FP32 = {"fp32": Bounds(1e-4, 1e-8), "fp16": Bounds(1e-2, 1e-4), "int8": Bounds(5e-2, 1e-2)}
-"""INT8's are those of the tests on a CPU (test_int8_accuracy)."""
+"""INT8's are those of the tests on a CPU (test_int8_linear)."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,19 @@
-"""Where the GPU's kernels run in tests: on a GPU where there is one, else in the Triton language's interpreter.
+"""Where the tests run GPU kernels: on a GPU where there is one, else in the Triton language's interpreter.
 
-The interpreter is chosen in tests/conftest.py, before anything imports the language. It runs one program after the
-other in numpy: right, slow, and without what goes wrong between programs that run at once.
+tests/conftest.py selects the interpreter before anything imports the language. It runs one program after the other in
+numpy: correct, slow, and blind to races between concurrent programs.
 """
 
 from __future__ import annotations
 
 import torch
 
-# With its number, as tensors have it: to PyTorch "cuda" and "cuda:0" are two devices.
+# With its index, as tensors have it: to PyTorch "cuda" and "cuda:0" are different devices.
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 NO_LANGUAGE = "the Triton language isn't installed; make test-kernels installs it"
 
-# The interpreter's dot multiplies bfloat16's bits as if they were whole numbers.
+# The interpreter's dot multiplies the bits of bfloat16 as integers.
 DTYPES = [torch.float16] if DEVICE.type == "cpu" else [torch.float16, torch.bfloat16]
 
 
@@ -26,7 +26,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> torch.
 
 
 def assert_near(result: torch.Tensor, expected: torch.Tensor) -> None:
-    """One rounding of the result's dtype apart, for sums that were added in another order."""
+    """Allow one rounding of the dtype: sums may be added in another order."""
     assert result.dtype == expected.dtype
     assert result.shape == expected.shape
     allowed = torch.finfo(result.dtype).eps * expected.double().abs() + 1e-5 * expected.double().abs().max()

@@ -1,5 +1,8 @@
-"""Quantize a checkpoint once, so that servers start from the result instead of doing it again at every start.
+"""Quantize a checkpoint once, with the server's own loader, so that servers load the result at every start."""
 
-Runs where a server would: in the checkout (`make prepare`) and in the image, as an init container. Uses the server's
-own loading for the quantization and for the verification, so that there is one way to quantize and not two.
-"""
+import sys
+from pathlib import Path
+
+# In the checkout and in the image, a parent folder holds the model repository, and that holds llama_engine.
+_versions = (folder / "model_repository" / "llama" / "1" for folder in Path(__file__).resolve().parents)
+sys.path += [str(version) for version in _versions if version.is_dir() and str(version) not in sys.path][:1]

@@ -1,36 +1,53 @@
-"""Entry point of `python -m triton_prepare`: puts the model's program on the path, wherever it was copied to."""
+"""The command line, `python -m triton_prepare`: options, exit codes, and every failure as one line."""
 
-import importlib.util
+import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
-ENGINE = Path("model_repository", "llama", "1")
+from llama_engine.errors import EngineError
 
+from triton_prepare.prepare import prepare
+from triton_prepare.progress import PrepareError
 
-def main() -> int:
-    """Find `llama_engine` and run the command line."""
-    # In a container this is process 1, for which the kernel drops a signal that nobody handles.
-    signal.signal(signal.SIGTERM, _end)
-    if importlib.util.find_spec("llama_engine") is None:
-        # In the checkout and in the image, the model repository is beside a folder above this one.
-        above = [folder / ENGINE for folder in Path(__file__).resolve().parents]
-        found = [version for version in above if (version / "llama_engine").is_dir()]
-        if not found:
-            print(f"prepare: there is no {ENGINE} in any folder above {Path(__file__).parent}", file=sys.stderr)
-            return 1
-        sys.path.append(str(found[0]))
-    from triton_prepare.cli import main as run
-
-    return run()
+_EPILOG = """
+Exit code: 0 prepared, now or before; 1 failed; 2 usage. After a killed run, the same command resumes.
+Writes to OUT and beside it, and to HF_HOME. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are Hugging Face's own.
+"""
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """End at once, downloads in other threads included; the same command goes on."""
-    os._exit(128 + number)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepare the checkpoint that the command line names; return the exit code."""
+    description = "Quantize a Llama to INT8 once, for servers that load the result."
+    parser = argparse.ArgumentParser(prog="triton_prepare", description=description, epilog=_EPILOG)
+    parser.add_argument("model", metavar="MODEL", help="folder or hub id of a Llama in safetensors")
+    parser.add_argument("--revision", help="of a hub id: a commit, a tag or a branch (its default branch)")
+    parser.add_argument("--out", type=Path, help="folder to create (prepared/NAME-int8)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto is a GPU if there is one"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing prepared checkpoint")
+    chosen = parser.parse_args(arguments)
+    if not chosen.model.strip():
+        parser.error("MODEL is empty: a folder or a hub id is needed")
+    out = chosen.out or Path("prepared") / f"{Path(chosen.model).expanduser().resolve().name}-int8"
+    try:
+        # An empty revision, as from an unset variable, means the default branch.
+        prepare(chosen.model, chosen.revision or None, out, chosen.device, chosen.force)
+    except (PrepareError, EngineError, OSError) as error:
+        # An OSError is about a file of the source; other files' are PrepareErrors.
+        print(f"prepare: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("prepare: interrupted; the same command resumes", file=sys.stderr)
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
+    # In a container this is process 1, for which the kernel drops signals without a handler. Ending at once also ends
+    # downloads in other threads; the same command resumes.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     sys.exit(main())

@@ -1,0 +1,135 @@
+"""One run: nothing to do, or fetch, quantize, save, verify and rename into place.
+
+OUT            the finished checkpoint, complete or absent
+OUT.part       the one in progress; the next run deletes what a killed run leaves
+OUT.replaced   the previous one, while `force` replaces it
+OUT.lock       held by the run in progress
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from llama_engine.errors import CheckpointError
+from llama_engine.model.manifest import MANIFEST, Manifest, PreparedFile, Source, sha256_of
+
+from triton_prepare.progress import PrepareError, say, stage
+from triton_prepare.source import choose_files, fetch, find_source, is_same
+
+
+def prepare(model: str, revision: str | None, out: Path, device: str = "auto", force: bool = False) -> Manifest:
+    """Prepare a checkpoint unless it is prepared already; return its manifest. The arguments are the command line's.
+
+    Raises PrepareError, EngineError where the server would refuse to load the source, or OSError for a file of it.
+    """
+    asked = find_source(model, revision)
+    # Without links: the rename must stay on one volume.
+    out = out.expanduser().resolve()
+    # Before the lock: a finished checkpoint may be on a read-only volume.
+    if (done := _finished(out, asked, force)) is not None:
+        return done
+    with _locked(out):
+        return _finished(out, asked, force) or _make(model, asked, out, device)
+
+
+def _finished(out: Path, asked: Source, force: bool) -> Manifest | None:
+    """Return the manifest of an existing result if it is intact and from this source; None if there is no result."""
+    manifest = Manifest.read(out)
+    if manifest is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise PrepareError(f"{out} is there and was not prepared by this program: name another folder")
+    if manifest is None or force:
+        return None
+    if not is_same(asked, manifest.source):
+        found = f"{out} was prepared from {manifest.source.describe()}, not from {asked.describe()}"
+        raise PrepareError(f"{found}: name another folder, or have it replaced with --force")
+    try:
+        manifest.check_sizes(out)
+        with stage("checking the files", manifest.bytes) as add:
+            manifest.check_hashes(out, add)
+    except CheckpointError as error:
+        raise PrepareError(f"{error}; --force prepares it anew") from error
+    say(f"nothing to do: {out} is the {manifest.describe()}")
+    return manifest
+
+
+def _make(model: str, asked: Source, out: Path, device: str) -> Manifest:
+    folder, source = fetch(model, asked)
+    kept = choose_files(model, folder)[1]
+    # Here, because importing PyTorch takes seconds and most runs end before.
+    from triton_prepare.quantize import quantize, read_weights
+
+    dtype, needed = read_weights(model, folder)
+    part, replaced = Path(f"{out}.part"), Path(f"{out}.replaced")
+    with _writing(out):
+        # First, because leftovers of a killed run take room.
+        for left in (part, replaced):
+            if left.exists():
+                shutil.rmtree(left)
+        part.mkdir()
+    if (free := shutil.disk_usage(part).free) < needed:
+        raise PrepareError(f"{out} needs {needed / 1e9:.2f} GB at least, and its volume has {free / 1e9:.2f} GB left")
+    used = quantize(folder, kept, dtype, part, device)
+    sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
+    with stage("hashing", sum(sizes.values())) as add:
+        files = {name: PreparedFile(count, sha256_of(part / name, add)) for name, count in sizes.items()}
+    # The server's default threshold: the weights don't depend on it, and they can be served at any other.
+    settings = dict[str, str | float](quantization="int8", int8_threshold=0.0, dtype=dtype, device=used.type)
+    versions = {name: version(name) for name in ("torch", "transformers", "bitsandbytes", "safetensors")}
+    manifest = Manifest(source, settings, versions, datetime.now(UTC).isoformat(timespec="seconds"), files)
+    with _writing(out):
+        (part / MANIFEST).write_text(manifest.to_json())
+        # safetensors creates files that only the owner can read, and the server may run as another user.
+        mode = (part / MANIFEST).stat().st_mode
+        for path in part.iterdir():
+            path.chmod(mode)
+            _flush(path)
+        _flush(part)
+        if out.exists():
+            out.rename(replaced)
+        part.rename(out)
+        _flush(out.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    say(f"{out}: {manifest.bytes / 1e9:.2f} GB, {manifest.describe()}")
+    return manifest
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Hold OUT's lock while the block runs, after any other run has ended."""
+    if out.is_mount():
+        raise PrepareError(f"{out} is a mount point and can't be the target of a rename: name a folder below it")
+    # flock or nothing: the lock must end with its process, however that ends.
+    lock, replaced = FileLock(f"{out}.lock", fallback_to_soft=False), Path(f"{out}.replaced")
+    with _writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            say(f"another run is preparing {out}: waiting for it to end")
+            lock.acquire()
+        if replaced.exists() and not out.exists():
+            # A run was killed between its last two renames.
+            replaced.rename(out)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PrepareError(f"{error.filename or out} can't be written: {error.strerror}") from error
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

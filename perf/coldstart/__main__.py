@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from triton_prepare.hub import Hub
-from triton_prepare.run import Order, prepare
+from triton_prepare.prepare import prepare
 
 from perf.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
 from perf.coldstart.start import Start, start
@@ -38,7 +37,7 @@ def main() -> None:
     original = _checkpoint(options.model, options.billion)
     torch.set_num_threads(options.threads)
     out = FOLDER / "prepared" / f"{original.name}-int8"
-    prepare(Order(str(original), None, out), Hub())
+    prepare(str(original), None, out)
     folders = {"original": original, "prepared": out}
     settings = {"model": original.name, "threads": options.threads, "repetitions": options.repetitions}
     results = Results(options.output, "coldstart", settings, resume=False)

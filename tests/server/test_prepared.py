@@ -1,4 +1,4 @@
-"""A server of a prepared checkpoint: the hub offline, nothing written, and every text as from the original."""
+"""A server of a prepared checkpoint, without the hub: the texts of the original, and nothing written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 from server.clients import ask, generate
 from server.servers import EMBEDDED, facts, in_use, new_server
 from triton_local.server import LocalTriton
-from triton_prepare.hub import Hub
-from triton_prepare.run import Order, prepare
+from triton_prepare.prepare import prepare
 
 REQUESTS = [
     {"text_input": "Return a list of", "max_tokens": 40, "temperature": 0.0},
     {"text_input": "A dictionary is", "max_tokens": 40, "temperature": 0.8, "top_p": 0.9, "seed": 7},
-    # What a request leaves out comes from the checkpoint's generation config.
+    # Missing inputs come from the checkpoint's generation config.
     {"text_input": "This module provides", "max_tokens": 30, "seed": 11},
     {"text_input": "class C:\n    def é(self):", "max_tokens": 30, "temperature": 0.0, "stop_words": ["\n\n"]},
 ]
@@ -25,7 +24,7 @@ REQUESTS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "pydoc-llama-int8"
-    prepare(Order(str(EMBEDDED), None, out, "cpu"), Hub("http://127.0.0.1:9", out.parent / "no-cache"))
+    prepare(str(EMBEDDED), None, out, "cpu")
     return out
 
 
@@ -37,13 +36,13 @@ def prepared(folder: Path) -> Iterator[LocalTriton]:
 
 
 def _content(folder: Path) -> dict[str, tuple[str, int]]:
-    """Return digest and time of change of every file."""
+    """Return digest and modification time of every file."""
     return {
         path.name: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in folder.iterdir()
     }
 
 
-def test_a_prepared_checkpoint_is_served_as_another_one_or_written_to(
+def test_a_prepared_checkpoint_answers_as_the_original_and_is_not_written_to(
     folder: Path, triton: LocalTriton, request: pytest.FixtureRequest
 ) -> None:
     before = _content(folder)

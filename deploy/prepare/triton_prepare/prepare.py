@@ -67,9 +67,8 @@ def _make(model: str, asked: Source, out: Path, device: str) -> Manifest:
     part, replaced = Path(f"{out}.part"), Path(f"{out}.replaced")
     with _writing(out):
         # First, because leftovers of a killed run take room.
-        for left in (part, replaced):
-            if left.exists():
-                shutil.rmtree(left)
+        for left in filter(Path.exists, (part, replaced)):
+            shutil.rmtree(left)
         part.mkdir()
     if (free := shutil.disk_usage(part).free) < needed:
         raise PrepareError(f"{out} needs {needed / 1e9:.2f} GB at least, and its volume has {free / 1e9:.2f} GB left")
@@ -84,9 +83,8 @@ def _make(model: str, asked: Source, out: Path, device: str) -> Manifest:
     with _writing(out):
         (part / MANIFEST).write_text(manifest.to_json())
         # safetensors creates files that only the owner can read, and the server may run as another user.
-        mode = (part / MANIFEST).stat().st_mode
         for path in part.iterdir():
-            path.chmod(mode)
+            path.chmod((part / MANIFEST).stat().st_mode)
             _flush(path)
         _flush(part)
         if out.exists():

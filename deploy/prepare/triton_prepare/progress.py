@@ -30,7 +30,7 @@ def stage(name: str, total: int = 0) -> Iterator[Callable[[int], object]]:
     say(name)
     threading.Thread(target=report, daemon=True).start()
     try:
-        with tqdm(total=total, desc=f"prepare: {name}", unit="B", unit_scale=True, leave=False, disable=not on_terminal) as bar:
+        with tqdm(total=total, desc=name, unit="B", unit_scale=True, leave=False, disable=not on_terminal) as bar:
             yield bar.update
     finally:
         ended.set()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import get_local_safetensors_metadata
-from llama_engine.errors import in_a_line
+from llama_engine.errors import one_line
 from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.loader import choose_device, load_checkpoint
 from llama_engine.settings import Settings
@@ -55,7 +55,7 @@ def quantize(folder: Path, kept: Sequence[str], dtype: str, out: Path, setting: 
                 shutil.copyfile(folder / name, out / name)
         except Exception as error:
             # safetensors reports a full disk in an error class of its own.
-            raise PrepareError(f"{out} can't be written: {in_a_line(error)}") from error
+            raise PrepareError(f"{out} can't be written: {one_line(error)}") from error
     with stage("verifying: loading it as a server does"):
         # Two models may not fit in memory.
         del model

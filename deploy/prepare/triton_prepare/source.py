@@ -2,22 +2,23 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants, errors, get_token, snapshot_download
-from llama_engine.errors import in_a_line
+from huggingface_hub.utils import disable_progress_bars
+from llama_engine.errors import one_line
 from llama_engine.model.manifest import Source, sha256_of
 
 from triton_prepare.progress import PrepareError, say, stage
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Copied unchanged. A licence may require a copy beside the weights.
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
-_OTHER = ("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json")
-_KEPT = ("generation_config.json", *_TOKENIZER, *_OTHER)
+_KEPT = ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "added_tokens.json"]
+_KEPT += ["special_tokens_map.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"]
 _LEGAL = ("LICENSE", "NOTICE", "USE_POLICY")
 _SMALL = [_CONFIG, _INDEX, *_KEPT, *(f"{name}*" for name in _LEGAL)]
 
@@ -42,14 +43,16 @@ def is_same(asked: Source, found: Source) -> bool:
     """Return whether a manifest's source is the one asked for. Makes no request: it still is after its branch moved."""
     if asked.kind == "folder":
         return (found.kind, found.revision) == ("folder", asked.revision)
-    known = (found.asked_revision, found.revision)
-    return (found.kind, found.model) == ("hub", asked.model) and asked.asked_revision in known
+    names = (found.asked_revision, found.revision)
+    return (found.kind, found.model) == ("hub", asked.model) and asked.asked_revision in names
 
 
 def fetch(model: str, asked: Source) -> tuple[Path, Source]:
     """Return the folder of a source, if need be downloaded, and the source with its commit. Raises PrepareError."""
     if asked.kind == "folder":
         return Path(model).expanduser().resolve(), asked
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     # The small files first: an unsuitable checkpoint is refused before its weights are downloaded.
     with _hub_errors(model, asked.asked_revision):
         folder = Path(snapshot_download(model, revision=asked.asked_revision, allow_patterns=_SMALL))
@@ -85,7 +88,6 @@ def choose_files(model: str, folder: Path, downloaded: bool = True) -> tuple[lis
 
 def _json(model: str, path: Path) -> dict[str, Any]:
     try:
-        # Of another type than an object, a TypeError or a ValueError.
         return {**json.loads(path.read_bytes())}
     except FileNotFoundError as error:
         raise PrepareError(f"{model} has no {path.name}: it is no checkpoint") from error
@@ -117,5 +119,5 @@ def _hub_errors(model: str, revision: str | None) -> Iterator[None]:
                 reason = f"{asked} isn't in the cache as a whole, and HF_HUB_OFFLINE is set"
             case _:
                 cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-                reason = f"{asked} can't be fetched: {in_a_line(cause)}"
+                reason = f"{asked} can't be fetched: {one_line(cause)}"
         raise PrepareError(reason) from error

@@ -1,7 +1,4 @@
-"""A hub on this machine: as much of the real one's HTTP as looking a model up and downloading it takes.
-
-Small and well-behaved: revisions, one commit, sizes, ETags, ranges; and it can refuse, or break a connection off.
-"""
+"""A local hub: the part of the real one's HTTP that lists and downloads a model."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ MODEL = "somebody/small-llama"
 class LocalHub(ThreadingHTTPServer):
     """Has one model, the files of a folder, in one commit, which is its default branch and the tag v1.
 
-    token: who doesn't send it is refused the files. breaks_after: the connection of a file's first download ends after
-    so many bytes. asked: method and path of every request.
+    token: required to read files. breaks_after: bytes after which the next longer download loses its connection, once.
+    asked: method and path of every request.
     """
 
     daemon_threads = True
@@ -32,6 +29,7 @@ class LocalHub(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
+        self.commit = COMMIT
         self.token = ""
         self.breaks_after: int | None = None
         self.asked: list[str] = []
@@ -42,7 +40,7 @@ class LocalHub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def downloads(self, name: str) -> int:
-        return self.asked.count(f"GET /{MODEL}/resolve/{COMMIT}/{name}")
+        return self.asked.count(f"GET /{MODEL}/resolve/{self.commit}/{name}")
 
 
 @contextmanager
@@ -62,34 +60,33 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-    def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.server.asked.append(f"{self.command} {path}")
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
-            self._info(found[1], found[2] or "main")
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path):
+            self._info(found[1], found[2], found[3] or "main")
         elif re.fullmatch(r"/api/models/[^/]+/[^/]+/tree/.+", path):
-            # Of folders inside it has none.
+            # It has no folders.
             self._refuse(HTTPStatus.NOT_FOUND, "EntryNotFound")
-        elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self._file(found[3])
+        elif found := re.fullmatch(r"/[^/]+/[^/]+/resolve/[^/]+/(.+)", path):
+            self._file(found[1])
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "RepoNotFound")
 
-    def _info(self, model: str, revision: str) -> None:
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+    def _info(self, model: str, kind: str | None, revision: str) -> None:
         if model != MODEL:
             return self._refuse(HTTPStatus.NOT_FOUND, "RepoNotFound")
-        if revision not in ("main", "v1", COMMIT):
+        if revision not in ("main", "v1", self.server.commit):
             return self._refuse(HTTPStatus.NOT_FOUND, "RevisionNotFound")
-        files = [{"rfilename": path.name, "size": path.stat().st_size} for path in self.server.folder.iterdir()]
-        content = json.dumps({"id": model, "sha": COMMIT, "siblings": files}).encode()
+        sizes = {path.name: path.stat().st_size for path in self.server.folder.iterdir()}
+        tree = [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in sizes.items()]
+        info = {"id": model, "sha": self.server.commit, "siblings": [{"rfilename": name} for name in sizes]}
+        content = json.dumps(tree if kind == "tree" else info).encode()
         return self._send(HTTPStatus.OK, content, {"Content-Type": "application/json"})
 
     def _file(self, name: str) -> None:
@@ -98,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not (self.server.folder / name).exists():
             return self._refuse(HTTPStatus.NOT_FOUND, "EntryNotFound")
         content = (self.server.folder / name).read_bytes()
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": self.server.commit}
         if wanted := re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or ""):
             self.server.ranges.append(wanted[0])
             first = int(wanted[1])

@@ -1,0 +1,200 @@
+"""A server loads from a prepared checkpoint what it would have made of the original, or refuses it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from engine.engines import load
+from engine.small_checkpoints import small_config
+from llama_engine.errors import CheckpointError
+from llama_engine.libraries import Linear8bitLt
+from llama_engine.model.loader import EMBEDDED, Checkpoint
+from llama_engine.model.manifest import MANIFEST, Manifest
+from llama_engine.text.tokenizer import Tokenizer
+from transformers import LlamaForCausalLM
+from triton_prepare.prepare import prepare
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded checkpoint, prepared."""
+    out = tmp_path_factory.mktemp("prepared") / "pydoc-llama-int8"
+    prepare(str(EMBEDDED), None, out, "cpu")
+    return out
+
+
+def _save(dtype: torch.dtype, folder: Path, tokenizer: Tokenizer, max_shard_size: str = "1GB") -> Path:
+    """Save an untrained Llama in a dtype."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(small_config(tokenizer))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    tokenizer.pretrained.save_pretrained(folder)
+    return folder
+
+
+def _assert_same(found: Checkpoint, expected: Checkpoint) -> None:
+    tensors, wanted = found.model.state_dict(), expected.model.state_dict()
+    assert tensors.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert tensors[name].dtype == tensor.dtype, name
+        assert torch.equal(tensors[name], tensor), name
+    assert found.info == expected.info
+    ids = torch.tensor([expected.tokenizer.encode("The with statement is used to wrap the execution of a block")])
+    with torch.inference_mode():
+        assert torch.equal(found.model(input_ids=ids).logits, expected.model(input_ids=ids).logits)
+
+
+def test_a_prepared_checkpoint_loads_as_the_original_does(embedded: Path, int8: Checkpoint) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in (embedded, *embedded.iterdir())}
+    found = load("int8", model=str(embedded))
+    _assert_same(found, int8)
+    assert found.generation_config.to_dict() == int8.generation_config.to_dict()
+    assert found.max_model_len == int8.max_model_len
+    assert found.tokenizer.encode("def f(x): é") == int8.tokenizer.encode("def f(x): é")
+    assert found.tokenizer.vocabulary.token_bytes == int8.tokenizer.vocabulary.token_bytes
+    assert int8.prepared is None
+    assert found.prepared is not None
+    assert found.prepared.source.model == "pydoc-llama"
+    # Loading writes nothing to the folder.
+    assert {path.name: path.stat().st_mtime_ns for path in (embedded, *embedded.iterdir())} == before
+
+
+def test_a_prepared_checkpoint_takes_any_threshold(embedded: Path) -> None:
+    assert load("checkpoint", model=str(embedded)).info.threshold == 0.0
+    outliers = load("int8", model=str(embedded), int8_threshold="6")
+    assert outliers.info.threshold == 6.0
+    _assert_same(outliers, load("int8", int8_threshold="6"))
+
+
+@pytest.mark.parametrize("saved", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_prepared_checkpoint_is_served_in_any_dtype(saved: torch.dtype, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    prepare(str(_save(saved, tmp_path / "original", tokenizer)), None, tmp_path / "out", "cpu")
+    for served in ("auto", "float16", "bfloat16"):
+        found, expected = (load("int8", model=str(tmp_path / name), dtype=served) for name in ("out", "original"))
+        if served == "bfloat16" and saved != torch.bfloat16:
+            # The one difference: a server rounds to bfloat16 before it rounds to 8 bits.
+            assert found.info == expected.info
+            assert found.info.dtype == torch.bfloat16
+        else:
+            _assert_same(found, expected)
+
+
+def test_a_checkpoint_in_several_files_is_prepared(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    original = _save(torch.float32, tmp_path / "original", tokenizer, max_shard_size="400KB")
+    assert len([*original.glob("*.safetensors")]) > 2
+    assert prepare(str(original), None, tmp_path / "out", "cpu").settings["dtype"] == "float32"
+    _assert_same(load("int8", model=str(tmp_path / "out")), load("int8", model=str(original)))
+
+
+def test_the_generation_config_is_copied_unchanged(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    original = _save(torch.float32, tmp_path / "original", tokenizer)
+    # transformers loads one that sets a temperature without sampling, and refuses to save it.
+    text = json.dumps({"do_sample": False, "temperature": 0.6, "max_new_tokens": 77})
+    (original / "generation_config.json").write_text(text)
+    prepare(str(original), None, tmp_path / "out", "cpu")
+    assert (tmp_path / "out" / "generation_config.json").read_text() == text
+    assert load("int8", model=str(tmp_path / "out")).generation_config.max_new_tokens == 77
+
+
+def test_the_manifest_describes_every_file(embedded: Path) -> None:
+    manifest = Manifest.read(embedded)
+    assert manifest is not None
+    on_disk = {path.name for path in embedded.iterdir()}
+    assert {"config.json", "generation_config.json", "tokenizer.json", WEIGHTS, MANIFEST} <= on_disk
+    assert manifest.files.keys() == on_disk - {MANIFEST}
+    for name, file in manifest.files.items():
+        content = (embedded / name).read_bytes()
+        assert (file.bytes, file.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert manifest.settings == {"quantization": "int8", "int8_threshold": 0.0, "dtype": "float32", "device": "cpu"}
+    for package in ("torch", "transformers", "bitsandbytes"):
+        assert manifest.versions[package] == version(package)
+    # Of these files, in every release: a finished checkpoint must not look like another source's.
+    assert manifest.source.revision == "sha256:1f1a8bebd3831fd15b0c948bc910244c20ef75d2388a8ee12c1cff8920200dcd"
+    assert manifest.describe() == (
+        f"prepared checkpoint, quantized from the folder pydoc-llama revision {manifest.source.revision}, "
+        f"on {manifest.date[:10]} with bitsandbytes {version('bitsandbytes')}"
+    )
+    for path in embedded.glob("*.json"):
+        assert str(EMBEDDED.parent) not in path.read_text(), path.name
+
+
+def test_weights_are_in_memory_once_and_not_mapped_from_their_file(out: Path) -> None:
+    checkpoint = load("int8", model=str(out))
+    assert str(out) not in Path("/proc/self/maps").read_text()
+    layers = [module for module in checkpoint.model.modules() if isinstance(module, Linear8bitLt)]
+    for weight in [layer.weight for layer in layers]:
+        # bitsandbytes' own reference, which its product takes.
+        assert getattr(weight, "CB", weight).data_ptr() == weight.data_ptr()
+
+
+def _refused(folder: Path, quantization: str = "int8", **parameters: str) -> str:
+    with pytest.raises(CheckpointError) as refused:
+        load(quantization, model=str(folder), **parameters)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_truncated_file_is_refused(out: Path) -> None:
+    weights = out / WEIGHTS
+    size = weights.stat().st_size
+    with weights.open("r+b") as file:
+        file.truncate(size - 1)
+    assert _refused(out) == f"{weights} has {size - 1} bytes; when it was prepared it had {size}"
+
+
+def test_a_missing_file_is_refused(out: Path) -> None:
+    (out / "generation_config.json").unlink()
+    assert _refused(out).startswith(f"{out / 'generation_config.json'} can't be read, and the manifest lists it: ")
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_another_quantization_is_refused(out: Path, quantization: str) -> None:
+    assert _refused(out, quantization) == (
+        f"quantization is {quantization!r}, but {out} is saved in int8; "
+        "set quantization to 'checkpoint' to serve it as it is"
+    )
+
+
+def test_another_revision_is_refused(out: Path) -> None:
+    manifest = Manifest.read(out)
+    assert manifest is not None
+    assert load("int8", model=str(out), revision=manifest.source.revision).prepared == manifest
+    assert _refused(out, revision="v2") == (
+        f"revision is 'v2', but the checkpoint was prepared from the folder small revision {manifest.source.revision}"
+    )
+
+
+@pytest.mark.parametrize("text", ["", '{"kind": ', "\x80"])
+def test_an_unreadable_manifest_is_refused(out: Path, text: str) -> None:
+    (out / MANIFEST).write_bytes(text.encode("latin-1"))
+    assert _refused(out).startswith(f"{out / MANIFEST} can't be read: ")
+
+
+def test_a_manifest_of_a_later_format_is_refused(out: Path) -> None:
+    content = json.loads((out / MANIFEST).read_text())
+    (out / MANIFEST).write_text(json.dumps({**content, "format": 2}))
+    assert _refused(out) == f"{out / MANIFEST} is of format 2; this program reads 1"
+
+
+@pytest.mark.parametrize("part", ["source", "files", "settings", "versions", "date"])
+def test_a_manifest_without_a_part_is_refused(out: Path, part: str) -> None:
+    content = json.loads((out / MANIFEST).read_text())
+    del content[part]
+    (out / MANIFEST).write_text(json.dumps(content))
+    assert _refused(out).startswith(f"{out / MANIFEST} isn't a whole manifest: ")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"version": 3}', '{"kind": "of another tool", "files": {}}'])
+def test_a_manifest_of_another_tool_is_ignored(out: Path, text: str) -> None:
+    (out / MANIFEST).write_text(text)
+    assert Manifest.read(out) is None
+    assert load("int8", model=str(out)).prepared is None

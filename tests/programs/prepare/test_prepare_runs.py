@@ -1,0 +1,187 @@
+"""Runs after one another, beside one another and after a kill: idempotent, atomic and locked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from engine.small_checkpoints import save_small
+from llama_engine.errors import CheckpointError
+from llama_engine.model.manifest import MANIFEST, Manifest
+from llama_engine.text.tokenizer import Tokenizer
+from triton_prepare.prepare import prepare
+from triton_prepare.progress import PrepareError
+from triton_prepare.quantize import compare
+
+WEIGHTS = "model.safetensors"
+
+
+def _prepare(model: Path, out: Path, force: bool = False) -> Manifest:
+    return prepare(str(model), None, out, "cpu", force)
+
+
+def _states(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Inode, size and modification time of every file."""
+    stats = {path.name: path.stat() for path in folder.iterdir()}
+    return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+
+
+def test_a_second_run_does_nothing(original: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = _states(out)
+    assert _prepare(original, out) == Manifest.read(out)
+    assert _states(out) == before
+    assert "nothing to do: " in capsys.readouterr().out
+    # Not even a lock: the volume may be read-only.
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+def test_a_changed_result_is_refused_and_force_replaces_it(original: Path, out: Path) -> None:
+    expected = (out / WEIGHTS).read_bytes()
+    changed = bytearray(expected)
+    changed[-1] ^= 1
+    (out / WEIGHTS).write_bytes(changed)
+    with pytest.raises(PrepareError) as refused:
+        _prepare(original, out)
+    was, now = (hashlib.sha256(content).hexdigest() for content in (expected, changed))
+    assert str(refused.value) == (
+        f"{out / WEIGHTS} has changed since it was prepared: its SHA-256 is {now}, not {was}; --force prepares it anew"
+    )
+    _prepare(original, out, force=True)
+    assert (out / WEIGHTS).read_bytes() == expected
+    assert {path.name for path in out.parent.iterdir()} == {out.name, f"{out.name}.lock"}
+
+
+def test_a_result_of_another_source_is_refused_and_force_replaces_it(
+    out: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    other = save_small(tmp_path / "other", tokenizer, rms_norm_eps=1e-4)
+    before = _states(out)
+    with pytest.raises(PrepareError, match=r"was prepared from the folder small revision sha256:\w+, not from the"):
+        _prepare(other, out)
+    assert _states(out) == before
+    assert _prepare(other, out, force=True).source.model == "other"
+
+
+def test_leftovers_of_killed_runs_are_deleted(original: Path, out: Path) -> None:
+    for suffix in ("part", "replaced"):
+        left = out.with_name(f"{out.name}.{suffix}")
+        left.mkdir()
+        (left / "model-00001-of-00002.safetensors").write_bytes(b"half")
+        (left / MANIFEST).write_text("{}")
+    manifest = _prepare(original, out, force=True)
+    assert {path.name for path in out.iterdir()} == {*manifest.files, MANIFEST}
+    assert {path.name for path in out.parent.iterdir()} == {out.name, f"{out.name}.lock"}
+
+
+def test_a_result_is_restored_when_its_replacement_was_killed(
+    original: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _states(out)
+    out.rename(out.with_name(f"{out.name}.replaced"))
+    _prepare(original, out)
+    assert _states(out) == before
+    assert "nothing to do: " in capsys.readouterr().out
+
+
+def test_files_are_readable_as_the_umask_allows(original: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        _prepare(original, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == {"0o640"}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_of_another_program_is_never_replaced(original: Path, tmp_path: Path, force: bool) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(PrepareError, match="is there and was not prepared by this program: name another folder"):
+        _prepare(original, tmp_path / "out", force)
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_result_with_an_unreadable_manifest_is_never_replaced(original: Path, out: Path, force: bool) -> None:
+    (out / MANIFEST).write_text("{")
+    with pytest.raises(CheckpointError, match="can't be read"):
+        _prepare(original, out, force)
+    assert (out / WEIGHTS).exists()
+
+
+def test_concurrent_runs_prepare_once(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(_prepare, [original] * 2, [out] * 2)
+    assert first == second == Manifest.read(out)
+    printed = capsys.readouterr().out
+    assert printed.count("verifying: loading it as a server does: done") == 1
+    assert printed.count("nothing to do: ") == 1
+
+
+def test_a_failed_write_leaves_nothing_under_the_final_name(original: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As on a disk that becomes full.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(PrepareError) as refused:
+            _prepare(original, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(refused.value).startswith(f"{out}.part can't be written: ")
+    assert "\n" not in str(refused.value)
+    assert not out.exists()
+    assert _prepare(original, out) == Manifest.read(out)
+
+
+def test_a_volume_without_room_is_refused_first(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(PrepareError, match=r"/out needs 0\.00 GB at least, and its volume has 0\.00 GB left$"):
+        _prepare(original, tmp_path / "out")
+    assert [*(tmp_path / "out.part").iterdir()] == []
+
+
+def test_a_place_that_cannot_be_written_is_one_line(original: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PrepareError) as refused:
+        _prepare(original, tmp_path / "file" / "out")
+    assert str(refused.value) == f"{tmp_path / 'file'} can't be written: File exists"
+
+
+def test_a_mount_point_is_refused(original: Path) -> None:
+    with pytest.raises(PrepareError, match=r"^/dev/shm is there and|^/dev/shm is a mount point"):
+        _prepare(original, Path("/dev/shm"))
+
+
+def test_the_lock_ends_with_its_process(original: Path, out: Path) -> None:
+    hold = f"from filelock import FileLock; FileLock({f'{out}.lock'!r}).acquire(); print('held', flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
+    assert _prepare(original, out, force=True) == Manifest.read(out)
+
+
+def test_saved_files_that_differ_are_refused() -> None:
+    logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
+    tensors = {"a": "1", "b": "2"}
+    compare((tensors, logits), ({"b": "2", "a": "1"}, logits + 0.001))
+    for other in ({"a": "1", "b": "3"}, {"a": "1"}, {"a": "1", "b": "2", "c": "3"}):
+        with pytest.raises(PrepareError, match=r"^1 of \d tensors are not what was quantized, first [bc]$"):
+            compare((tensors, logits), (other, logits))
+    for shifted in (logits + 0.1, logits * float("nan"), logits.roll(1, 0)):
+        with pytest.raises(PrepareError, match="logits"):
+            compare((tensors, logits), (tensors, shifted))

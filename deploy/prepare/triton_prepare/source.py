@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants, errors, get_token, snapshot_download
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from llama_engine.errors import one_line
 from llama_engine.model.manifest import Source, sha256_of
 

@@ -24,7 +24,7 @@ from perf.environment import memory_of
 from perf.load.arrivals import Closed
 from perf.load.protocols import Request
 from perf.load.summary import describe, summarize, throughput
-from perf.roofline.physics import best
+from perf.roofline.physics import roofline
 from perf.roofline.rates import DeviceRates
 
 Measurement = dict[str, object]
@@ -93,7 +93,7 @@ def sized(
         config, lengths = LlamaConfig.from_pretrained(served.checkpoint), [one.output_tokens for one in requests]
         # All concurrent requests may share a step: the device's bound for this load, not the config's.
         weights, prompt = served.configuration.weights, workload.PROMPT_TOKENS
-        measurement["limit"] = best(config, weights, rates, concurrency, lengths, prompt, steady=True).beside(rate)
+        measurement["limit"] = roofline(config, weights, rates, concurrency, lengths, prompt, steady=True).beside(rate)
     return measurement
 
 

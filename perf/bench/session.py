@@ -20,7 +20,7 @@ from perf.load.driver import drive
 from perf.load.protocols import Request
 from perf.load.records import Run
 from perf.load.summary import SLO, describe, summarize
-from perf.roofline.physics import best
+from perf.roofline.physics import roofline
 from perf.roofline.rates import DeviceRates
 from perf.servers.server import NotRunError, Running, Server
 
@@ -97,7 +97,7 @@ class Session:
         a step."""
         config = LlamaConfig.from_pretrained(self.checkpoint)
         lengths = [request.output_tokens for request in requests]
-        bound = best(config, self.server.weights, rates, rows, lengths, workload.PROMPT_TOKENS, steady=True)
+        bound = roofline(config, self.server.weights, rates, rows, lengths, workload.PROMPT_TOKENS, steady=True)
         return {**bound.beside(rate)}
 
 

@@ -182,9 +182,11 @@ def _wave(
     checkpoint: Checkpoint, precision: Precision, wave: Wave, seconds: float, rates: DeviceRates
 ) -> dict[str, object]:
     rate = wave.rows * wave.output / seconds
-    limit = physics.best(checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt)
+    limit = physics.roofline(
+        checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt
+    )
     # The same load without end: a server's steady state.
-    steady = physics.best(
+    steady = physics.roofline(
         checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt, steady=True
     )
     beside = limit.beside(rate)
@@ -208,7 +210,9 @@ def _step(
 ) -> dict[str, object]:
     if not full:
         return {"step_ms": None}
-    limit = physics.best(checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt)
+    limit = physics.roofline(
+        checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt
+    )
     median = statistics.median(full)
     return {
         "step_ms": percentiles(full),

@@ -1,1 +1,1 @@
-"""What the hardware allows: a device's measured rates, and the least time that a load can take on it."""
+"""The roofline: a device's measured rates, and the least time that a load can take on it."""

@@ -1,13 +1,12 @@
-"""Measuring how fast this device reads memory and multiplies matrices.
+"""Measures how fast this device reads memory and multiplies matrices.
 
 Reading: the faster of summing a tensor and copying it (which reads half of it and writes the other half), over tensors
-of several sizes. A decode step reads all weights again at every step, so what limits it is the bandwidth at the
-weights' own size: a small model in INT8 fits into a server processor's last cache and isn't held up by the memory
-behind it. On a GPU the sizes begin where its caches end.
+of several sizes. A decode step reads all weights at every step, so its bound is the bandwidth at the weights' own size:
+a small model in INT8 fits into a server processor's last cache. On a GPU the sizes begin where its caches end.
 
 Multiplying: large square products, where a matrix library is at its best; a decode step's flat ones reach less. The
-best of many repetitions counts, because the limit is what the device can do when nobody disturbs it. All takes about
-ten seconds on a CPU, less on a GPU.
+best of many repetitions counts, because the roofline is what the undisturbed device can do. All takes about ten seconds
+on a CPU, less on a GPU.
 """
 
 from __future__ import annotations
@@ -28,23 +27,9 @@ GPU_SIZES = tuple(size * MIB for size in (256, 1024, 4096))
 CPU_EDGES = (256, 512, 1024)
 GPU_EDGES = (2048, 4096, 8192)
 SECONDS = 0.4
-"""For each reading and each product; the last repetition may take longer."""
+"""For each size and each product; the last repetition may take longer."""
 
 _DTYPES: dict[Weights, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
-
-
-def measure(threads: int, seconds: float = SECONDS) -> DeviceRates:
-    """Measure the GPU, or the CPU where there is none, with so many threads; seconds: for each single measurement."""
-    if threads < 1:
-        raise ValueError(f"threads is {threads}; it must be at least 1")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with _threads(threads):
-        return DeviceRates(
-            device=device.type,
-            threads=threads,
-            bandwidth={size: _read(size, device, seconds) for size in _sizes(device)},
-            operations={kind: rate for kind in WIDTHS if (rate := _multiply(kind, device, seconds)) is not None},
-        )
 
 
 def measured_once(results: Results, threads: int, seconds: float = SECONDS) -> DeviceRates:
@@ -57,11 +42,25 @@ def measured_once(results: Results, threads: int, seconds: float = SECONDS) -> D
     return measured
 
 
+def measure(threads: int, seconds: float = SECONDS) -> DeviceRates:
+    """Measure the GPU, or the CPU with `threads` threads where there is none. seconds: for each single measurement."""
+    if threads < 1:
+        raise ValueError(f"threads is {threads}; it must be at least 1")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with _threads(threads):
+        return DeviceRates(
+            device=device.type,
+            threads=threads,
+            bandwidth={size: _read(size, device, seconds) for size in _sizes(device)},
+            operations={kind: rate for kind in WIDTHS if (rate := _multiply(kind, device, seconds)) is not None},
+        )
+
+
 def _sizes(device: torch.device) -> list[int]:
     if device.type == "cpu":
         return list(CPU_SIZES)
     free, _ = torch.cuda.mem_get_info(device)
-    # At least the smallest: if not even that is free, running out of memory says so.
+    # At least the smallest: if not even that is free, the allocation fails with its own message.
     return [size for size in GPU_SIZES if size <= free // 4] or [min(GPU_SIZES)]
 
 
@@ -76,30 +75,28 @@ def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | No
     """Return operations per second at the best edge length; None if this format can't be multiplied here."""
     rates: list[float] = []
     for edge in CPU_EDGES if device.type == "cpu" else GPU_EDGES:
-        # Ones: exact in every format, so that nothing overflows.
+        # Ones: exact in every format, without overflow.
         square = torch.ones(edge, edge, dtype=_DTYPES[kind], device=device)
-        # INT8 wants the second factor's columns contiguous on a GPU, as weights are.
+        # On a GPU, INT8 needs the second factor's columns contiguous, as weights are.
         try:
             taken = _best(partial(_product, square, square.t()), device, seconds)
         except (RuntimeError, NotImplementedError):
-            # Said by the format's absence in the result.
+            # The format is absent in the result.
             return None
         rates.append(2 * edge**3 / taken)
         if 8 * taken > seconds:
-            # So long takes the next edge at least; a format as slow as this is not the device's strength at any.
+            # The next edge takes at least that long, and a format as slow as this is not faster there.
             break
     return max(rates)
 
 
 def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    # An INT8 product that is summed up in INT32 has no public name in torch; bitsandbytes calls this one too.
+    # torch has no public INT8 product with INT32 sums; bitsandbytes calls this one too.
     return torch._int_mm(one, other) if one.dtype == torch.int8 else one @ other
 
 
 def _best(action: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Return the seconds of the fastest of the repetitions that `seconds` have time for, at least one; not the first,
-    which pays for setting up.
-    """
+    """Return the fastest repetition within `seconds`, at least one after a first that pays for the set-up."""
     _timed(action, device)
     best = _timed(action, device)
     until = time.perf_counter() + seconds
@@ -113,7 +110,7 @@ def _timed(action: Callable[[], object], device: torch.device) -> float:
         began = time.perf_counter()
         action()
         return time.perf_counter() - began
-    # The device's own clock: the host's would also count what starting a kernel takes.
+    # The device's own clock: the host's would include the launch of kernels.
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     action()

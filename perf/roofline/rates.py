@@ -1,10 +1,9 @@
-"""How fast a device reads memory and multiplies matrices, as it was measured.
+"""How fast a device reads memory and multiplies matrices.
 
     {"device": "cpu", "threads": 1, "bandwidth": {"33554432": 3.6e10, …}, "operations": {"fp32": 9.5e10, …}}
 
 Memory has no single bandwidth: what fits into a cache is read several times faster. So the bandwidth is known for
-several sizes of what is read again and again, and a limit takes the one for the weights' own size. Knows no model, and
-nothing about measuring (`device.py`).
+several sizes of what is read repeatedly, and a roofline uses the one for the weights' own size.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from typing import Literal, TypedDict
 Weights = Literal["fp32", "fp16", "int8"]
 BYTES: dict[Weights, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 """Per value. In INT8 every row of a matrix also has a scale."""
-
 WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "int8")
-"""The formats of weights, from the widest to the narrowest."""
+"""From the widest to the narrowest."""
 
 
 class RatesJSON(TypedDict):
@@ -32,9 +30,9 @@ class RatesJSON(TypedDict):
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """What was measured. device: "cpu" or "cuda". threads: on a CPU.
+    """device: "cpu" or "cuda". threads: on a CPU.
 
-    bandwidth: bytes per second read, by the bytes that were read again and again. operations: multiplications and
+    bandwidth: bytes per second, by the size in bytes of what is read repeatedly. operations: multiplications and
     additions per second in large square products, by the format of both factors; a format that this device's libraries
     can't multiply is absent.
     """
@@ -45,31 +43,31 @@ class DeviceRates:
     operations: Mapping[Weights, float]
 
     def read(self, working_set: int) -> float:
-        """Return at most how many bytes per second are read if these bytes are read again and again.
+        """Return an upper bound of the bytes per second for reading this many bytes repeatedly.
 
-        Of the sizes that were measured, the next smaller one counts (the smallest, if there is none), or a larger one
-        that was read faster: reading more is never faster, so that is the measurement's noise.
+        Of the measured sizes, the next smaller one counts (the smallest, if there is none), or a larger one that was
+        read faster: reading more is never faster, so that is noise.
         """
         next_smaller = max((size for size in self.bandwidth if size <= working_set), default=min(self.bandwidth))
         return max(rate for size, rate in self.bandwidth.items() if size >= next_smaller)
 
     def multiply(self, weights: Weights) -> float:
-        """Return at most how many operations per second a product with weights of this format can do.
+        """Return an upper bound of the operations per second in a product with weights of this format.
 
-        Weights may be widened before they are multiplied, and where the hardware has no fast product of the narrow
-        format that is the faster way: bitsandbytes computes INT8 in FP32 on a CPU without AVX512. So the rate is the
-        best of this format and all wider ones; widening itself is taken to cost nothing.
+        Weights may be widened first, which is faster where the hardware has no fast product of the narrow format:
+        bitsandbytes computes INT8 in FP32 on a CPU without AVX512. So the rate is the best of this format and all wider
+        ones; widening itself counts as free.
         """
         usable = WIDTHS[: WIDTHS.index(weights) + 1]
         return max(rate for kind, rate in self.operations.items() if kind in usable)
 
     def to_json(self) -> RatesJSON:
-        """Return the rates as they stand in a result's file, to three digits."""
+        """Return the rates for a result's file, to three digits."""
         return {
             "device": self.device,
             "threads": self.threads,
-            "bandwidth": {str(size): _rounded(rate) for size, rate in self.bandwidth.items()},
-            "operations": {kind: _rounded(rate) for kind, rate in self.operations.items()},
+            "bandwidth": {str(size): float(f"{rate:.3g}") for size, rate in self.bandwidth.items()},
+            "operations": {kind: float(f"{rate:.3g}") for kind, rate in self.operations.items()},
         }
 
     @classmethod
@@ -87,7 +85,3 @@ class DeviceRates:
         read = ", ".join(f"{rate / 1e9:,.1f} at {size / 2**20:,.0f} MiB" for size, rate in self.bandwidth.items())
         products = ", ".join(f"{kind} {rate / 1e9:,.1f}" for kind, rate in self.operations.items())
         return f"{self.device}, {self.threads} thread(s): reads GB/s {read}; products, 10^9 operations/s: {products}"
-
-
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.3g}")

@@ -1,4 +1,4 @@
-"""Run a command to its end within a time limit, and show what it said when it fails. Knows nothing about Docker."""
+"""Run a command within a time limit; its output is in the error if it fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class CommandFailedError(Exception):
-    """A command ended with another exit code than 0, or not in time; the message holds all of its output."""
+    """A command failed or timed out; the message holds all of its output."""
 
 
 def run(
@@ -22,12 +22,12 @@ def run(
     directory: Path | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `command` for at most `timeout` seconds; its standard output and error come back as text.
+    """Run `command` for at most `timeout` seconds and return its output as text.
 
-    Raises CommandFailedError when it doesn't end in time and, with `check`, when it doesn't end with 0.
+    Raises CommandFailedError on a timeout and, with `check`, on an exit code other than 0.
     """
     words = [str(word) for word in command]
-    # A session of its own: the docker command line runs plugins as children, which must not outlive the time limit.
+    # A session of its own: docker runs plugins as children, which must not outlive the time limit.
     with subprocess.Popen(
         words,
         env=environment,
@@ -44,14 +44,14 @@ def run(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, errors = process.communicate()
-            raise CommandFailedError(_account(words, f"not done after {timeout:g} s", output, errors)) from None
+            raise CommandFailedError(_report(words, f"timed out after {timeout:g} s", output, errors)) from None
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     if check and process.returncode != 0:
-        raise CommandFailedError(_account(words, f"exit code {process.returncode}", output, errors))
+        raise CommandFailedError(_report(words, f"exit code {process.returncode}", output, errors))
     return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
 
-def _account(words: Sequence[str], what: str, output: str, errors: str) -> str:
-    return f"{what}: {shlex.join(words)}\n--- stdout\n{output}\n--- stderr\n{errors}"
+def _report(words: Sequence[str], failure: str, output: str, errors: str) -> str:
+    return f"{failure}: {shlex.join(words)}\n--- stdout\n{output}\n--- stderr\n{errors}"

@@ -1,4 +1,7 @@
-"""What the compose tests share: an engine, a base image, wheels, and one server that is up for all that only look."""
+"""Fixtures of the compose tests: the engine, images, wheels, a server and two replicas behind the proxy.
+
+The first test on a new machine starts the engine, downloads the wheels and builds the image.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +12,60 @@ from pathlib import Path
 
 import pytest
 from compose.engine import DockerEngine, docker_engine
+from compose.images import collect_wheels, proxy_image, triton_image
 from compose.project import ComposeProject, compose_project
-from compose.stand_in import build_stand_in, collect_wheels
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from compose.proxied import REQUESTS_A_MINUTE, Proxied, make_gate
+from contract.code_blocks import ROOT
+from server.servers import until
 
 NewProject = Callable[[Mapping[str, str]], AbstractContextManager[ComposeProject]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test of a fresh machine brings up the engine, downloads the wheels and builds the image."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.long)
             item.add_marker(pytest.mark.timeout(1800))
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[DockerEngine]:
-    with docker_engine(REPOSITORY) as engine:
+    with docker_engine(ROOT) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def new_project(engine: DockerEngine) -> NewProject:
-    """Make a project, not up yet, on the stand-in image; the mapping holds further variables of its .env."""
+    """Make a project, not up yet, on the stand-in image; the mapping adds variables to its .env."""
     extra = [line for line in metadata.requires("triton-llama") or () if line.endswith('extra == "server"')]
     base = {
-        "TRITON_IMAGE": build_stand_in(engine),
-        "TRITON_WHEELS": str(collect_wheels(REPOSITORY, [line.split(";")[0].strip() for line in extra])),
+        "TRITON_IMAGE": triton_image(engine),
+        "TRITON_WHEELS": str(collect_wheels(ROOT, [line.split(";")[0].strip() for line in extra])),
         "PIP_NO_INDEX": "1",
         # On a busy machine two threads that wait for each other are many times slower than one.
         "OMP_NUM_THREADS": "1",
     }
-    return lambda variables: compose_project(engine, REPOSITORY, {**base, **variables})
+    return lambda variables: compose_project(engine, ROOT, {**base, **variables})
 
 
 @pytest.fixture(scope="session")
 def served(new_project: NewProject) -> Iterator[ComposeProject]:
-    """The server with nothing set, up and healthy. Don't stop it and don't break it: other tests use it, too."""
+    """A healthy server with default settings. Tests share it: do not stop or break it."""
     with new_project({}) as project:
         project.up()
         yield project
+
+
+@pytest.fixture(scope="session")
+def proxied(
+    new_project: NewProject, engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Proxied]:
+    """Two replicas behind the example proxy."""
+    gate = make_gate(tmp_path_factory.mktemp("gate"))
+    image = proxy_image(engine, ROOT)
+    variables = {"PROXY_REQUESTS_A_MINUTE": str(REQUESTS_A_MINUTE), **({"PROXY_IMAGE": image} if image else {})}
+    with new_project({**gate.variables(), **variables}) as project:
+        project.up()
+        one = Proxied(project, gate)
+        until(one.is_healthy, lambda: "the proxy has found a replica that is ready")
+        yield one

@@ -1,7 +1,7 @@
-"""The Docker engine of these tests: the one that answers already, else a private one brought up by a script.
+"""The Docker engine of these tests: one that is already running, else a private one that a script starts.
 
-The script is $DOCKER_ENGINE, by default ../shared/tools/docker-engine.sh beside the repository; it understands `start`,
-`env` and `stop`. An engine that was brought up here is stopped afterwards. Knows nothing about images or compose.
+The script is $DOCKER_ENGINE, by default ../shared/tools/docker-engine.sh beside the repository, with the commands
+`start`, `env` and `stop`. An engine started here is stopped afterwards.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ START_TIMEOUT_S = 540
 
 
 class NoEngineError(Exception):
-    """There is no Docker engine and no way to bring one up; the message says what was tried."""
+    """No Docker engine is running and none can be started; the message lists what was tried."""
 
 
 @dataclass(frozen=True)
 class DockerEngine:
-    """An engine that answers; `environment` is what its command line is run with."""
+    """A running engine; `environment` is the docker command's."""
 
     environment: Mapping[str, str]
 
@@ -39,8 +39,12 @@ class DockerEngine:
             ["docker", *arguments], timeout=timeout, environment=self.environment, directory=directory, check=check
         )
 
+    def has_image(self, name: str) -> bool:
+        """Return whether the engine has this image."""
+        return self.docker("image", "inspect", name, check=False).returncode == 0
+
     def refusal(self) -> str | None:
-        """Why this engine can't be used, in one line; None when it answers and has compose."""
+        """Return why this engine is unusable, in one line; None if it responds and has compose."""
         try:
             self.docker("version")
             self.docker("compose", "version")
@@ -51,9 +55,9 @@ class DockerEngine:
 
 @contextmanager
 def docker_engine(repository: Path) -> Iterator[DockerEngine]:
-    """An engine for as long as the context lasts.
+    """Yield an engine.
 
-    Raises NoEngineError when none answers and the script isn't there, CommandFailedError when it fails.
+    Raises NoEngineError if none is running and there is no script, CommandFailedError if the script fails.
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith(STEERING)}
     present = DockerEngine(plain)
@@ -64,7 +68,7 @@ def docker_engine(repository: Path) -> Iterator[DockerEngine]:
     script = Path(os.environ.get("DOCKER_ENGINE") or repository.parent / "shared/tools/docker-engine.sh")
     if not script.is_file():
         raise NoEngineError(
-            f"no Docker engine with compose answers ({refusal}), and there is no script at {script} to bring one up: "
+            f"no Docker engine with compose responds ({refusal}), and there is no script {script} to start one: "
             "start Docker, or set DOCKER_HOST, or set DOCKER_ENGINE to such a script"
         )
     exports = shlex.split(run([script, "env"], timeout=30, environment=plain).stdout)
@@ -74,7 +78,7 @@ def docker_engine(repository: Path) -> Iterator[DockerEngine]:
         run([script, "start"], timeout=START_TIMEOUT_S, environment=plain)
         refusal = private.refusal()
         if refusal is not None:
-            raise NoEngineError(f"{script} brought up an engine that can't be used: {refusal}")
+            raise NoEngineError(f"{script} started an engine that is unusable: {refusal}")
         yield private
     finally:
         if not was_up:

@@ -1,7 +1,4 @@
-"""Two replicas behind the example proxy: its certificate, the keys of its clients, and its address.
-
-Knows deploy/proxy and how to ask it, nothing about what is asked.
-"""
+"""Two replicas behind the example proxy: its certificate, its clients' keys, its address, and connections to it."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import json
 import os
 import ssl
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,17 +17,17 @@ from contract.code_blocks import ROOT, blocks
 
 CLIENTS = ("steady", "greedy")
 PROXY_PORT = 8443
-ANSWER_S = 180
+REQUESTS_A_MINUTE = 4000
+RESPONSE_S = 180
 CHUNK_BYTES = 8192
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What the proxy is given, made by the commands of deploy/proxy/README.md, whose $HOME is `home`."""
+    """The proxy's files, made with the commands of deploy/proxy/README.md, where $HOME is `home`; each client's key."""
 
     home: Path
     keys: Mapping[str, str]
-    """Each client's."""
 
     @property
     def certificate(self) -> Path:
@@ -37,17 +35,17 @@ class Gate:
         return self.home / "triton-llama-gate" / "cert.pem"
 
     def variables(self) -> dict[str, str]:
-        """What README.md writes into .env; and any free port."""
+        """Return what README.md writes into .env, and any free port."""
         lines = (self.home / ".env").read_text().splitlines()
         return {**dict(line.split("=", 1) for line in lines), "PROXY_PORT": "0"}
 
     def authorization(self, client: str) -> str:
-        """The header by which the proxy knows a client; or doesn't, one that isn't among CLIENTS."""
+        """Return a client's Authorization header; an invalid one for a client that is not in CLIENTS."""
         return f"Bearer {self.keys.get(client, 'made-up')}"
 
 
 def readme_block(part: str) -> str:
-    """The one fenced block of deploy/proxy/README.md that has `part` in it."""
+    """Return the only fenced block of deploy/proxy/README.md that contains `part`."""
     found = blocks((ROOT / "deploy" / "proxy" / "README.md").read_text())
     (text,) = (block.text for block in found if part in block.text)
     return text
@@ -55,7 +53,7 @@ def readme_block(part: str) -> str:
 
 def make_gate(home: Path) -> Gate:
     """Make certificate, keys and .env with the commands of deploy/proxy/README.md, in the folder `home`."""
-    # So that nothing is readable unless they say so.
+    # Files are unreadable to others unless the commands change that.
     lines = ["umask 077", readme_block("openssl req")]
     for client in CLIENTS:
         lines += [readme_block("sha256sum").replace(' alice"', f' {client}"'), f'echo "$key" >{client}.key']
@@ -77,34 +75,42 @@ class Proxied:
         """HOST:PORT of the proxy."""
         return self.project.compose("port", "proxy", str(PROXY_PORT)).stdout.strip()
 
+    def is_healthy(self) -> bool:
+        """Return whether the proxy listens and has a replica."""
+        try:
+            with closing(Connection(self, None)) as connection:
+                return connection.get("/healthy") == 200
+        except OSError:
+            return False
+
     def replicas(self) -> list[str]:
-        """Ids of the servers' containers."""
+        """Return the ids of the servers' containers."""
         return self.project.compose("ps", "--all", "--quiet", SERVICE).stdout.split()
 
     def started_at(self, replica: str) -> str:
-        """When a container was started last."""
+        """Return when a container was last started."""
         return self.project.engine.docker("inspect", "--format", "{{.State.StartedAt}}", replica).stdout.strip()
 
 
 class Connection:
-    """One HTTPS connection to the proxy that is kept open; a request fails if the proxy has closed it."""
+    """One HTTPS connection to the proxy, kept open; a request fails if the proxy has closed it."""
 
     def __init__(self, proxied: Proxied, client: str | None) -> None:
         host, _, port = proxied.address.partition(":")
         context = ssl.create_default_context(cafile=str(proxied.gate.certificate))
         self._headers = {} if client is None else {"Authorization": proxied.gate.authorization(client)}
-        self._http = http.client.HTTPSConnection(host, int(port), timeout=ANSWER_S, context=context)
+        self._http = http.client.HTTPSConnection(host, int(port), timeout=RESPONSE_S, context=context)
         self._http.connect()
-        # http.client would connect anew without a word.
+        # By default http.client reconnects silently.
         self._http.auto_open = 0
 
     def get(self, path: str) -> int:
-        """Ask for a path; the status."""
+        """Request a path; return the status."""
         self._http.request("GET", path, headers=self._headers)
         return self._status()
 
-    def head_of_body(self, path: str, body_bytes: int) -> int:
-        """Say that a body of so many bytes will follow, and send none; the status."""
+    def declare_body(self, path: str, body_bytes: int) -> int:
+        """Declare a body of this length without sending it; return the status."""
         self._http.putrequest("POST", path)
         for name, value in {**self._headers, "Content-Length": str(body_bytes)}.items():
             self._http.putheader(name, value)
@@ -112,7 +118,7 @@ class Connection:
         return self._status()
 
     def chunked(self, path: str, headers: Mapping[str, str], body: bytes) -> int:
-        """Send a body without saying how long it is; the status."""
+        """Send a body of undeclared length; return the status."""
         self._http.putrequest("POST", path)
         for name, value in {**self._headers, **headers, "Transfer-Encoding": "chunked"}.items():
             self._http.putheader(name, value)
@@ -123,12 +129,12 @@ class Connection:
                 self._http.send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
             self._http.send(b"0\r\n\r\n")
         except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
-            # It has answered, and reads no more.
+            # The proxy has responded and reads no more.
             pass
         return self._status()
 
     def generate(self, request: dict[str, object]) -> str:
-        """Ask for a text. Raises AssertionError for any other answer."""
+        """Return the text for a request. Raises AssertionError for any status but 200."""
         headers = {**self._headers, "Content-Type": "application/json"}
         self._http.request("POST", "/v2/models/llama/generate", json.dumps(request), headers)
         response = self._http.getresponse()
@@ -137,7 +143,7 @@ class Connection:
         return str(json.loads(body)["text_output"])
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._http.close()
 
     def _status(self) -> int:

@@ -1,4 +1,4 @@
-"""Clients that ask one question after the other until they are told to stop, each in its thread. Knows no protocol."""
+"""Clients that send one request after the other until they are stopped, each in its own thread."""
 
 from __future__ import annotations
 
@@ -9,54 +9,50 @@ from threading import Event
 
 from server.servers import until
 
-MOST_QUESTIONS = 100_000
-"""Of each client; more than any machine answers while it is watched, so that one that nobody stops has an end."""
+MAX_REQUESTS = 100_000
+"""Of each client: an end for a client that is never stopped, beyond what any machine reaches in a test."""
 
-Ask = Callable[[], str]
+Request = Callable[[], str]
 
 
 class SteadyLoad:
-    """What the clients have been answered so far."""
+    """The clients' responses so far, a list for each."""
 
-    def __init__(self, clients: int) -> None:
-        self.answers: list[list[str]] = [[] for _ in range(clients)]
-        self._futures: list[Future[None]] = []
+    def __init__(self, pool: ThreadPoolExecutor, requests: Sequence[Request], stop: Event) -> None:
+        self.responses: list[list[str]] = [[] for _ in requests]
+        self._futures: list[Future[None]] = [
+            pool.submit(_repeat, request, responses, stop)
+            for request, responses in zip(requests, self.responses, strict=True)
+        ]
 
     def wait_for_more(self) -> None:
-        """Wait until every client has been answered once more. Raises what a client has failed with."""
-        before = [len(answers) for answers in self.answers]
+        """Wait until every client has another response. Raises a client's exception."""
+        before = [len(responses) for responses in self.responses]
 
         def all_have_more() -> bool:
             for future in self._futures:
                 if future.done():
                     future.result()
-            return all(len(now) > then for now, then in zip(self.answers, before, strict=True))
+            return all(len(now) > then for now, then in zip(self.responses, before, strict=True))
 
-        until(all_have_more, lambda: f"every client is answered again; answers: {[len(one) for one in self.answers]}")
-
-    def run(self, pool: ThreadPoolExecutor, asks: Sequence[Ask], stop: Event) -> None:
-        """Start the clients."""
-        self._futures = [
-            pool.submit(_keep_asking, ask, answers, stop) for ask, answers in zip(asks, self.answers, strict=True)
-        ]
+        until(all_have_more, lambda: f"every client has another response: {[len(one) for one in self.responses]}")
 
     def end(self) -> None:
-        """Wait for the answers to the last questions. Raises what a client has failed with."""
+        """Wait for the last responses. Raises a client's exception."""
         for future in self._futures:
             future.result()
 
 
 @contextmanager
-def steady_load(asks: Sequence[Ask]) -> Iterator[SteadyLoad]:
-    """Load for as long as the context lasts, from the moment when every client has had an answer.
+def steady_load(requests: Sequence[Request]) -> Iterator[SteadyLoad]:
+    """Run the clients; yield once each has a response. At the end no request is left open.
 
-    At the end no question is left open. Raises what a client has failed with.
+    Raises a client's exception.
     """
     stop = Event()
-    load = SteadyLoad(len(asks))
-    with ThreadPoolExecutor(len(asks)) as pool:
+    with ThreadPoolExecutor(len(requests)) as pool:
+        load = SteadyLoad(pool, requests, stop)
         try:
-            load.run(pool, asks, stop)
             load.wait_for_more()
             yield load
         finally:
@@ -64,7 +60,7 @@ def steady_load(asks: Sequence[Ask]) -> Iterator[SteadyLoad]:
         load.end()
 
 
-def _keep_asking(ask: Ask, answers: list[str], stop: Event) -> None:
+def _repeat(request: Request, responses: list[str], stop: Event) -> None:
     while not stop.is_set():
-        assert len(answers) < MOST_QUESTIONS, f"{MOST_QUESTIONS} answers, and nobody has told this client to stop"
-        answers.append(ask())
+        assert len(responses) < MAX_REQUESTS, f"{MAX_REQUESTS} responses, and the client was not stopped"
+        responses.append(request())

@@ -1,6 +1,6 @@
-"""`docker compose --profile monitoring up`: Prometheus finds every replica by the service's name, and its rules.
+"""`docker compose --profile monitoring up`: Prometheus finds every replica by the service's name, and loads its rules.
 
-Grafana's image has no stand-in: what of it can be checked without, tests/contract does.
+Grafana's image has no stand-in; tests/contract checks Grafana's files.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from typing import Any
 
 import pytest
 from compose.engine import DockerEngine
-from compose.project import ComposeProject
-from compose.prometheus_image import prometheus_image
+from compose.images import prometheus_image
+from compose.project import METRICS, ComposeProject
 from contract.monitoring_files import rules
 from server.servers import until
 
 SERVICE = "prometheus"
-PORT = 8002
 ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
 
 
 @pytest.fixture(scope="module")
 def address(engine: DockerEngine, served: ComposeProject) -> Iterator[str]:
-    """Where a Prometheus beside the server is published; removed at the end, because others count the containers."""
+    """HOST:PORT of a Prometheus beside the server; removed at the end, because other tests count the containers."""
     image = prometheus_image(engine)
     variables = served.variables.read_text()
     served.variables.write_text(f"{variables}TRITON_PROMETHEUS_IMAGE={image}\nTRITON_PROMETHEUS_PORT=0\n")
@@ -48,23 +47,23 @@ def _get(address: str, path: str) -> dict[str, Any]:
 
 
 def _scraped(address: str) -> dict[str, str]:
-    """By HOST:PORT, what `up` is of each target of the job at present."""
+    """Return the present value of `up` for each target, by HOST:PORT."""
     query = "query?query=up%7Bjob%3D%22triton-llama%22%7D"
     return {found["metric"]["instance"]: found["value"][1] for found in _get(address, query)["result"]}
 
 
 def _targets(address: str) -> set[str]:
-    """HOST:PORT of everything that is scraped from now on; the last `up` of what isn't stays for half a minute."""
+    """Return HOST:PORT of the active targets; `up` keeps the value of a former target for half a minute."""
     return {target["labels"]["instance"] for target in _get(address, "targets?state=active")["activeTargets"]}
 
 
 def _target(project: ComposeProject, container: str) -> str:
-    return f"{project.engine.docker('inspect', '--format', ADDRESS, container).stdout.strip()}:{PORT}"
+    return f"{project.engine.docker('inspect', '--format', ADDRESS, container).stdout.strip()}:{METRICS}"
 
 
 @contextmanager
 def _another_replica(project: ComposeProject) -> Iterator[str]:
-    """A second server under the service's name, on no port of the host; its target, while it runs."""
+    """Run a second server under the service's name, on no port of the host; yield its target."""
     container = _compose(project, "run", "--detach", "--use-aliases", "--no-deps", "server").strip()
     try:
         yield _target(project, container)
@@ -72,30 +71,30 @@ def _another_replica(project: ComposeProject) -> Iterator[str]:
         project.engine.docker("rm", "--force", "--volumes", container)
 
 
-def test_prometheus_does_not_find_the_server(address: str, served: ComposeProject) -> None:
+def test_prometheus_scrapes_the_server(address: str, served: ComposeProject) -> None:
     assert address.startswith("127.0.0.1:")
     server = _target(served, _compose(served, "ps", "--quiet", "server").strip())
-    # It scrapes every 15 s.
+    # The scrape interval is 15 s.
     until(lambda: bool(_scraped(address)), lambda: "the server has been scraped")
     assert _scraped(address) == {server: "1"}
 
 
-def test_prometheus_scrapes_one_of_two_replicas_or_keeps_one_that_is_gone(address: str, served: ComposeProject) -> None:
+def test_prometheus_scrapes_every_replica_and_drops_one_that_is_gone(address: str, served: ComposeProject) -> None:
     server = _target(served, _compose(served, "ps", "--quiet", "server").strip())
     with _another_replica(served) as other:
         assert other != server
-        # It asks for the name every 30 s; until the model is loaded the replica is down.
+        # The name is resolved every 30 s; until its model is loaded the replica is down.
         until(lambda: _targets(address) == {server, other}, lambda: f"both are targets: {_targets(address)}")
         until(lambda: _scraped(address) == {server: "1", other: "1"}, lambda: f"both are up: {_scraped(address)}")
-    until(lambda: _targets(address) == {server}, lambda: f"it is forgotten: {_targets(address)}")
+    until(lambda: _targets(address) == {server}, lambda: f"it is dropped: {_targets(address)}")
 
 
-def test_prometheus_does_not_find_its_rules(address: str) -> None:
+def test_prometheus_loads_every_rule(address: str) -> None:
     groups = _get(address, "rules")["groups"]
     assert {rule["name"] for group in groups for rule in group["rules"]} == {rule.name for rule in rules()}
 
 
-def test_prometheus_could_write_elsewhere_or_is_root(address: str, served: ComposeProject) -> None:
+def test_prometheus_runs_without_privileges_on_a_read_only_filesystem(address: str, served: ComposeProject) -> None:
     status = _compose(served, "exec", "-T", SERVICE, "cat", "/proc/1/status")
     values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert values["Uid"].split("\t") == ["65534"] * 4

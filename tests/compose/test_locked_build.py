@@ -1,4 +1,4 @@
-"""A build takes nothing that its lock hasn't the hash of: neither a package nor a file that was swapped."""
+"""A build installs only files whose hashes are in its lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "triton_llama_test_package"
 
 
 def put_wheel(folder: Path) -> None:
-    """Put a package without content there."""
+    """Write an empty package's wheel."""
     with zipfile.ZipFile(folder / f"{NAME}-1.0-py3-none-any.whl", "w") as wheel:
         info = f"{NAME}-1.0.dist-info"
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1.0\n")
@@ -31,7 +31,7 @@ def put_wheel(folder: Path) -> None:
     ],
     ids=["no hash", "another file's hash"],
 )
-def test_a_file_whose_hash_is_not_known_is_installed(
+def test_a_file_without_its_hash_in_the_lock_is_refused(
     new_project: NewProject, tmp_path: Path, lock: str, reason: str
 ) -> None:
     put_wheel(tmp_path)

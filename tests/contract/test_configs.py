@@ -1,4 +1,4 @@
-"""The configs differ only where the design's table says so; inputs and outputs are the contract with clients."""
+"""The configs differ only where the design's table differs; inputs and outputs are the contract with clients."""
 
 from __future__ import annotations
 

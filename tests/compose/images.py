@@ -1,0 +1,105 @@
+"""Images that replace NVIDIA's Triton, HAProxy and Prometheus where the engine can't pull them, and the build's wheels.
+
+They are made from this virtual environment's wheels and this machine's Debian packages, so the builds need no network.
+The wheels have a lock of their own, because the project's is for PyTorch's CUDA build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from compose.commands import CommandFailedError, run
+from compose.engine import DockerEngine
+from contract.prometheus_package import prometheus_or_skip
+from triton_local.wheel import find_wheel
+
+PYTHON = "3.11"
+"""Of the base image, Debian 12."""
+LOCAL_BASE = "local/debian:bookworm"
+"""An engine that has this image can pull none."""
+PUBLIC_BASE = "debian:bookworm-slim"
+HAPROXY_PACKAGES = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")
+"""HAProxy and its dependencies that the base image lacks."""
+
+
+def triton_image(engine: DockerEngine) -> str:
+    """Build the image from the installed nvidia-pytriton wheel; return its name."""
+    wheel = find_wheel([Path(sysconfig.get_path("platlib"))])
+    wheel.stub(PYTHON)
+    base = LOCAL_BASE if engine.has_image(LOCAL_BASE) else PUBLIC_BASE
+    return _build(engine, "triton", base, {"tritonserver": wheel.root, "libraries": wheel.libraries})
+
+
+def proxy_image(engine: DockerEngine, repository: Path) -> str:
+    """Build the image for PROXY_IMAGE; return its name, empty for the compose file's default."""
+    if not engine.has_image(LOCAL_BASE):
+        return ""
+    return _build(engine, "haproxy", LOCAL_BASE, {"packages": _haproxy_packages(repository)})
+
+
+def prometheus_image(engine: DockerEngine) -> str:
+    """Build the image for TRITON_PROMETHEUS_IMAGE; return its name, empty for the compose file's default."""
+    if not engine.has_image(LOCAL_BASE):
+        return ""
+    return _build(engine, "prometheus", LOCAL_BASE, {"programs": prometheus_or_skip().server.parent})
+
+
+def collect_wheels(repository: Path, requirements: list[str]) -> Path:
+    """Return a folder with the wheels of `requirements` and their lock, for the image's Python; made once per version.
+
+    pip runs with this machine's configuration: where that prefers PyTorch's CPU build, so does the image.
+    """
+    constraints = repository / "constraints.txt"
+    versions = "\n".join([*requirements, PYTHON, constraints.read_text()])
+    digest = hashlib.sha256(f"locked\n{versions}".encode()).hexdigest()[:16]
+    folder = repository / ".work" / "compose" / f"wheels-{digest}"
+    if folder.is_dir():
+        return folder
+    # A temporary name until it is complete, so that an interrupted download is never used.
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    try:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        target = ["--only-binary=:all:", "--python-version", PYTHON, "--dest", str(partial)]
+        run([*pip, *target, "--constraint", str(constraints), *requirements], timeout=540)
+        # As documented for builds from own wheels.
+        make = ["make", "--no-print-directory", "lock", f"WHEELS={partial}", f"LOCK_PYTHON={PYTHON}", "PIP_NO_INDEX=1"]
+        run(make, timeout=180, directory=repository)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _build(engine: DockerEngine, name: str, base: str, contexts: Mapping[str, Path]) -> str:
+    image = f"triton-llama-tests/{name}"
+    folder = Path(__file__).parent / f"{name}_stand_in"
+    options = [f"--build-arg=BASE_IMAGE={base}", *(f"--build-context={key}={path}" for key, path in contexts.items())]
+    engine.docker("build", "--progress=plain", f"--tag={image}", *options, folder, timeout=300)
+    return image
+
+
+def _haproxy_packages(repository: Path) -> Path:
+    """Return a folder with the packages of this machine's Debian; downloaded once."""
+    folder = repository / ".work" / "compose" / "haproxy"
+    if folder.is_dir():
+        return folder
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    download = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *HAPROXY_PACKAGES]
+    try:
+        try:
+            run(download, directory=partial, timeout=120)
+        except CommandFailedError:
+            # A new machine has no package lists, or outdated ones.
+            run(["apt-get", "-qq", "update"], timeout=240)
+            run(download, directory=partial, timeout=120)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder

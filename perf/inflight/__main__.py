@@ -1,4 +1,4 @@
-"""Run the three measurements, write their JSON, and print their tables."""
+"""Run the three measurements, write their JSON and print their tables: `make bench-inflight`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--repetitions", type=int, default=2, choices=range(1, 4))
     options = parser.parse_args()
-    # As in the servers that are measured: on the small model a second thread costs more than it brings.
+    # As in the measured servers: on the small model a second thread costs more than it gains.
     torch.set_num_threads(1)
     result = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,9 +1,9 @@
 """Tokens per second of `scheduling: batch` against `inflight`, through a real server, at three mixes of lengths.
 
 Both run the default config, so the same weights, slots and queue; only the setting differs. Every request generates
-exactly the length it was given (min_tokens = max_tokens), the lengths of a mix have the same mean, and both schedulers
-get the same requests in the same order at the same concurrency. With batches a slot stays empty from the end of its row
-to the end of the batch's longest one, so the share that is lost is 1 - mean / (expected maximum of a batch).
+exactly its length (min_tokens = max_tokens), the lengths of a mix have the same mean, and both schedulers get the same
+requests in the same order at the same concurrency. With batches a slot stays empty from the end of its row to the end
+of the batch's longest one, so the share that is lost is 1 - mean / (expected maximum of a batch).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 
 from triton_llama import AsyncLlamaClient
-from triton_local.server import LocalTriton
-from triton_local.supervised import Supervised
+
+from perf.servers.triton import local_triton
 
 PROMPT = "Return a list of"
 MEAN = 64
@@ -34,15 +34,14 @@ def lengths(mix: str, count: int) -> list[int]:
 
 
 def compare(requests: int, concurrency: int, repetitions: int) -> list[dict[str, object]]:
-    """Measure both schedulers at all mixes; the repetitions alternate, so that a slow minute hits both."""
+    """Measure both schedulers at all mixes; they alternate, so that a slow minute affects both."""
     mixes = {mix: lengths(mix, requests) for mix in ("equal", "uniform", "geometric")}
     seconds: dict[tuple[str, str], list[float]] = {}
     latencies: dict[tuple[str, str], list[float]] = {}
     for _ in range(repetitions):
         for scheduling in ("batch", "inflight"):
             environment = {"OMP_NUM_THREADS": "1", "LLAMA_SCHEDULING": scheduling}
-            # Nobody but the load may ask the model.
-            with LocalTriton(environment=environment, supervised=Supervised(stuck_after=None)) as server:
+            with local_triton(environment=environment) as server:
                 asyncio.run(_load(server.grpc_url, mixes["equal"][:concurrency], concurrency))
                 for mix, wanted in mixes.items():
                     began = time.perf_counter()
@@ -67,7 +66,7 @@ def compare(requests: int, concurrency: int, repetitions: int) -> list[dict[str,
 
 
 async def _load(url: str, wanted: Sequence[int], concurrency: int) -> list[float]:
-    """Send the requests, so many at a time, and return each one's latency in seconds."""
+    """Send the requests, `concurrency` at a time; return each one's latency in seconds."""
     places = asyncio.Semaphore(concurrency)
 
     async def one(client: AsyncLlamaClient, length: int) -> float:

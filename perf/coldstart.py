@@ -1,0 +1,149 @@
+"""Cold starts from a checkpoint as it is and from a prepared one, in turns: `python -m perf.coldstart`.
+
+The checkpoint's files are dropped from the page cache, the server starts, and is stopped when it is ready; the
+libraries stay cached. The rest of a start, importing PyTorch above all, is the same for every checkpoint; so the time
+that the model's process spends on the checkpoint itself is taken too, from its lines in the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from triton_prepare.prepare import prepare
+
+from perf.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
+from perf.command import count
+from perf.environment import family, status_kib
+from perf.report.text import Table, terminal
+from perf.results import Results
+from perf.servers.triton import Loaded, local_triton
+
+LLAMA_1B = Shape(2048, 8192, 16, 32, 8, 32000, 1024, "float16")
+"""The matrices of Llama 3.2 1B with a smaller vocabulary: 1.1 billion parameters."""
+_TITLES = {"original": "quantized at every start", "prepared": "prepared once"}
+
+
+@dataclass(frozen=True)
+class Start:
+    """ready_s: until the server is ready. load_s: of it, from parsing the settings to the weights in place.
+
+    peak_mib: the largest resident set of the model's process until then, pages of files included. loaded: the model's
+    log line.
+    """
+
+    ready_s: float
+    load_s: float
+    peak_mib: float
+    loaded: str
+
+
+def start(checkpoint: Path, threads: int) -> Start:
+    """Start a server of the product with this checkpoint, and stop it. Raises LauncherError if it isn't ready."""
+    _drop_from_page_cache(checkpoint)
+    moments: dict[str, float] = {}
+
+    def note(line: str) -> None:
+        for beginning in ("settings: ", "loaded "):
+            if f"llama: {beginning}" in line:
+                moments[beginning] = time.monotonic()
+
+    environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    began = time.monotonic()
+    with local_triton(model=checkpoint, environment=environment, on_log_line=note) as server:
+        ready = time.monotonic() - began
+        peaks = [0]
+        for pid in family(server.pid):
+            # The kernel reports none for a process that has just ended.
+            with suppress(ValueError, FileNotFoundError):
+                peaks.append(status_kib(pid, "status", "VmHWM"))
+        load_s = moments["loaded "] - moments["settings: "]
+        return Start(ready, load_s, max(peaks) / 2**10, Loaded.of(server.log_text()).line)
+
+
+def _drop_from_page_cache(folder: Path) -> None:
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            # Pages not yet written to the disk would stay.
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _measurement(name: str, folder: Path, starts: Sequence[Start]) -> dict[str, object]:
+    return {
+        "title": _TITLES[name],
+        "loaded": starts[0].loaded,
+        "files_mib": round(sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20, 1),
+        "ready_seconds": [round(one.ready_s, 2) for one in starts],
+        "load_seconds": [round(one.load_s, 2) for one in starts],
+        "peak_mib": [round(one.peak_mib, 1) for one in starts],
+    }
+
+
+def _table(results: Results) -> Table:
+    """Return the medians."""
+    rows = [
+        [
+            str(measurement["title"]),
+            f"{measurement['files_mib']:,.0f}",
+            f"{statistics.median(measurement['ready_seconds']):.1f}",
+            f"{statistics.median(measurement['load_seconds']):.1f}",
+            f"{statistics.median(measurement['peak_mib']):,.0f}",
+        ]
+        for measurement in results.measurements.values()
+    ]
+    titles = ["checkpoint", "weights on disk, MiB", "ready after, s", "of it loading, s", "peak memory, MiB"]
+    return Table(titles=titles, right=[False, True, True, True, True], rows=rows)
+
+
+def main() -> None:
+    """Prepare, measure, write and print."""
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(prog="python -m perf.coldstart", description=__doc__)
+    parser.add_argument("--model", type=Path, help="a Llama in safetensors (default: the benchmarks' random weights)")
+    parser.add_argument("--billion", action="store_true", help="random weights of 1.1 billion parameters in FP16")
+    parser.add_argument("--repetitions", type=count, default=5, help="starts of each (5)")
+    parser.add_argument("--threads", type=int, default=cores, help=f"for computing in the server ({cores})")
+    parser.add_argument("--output", type=Path, default=Path("perf/results/coldstart.json"))
+    options = parser.parse_args()
+    which: list[str] = []
+    if options.model is not None:
+        original, which = options.model.resolve(), ["--model", f"<{options.model.name}>"]
+    elif options.billion:
+        original, which = random_checkpoint(LLAMA_1B, FOLDER), ["--billion"]
+    else:
+        original = default_checkpoint()
+    torch.set_num_threads(options.threads)
+    out = FOLDER / "prepared" / f"{original.name}-int8"
+    prepare(str(original), None, out)
+    folders = {"original": original, "prepared": out}
+    settings = {"model": original.name, "threads": options.threads, "repetitions": options.repetitions}
+    results = Results(options.output, "coldstart", settings, resume=False)
+    command = ["python", "-m", "perf.coldstart", *which, "--repetitions", str(options.repetitions)]
+    results.section("command", shlex.join(command))
+    starts: dict[str, list[Start]] = {name: [] for name in folders}
+    # In turns, so that a slow minute affects both.
+    for repetition in range(options.repetitions):
+        for name, folder in folders.items():
+            starts[name].append(one := start(folder, options.threads))
+            print(f"{repetition + 1}. {_TITLES[name]}: ready after {one.ready_s:.1f} s, {one.load_s:.1f} s to load")
+    for name, taken in starts.items():
+        results.add(name, _measurement(name, folders[name], taken))
+    results.finish()
+    print(terminal(_table(results)))
+    print(f"written to {options.output}")
+
+
+if __name__ == "__main__":
+    main()

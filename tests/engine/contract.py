@@ -1,4 +1,4 @@
-"""Raw inputs as Triton hands them over, and a parser of the embedded tokenizer under small limits."""
+"""Raw inputs as Triton passes them, and a parser with the embedded tokenizer and small limits."""
 
 from typing import Any
 
@@ -11,18 +11,11 @@ from numpy.typing import NDArray
 MAX_MODEL_LEN = 64
 
 DTYPES: dict[str, type[np.generic]] = {
-    "text_input": np.object_,
-    "max_tokens": np.int32,
-    "min_tokens": np.int32,
-    "temperature": np.float32,
-    "top_k": np.int32,
-    "top_p": np.float32,
-    "repetition_penalty": np.float32,
-    "frequency_penalty": np.float32,
-    "presence_penalty": np.float32,
+    **dict.fromkeys(("text_input", "stop_words", "bad_words"), np.object_),
+    **dict.fromkeys(("max_tokens", "min_tokens", "top_k"), np.int32),
+    **dict.fromkeys(("temperature", "top_p", "repetition_penalty"), np.float32),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), np.float32),
     "seed": np.uint64,
-    "stop_words": np.object_,
-    "bad_words": np.object_,
     "exclude_input_in_output": np.bool_,
 }
 
@@ -32,9 +25,9 @@ DEFAULTS = GenerationDefaults(
 
 
 def tensor(name: str, rows: list[Any]) -> NDArray[Any]:
-    """Return an input in the contract's type and shape. rows: a value per row, or a list of words per row."""
-    listed = [row if isinstance(row, list) else [row] for row in rows]
-    encoded = [[item.encode() if isinstance(item, str) else item for item in row] for row in listed]
+    """Return an input in the contract's type and shape. rows: a value or a list of words per row."""
+    lists = [row if isinstance(row, list) else [row] for row in rows]
+    encoded = [[item.encode() if isinstance(item, str) else item for item in row] for row in lists]
     return np.array(encoded, dtype=DTYPES[name]).reshape(len(rows), -1)
 
 

@@ -1,4 +1,4 @@
-"""How long a request may wait for a slot: the config's policy, the request's own timeout, and which of them counts."""
+"""The deadline of a request in the queue: from the config's policy and from the request's own timeout."""
 
 import math
 import time
@@ -18,7 +18,7 @@ def _config(**policy: object) -> dict[str, Any]:
     "config", [{}, {"dynamic_batching": {}}, {"dynamic_batching": None}, _config(max_queue_size=4)]
 )
 @pytest.mark.parametrize("timeout", [0, 5])
-def test_a_config_without_a_limit_has_one(config: dict[str, Any], timeout: int) -> None:
+def test_without_a_timeout_in_the_config_there_is_no_deadline(config: dict[str, Any], timeout: int) -> None:
     assert QueuePolicy.of(config).deadline(timeout) == math.inf
 
 
@@ -35,19 +35,21 @@ def test_a_config_without_a_limit_has_one(config: dict[str, Any], timeout: int) 
         ({"default_timeout_microseconds": HOUR, "timeout_action": "REJECT"}, 0, HOUR),
     ],
 )
-def test_the_wrong_limit_counts(policy: dict[str, Any], timeout: int, microseconds: int) -> None:
+def test_a_request_may_shorten_the_configs_timeout_if_allowed(
+    policy: dict[str, Any], timeout: int, microseconds: int
+) -> None:
     before = time.monotonic()
     deadline = QueuePolicy.of(_config(**policy)).deadline(timeout)
     assert before <= deadline - microseconds / 1e6 <= time.monotonic()
 
 
-def test_the_size_of_the_queue_is_another_one() -> None:
+def test_the_queue_has_the_configs_size() -> None:
     assert QueuePolicy.of(_config(max_queue_size=4)).size == 4
     assert QueuePolicy.of(_config(max_queue_size="4")).size == 4
     assert QueuePolicy.of({}).size == QueuePolicy.of(_config(default_timeout_microseconds=10)).size == 0
 
 
 @pytest.mark.parametrize("timeout", [0, 5])
-def test_a_request_to_be_put_off_is_refused(timeout: int) -> None:
+def test_a_request_to_be_delayed_has_no_deadline(timeout: int) -> None:
     policy = _config(default_timeout_microseconds=10, timeout_action="DELAY", allow_timeout_override=True)
     assert QueuePolicy.of(policy).deadline(timeout) == math.inf

@@ -23,7 +23,6 @@ from triton_prepare.prepare import prepare
 from perf.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
 from perf.command import count
 from perf.environment import family, status_kib
-from perf.report.text import Table, terminal
 from perf.results import Results
 from perf.servers.triton import Loaded, local_triton
 
@@ -91,22 +90,6 @@ def _measurement(name: str, folder: Path, starts: Sequence[Start]) -> dict[str, 
     }
 
 
-def _table(results: Results) -> Table:
-    """Return the medians."""
-    rows = [
-        [
-            str(measurement["title"]),
-            f"{measurement['files_mib']:,.0f}",
-            f"{statistics.median(measurement['ready_seconds']):.1f}",
-            f"{statistics.median(measurement['load_seconds']):.1f}",
-            f"{statistics.median(measurement['peak_mib']):,.0f}",
-        ]
-        for measurement in results.measurements.values()
-    ]
-    titles = ["checkpoint", "weights on disk, MiB", "ready after, s", "of it loading, s", "peak memory, MiB"]
-    return Table(titles=titles, right=[False, True, True, True, True], rows=rows)
-
-
 def main() -> None:
     """Prepare, measure, write and print."""
     cores = len(os.sched_getaffinity(0))
@@ -141,7 +124,10 @@ def main() -> None:
     for name, taken in starts.items():
         results.add(name, _measurement(name, folders[name], taken))
     results.finish()
-    print(terminal(_table(results)))
+    for found in results.measurements.values():
+        ready, load, peak = (statistics.median(found[name]) for name in ("ready_seconds", "load_seconds", "peak_mib"))
+        print(f"{found['title']}: {found['files_mib']:,.0f} MiB of weights, ready after {ready:.1f} s,", end=" ")
+        print(f"{load:.1f} s of it to load, at most {peak:,.0f} MiB (medians)")
     print(f"written to {options.output}")
 
 

@@ -20,7 +20,7 @@ import aiohttp
 
 from perf.load.arrivals import Closed, sessions
 from perf.load.driver import Plan
-from perf.load.protocols import AnswerError, Request, Target, answer_of, body, path
+from perf.load.protocols import Request, Target, body, path, read_answer
 from perf.load.records import TIME_OVER, Record
 
 
@@ -135,16 +135,10 @@ class _User:
 
 def _record(plan: Plan, number: int, exchange: _Exchange) -> Record:
     """Read the answer; where it fails, the record has what arrived before."""
-    answer, asked, error = answer_of(plan.target.protocol), plan.requests[number].output_tokens, exchange.error
-    try:
-        for moment, chunk in exchange.chunks:
-            answer.feed(chunk, moment)
-        if not error:
-            answer.end(exchange.ended)
-            if answer.output_tokens != asked:
-                error = f"{answer.output_tokens} tokens came, {asked} were asked for"
-    except AnswerError as failure:
-        error = str(failure)
+    answer = read_answer(plan.target.protocol, exchange.chunks, None if exchange.error else exchange.ended)
+    asked, error = plan.requests[number].output_tokens, answer.error or exchange.error
+    if not error and answer.output_tokens != asked:
+        error = f"{answer.output_tokens} tokens came, {asked} were asked for"
     return Record(
         scheduled=exchange.scheduled,
         sent=exchange.sent,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -85,125 +84,105 @@ def body(target: Target, request: Request) -> bytes:
     return json.dumps({**fields, **target.fields}).encode()
 
 
-class Answer(ABC):
-    """One request's answer; times are those of its chunks."""
+@dataclass
+class Answer:
+    """What was read of an answer. token_times: of a stream, of each event with a token. error: "" for none."""
 
-    def __init__(self) -> None:
-        self.token_times: list[float] = []
-        self.last_token: float | None = None
-        self.prompt_tokens: int | None = None
-        self.output_tokens = 0
-
-    @abstractmethod
-    def feed(self, chunk: bytes, now: float) -> None:
-        """Read the next bytes of the body, received at `now`; raises AnswerError."""
-
-    @abstractmethod
-    def end(self, now: float) -> None:
-        """Mark the body as complete; raises AnswerError if the answer is not."""
+    token_times: list[float] = field(default_factory=list)
+    last_token: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    error: str = ""
 
 
-def answer_of(protocol: Protocol) -> Answer:
-    """Return a reader for one answer."""
-    match protocol:
-        case "triton_generate":
-            return _Unary("num_output_tokens", "num_input_tokens")
-        case "fastapi":
-            return _Unary("tokens", None)
-        case "triton_stream":
-            return _TritonChunks()
-        case "openai_completions":
-            return _Completions()
+def read_answer(protocol: Protocol, chunks: Sequence[tuple[float, bytes]], ended: float | None) -> Answer:
+    """Read an answer from its chunks and their times. ended: when it was complete; None if it was not."""
+    answer = Answer()
+    try:
+        match protocol:
+            case "triton_generate":
+                _unary(answer, chunks, ended, "num_output_tokens", "num_input_tokens")
+            case "fastapi":
+                _unary(answer, chunks, ended, "tokens", None)
+            case "triton_stream":
+                _stream(answer, chunks, ended, _triton_chunk)
+            case "openai_completions":
+                _stream(answer, chunks, ended, _completion_chunk)
+    except AnswerError as error:
+        answer.error = str(error)
+    if answer.token_times:
+        answer.last_token = answer.token_times[-1]
+    return answer
 
 
-class _Unary(Answer):
-    """One JSON object."""
-
-    def __init__(self, output_count: str, prompt_count: str | None) -> None:
-        super().__init__()
-        self._names = (output_count, prompt_count)
-        self._body = bytearray()
-
-    def feed(self, chunk: bytes, now: float) -> None:
-        self._body += chunk
-
-    def end(self, now: float) -> None:
-        fields = _object(bytes(self._body))
-        output_count, prompt_count = self._names
-        self.output_tokens = _count(fields, output_count)
-        self.prompt_tokens = None if prompt_count is None else _count(fields, prompt_count)
-        self.last_token = now
+def _unary(
+    answer: Answer, chunks: Sequence[tuple[float, bytes]], ended: float | None, count: str, prompt_count: str | None
+) -> None:
+    if ended is not None:
+        fields = _object(b"".join(chunk for _, chunk in chunks))
+        answer.output_tokens = _count(fields, count)
+        answer.prompt_tokens = None if prompt_count is None else _count(fields, prompt_count)
+        answer.last_token = ended
 
 
-class _Events(Answer):
-    """Server-sent events."""
+def _stream(
+    answer: Answer,
+    chunks: Sequence[tuple[float, bytes]],
+    ended: float | None,
+    read_chunk: Callable[[Answer, Mapping[str, Any]], tuple[bool, bool]],
+) -> None:
+    """Read server-sent events. read_chunk: returns whether an event has a token, and a finish reason."""
+    finished = False
+    for moment, fields in _events(chunks):
+        has_token, last = read_chunk(answer, fields)
+        finished |= last
+        if has_token:
+            answer.token_times.append(moment)
+    if ended is None:
+        return
+    if not finished:
+        raise AnswerError(f"the stream ended without a finish_reason, after {len(answer.token_times)} events")
+    if answer.prompt_tokens is None:
+        raise AnswerError("the stream ended without a usage: its tokens can't be counted")
+    if not answer.token_times:
+        # Tokens without text, such as special ones, may never be sent; they exist when the stream ends.
+        answer.token_times.append(ended)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._buffer = b""
-        self._ended = False
 
-    def feed(self, chunk: bytes, now: float) -> None:
-        *events, self._buffer = _EVENT_END.split(self._buffer + chunk)
+def _events(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
+    buffer = b""
+    for moment, chunk in chunks:
+        *events, buffer = _EVENT_END.split(buffer + chunk)
         for event in events:
             lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
             data = b"\n".join(lines)
-            if lines and data.strip() != b"[DONE]" and self._has_token(_object(data)):
-                self._note(now)
-
-    def end(self, now: float) -> None:
-        if not self._ended:
-            raise AnswerError(f"the stream ended without a finish_reason, after {len(self.token_times)} events")
-        if not self.token_times:
-            # Tokens without text, such as special ones, may never be sent; they exist when the stream ends.
-            self._note(now)
-
-    @abstractmethod
-    def _has_token(self, fields: Mapping[str, Any]) -> bool:
-        """Read an event; return whether it contains a token."""
-
-    def _note(self, now: float) -> None:
-        self.token_times.append(now)
-        self.last_token = now
+            if lines and data.strip() != b"[DONE]":
+                yield moment, _object(data)
 
 
-class _TritonChunks(_Events):
-    """Our chunks: each counts its own tokens, the last one the prompt's."""
-
-    def _has_token(self, fields: Mapping[str, Any]) -> bool:
-        tokens = _count(fields, "num_output_tokens")
-        self.output_tokens += tokens
-        if fields.get("finish_reason"):
-            self._ended = True
-            self.prompt_tokens = _count(fields, "num_input_tokens")
-        return tokens > 0
+def _triton_chunk(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Read one of our chunks: each counts its own tokens, the last one the prompt's."""
+    tokens = _count(fields, "num_output_tokens")
+    answer.output_tokens += tokens
+    last = bool(fields.get("finish_reason"))
+    if last:
+        answer.prompt_tokens = _count(fields, "num_input_tokens")
+    return tokens > 0, last
 
 
-class _Completions(_Events):
-    """OpenAI's completion chunks. They do not count their tokens; `usage`, near the end, has the total."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._counted = False
-
-    def end(self, now: float) -> None:
-        super().end(now)
-        if not self._counted:
-            raise AnswerError("the stream ended without a usage: its tokens can't be counted")
-
-    def _has_token(self, fields: Mapping[str, Any]) -> bool:
-        usage = fields.get("usage")
-        if isinstance(usage, dict):
-            self._counted = True
-            self.output_tokens = _count(usage, "completion_tokens")
-            self.prompt_tokens = _count(usage, "prompt_tokens")
-        has_token = False
-        for choice in fields.get("choices", []):
-            ends = choice.get("finish_reason") is not None
-            self._ended = self._ended or ends
-            # A chunk without text holds a token that is not text yet; some servers send a last chunk without a token.
-            has_token = has_token or bool(choice.get("text")) or not ends
-        return has_token
+def _completion_chunk(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Read an OpenAI completion chunk. It does not count its tokens; `usage`, near the end, has the total."""
+    usage = fields.get("usage")
+    if isinstance(usage, dict):
+        answer.output_tokens = _count(usage, "completion_tokens")
+        answer.prompt_tokens = _count(usage, "prompt_tokens")
+    has_token = last = False
+    for choice in fields.get("choices", []):
+        ends = choice.get("finish_reason") is not None
+        last |= ends
+        # A chunk without text holds a token that is not text yet; some servers send a last chunk without a token.
+        has_token |= bool(choice.get("text")) or not ends
+    return has_token, last
 
 
 def _object(data: bytes) -> dict[str, Any]:

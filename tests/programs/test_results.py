@@ -1,4 +1,4 @@
-"""A run's file: what was measured is never lost, and what it was measured with is told."""
+"""A run's result file: complete or partial, resumable, and with the state of the code it was measured on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of its own, so that nobody's edits to this one change what is told."""
+    """A repository of its own, independent of edits to this one."""
     folder = tmp_path / "repository"
     (folder / "perf" / "results").mkdir(parents=True)
     (folder / "docs").mkdir()
@@ -44,40 +44,35 @@ def finished(repository: Path, key: str) -> Path:
     return repository / "perf" / "results" / "made_up.json"
 
 
-def test_a_run_that_ends_early_leaves_the_last_result(repository: Path) -> None:
+def test_a_run_replaces_the_last_result_only_when_it_is_finished(repository: Path) -> None:
     file = finished(repository, "old")
     before = file.read_bytes()
     results = run(repository)
     results.add("new", {"value": 2})
     assert file.read_bytes() == before
     assert list(load(results.partial)["measurements"]) == ["new"]
-    assert list(file.parent.iterdir()) == [file]
-
-
-def test_a_run_that_is_finished_takes_its_place_and_leaves_nothing_beside(repository: Path) -> None:
-    finished(repository, "old")
-    file = finished(repository, "new")
+    results.finish()
     assert list(load(file)["measurements"]) == ["new"]
     assert list(file.parent.iterdir()) == [file]
     assert list((repository.parent / "partial").iterdir()) == []
 
 
-def test_what_was_interrupted_goes_on_and_before_it_what_was_finished(repository: Path) -> None:
+def test_an_interrupted_run_is_resumed_before_a_finished_one(repository: Path) -> None:
     finished(repository, "old")
     assert run(repository, resume=True).has("old")
     run(repository).add("new", {"value": 2})
-    going_on = run(repository, resume=True)
-    assert going_on.has("new")
-    assert not going_on.has("old")
+    resumed = run(repository, resume=True)
+    assert resumed.has("new")
+    assert not resumed.has("old")
     assert not run(repository).has("new")
 
 
-def test_two_files_of_one_name_have_two_partial_ones(repository: Path) -> None:
+def test_results_of_one_name_in_two_folders_have_two_partial_files(repository: Path) -> None:
     other = Results(repository / "made_up.json", "made_up", {}, False, repository.parent / "partial")
     assert other.partial != run(repository).partial
 
 
-def test_another_setting_or_commit_is_refused(repository: Path) -> None:
+def test_a_run_under_another_setting_or_commit_is_not_resumed(repository: Path) -> None:
     finished(repository, "old")
     with pytest.raises(ValueError, match=r"has other settings \(\{'setting': 1\}\); resume with those, or start anew"):
         run(repository, resume=True, settings=2)
@@ -87,13 +82,13 @@ def test_another_setting_or_commit_is_refused(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"kind": "made_up", "settings": {"setting": 1}, "machine": {}}'])
-def test_what_is_no_result_is_refused_as_one(repository: Path, content: str) -> None:
+def test_a_file_that_is_no_result_is_not_resumed(repository: Path, content: str) -> None:
     (repository / "perf" / "results" / "made_up.json").write_text(content)
     with pytest.raises(ValueError, match=r"made_up\.json can't be resumed, it isn't a result's file"):
         run(repository, resume=True)
 
 
-def test_a_file_of_an_older_form_is_refused(repository: Path) -> None:
+def test_a_file_of_an_older_form_is_not_resumed(repository: Path) -> None:
     file = finished(repository, "old")
     content = load(file)
     del content["machine"]["changes_sha256"]
@@ -102,7 +97,7 @@ def test_a_file_of_an_older_form_is_refused(repository: Path) -> None:
         run(repository, resume=True)
 
 
-def test_what_a_run_and_the_report_write_is_no_change(repository: Path) -> None:
+def test_documents_and_results_do_not_count_as_changes(repository: Path) -> None:
     for name in ("README.md", "docs/benchmarks.md", "docs/new.svg", "perf/results/new.json"):
         (repository / name).write_text("after\n")
     assert environment.describe()["uncommitted_changes"] is False
@@ -110,17 +105,12 @@ def test_what_a_run_and_the_report_write_is_no_change(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["code.py", "new.py"])
-def test_code_that_is_edited_during_a_run_is_told(repository: Path, name: str) -> None:
-    # From one uncommitted state to another one, too.
+def test_a_result_reports_code_that_changed_during_the_run(repository: Path, name: str) -> None:
+    # From one uncommitted state to another.
     (repository / name).write_text("at the start\n")
+    assert "changed_during_run" not in load(finished(repository, "one"))["machine"]
     results = run(repository)
     assert environment.sources()["uncommitted_changes"] is True
-    (repository / name).write_text("in the end\n")
+    (repository / name).write_text("at the end\n")
     results.finish()
-    measured_on = load(repository / "perf" / "results" / "made_up.json")["machine"]
-    assert measured_on["changed_during_run"] is True
-
-
-def test_nothing_is_told_where_nothing_changed(repository: Path) -> None:
-    (repository / "code.py").write_text("after\n")
-    assert "changed_during_run" not in load(finished(repository, "one"))["machine"]
+    assert load(repository / "perf" / "results" / "made_up.json")["machine"]["changed_during_run"] is True

@@ -1,0 +1,187 @@
+"""A run's course, its command lines and its reading of metrics."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf.bench import sweep
+from perf.bench.options import CONCURRENCY, SECTIONS, parse
+from perf.course import Budget, Course, NoTimeError
+from perf.metrics import parse as parse_metrics
+from perf.results import Results
+
+NAME = {"server": "a", "title": "A"}
+SETTINGS = {"command": "make bench", "model": "a small Llama"}
+FOUND: dict[str, object] = {"tokens_per_second": 7.0, "errors": 0}
+
+
+@pytest.fixture(autouse=True)
+def cpu_seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of all processors, idle, in use and stolen, as the system reports them."""
+    seconds = [50.0, 40.0, 10.0]
+    times = namedtuple("times", "idle user steal")
+    monkeypatch.setattr("perf.environment.psutil.cpu_times", lambda: times(*seconds))
+    return seconds
+
+
+def course(path: Path, seconds: float = 60.0, resume: bool = False) -> Course:
+    return Course(Results(path, "bench", SETTINGS, resume), Budget(seconds))
+
+
+def written(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())["measurements"]
+    return content
+
+
+def test_a_failed_task_is_recorded_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = course(tmp_path / "bench.json")
+
+    def fail() -> dict[str, object]:
+        raise RuntimeError("the server is gone\nand more lines")
+
+    run.measure("one", NAME, fail)
+    run.measure("other", NAME, lambda: FOUND)
+    run.results.finish()
+    assert written(tmp_path / "bench.json") == {
+        "one": {**NAME, "not_run": "RuntimeError: the server is gone"},
+        "other": {**FOUND, "stolen_share": 0.0},
+    }
+    assert "one: not run: RuntimeError: the server is gone" in capsys.readouterr().out
+
+
+def test_a_task_without_time_is_recorded(tmp_path: Path) -> None:
+    run = course(tmp_path / "bench.json", seconds=10.0)
+    run.refuse_without(5.0)
+
+    def too_long() -> dict[str, object]:
+        run.refuse_without(500.0)
+        raise AssertionError("the task has begun")
+
+    run.measure("long", NAME, too_long)
+    assert "takes 500 s; " in str(run.results.measurements["long"]["not_run"])
+    with pytest.raises(NoTimeError, match=r"; 0 s are left of --budget"):
+        course(tmp_path / "other.json", seconds=-3.0).refuse_without(1.0)
+
+
+def test_a_resumed_run_measures_only_what_failed(tmp_path: Path) -> None:
+    first = course(tmp_path / "bench.json")
+    first.measure("there", NAME, lambda: FOUND)
+    first.note("failed", {**NAME, "not_run": "no wheel"})
+    first.results.finish()
+    again = course(tmp_path / "bench.json", resume=True)
+    for key in ("there", "failed"):
+        again.measure(key, NAME, lambda: {"tokens_per_second": 2.0, "errors": 0})
+    again.results.finish()
+    found = written(tmp_path / "bench.json")
+    assert {key: one["tokens_per_second"] for key, one in found.items()} == {"there": 7.0, "failed": 2.0}
+
+
+def test_a_measurement_s_own_summary_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    course(tmp_path / "bench.json").note("check", {"passed": True, "in_short": "145 tokens, 0 ties: passed"})
+    assert capsys.readouterr().out.endswith("] check: 145 tokens, 0 ties: passed\n")
+
+
+def test_only_the_steal_time_of_the_task_itself_counts(tmp_path: Path, cpu_seconds: list[float]) -> None:
+    def slow() -> dict[str, object]:
+        cpu_seconds[:] = [52.0, 45.0, 13.0]
+        return FOUND
+
+    run = course(tmp_path / "bench.json")
+    run.measure("slow", NAME, slow)
+    run.measure("quick", NAME, lambda: FOUND)
+    assert [found["stolen_share"] for found in run.results.measurements.values()] == [0.3, 0.0]
+
+
+def test_a_system_that_reports_no_steal_time_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = namedtuple("without", "idle user")
+    monkeypatch.setattr("perf.environment.psutil.cpu_times", lambda: without(50.0, 40.0))
+    run = course(tmp_path / "bench.json")
+    run.measure("one", NAME, lambda: FOUND)
+    assert run.results.measurements["one"]["stolen_share"] == 0.0
+
+
+def test_a_plain_run_measures_every_section() -> None:
+    options = parse([])
+    assert options.sections == SECTIONS
+    assert (options.concurrency, options.without, options.model, options.given) == (CONCURRENCY, (), None, ())
+
+
+def test_the_given_options_repeat_a_run() -> None:
+    line = ["--concurrency", "8", "--threads", "63", "--only", "peers", "--without", "vllm"]
+    given = parse([*line, "--budget", "5"]).given
+    assert shlex.join(given) == shlex.join(line)
+    assert parse([*given]).given == given
+    options = sweep.parse(["inflight_int8", "naive_fp16", "--threads", "63", "--budget", "5"])
+    assert options.servers == ("inflight_int8", "naive_fp16")
+    assert options.command == "make sweep 'SWEEP=inflight_int8 naive_fp16 --threads 63'"
+
+
+def test_a_plain_sweep_measures_three_servers() -> None:
+    options = sweep.parse([])
+    assert options.servers[:2] == ("inflight_int8", "batched_int8")
+    assert options.servers[2] in ("naive_fp16", "naive_fp32")
+    assert (options.command, options.model) == ("make sweep", None)
+
+
+def test_a_higher_concurrency_gets_more_seconds_up_to_a_bound() -> None:
+    seconds = [sweep.seconds(number) for number in sweep.CONCURRENCIES]
+    assert seconds == sorted(seconds)
+    assert 0 < seconds[0] < seconds[-1] <= 600
+
+
+@pytest.mark.parametrize(
+    ("parser", "arguments", "message"),
+    [
+        (parse, ["--budget", "0"], "0 is out of bounds: more than 0"),
+        (parse, ["--budget", "nan"], "nan is out of bounds: more than 0"),
+        (parse, ["--concurrency", "0"], "0 is out of bounds: at least 1"),
+        (parse, ["--threads", "-1"], "-1 is out of bounds: at least 1"),
+        (parse, ["--slo-ttft-ms", "-5"], "-5 is out of bounds: more than 0"),
+        (parse, ["--only", "peer"], "invalid choice: 'peer'"),
+        (parse, ["--without", "vlm"], "--without has 'vlm': known are triton_llama_int8, "),
+        (parse, ["--model", "no/such"], "argument --model: no/such is not a folder with a config.json"),
+        (sweep.parse, ["inflight_int9"], "there is no server 'inflight_int9': known are naive_fp16, "),
+        (sweep.parse, ["--budget", "-1"], "-1 is out of bounds: more than 0"),
+        (sweep.parse, ["--model", "no/such"], "argument --model: no/such is not a folder with a config.json"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_a_line(
+    parser: Callable[[list[str]], object], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_checkpoint_s_folder_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert parse(["--model", str(tmp_path)]).model == tmp_path
+
+
+def test_metrics_of_one_name_are_summed_without_other_models() -> None:
+    text = """\
+# HELP llama_requests_total Rows answered
+# TYPE llama_requests_total counter
+llama_requests_total{finish_reason="length",model="llama",version="1"} 3
+llama_requests_total{finish_reason="stop",model="llama",version="1"} 2
+llama_queue_time_seconds_sum{model="llama",version="1"} 1.5e-1
+nv_inference_count{model="llama",version="1"} 5
+nv_inference_count{model="another",version="1"} 70
+nv_inference_count{model="llama2",version="1"} 700
+nv_cpu_memory_total_bytes 25
+
+"""
+    assert parse_metrics(text) == {
+        "llama_requests_total": 5.0,
+        "llama_queue_time_seconds_sum": 0.15,
+        "nv_inference_count": 5.0,
+        "nv_cpu_memory_total_bytes": 25.0,
+    }

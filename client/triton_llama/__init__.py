@@ -1,8 +1,8 @@
-"""Client of a Llama served by Triton: `LlamaClient`, its asyncio twin, and what goes in and comes out.
+"""Client of a Llama served by Triton: `LlamaClient` and `AsyncLlamaClient`, their parameters, results and errors.
 
-The command line is in `triton_llama.cli`, the probe of orchestrators in `triton_llama.health`; the error tree is drawn
-in `triton_llama.errors`. The names below are imported when they are first asked for (PEP 562): the probe is part of the
-package, and runs where neither tritonclient nor numpy are.
+The command line is in `triton_llama.cli`, the health probe in `triton_llama.health`; `triton_llama.errors` draws the
+error tree. The names below are imported on first access (PEP 562), because the probe is part of the package and also
+runs where neither httpx nor tritonclient is installed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from triton_llama.async_client import AsyncLlamaClient
     from triton_llama.client import LlamaClient
-    from triton_llama.completion import Completion
-    from triton_llama.completion_stream import AsyncCompletionStream, CompletionStream
+    from triton_llama.completion import AsyncCompletionStream, Completion, CompletionStream, Piece
     from triton_llama.errors import (
         LlamaConnectionError,
         LlamaTimeoutError,
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
         ServerError,
         TritonLlamaError,
     )
-    from triton_llama.piece import Piece
     from triton_llama.sampling_params import SamplingParams
     from triton_llama.status import ModelConfig, ServerStatus
 
@@ -48,23 +46,23 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AsyncCompletionStream": "completion_stream",
+    "AsyncCompletionStream": "completion",
     "AsyncLlamaClient": "async_client",
     "Completion": "completion",
-    "CompletionStream": "completion_stream",
+    "CompletionStream": "completion",
     "LlamaClient": "client",
     "ModelConfig": "status",
-    "Piece": "piece",
+    "Piece": "completion",
     "SamplingParams": "sampling_params",
     "ServerStatus": "status",
 }
-"""Where a name is; what isn't here is an error."""
+"""The module of each name; the others are errors."""
 
-# Type checkers know the names from the imports above, and would take any name for one of an unknown type here.
+# Type checkers take the names from the imports above; with this function they would accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import one of the public names, and keep it."""
+        """Import one of the public names and cache it."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)

@@ -1,52 +1,30 @@
-"""The synchronous client: one prompt or a list in, completions out. Knows no protocol; a transport does the talking."""
+"""The synchronous client: one prompt or a list in, completions out. A transport speaks the protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, cast, overload
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
 from triton_llama import endpoint
-from triton_llama.completion import Completion
-from triton_llama.completion_stream import CompletionStream
-from triton_llama.endpoint import Endpoint
+from triton_llama.completion import Completion, CompletionStream
+from triton_llama.endpoint import Endpoint, Limits
 from triton_llama.errors import TritonLlamaError
-from triton_llama.limits import Limits
 from triton_llama.many import ManyRequests
-from triton_llama.piece import Piece
-from triton_llama.sampling_params import SamplingOptions, SamplingParams
-from triton_llama.status import ServerStatus, StatusAnswers, read_status
+from triton_llama.sampling_params import Options, SamplingOptions, SamplingParams
+from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest, prepare
 
 if TYPE_CHECKING:
-    from typing import Self, Unpack
+    from triton_llama.grpc_transport import GrpcTransport
+    from triton_llama.http_transport import HttpTransport
+
+Prompts = list[str] | tuple[str, ...]
+TransportT = TypeVar("TransportT")
 
 
-class Transport(Protocol):
-    """What the client needs of a protocol; any thread may call any of it."""
-
-    def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
-        """Send one request and wait for its answer, at most `timeout` seconds."""
-
-    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Piece, None, None]:
-        """Send one request at the first `next` and yield its pieces, `timeout` seconds for all; closing cancels it."""
-
-    def status(self, model: str, timeout: float) -> StatusAnswers:
-        """Ask what there is to know about the server and the model, each question within `timeout` seconds."""
-
-    def close(self) -> None:
-        """Close every connection; requests in flight in other threads end with a LlamaConnectionError."""
-
-
-class LlamaClient:
-    """A client of one model on one server; threads may share it.
-
-        with LlamaClient("localhost:8000") as client:
-            print(client.generate("A list comprehension", max_tokens=40).text)
-
-    It never repeats a request by itself. Make it after a fork, not before: connections can't be shared by processes.
-    """
+class BaseClient(Generic[TransportT]):
+    """The arguments of both clients."""
 
     def __init__(
         self,
@@ -59,57 +37,70 @@ class LlamaClient:
         concurrency: int = 32,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Nothing is sent before the first request.
+        """Check the arguments; the first request connects.
 
         Args:
             url: `HOST:PORT`, or with a scheme: `http://`, `https://`, `grpc://`, `grpcs://`.
             protocol: `http` or `grpc`.
             model: the model's name in the repository.
-            timeout: seconds that one request may take from connecting to the last byte; a stream to its last piece,
-                the caller's own time between the pieces included. When they are over, the server is told that nobody
-                waits any more; only of a request that isn't a stream it isn't over HTTP, and it completes the text.
-            connect_timeout: seconds of it that making a connection may take.
-            concurrency: requests in flight at most for one list of prompts; streams are as many as are asked for.
+            timeout: seconds for one request, from connecting to the last byte; for a stream, to its last piece, the
+                caller's own time between pieces included. After it, the request is cancelled on the server, except one
+                over HTTP that isn't a stream: the server completes its text.
+            connect_timeout: seconds of it for making a connection.
+            concurrency: requests of one list of prompts in flight at most; the number of streams is unlimited.
             headers: sent with every request (an `Authorization` for a gateway, say).
 
         Raises:
-            ValueError: a URL, protocol, timeout or concurrency that can't be.
+            ValueError: a malformed URL, an unknown protocol, a timeout or concurrency that isn't positive.
         """
         self.endpoint = Endpoint.parse(url, protocol)
         self.model = model
         self._limits = Limits(timeout, connect_timeout, concurrency)
-        self._transport = _open_transport(self.endpoint, connect_timeout, headers or {})
+        self._transport = self._open(connect_timeout, headers or {})
+        # Set at the first refusal of a streaming (decoupled) model. Streams take every model, but over HTTP they carry
+        # no status for errors, so they aren't the first choice.
+        self._decoupled = False
+
+    def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> TransportT:
+        raise NotImplementedError
+
+    def _choose(
+        self, params: SamplingParams | None, timeout: float | None = None, **sampling: Unpack[SamplingOptions]
+    ) -> tuple[SamplingParams, float]:
+        """Return the parameters and the timeout of one request."""
+        return (params or SamplingParams()).with_options(**sampling), self._limits.request_timeout(timeout)
+
+
+class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
+    """A client of one model on one server; threads may share it.
+
+        with LlamaClient("localhost:8000") as client:
+            print(client.generate("A list comprehension", max_tokens=40).text)
+
+    It never retries. Create it after a fork, not before: processes can't share connections.
+    """
+
+    @overload
+    def generate(self, prompt: str, params: SamplingParams | None = None, **options: Unpack[Options]) -> Completion: ...
 
     @overload
     def generate(
         self,
-        prompt: str,
-        params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingOptions],
-    ) -> Completion: ...
-
-    @overload
-    def generate(
-        self,
-        prompt: list[str] | tuple[str, ...],
+        prompt: Prompts,
         params: SamplingParams | None = None,
         *,
         return_exceptions: Literal[False] = False,
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[Options],
     ) -> list[Completion]: ...
 
     @overload
     def generate(
         self,
-        prompt: list[str] | tuple[str, ...],
+        prompt: Prompts,
         params: SamplingParams | None = None,
         *,
         return_exceptions: Literal[True],
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[Options],
     ) -> list[Completion | TritonLlamaError]: ...
 
     def generate(
@@ -118,64 +109,53 @@ class LlamaClient:
         params: SamplingParams | None = None,
         *,
         return_exceptions: bool = False,
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[Options],
     ) -> Completion | list[Completion] | list[Completion | TritonLlamaError]:
         """Complete a prompt, or each prompt of a list.
 
-        A list goes out as that many requests, `concurrency` of them at a time, so that Triton forms the batches; the
-        completions come back in the prompts' order.
+        A list is sent as one request for each prompt, `concurrency` of them at a time, so that Triton forms the
+        batches; the completions are in the order of the prompts.
 
         Args:
             prompt: one prompt, or a list or tuple of them.
             params: how to sample; default `SamplingParams()`.
-            return_exceptions: with a list, put a failed prompt's error in its place and go on. Otherwise nothing new
-                is sent after a failure, and the first failed prompt's error is raised, with its `prompt_index`, once
-                nothing is in flight any more.
-            timeout: seconds for each request, in place of the client's.
-            **sampling: fields of `SamplingParams`, over those of `params`.
+            return_exceptions: with a list, put a failed prompt's error in its place and go on. Otherwise a failure
+                stops the sending, and once no request is in flight the first failed prompt's error is raised, with its
+                `prompt_index`.
+            **options: fields of `SamplingParams`, over those of `params`; and `timeout`, seconds for each request, in
+                place of the client's.
 
         Raises:
-            TritonLlamaError: see `triton_llama.errors` for which.
+            TritonLlamaError: `triton_llama.errors` lists which.
         """
-        chosen = (params or SamplingParams()).with_options(**sampling)
-        seconds = self._limits.request_timeout(timeout)
+        chosen, seconds = self._choose(params, **options)
         if isinstance(prompt, str):
-            return self._transport.infer(self.model, prepare(prompt, chosen), seconds)
+            return self._infer(prepare(prompt, chosen), seconds)
         many = ManyRequests(prompt, chosen, keep_errors=return_exceptions)
         self._run(many, seconds)
         outcomes = many.outcomes()
         return outcomes if return_exceptions else cast("list[Completion]", outcomes)
 
-    def stream(
-        self,
-        prompt: str,
-        params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingOptions],
-    ) -> CompletionStream:
+    def stream(self, prompt: str, params: SamplingParams | None = None, **options: Unpack[Options]) -> CompletionStream:
         """Complete a prompt piece by piece, as the server generates it; it must serve the config `streaming`.
 
             with client.stream("A list comprehension", max_tokens=40) as stream:
                 for piece in stream:
                     print(piece.text, end="", flush=True)
 
-        Nothing is sent before the first piece is asked for. The arguments are those of `generate`; any number of
-        streams may run on one client, each in its own thread. Leaving the block early cancels the request.
+        The first `next` sends the request. The arguments are those of `generate`; one client can run any number of
+        streams, each in its own thread. Leaving the block early cancels the request.
 
         Raises:
-            RejectedInputError: a value no tensor can hold. Every other error, this one included, may come from the
-                stream, before its first piece or after any: the ones of `generate`. A stream that ends without an
-                error is whole.
+            RejectedInputError: a value no tensor can hold. The stream raises all other errors of `generate`, before its
+                first piece or after any. A stream that ends without an error is complete.
         """
-        chosen = (params or SamplingParams()).with_options(**sampling)
-        seconds = self._limits.request_timeout(timeout)
+        chosen, seconds = self._choose(params, **options)
         request = prepare(prompt, chosen, stream=True)
         return CompletionStream(self._transport.stream(self.model, request, seconds), request)
 
     def status(self, *, timeout: float | None = None) -> ServerStatus:
-        """Ask the server for its state, the model's and its live configuration.
+        """Ask for the state of the server, of the model, and for its live configuration.
 
         `timeout` is for each of the five questions, in seconds. A server that is up but not ready is an answer, not an
         error.
@@ -183,8 +163,7 @@ class LlamaClient:
         Raises:
             TritonLlamaError: no server answers there.
         """
-        answers = self._transport.status(self.model, self._limits.request_timeout(timeout))
-        return read_status(self.endpoint, self.model, answers)
+        return self._transport.status(self.model, self._limits.request_timeout(timeout))
 
     def close(self) -> None:
         """Close the connections; requests and streams in flight in other threads end with a LlamaConnectionError."""
@@ -193,10 +172,19 @@ class LlamaClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _infer(self, request: PreparedRequest, timeout: float) -> Completion:
+        if not self._decoupled:
+            completion = self._transport.infer(self.model, request, timeout)
+            if completion is not None:
+                return completion
+            self._decoupled = True
+        with CompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
+            for _ in stream:
+                pass
+        return stream.completion
 
     def _run(self, many: ManyRequests, timeout: float) -> None:
         workers = min(len(many), self._limits.concurrency)
@@ -207,7 +195,7 @@ class LlamaClient:
             for future in [executor.submit(self._work, many, timeout) for _ in range(workers)]:
                 future.result()
         finally:
-            # After Ctrl-C, don't wait for what is in flight: closing the client ends it.
+            # After Ctrl-C, don't wait for requests in flight: closing the client ends them.
             many.stop()
             executor.shutdown(wait=False)
 
@@ -215,17 +203,16 @@ class LlamaClient:
         while (next_one := many.take()) is not None:
             index, request = next_one
             try:
-                many.record(index, self._transport.infer(self.model, request, timeout))
+                many.record(index, self._infer(request, timeout))
             except TritonLlamaError as error:
                 many.record(index, error)
 
+    def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> HttpTransport | GrpcTransport:
+        # Imported here: each brings a large library, and a client needs one of them.
+        if self.endpoint.protocol == "grpc":
+            from triton_llama.grpc_transport import GrpcTransport
 
-def _open_transport(server: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> Transport:
-    # Imported when needed: each brings a large library, and nobody needs both.
-    if server.protocol == "grpc":
-        from triton_llama.grpc_transport import GrpcTransport
+            return GrpcTransport(self.endpoint, connect_timeout, headers)
+        from triton_llama.http_transport import HttpTransport
 
-        return GrpcTransport(server, connect_timeout, headers)
-    from triton_llama.http_transport import HttpTransport
-
-    return HttpTransport(server, connect_timeout, headers)
+        return HttpTransport(self.endpoint, connect_timeout, headers)

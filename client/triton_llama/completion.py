@@ -1,23 +1,167 @@
-"""The answer to one prompt. Knows nothing of how it travelled."""
+"""Completions: the whole answer to a prompt, its pieces while it is being generated, and streams of these pieces."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, closing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from triton_llama.errors import ServerError
+
+if TYPE_CHECKING:
+    from triton_llama.tensors import PreparedRequest
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One prompt's answer."""
+    """The answer to one prompt."""
 
     text: str
-    """The completion alone, or the prompt and the completion with `exclude_input_in_output=False`."""
+    """The completion alone, or prompt and completion with `exclude_input_in_output=False`."""
     finish_reason: str
-    """`stop` (end token or stop word) or `length` (`max_tokens` reached)."""
+    """`stop` (end token or stop string) or `length` (`max_tokens` reached)."""
     num_input_tokens: int
     """Tokens of the prompt."""
     num_output_tokens: int
     """Tokens generated."""
     request_id: str
-    """What the client called the request; the server's log names it so too."""
+    """The request's id, in the server's log too."""
     seed: int
     """The seed sent, drawn by the client if the caller gave none: with it the same request gives the same text."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A chunk of a completion: the text generated since the piece before; `str()` of it is that text."""
+
+    text: str
+    """The text of one or several tokens; whole characters only, possibly empty in the last piece."""
+    finish_reason: str
+    """Empty until the last piece, which has `stop` (end token or stop string) or `length` (`max_tokens` reached)."""
+    num_input_tokens: int
+    """Tokens of the prompt, in the last piece; 0 before."""
+    num_output_tokens: int
+    """Tokens generated since the piece before; the sum over all pieces is the completion's."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Stream:
+    """The pieces of one request so far."""
+
+    def __init__(self, request: PreparedRequest) -> None:
+        self.request_id = request.request_id
+        """The request's id, in the server's log too."""
+        self.seed = request.seed
+        """The seed sent: with it the same request gives the same text."""
+        self._texts: list[str] = []
+        self._num_output_tokens = 0
+        self._last: Piece | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far; complete once the stream has ended."""
+        return "".join(self._texts)
+
+    @property
+    def completion(self) -> Completion:
+        """All pieces as one completion.
+
+        Raises:
+            RuntimeError: the last piece hasn't come, or the stream was closed before it.
+        """
+        if self._last is None:
+            raise RuntimeError("a stream has no completion before its last piece")
+        return Completion(
+            text=self.text,
+            finish_reason=self._last.finish_reason,
+            num_input_tokens=self._last.num_input_tokens,
+            num_output_tokens=self._num_output_tokens,
+            request_id=self.request_id,
+            seed=self.seed,
+        )
+
+    def _add(self, piece: Piece) -> Piece:
+        if self._last is not None:
+            raise ServerError(f"the server sent a piece after the one with finish_reason {self._last.finish_reason!r}")
+        self._texts.append(piece.text)
+        self._num_output_tokens += piece.num_output_tokens
+        if piece.finish_reason:
+            self._last = piece
+        return piece
+
+    def _end(self) -> None:
+        # Without a last piece the text may be cut off anywhere.
+        if self._last is None:
+            raise ServerError(f"the stream ended after {len(self._texts)} pieces without a finish_reason")
+
+
+class CompletionStream(_Stream):
+    """An iterator over the pieces of one completion, for one thread.
+
+        with client.stream("A list comprehension", max_tokens=40) as stream:
+            for piece in stream:
+                print(piece.text, end="", flush=True)
+        print(stream.completion.finish_reason)
+
+    The first `next` sends the request. Leaving the `with` block before the last piece cancels the request on the
+    server; so does `close`, and the garbage collector once nothing refers to the stream.
+    """
+
+    def __init__(self, pieces: Generator[Piece, None, None], request: PreparedRequest) -> None:
+        super().__init__(request)
+        self._pieces = self._read(pieces)
+
+    def _read(self, pieces: Generator[Piece, None, None]) -> Generator[Piece, None, None]:
+        with closing(pieces):
+            for piece in pieces:
+                yield self._add(piece)
+        self._end()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Take no more pieces; unless the last one has come, cancel the request on the server."""
+        self._pieces.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class AsyncCompletionStream(_Stream):
+    """`CompletionStream` in asyncio: `async with`, `async for`, `await stream.close()`."""
+
+    def __init__(self, pieces: AsyncGenerator[Piece, None], request: PreparedRequest) -> None:
+        super().__init__(request)
+        self._pieces = self._read(pieces)
+
+    async def _read(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield self._add(piece)
+        self._end()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        return await anext(self._pieces)
+
+    async def close(self) -> None:
+        """Take no more pieces; unless the last one has come, cancel the request on the server."""
+        await self._pieces.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()

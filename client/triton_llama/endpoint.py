@@ -1,7 +1,8 @@
-"""Where the server is: a URL taken apart. Knows schemes and default ports, opens nothing."""
+"""A server's address, parsed from a URL, and the client's limits; both check their values."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 from urllib.parse import urlsplit
@@ -20,17 +21,17 @@ class Endpoint:
     """Name or address; IPv6 without brackets."""
     port: int
     base_path: str
-    """HTTP only: what stands before `/v2`, without a slash at the end; mostly empty."""
+    """HTTP only: the path before `/v2`, without a trailing slash; usually empty."""
     tls: bool
 
     @classmethod
     def parse(cls, url: str, protocol: Protocol) -> Endpoint:
-        """Take apart `HOST[:PORT]`, `http[s]://HOST[:PORT][/PATH]` or `grpc[s]://HOST[:PORT]`.
+        """Parse `HOST[:PORT]`, `http[s]://HOST[:PORT][/PATH]` or `grpc[s]://HOST[:PORT]`.
 
-        Without a port it is Triton's own: 8000 for HTTP, 8001 for gRPC. The `s` schemes encrypt.
+        The default port is Triton's: 8000 for HTTP, 8001 for gRPC. The `s` schemes encrypt.
 
         Raises:
-            ValueError: no host, a port out of 1 ... 65535, or a scheme that isn't the protocol's.
+            ValueError: no host, a port outside 1 ... 65535, or a scheme of another protocol.
         """
         if protocol not in get_args(Protocol):
             raise ValueError(f"protocol is {protocol!r}, must be 'http' or 'grpc'")
@@ -45,13 +46,8 @@ class Endpoint:
             raise ValueError(f"url is {url!r}, must be HOST:PORT with a port from 1 to 65535")
         if parts.query or parts.fragment or parts.username or (protocol == "grpc" and parts.path.strip("/")):
             raise ValueError(f"url is {url!r}, must be no more than {protocol}://HOST:PORT")
-        return cls(
-            protocol=protocol,
-            host=parts.hostname,
-            port=port if port is not None else _DEFAULT_PORT[protocol],
-            base_path=parts.path.rstrip("/"),
-            tls=parts.scheme.endswith("s"),
-        )
+        port = _DEFAULT_PORT[protocol] if port is None else port
+        return cls(protocol, parts.hostname, port, parts.path.rstrip("/"), parts.scheme.endswith("s"))
 
     @property
     def authority(self) -> str:
@@ -60,3 +56,34 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"{self.protocol}{'s' if self.tls else ''}://{self.authority}{self.base_path}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Timeouts in seconds, and the requests of one list of prompts in flight at most.
+
+    Raises:
+        ValueError: a value isn't positive and finite.
+    """
+
+    timeout: float
+    connect_timeout: float
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        _check_seconds("timeout", self.timeout)
+        _check_seconds("connect_timeout", self.connect_timeout)
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}, must be at least 1")
+
+    def request_timeout(self, timeout: float | None) -> float:
+        """Return the timeout of one request: its own, or else the client's."""
+        if timeout is None:
+            return self.timeout
+        _check_seconds("timeout", timeout)
+        return timeout
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"{name} is {seconds}, must be a positive number of seconds")

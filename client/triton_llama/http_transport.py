@@ -1,140 +1,249 @@
-"""HTTP for the synchronous client: a pool of keep-alive connections that any thread may use.
-
-On the standard library's `http.client` rather than on tritonclient's own HTTP client: that one belongs to the thread
-that made it (greenlets), so it can neither be shared by threads nor closed by another one.
-"""
+"""HTTP transports on httpx: connections, deadlines, cancellation. `http_wire` has the requests and responses."""
 
 from __future__ import annotations
 
-import errno
+import asyncio
+import socket
 import ssl
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
-from threading import Lock
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, aclosing, closing, suppress
+from weakref import WeakSet
+
+import httpcore
+import httpx
+from httpx_sse import EventSource
 
 from triton_llama import http_wire
-from triton_llama.completion import Completion
+from triton_llama.completion import Completion, Piece
 from triton_llama.endpoint import Endpoint
-from triton_llama.generate_stream import PieceReader, stream_request
-from triton_llama.http_connection import HttpConnection, remaining
-from triton_llama.http_wire import HttpRequest, HttpResponse
-from triton_llama.joined import joined
-from triton_llama.piece import Piece
-from triton_llama.status import StatusAnswers
+from triton_llama.http_wire import HttpRequest, PieceReader
+from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest
-from triton_llama.translate import connect_timeout_error, translated
+from triton_llama.translate import http_errors
+
+# As many connections as there are requests in flight; an idle one stays open until the server closes it.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
 
 
-class HttpTransport:
-    """Connections to one endpoint; as many as there are requests in flight."""
+class _Transport:
+    """Settings of both transports."""
 
     def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
         self._endpoint = endpoint
         self._connect_timeout = connect_timeout
-        self._headers = dict(headers)
+        # Without this header, httpx asks Triton to compress each response.
+        self._headers = {"Accept-Encoding": "identity", **headers}
+        # The system's certificates, which SSL_CERT_FILE replaces; httpx has its own.
         self._tls = ssl.create_default_context() if endpoint.tls else None
-        self._lock = Lock()
-        self._idle: list[HttpConnection] = []
-        self._busy: set[HttpConnection] = set()
         self._closed = False
-        self._decoupled = False
 
-    def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
-        """Send one request and wait for its answer, at most `timeout` seconds."""
-        if not self._decoupled:
-            response = self._exchange(http_wire.infer_request(self._endpoint, model, request), timeout)
-            if not http_wire.refuses_decoupled(response):
-                return http_wire.read_infer_response(response, request)
-            # From now on, the way that takes every model. It isn't the first choice: it has no status for errors.
-            self._decoupled = True
-        return joined(self.stream(model, request, timeout), request)
+    def _errors(self, timeout: float) -> AbstractContextManager[None]:
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        return http_errors(self._endpoint, timeout, self._connect_timeout, lambda: self._closed)
+
+
+class HttpTransport(_Transport):
+    """Connections to one endpoint, for any thread."""
+
+    def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
+        super().__init__(endpoint, connect_timeout, headers)
+        self._network = _Network()
+        transport = httpx.HTTPTransport(verify=False)
+        # httpx has no parameter for the network backend of its pool.
+        transport._pool = httpcore.ConnectionPool(
+            self._tls, max_connections=None, network_backend=self._network
+        )
+        self._client = httpx.Client(transport=transport, headers=self._headers, trust_env=False)
+
+    def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:
+        """Send one request and return its response, within `timeout` seconds; None if the model is decoupled."""
+        with self._errors(timeout):
+            response = self._send(http_wire.infer_request(self._endpoint, model, request), timeout)
+        return http_wire.read_infer_response(response, request)
 
     def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Piece, None, None]:
-        """Send one request at the first `next`, and yield the pieces of its answer; `timeout` seconds for all of it.
+        """Send one request at the first `next` and yield its pieces, `timeout` seconds for all.
 
-        Closing the generator closes the connection, and so cancels the request on the server.
+        Closing the generator closes the connection, which cancels the request on the server.
         """
-        deadline = time.monotonic() + timeout
-        wire_request = stream_request(self._endpoint, model, request)
-        with translated(self._endpoint, timeout), self._connected(deadline) as connection:
-            answer = connection.start(wire_request, self._headers, deadline)
-            reader = PieceReader(answer.status, answer.headers)
-            with closing(answer.chunks):
-                for chunk in answer.chunks:
-                    yield from reader.feed(chunk)
-            reader.end()
+        wire_request = http_wire.stream_request(self._endpoint, model, request)
+        with self._errors(timeout), closing(self._send(wire_request, timeout, stream=True)) as response:
+            reader = PieceReader(response)
+            if reader.refused:
+                body = b""
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > http_wire.LARGEST_ERROR:
+                        break
+                raise reader.error(body)
+            reader.check_type()
+            for event in EventSource(response).iter_sse():
+                if event.data:
+                    yield reader.piece(event.data)
 
-    def status(self, model: str, timeout: float) -> StatusAnswers:
-        """Ask what there is to know about the server and the model, each question within `timeout` seconds."""
-        model_ready = self._says_yes(http_wire.model_ready_request(self._endpoint, model), timeout)
-        config = http_wire.config_request(self._endpoint, model)
-        return StatusAnswers(
-            live=self._says_yes(http_wire.live_request(self._endpoint), timeout),
-            ready=self._says_yes(http_wire.ready_request(self._endpoint), timeout),
-            metadata=http_wire.read_object(self._exchange(http_wire.metadata_request(self._endpoint), timeout)),
-            model_ready=model_ready,
-            config=http_wire.read_object(self._exchange(config, timeout)) if model_ready else None,
-        )
+    def status(self, model: str, timeout: float) -> ServerStatus:
+        """Ask for the state of server and model, each question within `timeout` seconds."""
+        with self._errors(timeout):
+            requests = http_wire.status_requests(self._endpoint, model)
+            responses = [self._send(request, timeout) for request in requests]
+        return http_wire.read_status(self._endpoint, model, responses)
 
     def close(self) -> None:
         """Close every connection; requests in flight in other threads end with a LlamaConnectionError."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            for connection in self._busy:
-                connection.abort()
-        for connection in idle:
-            connection.close()
+        self._closed = True
+        self._network.abort()
+        self._client.close()
 
-    def _says_yes(self, request: HttpRequest, timeout: float) -> bool:
-        return self._exchange(request, timeout).status == 200
-
-    def _exchange(self, request: HttpRequest, timeout: float) -> HttpResponse:
+    def _send(self, request: HttpRequest, timeout: float, *, stream: bool = False) -> httpx.Response:
+        # Instants, and not durations: see _Stream.
         deadline = time.monotonic() + timeout
-        with translated(self._endpoint, timeout), self._connected(deadline) as connection:
-            return connection.exchange(request, self._headers, deadline)
+        connect = min(deadline, time.monotonic() + self._connect_timeout)
+        timeouts = {"connect": connect, "read": deadline, "write": deadline}
+        built = self._client.build_request(**request._asdict(), extensions={"timeout": timeouts})
+        return self._client.send(built, stream=stream)
 
-    @contextmanager
-    def _connected(self, deadline: float) -> Iterator[HttpConnection]:
-        """Lend an open connection; if the block is left by an exception, it isn't used again."""
-        connection = self._take()
-        try:
-            if not connection.is_open:
-                self._open(connection, deadline)
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            self._give_back(connection)
 
-    def _take(self) -> HttpConnection:
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the client is closed")
-            connection = self._idle.pop() if self._idle else HttpConnection(self._endpoint, self._tls)
-            self._busy.add(connection)
-        if connection.is_open and connection.is_stale():
-            connection.close()
-        return connection
+class AsyncHttpTransport(_Transport):
+    """Connections to one endpoint, in the event loop of the first request."""
 
-    def _give_back(self, connection: HttpConnection) -> None:
-        with self._lock:
-            self._busy.discard(connection)
-            if connection.is_open and not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
+    def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
+        super().__init__(endpoint, connect_timeout, headers)
+        self._client = httpx.AsyncClient(
+            verify=self._tls or False,
+            headers=self._headers,
+            timeout=httpx.Timeout(None, connect=connect_timeout),
+            limits=_LIMITS,
+            trust_env=False,
+        )
 
-    def _open(self, connection: HttpConnection, deadline: float) -> None:
-        seconds = remaining(deadline)
-        try:
-            connection.open(min(self._connect_timeout, seconds))
-        except TimeoutError as error:
-            if self._connect_timeout < seconds:
-                raise connect_timeout_error(self._endpoint, self._connect_timeout) from error
-            raise
-        if self._closed:
-            # `close` found nothing to abort yet.
-            raise ConnectionAbortedError(errno.ECONNABORTED, "the client was closed")
+    async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:
+        """Send one request and return its response, within `timeout` seconds; None if the model is decoupled."""
+        with self._errors(timeout):
+            async with asyncio.timeout(timeout):
+                response = await self._send(http_wire.infer_request(self._endpoint, model, request))
+        return http_wire.read_infer_response(response, request)
+
+    async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Piece, None]:
+        """Send one request at the first `anext` and yield its pieces, `timeout` seconds for all.
+
+        Closing the generator closes the connection, which cancels the request on the server.
+        """
+        wire_request = http_wire.stream_request(self._endpoint, model, request)
+        deadline = asyncio.get_running_loop().time() + timeout
+        with self._errors(timeout):
+            async with asyncio.timeout_at(deadline):
+                response = await self._send(wire_request, stream=True)
+            async with aclosing(response):
+                reader = PieceReader(response)
+                if reader.refused:
+                    body = b""
+                    async with asyncio.timeout_at(deadline):
+                        async for chunk in response.aiter_bytes():
+                            body += chunk
+                            if len(body) > http_wire.LARGEST_ERROR:
+                                break
+                    raise reader.error(body)
+                reader.check_type()
+                async with aclosing(EventSource(response).aiter_sse()) as events:
+                    while True:
+                        # Around each step: a timeout belongs to one task, and another one may take the next piece.
+                        async with asyncio.timeout_at(deadline):
+                            event = await anext(events, None)
+                        if event is None:
+                            break
+                        if event.data:
+                            yield reader.piece(event.data)
+
+    async def status(self, model: str, timeout: float) -> ServerStatus:
+        """Ask for the state of server and model, each question within `timeout` seconds."""
+        responses = []
+        with self._errors(timeout):
+            for request in http_wire.status_requests(self._endpoint, model):
+                async with asyncio.timeout(timeout):
+                    responses.append(await self._send(request))
+        return http_wire.read_status(self._endpoint, model, responses)
+
+    async def close(self) -> None:
+        """Close every connection; requests in flight in other tasks end with a LlamaConnectionError."""
+        self._closed = True
+        await self._client.aclose()
+
+    async def _send(self, request: HttpRequest, *, stream: bool = False) -> httpx.Response:
+        return await self._client.send(self._client.build_request(**request._asdict()), stream=stream)
+
+
+class _Stream(httpcore.NetworkStream):
+    """A connection whose `timeout` parameters are instants on `time.monotonic`.
+
+    httpx takes a timeout for each read, fixed when the request is sent; a server that sends a little from time to time
+    would never exceed it. httpcore passes the values through to here.
+    """
+
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _remaining(timeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, _remaining(timeout))
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        # The same object, so that `abort` finds the encrypted socket.
+        self._stream = self._stream.start_tls(ssl_context, server_hostname, _remaining(timeout))
+        return self
+
+    def get_extra_info(self, info: str) -> object:
+        return self._stream.get_extra_info(info)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def abort(self) -> None:
+        """Wake the thread that waits on this connection; closing a socket doesn't."""
+        # The server, or the waiting thread, may have closed it already.
+        with suppress(OSError):
+            connection: socket.socket = self._stream.get_extra_info("socket")
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Network(httpcore.NetworkBackend):
+    """Opens connections, and aborts all of them."""
+
+    def __init__(self) -> None:
+        self._backend = httpcore.SyncBackend()
+        self._streams: WeakSet[_Stream] = WeakSet()
+        self._aborted = False
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.NetworkStream:
+        connection = self._backend.connect_tcp(host, port, _remaining(timeout), local_address, socket_options)
+        stream = _Stream(connection)
+        self._streams.add(stream)
+        if self._aborted:
+            stream.close()
+            raise httpcore.ConnectError("the client was closed")
+        return stream
+
+    def abort(self) -> None:
+        """End every connection, those in use by other threads and those being opened included."""
+        self._aborted = True
+        for stream in list(self._streams):
+            stream.abort()
+
+
+def _remaining(deadline: float | None) -> float:
+    seconds = (deadline or 0.0) - time.monotonic()
+    if seconds <= 0:
+        raise httpcore.ReadTimeout("the deadline has passed")
+    return seconds

@@ -1,126 +1,218 @@
-"""Triton's HTTP protocol as pure functions: which request to make, and what an answer means.
+"""Triton's HTTP protocol without connections: which requests to send, and what the responses mean.
 
-Tensors travel as binary data behind a JSON header; tritonclient encodes and decodes them. Sockets are the transports'
-business.
+/infer carries tensors as binary data after a JSON header. Only /generate_stream takes a streaming (decoupled) model; it
+carries JSON and answers with server-sent events. Numbers survive that: Triton reads 64-bit seeds as integers, and a
+32-bit float is written with all digits of the double that equals it; only NaN and infinity have no JSON.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import NamedTuple
 from urllib.parse import quote
 
-from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+import httpx
 
-from triton_llama.completion import Completion
+from triton_llama import status
+from triton_llama.completion import Completion, Piece
 from triton_llama.endpoint import Endpoint
-from triton_llama.errors import ServerError
-from triton_llama.tensors import OUTPUT_NAMES, OutputTensors, PreparedRequest, read_completion
-from triton_llama.translate import NOT_TRITON, from_http_response
+from triton_llama.errors import RejectedInputError, ServerError
+from triton_llama.status import ServerStatus
+from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, Value, decode, read_completion, read_piece
+from triton_llama.translate import from_generate_response, from_http_response, from_stream_error
 
+LARGEST_EVENT = 4 * 2**20
+"""Bytes of one event; Triton's longest is a whole text with its prompt."""
+LARGEST_ERROR = 65536
+"""Bytes to read of a response other than 200."""
+
+_EVENTS = "text/event-stream"
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
-@dataclass(frozen=True)
-class HttpRequest:
-    """One request; `path` includes the endpoint's base path."""
+class HttpRequest(NamedTuple):
+    """One request, for `httpx.Client.build_request`."""
 
     method: str
-    path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | None = None
-
-
-@dataclass(frozen=True)
-class HttpResponse:
-    """One complete answer; header names in lower case."""
-
-    status: int
+    url: str
     headers: Mapping[str, str]
-    body: bytes
+    content: bytes | None = None
 
 
 def infer_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> HttpRequest:
-    """Encode an inference request."""
-    inputs = []
-    for tensor in request.tensors:
-        wire = InferInput(tensor.name, list(tensor.values.shape), tensor.datatype)
-        wire.set_data_from_numpy(tensor.values, binary_data=True)
-        inputs.append(wire)
-    outputs = [InferRequestedOutput(name, binary_data=True) for name in OUTPUT_NAMES]
-    body, header_length = InferenceServerClient.generate_request_body(
-        inputs, outputs=outputs, request_id=request.request_id
-    )
-    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(header_length)}
-    return HttpRequest("POST", api_path(endpoint, "models", model, "infer"), headers, body)
+    """Encode a request that gets one response."""
+    contents = [tensor.encode() for tensor in request.tensors]
+    inputs = [
+        {
+            "name": tensor.name,
+            "shape": tensor.shape,
+            "datatype": tensor.datatype,
+            "parameters": {"binary_data_size": len(content)},
+        }
+        for tensor, content in zip(request.tensors, contents, strict=True)
+    ]
+    outputs = [{"name": name, "parameters": {"binary_data": True}} for name in OUTPUT_NAMES]
+    header = json.dumps({"id": request.request_id, "inputs": inputs, "outputs": outputs}).encode()
+    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
+    return HttpRequest("POST", _url(endpoint, "models", model, "infer"), headers, b"".join([header, *contents]))
 
 
-def read_infer_response(response: HttpResponse, request: PreparedRequest) -> Completion:
-    """Decode the answer to an inference request.
+def read_infer_response(response: httpx.Response, request: PreparedRequest) -> Completion | None:
+    """Decode the response of /infer; None if it refuses a streaming (decoupled) model, for which nothing was run.
 
     Raises:
-        TritonLlamaError: the answer is an error, or no answer of the contract.
+        TritonLlamaError: the response is an error, or violates the contract.
     """
-    if response.status != 200:
-        raise from_http_response(response.status, response.body)
-    header_length = response.headers.get(_HEADER_LENGTH.lower())
+    if response.status_code == 501 and b"decoupled" in response.content:
+        return None
+    if response.status_code != 200:
+        raise from_http_response(response.status_code, response.content)
+    outputs: dict[str, object] = {}
     try:
-        outputs: OutputTensors = InferenceServerClient.parse_response_body(
-            response.body, header_length=None if header_length is None else int(header_length)
-        )
-        return read_completion(outputs, request)
-    except NOT_TRITON as error:
+        end = int(response.headers.get(_HEADER_LENGTH, len(response.content)))
+        for output in json.loads(response.content[:end]).get("outputs", []):
+            start, end = end, end + int(output["parameters"]["binary_data_size"])
+            name, content = output["name"], response.content[start:end]
+            outputs[name] = decode(name, output["datatype"], output["shape"], content)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
+    return read_completion(outputs, request)
 
 
-def refuses_decoupled(response: HttpResponse) -> bool:
-    """Tell whether this is /infer's refusal of a streaming (decoupled) model, whatever the request; nothing was run."""
-    return response.status == 501 and b"decoupled" in response.body
+def status_requests(endpoint: Endpoint, model: str) -> list[HttpRequest]:
+    """Return the requests whose responses `read_status` takes, in this order."""
+    paths = (("health", "live"), ("health", "ready"), ("models", model, "ready"), (), ("models", model, "config"))
+    return [HttpRequest("GET", _url(endpoint, *path), {}) for path in paths]
 
 
-def live_request(endpoint: Endpoint) -> HttpRequest:
-    """Ask whether the server is live: status 200 says yes."""
-    return HttpRequest("GET", api_path(endpoint, "health", "live"))
-
-
-def ready_request(endpoint: Endpoint) -> HttpRequest:
-    """Ask whether the server is ready: status 200 says yes."""
-    return HttpRequest("GET", api_path(endpoint, "health", "ready"))
-
-
-def metadata_request(endpoint: Endpoint) -> HttpRequest:
-    """Ask for the server's name and version."""
-    return HttpRequest("GET", api_path(endpoint))
-
-
-def model_ready_request(endpoint: Endpoint, model: str) -> HttpRequest:
-    """Ask whether the model is ready: status 200 says yes."""
-    return HttpRequest("GET", api_path(endpoint, "models", model, "ready"))
-
-
-def config_request(endpoint: Endpoint, model: str) -> HttpRequest:
-    """Ask for the model's live configuration."""
-    return HttpRequest("GET", api_path(endpoint, "models", model, "config"))
-
-
-def read_object(response: HttpResponse) -> Mapping[str, object]:
-    """Decode an answer that is a JSON object.
+def read_status(endpoint: Endpoint, model: str, responses: list[httpx.Response]) -> ServerStatus:
+    """Decode the responses to `status_requests`.
 
     Raises:
-        TritonLlamaError: it is an error, or no JSON object.
+        TritonLlamaError: a response is an error, or isn't Triton's.
     """
-    if response.status != 200:
-        raise from_http_response(response.status, response.body)
+    live, ready, model_ready = (response.status_code == 200 for response in responses[:3])
+    config = _object(responses[4]) if model_ready else None
+    return status.read_status(endpoint, model, live, ready, _object(responses[3]), model_ready, config)
+
+
+def stream_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> HttpRequest:
+    """Encode a request that gets a stream of pieces.
+
+    Raises:
+        RejectedInputError: a number is not finite.
+    """
+    fields = {"id": request.request_id} | {tensor.name: _json_value(tensor) for tensor in request.tensors}
+    headers = {"Content-Type": "application/json", "Accept": _EVENTS}
+    content = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+    return HttpRequest("POST", _url(endpoint, "models", model, "generate_stream"), headers, content)
+
+
+class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """Decodes the events of one response, and bounds their size: httpx-sse itself reads an event of any size.
+
+    As the response's stream it counts the bytes since the last event.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self._stream = response.stream
+        self._pending = 0
+        self._started = False
+        response.stream = self
+
+    @property
+    def refused(self) -> bool:
+        """Whether the response is an error, for `error`."""
+        return self._response.status_code != 200
+
+    def error(self, body: bytes) -> Exception:
+        """Return the error of a refusal with this body."""
+        # Triton's own errors come as JSON, the model's as an event.
+        return from_generate_response(self._response.status_code, body.strip().removeprefix(b"data:"))
+
+    def check_type(self) -> None:
+        """Check that the response is a stream of events.
+
+        Raises:
+            ServerError: it isn't.
+        """
+        kind = self._response.headers.get("content-type", "")
+        if not kind.startswith(_EVENTS):
+            raise ServerError(f"the answer's type is {kind!r}, must be {_EVENTS}")
+
+    def piece(self, data: str) -> Piece:
+        """Decode the data of one event.
+
+        Raises:
+            TritonLlamaError: it is an error, or violates the contract.
+        """
+        self._pending = 0
+        event = _read_event(data)
+        if "error" in event:
+            raise from_stream_error(str(event["error"]), started=self._started)
+        self._started = True
+        return read_piece(event)
+
+    def __iter__(self) -> Iterator[bytes]:
+        assert isinstance(self._stream, httpx.SyncByteStream)
+        return map(self._counted, self._stream)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        assert isinstance(self._stream, httpx.AsyncByteStream)
+        async for chunk in self._stream:
+            yield self._counted(chunk)
+
+    def _counted(self, chunk: bytes) -> bytes:
+        self._pending += len(chunk)
+        if self._pending > LARGEST_EVENT and not self.refused:
+            raise ServerError(f"the server sent an event of more than {LARGEST_EVENT} bytes")
+        return chunk
+
+    def close(self) -> None:
+        """Close the response."""
+        assert isinstance(self._stream, httpx.SyncByteStream)
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        """Close the response."""
+        assert isinstance(self._stream, httpx.AsyncByteStream)
+        await self._stream.aclose()
+
+
+def _url(endpoint: Endpoint, *parts: str) -> str:
+    scheme = "https" if endpoint.tls else "http"
+    path = "/".join(["v2", *(quote(part, safe="") for part in parts)])
+    return f"{scheme}://{endpoint.authority}{endpoint.base_path}/{path}"
+
+
+def _object(response: httpx.Response) -> Mapping[str, object]:
+    if response.status_code != 200:
+        raise from_http_response(response.status_code, response.content)
     try:
-        answer = json.loads(response.body)
+        answer = json.loads(response.content)
     except ValueError as error:
-        raise ServerError(f"the answer is not JSON: {response.body[:80]!r}") from error
+        raise ServerError(f"the answer is not JSON: {response.content[:80]!r}") from error
     if not isinstance(answer, dict):
         raise ServerError(f"the answer is {str(answer)[:80]}, must be a JSON object")
     return answer
 
 
-def api_path(endpoint: Endpoint, *parts: str) -> str:
-    """Return the path of one of the API's addresses; the parts are quoted here."""
-    return "/".join([endpoint.base_path, "v2", *(quote(part, safe="") for part in parts)])
+def _json_value(tensor: Tensor) -> Value | list[Value]:
+    for value in tensor.values:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RejectedInputError(f"{tensor.name} is {value}, must be finite: this request travels as JSON")
+    return list(tensor.values) if tensor.name in ("stop_words", "bad_words") else tensor.values[0]
+
+
+def _read_event(data: str) -> Mapping[str, object]:
+    try:
+        event = json.loads(data)
+    # JSON nested too deep is a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise ServerError(f"the server sent an event that is not JSON: {data[:80]!r}") from error
+    if not isinstance(event, dict):
+        raise ServerError(f"the server sent the event {data[:80]!r}, must be a JSON object")
+    return event

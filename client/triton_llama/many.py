@@ -1,7 +1,4 @@
-"""A list of prompts on its way: who is next, what came back, what to do about errors.
-
-Both clients drive it, one from threads and one from tasks; it knows neither.
-"""
+"""The requests of one list of prompts: which is next, what came back, what an error stops."""
 
 from __future__ import annotations
 
@@ -15,11 +12,10 @@ from triton_llama.tensors import PreparedRequest, prepare
 
 
 class ManyRequests:
-    """The requests of one `generate` call with a list.
+    """The requests of one `generate` call with a list; the clients send them, from threads or from tasks.
 
-    Unless `keep_errors`, nothing new is sent once a request has failed, and the error that `outcomes` raises is the
-    first in the order of the prompts. Threads may share it: taking and recording are single operations on a deque
-    and on a list's element.
+    Unless `keep_errors`, a failure stops the sending, and `outcomes` raises the first error in the prompts' order.
+    Threads may share it: taking and recording are single operations on a deque and on a list's element.
     """
 
     def __init__(self, prompts: Sequence[str], params: SamplingParams, *, keep_errors: bool) -> None:
@@ -32,21 +28,21 @@ class ManyRequests:
             except RejectedInputError as error:
                 self.record(index, error)
                 if not keep_errors:
-                    # Nothing has been sent yet, so the whole list is refused at once.
+                    # Before anything is sent, so the whole list is refused at once.
                     raise
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def take(self) -> tuple[int, PreparedRequest] | None:
-        """Return the next request and its place in the list, or None when there is nothing more to send."""
+        """Return the next request and its position in the list, or None if there is no more to send."""
         try:
             return self._waiting.popleft()
         except IndexError:
             return None
 
     def record(self, index: int, outcome: Completion | TritonLlamaError) -> None:
-        """Keep what became of the request at that place."""
+        """Keep the outcome of the request at that position."""
         self._outcomes[index] = outcome
         if isinstance(outcome, TritonLlamaError):
             outcome.prompt_index = index
@@ -54,11 +50,11 @@ class ManyRequests:
                 self.stop()
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Send no more requests."""
         self._waiting.clear()
 
     def outcomes(self) -> list[Completion | TritonLlamaError]:
-        """Return what became of each prompt, in order; call it when nothing is in flight.
+        """Return each prompt's outcome, in order; call it when no request is in flight.
 
         Raises:
             TritonLlamaError: the first failed prompt's, unless errors are kept.

@@ -1,7 +1,6 @@
-"""What a server says about itself and its model, and how that is read out of Triton's JSON.
+"""The state of a server and its model, decoded from Triton's JSON.
 
-Knows that the two protocols write the same facts differently (gRPC's JSON has 64-bit numbers as text and leaves out
-what is zero). Asks for nothing itself.
+The protocols differ: gRPC's JSON has 64-bit numbers as text, and omits values that are zero.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from triton_llama.errors import ServerError
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The live configuration of the model, as the server runs it."""
+    """The live configuration of the model."""
 
     backend: str
     max_batch_size: int
@@ -24,9 +23,9 @@ class ModelConfig:
     """False: requests are executed one by one."""
     preferred_batch_sizes: tuple[int, ...]
     max_queue_delay_microseconds: int
-    """How long the batcher holds a smaller batch back."""
+    """How long the batcher delays a smaller batch."""
     decoupled: bool
-    """True: several responses to one request (streaming)."""
+    """True: several responses per request (streaming)."""
     parameters: Mapping[str, str]
     """The settings written in the config (`quantization`, `scheduling`, ...)."""
 
@@ -48,39 +47,36 @@ class ServerStatus:
     tritonclient_version: str
 
 
-@dataclass(frozen=True)
-class StatusAnswers:
-    """The five answers a status is made of; the transports collect them."""
-
-    live: bool
-    ready: bool
-    metadata: Mapping[str, object]
-    model_ready: bool
-    config: Mapping[str, object] | None
-
-
-def read_status(endpoint: Endpoint, model: str, answers: StatusAnswers) -> ServerStatus:
-    """Put a status together.
+def read_status(
+    endpoint: Endpoint,
+    model: str,
+    live: bool,
+    ready: bool,
+    metadata: Mapping[str, object],
+    model_ready: bool,
+    config: Mapping[str, object] | None,
+) -> ServerStatus:
+    """Put the answers to the five questions together.
 
     Raises:
-        ServerError: the answers aren't Triton's.
+        ServerError: they aren't Triton's.
     """
     return ServerStatus(
         url=str(endpoint),
-        live=answers.live,
-        ready=answers.ready,
-        server=_text(answers.metadata, "name"),
-        server_version=_text(answers.metadata, "version"),
+        live=live,
+        ready=ready,
+        server=_text(metadata, "name"),
+        server_version=_text(metadata, "version"),
         model=model,
-        model_ready=answers.model_ready,
-        config=None if answers.config is None else read_config(answers.config),
+        model_ready=model_ready,
+        config=None if config is None else read_config(config),
         client_version=version("triton-llama"),
         tritonclient_version=version("tritonclient"),
     )
 
 
 def read_config(config: Mapping[str, object]) -> ModelConfig:
-    """Read Triton's model configuration in its JSON form."""
+    """Decode Triton's model configuration, in its JSON form."""
     batching = config.get("dynamic_batching")
     batcher = _mapping(config, "dynamic_batching")
     sizes = batcher.get("preferred_batch_size", [])

@@ -1,164 +1,194 @@
-"""A request as tensors, and the answer's tensors as a completion: the contract's names, types and shapes.
+"""Tensors of the contract: a request's inputs encoded, a response's outputs decoded, the same for HTTP and gRPC.
 
-Knows no protocol, and no bound but those of the wire types themselves: a value that no INT32, FP32, UINT64 or UTF-8
-string can hold is refused here because it could not be sent; everything else is for the server to judge.
+A value that no INT32, FP32, UINT64 or UTF-8 string can hold is refused here, because it can't be sent. The server
+checks all other bounds, so that there is one copy of each.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
+import struct
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, SupportsFloat
+from numbers import Integral
+from typing import SupportsFloat
 
-import numpy as np
-from numpy.typing import NDArray
-
-from triton_llama.completion import Completion
+from triton_llama.completion import Completion, Piece
 from triton_llama.errors import RejectedInputError, ServerError
-from triton_llama.piece import Piece
 from triton_llama.sampling_params import SamplingParams
 
-Array = NDArray[Any]
-
 OUTPUT_NAMES = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
-_FP32_MAX = float(np.finfo(np.float32).max)
+
+Value = str | int | float | bool
+_FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
+_FP32_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input: `values` has shape [1, n]."""
+    """One input of shape [1, len(values)]."""
 
     name: str
     datatype: str
-    """Triton's name of the element type: BYTES, INT32, FP32, UINT64 or BOOL."""
-    values: Array
+    """Triton's element type: BYTES, INT32, FP32, UINT64 or BOOL."""
+    values: tuple[Value, ...]
+
+    @property
+    def shape(self) -> list[int]:
+        """Batch of one, and its elements."""
+        return [1, len(self.values)]
+
+    def encode(self) -> bytes:
+        """Return Triton's binary form: little endian; a string follows its length in bytes as an unsigned 32-bit."""
+        if self.datatype == "BYTES":
+            texts = [str(value).encode() for value in self.values]
+            return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        return struct.pack(f"<{len(self.values)}{_FORMATS[self.datatype]}", *self.values)
+
+
+def decode(name: str, datatype: str, shape: Sequence[int], content: bytes) -> Value:
+    """Return the value of an output of shape [1, 1] in Triton's binary form.
+
+    Raises:
+        ServerError: it has another shape, a datatype that no output of the contract has, or a wrong size.
+    """
+    if list(shape) != [1, 1]:
+        raise ServerError(f"the server's output {name} has shape {list(shape)}, must be [1, 1]")
+    if datatype == "INT32" and len(content) == 4:
+        return int.from_bytes(content, "little", signed=True)
+    if datatype != "BYTES" or len(content) != 4 + int.from_bytes(content[:4], "little"):
+        raise ServerError(f"the server's output {name} is {len(content)} bytes of type {datatype}, can't be decoded")
+    try:
+        return content[4:].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ServerError(f"the server's output {name} is not UTF-8 at byte {error.start}") from error
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """One prompt, ready to be sent under any protocol."""
+    """One prompt, ready to be sent over either protocol."""
 
     request_id: str
     seed: int
     tensors: tuple[Tensor, ...]
 
 
-class OutputTensors(Protocol):
-    """What the protocols' results have in common."""
-
-    def as_numpy(self, name: str) -> Array | None:
-        """Return the output of that name, or None if the answer lacks it."""
-
-
 def prepare(prompt: str, params: SamplingParams, *, stream: bool = False) -> PreparedRequest:
     """Turn one prompt into the full set of inputs, so that Triton can batch it with any other of this client.
 
-    `stream` asks for the text in pieces.
-
     Raises:
-        RejectedInputError: a value that its tensor can't hold; it names the field, the value and the bound.
+        RejectedInputError: a value that its tensor can't hold; the message names field, value and bound.
     """
     seed = secrets.randbits(64) if params.seed is None else params.seed
     tensors = [Tensor("text_input", "BYTES", _strings("text_input", [prompt]))]
-    for name, datatype, encode in _INPUTS:
+    for name, datatype, check in _INPUTS:
         value = seed if name == "seed" else getattr(params, name)
         if value is not None:
-            tensors.append(Tensor(name, datatype, encode(name, value)))
+            tensors.append(Tensor(name, datatype, check(name, value)))
     if stream:
-        tensors.append(Tensor("stream", "BOOL", _bool("stream", True)))
+        tensors.append(Tensor("stream", "BOOL", (True,)))
     return PreparedRequest(uuid.uuid4().hex, int(seed), tuple(tensors))
 
 
-def read_completion(outputs: OutputTensors, request: PreparedRequest) -> Completion:
-    """Turn the four outputs, each [1, 1], into a completion.
+def read_piece(outputs: Mapping[str, object]) -> Piece:
+    """Check the four outputs of one response, by name.
 
     Raises:
         ServerError: an output is missing or isn't what the contract says.
     """
-    return Completion(
-        text=_read_text(outputs, "text_output"),
-        finish_reason=_read_text(outputs, "finish_reason"),
-        num_input_tokens=_read_count(outputs, "num_input_tokens"),
-        num_output_tokens=_read_count(outputs, "num_output_tokens"),
-        request_id=request.request_id,
-        seed=request.seed,
-    )
-
-
-def read_piece(outputs: OutputTensors) -> Piece:
-    """Turn the four outputs, each [1, 1], of one response of a stream into a piece.
-
-    Raises:
-        ServerError: an output is missing or isn't what the contract says.
-    """
+    missing = [name for name in OUTPUT_NAMES if name not in outputs]
+    if missing:
+        raise ServerError(f"the server's answer lacks the output {missing[0]}")
     return Piece(
-        text=_read_text(outputs, "text_output"),
-        finish_reason=_read_text(outputs, "finish_reason"),
-        num_input_tokens=_read_count(outputs, "num_input_tokens"),
-        num_output_tokens=_read_count(outputs, "num_output_tokens"),
+        text=_text(outputs, "text_output"),
+        finish_reason=_text(outputs, "finish_reason"),
+        num_input_tokens=_count(outputs, "num_input_tokens"),
+        num_output_tokens=_count(outputs, "num_output_tokens"),
     )
 
 
-def _integer(name: str, value: object, dtype: type[np.int32] | type[np.uint64]) -> Array:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise RejectedInputError(f"{name} is {value!r}, must be an integer")
-    bounds = np.iinfo(dtype)
-    if not bounds.min <= int(value) <= bounds.max:
-        raise RejectedInputError(f"{name} is {value}, must lie in {bounds.min} ... {bounds.max}")
-    return np.array([[int(value)]], dtype=dtype)
+def read_completion(outputs: Mapping[str, object], request: PreparedRequest) -> Completion:
+    """Check the outputs of the only response to a request; raises as `read_piece`."""
+    return Completion(**vars(read_piece(outputs)), request_id=request.request_id, seed=request.seed)
 
 
-def _int32(name: str, value: object) -> Array:
-    return _integer(name, value, np.int32)
+def _text(outputs: Mapping[str, object], name: str) -> str:
+    value = outputs.get(name)
+    if not isinstance(value, str):
+        raise ServerError(f"the server's output {name} is {str(value)[:80]!r}, must be a string")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ServerError(f"the server's output {name} has half a character at {error.start}") from error
+    return value
 
 
-def _uint64(name: str, value: object) -> Array:
-    return _integer(name, value, np.uint64)
+def _count(outputs: Mapping[str, object], name: str) -> int:
+    value = outputs.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ServerError(f"the server's output {name} is {str(value)[:80]!r}, must be an integer")
+    return value
 
 
-def _fp32(name: str, value: object) -> Array:
+def _integer(bits: int, signed: bool) -> Callable[[str, object], tuple[Value, ...]]:
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+
+    def check(name: str, value: object) -> tuple[Value, ...]:
+        # NumPy's integers are Integral.
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise RejectedInputError(f"{name} is {value!r}, must be an integer")
+        if not low <= int(value) <= high:
+            raise RejectedInputError(f"{name} is {value}, must lie in {low} ... {high}")
+        return (int(value),)
+
+    return check
+
+
+def _fp32(name: str, value: object) -> tuple[Value, ...]:
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, SupportsFloat):
         raise RejectedInputError(f"{name} is {value!r}, must be a number")
     try:
         number = float(value)
     except OverflowError as error:
         raise RejectedInputError(f"{name} is an integer too large for a 32-bit float") from error
-    # NaN and infinity can be sent, and the server says what it thinks of them.
-    if np.isfinite(number) and abs(number) > _FP32_MAX:
+    # NaN and infinity can be sent in binary; the server refuses them.
+    if math.isfinite(number) and abs(number) > _FP32_MAX:
         raise RejectedInputError(f"{name} is {value!r}, must lie in {-_FP32_MAX:g} ... {_FP32_MAX:g} (32-bit float)")
-    return np.array([[number]], dtype=np.float32)
+    # Rounded here: JSON then carries the same number as the binary form.
+    return struct.unpack("<f", struct.pack("<f", number))
 
 
-def _bool(name: str, value: object) -> Array:
-    if not isinstance(value, (bool, np.bool_)):
+def _bool(name: str, value: object) -> tuple[Value, ...]:
+    # NumPy's bool is no bool, but has its dtype.
+    if not isinstance(value, bool) and getattr(value, "dtype", None) != "bool":
         raise RejectedInputError(f"{name} is {value!r}, must be True or False")
-    return np.array([[bool(value)]], dtype=np.bool_)
+    return (bool(value),)
 
 
-def _strings(name: str, texts: Sequence[object]) -> Array:
-    encoded = np.empty((1, len(texts)), dtype=np.object_)
-    for column, text in enumerate(texts):
+def _strings(name: str, texts: Sequence[object]) -> tuple[Value, ...]:
+    for text in texts:
         if not isinstance(text, str):
             raise RejectedInputError(f"{name} is {text!r}, must be a string")
         try:
-            encoded[0, column] = text.encode("utf-8")
+            text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RejectedInputError(
                 f"{name} has {text[error.start]!r} at character {error.start}, must be text that UTF-8 can encode"
             ) from error
-    return encoded
+    return tuple(str(text) for text in texts)
 
 
-def _words(name: str, value: object) -> Array:
-    # One string is a sequence of strings too: its letters, which nobody means.
+def _words(name: str, value: object) -> tuple[Value, ...]:
+    # A string is a sequence too, of its letters: certainly a mistake.
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise RejectedInputError(f"{name} is {value!r}, must be a list of strings")
     return _strings(name, value or [""])
 
 
-_INPUTS: tuple[tuple[str, str, Callable[[str, object], Array]], ...] = (
+_int32, _uint64 = _integer(32, signed=True), _integer(64, signed=False)
+_INPUTS: tuple[tuple[str, str, Callable[[str, object], tuple[Value, ...]]], ...] = (
     ("max_tokens", "INT32", _int32),
     ("min_tokens", "INT32", _int32),
     ("temperature", "FP32", _fp32),
@@ -172,32 +202,3 @@ _INPUTS: tuple[tuple[str, str, Callable[[str, object], Array]], ...] = (
     ("bad_words", "BYTES", _words),
     ("exclude_input_in_output", "BOOL", _bool),
 )
-
-
-def _read_item(outputs: OutputTensors, name: str) -> object:
-    values = outputs.as_numpy(name)
-    if values is None:
-        raise ServerError(f"the server's answer lacks the output {name}")
-    if values.shape != (1, 1):
-        raise ServerError(f"the server's output {name} has shape {list(values.shape)}, must be [1, 1]")
-    item: object = values[0, 0]
-    return item
-
-
-def _read_text(outputs: OutputTensors, name: str) -> str:
-    item = _read_item(outputs, name)
-    if isinstance(item, str):
-        return item
-    if not isinstance(item, bytes):
-        raise ServerError(f"the server's output {name} is of type {type(item).__name__}, must be a string")
-    try:
-        return item.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ServerError(f"the server's output {name} is not UTF-8 at byte {error.start}") from error
-
-
-def _read_count(outputs: OutputTensors, name: str) -> int:
-    item = _read_item(outputs, name)
-    if not isinstance(item, np.integer):
-        raise ServerError(f"the server's output {name} is of type {type(item).__name__}, must be an integer")
-    return int(item)

@@ -151,9 +151,7 @@ def _entry(request: Request) -> dict[str, object]:
 
 def _value(tensor: Tensor) -> dict[str, object]:
     # perf_analyzer adds the batch dimension itself.
-    (values,) = tensor.values.tolist()
-    content = [value.decode() if isinstance(value, bytes) else value for value in values]
-    return {"content": content, "shape": [len(content)]}
+    return {"content": list(tensor.values), "shape": [len(tensor.values)]}
 
 
 def _run(analyzer: PerfAnalyzer, arguments: Sequence[str], folder: Path, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""Status codes and messages, as Triton 2.51 and gRPC really word them, become the right exception."""
+"""Status codes and messages, in the words of Triton 2.51 and gRPC, become the right exception."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from triton_llama import (
     TritonLlamaError,
 )
 from triton_llama.endpoint import Endpoint
-from triton_llama.translate import from_http_response, from_inference_server_exception, from_stream_error
-from tritonclient.utils import InferenceServerException
+from triton_llama.translate import from_grpc_status, from_http_response, from_stream_error
 
 MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
 ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
+UNLOADED = "Request for unknown model: 'x' has no available versions"
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
         (503, b'{"error":"Request timeout expired"}', OverloadedError, "Request timeout expired"),
         (500, b'{"error":"internal\\nerror"}', ServerError, "internal error"),
         (404, b'{"error":"Request for unknown model: \'x\' is not found"}', ModelNotFoundError, "unknown model: 'x'"),
-        (404, b'{"error":"Request for unknown model: \'x\' has no available versions"}', OverloadedError, "stopping"),
-        (503, b'{"error":"Request for unknown model: \'x\' has no available versions"}', OverloadedError, "stopping"),
+        (404, f'{{"error":"{UNLOADED}"}}'.encode(), OverloadedError, "stopping"),
+        (503, f'{{"error":"{UNLOADED}"}}'.encode(), OverloadedError, "stopping"),
         (503, b'{"error":"Request for unknown model: \'x\' version 1 is not at ready state"}', OverloadedError, "'x'"),
         (503, b'{"error":"Server is stopping, scheduler for model has stopped"}', OverloadedError, "stopping"),
         (404, b"<html>\n<h1>Not Found</h1></html>", ServerError, "HTTP status 404: <html> <h1>Not Found</h1></html>"),
@@ -40,7 +40,7 @@ ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
         (418, b'{"detail": "teapot"}', ServerError, "HTTP status 418: {'detail': 'teapot'}"),
     ],
 )
-def test_http_answer_becomes_its_exception(
+def test_an_http_status_becomes_its_exception(
     status: int, body: bytes, kind: type[TritonLlamaError], message: str
 ) -> None:
     error = from_http_response(status, body)
@@ -55,8 +55,8 @@ def test_http_answer_becomes_its_exception(
         ("INVALID_ARGUMENT", "text_input must not be empty", RejectedInputError),
         ("UNAVAILABLE", "Exceeds maximum queue size", OverloadedError),
         ("UNAVAILABLE", "Request timeout expired", OverloadedError),
-        ("UNAVAILABLE", "Request for unknown model: 'x' has no available versions", OverloadedError),
-        ("NOT_FOUND", "Request for unknown model: 'x' has no available versions", OverloadedError),
+        ("UNAVAILABLE", UNLOADED, OverloadedError),
+        ("NOT_FOUND", UNLOADED, OverloadedError),
         ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotFoundError),
         ("INTERNAL", "Stub process 'llama_0_0' is not healthy.", ServerError),
         ("UNIMPLEMENTED", "", ServerError),
@@ -78,14 +78,8 @@ def test_http_answer_becomes_its_exception(
         ("CANCELLED", "Channel closed!", LlamaConnectionError),
     ],
 )
-def test_grpc_status_becomes_its_exception(status: str, message: str, kind: type[TritonLlamaError]) -> None:
-    original = InferenceServerException(message, status=f"StatusCode.{status}")
-    assert type(from_inference_server_exception(original, ENDPOINT, 5.0)) is kind
-
-
-def test_a_fault_that_tritonclient_finds_itself_is_translated_too() -> None:
-    error = from_inference_server_exception(InferenceServerException("unexpected"), ENDPOINT, 5.0)
-    assert type(error) is ServerError
+def test_a_grpc_status_becomes_its_exception(status: str, message: str, kind: type[TritonLlamaError]) -> None:
+    assert type(from_grpc_status(status, message, ENDPOINT, 5.0)) is kind
 
 
 @pytest.mark.parametrize(
@@ -100,7 +94,7 @@ def test_a_fault_that_tritonclient_finds_itself_is_translated_too() -> None:
         ("the device's memory was exhausted by this request alone", ServerError),
     ],
 )
-def test_an_error_without_a_status_is_told_by_the_words_the_model_really_uses(
+def test_an_error_without_a_status_is_classified_by_the_models_own_words(
     words: str, kind: type[TritonLlamaError]
 ) -> None:
     assert any(words in path.read_text() for path in MODEL.rglob("*.py"))
@@ -108,9 +102,16 @@ def test_an_error_without_a_status_is_told_by_the_words_the_model_really_uses(
         assert type(from_stream_error(words, started=started)) is kind
 
 
-def test_an_error_without_a_status_is_the_requests_fault_before_its_first_piece_and_never_after() -> None:
-    assert type(from_stream_error("top_p is 2, must lie in (0, 1]", started=False)) is RejectedInputError
-    assert type(from_stream_error("top_p is 2, must lie in (0, 1]", started=True)) is ServerError
-    assert type(from_stream_error("Request for unknown model: 'x' is not found", started=False)) is ModelNotFoundError
-    unloaded = "Request for unknown model: 'x' has no available versions"
-    assert type(from_stream_error(unloaded, started=False)) is OverloadedError
+@pytest.mark.parametrize(
+    ("message", "started", "kind"),
+    [
+        ("top_p is 2, must lie in (0, 1]", False, RejectedInputError),
+        ("top_p is 2, must lie in (0, 1]", True, ServerError),
+        ("Request for unknown model: 'x' is not found", False, ModelNotFoundError),
+        (UNLOADED, False, OverloadedError),
+    ],
+)
+def test_an_unknown_message_is_the_requests_fault_only_before_its_first_piece(
+    message: str, started: bool, kind: type[TritonLlamaError]
+) -> None:
+    assert type(from_stream_error(message, started=started)) is kind

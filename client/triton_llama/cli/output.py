@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from triton_llama.completion import Completion
-from triton_llama.completion_stream import AsyncCompletionStream
+from triton_llama.completion import AsyncCompletionStream, Completion, Piece
 from triton_llama.errors import TritonLlamaError
-from triton_llama.piece import Piece
 
 
 def as_json(completion: Completion) -> str:

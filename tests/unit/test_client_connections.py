@@ -1,0 +1,249 @@
+"""Servers that are missing, silent, slow or broken, connection reuse, and closed clients, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from triton_llama import (
+    AsyncLlamaClient,
+    Completion,
+    LlamaClient,
+    LlamaConnectionError,
+    LlamaTimeoutError,
+    ServerError,
+)
+from triton_llama.endpoint import Protocol
+from unit.peers import HOST, hang_up, receive_request, respond, server, stay_silent
+from unit.streaming import both_protocols, stream_server
+
+Ask = Callable[..., Completion]
+
+
+def ask(address: str | int, protocol: Protocol, *, timeout: float = 20.0, connect_timeout: float = 10.0) -> Completion:
+    url = address if isinstance(address, str) else f"{HOST}:{address}"
+    with LlamaClient(url, protocol, timeout=timeout, connect_timeout=connect_timeout) as client:
+        return client.generate("def")
+
+
+def ask_async(
+    address: str | int, protocol: Protocol, *, timeout: float = 20.0, connect_timeout: float = 10.0
+) -> Completion:
+    url = address if isinstance(address, str) else f"{HOST}:{address}"
+
+    async def run() -> Completion:
+        async with AsyncLlamaClient(url, protocol, timeout=timeout, connect_timeout=connect_timeout) as client:
+            return await client.generate("def")
+
+    return asyncio.run(run())
+
+
+both_clients = pytest.mark.parametrize("ask", [ask, ask_async], ids=["sync", "async"])
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """A port that is bound, so that it stays free, and where no process listens."""
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        yield bound.getsockname()[1]
+
+
+@both_protocols
+@both_clients
+def test_a_refused_connection_is_a_connection_error_that_names_the_address(
+    ask: Ask, protocol: Protocol, dead_port: int
+) -> None:
+    with pytest.raises(LlamaConnectionError, match=f"no connection to {protocol}://{HOST}:{dead_port}: ") as error:
+        ask(dead_port, protocol)
+    assert "refused" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert error.value.__cause__ is not None
+
+
+@both_protocols
+@both_clients
+def test_an_unknown_host_is_a_connection_error(ask: Ask, protocol: Protocol) -> None:
+    with pytest.raises(LlamaConnectionError, match=r"no connection to .*no-such-host\.invalid"):
+        ask("no-such-host.invalid:8000", protocol)
+
+
+@both_protocols
+@both_clients
+def test_a_silent_server_is_a_timeout_that_names_the_seconds(ask: Ask, protocol: Protocol) -> None:
+    with server(stay_silent) as port, pytest.raises(LlamaTimeoutError, match=r"within 0\.3 s") as error:
+        ask(port, protocol, timeout=0.3)
+    assert error.value.__cause__ is not None
+
+
+@both_clients
+def test_a_server_that_never_speaks_grpc_is_a_connect_timeout(ask: Ask) -> None:
+    with server(stay_silent) as port, pytest.raises(LlamaTimeoutError, match="no connection to"):
+        ask(port, "grpc", connect_timeout=0.3)
+
+
+@both_clients
+def test_a_connection_that_is_never_accepted_is_a_connect_timeout(ask: Ask) -> None:
+    with socket.create_server((HOST, 0), backlog=0) as listener, ExitStack() as stack:
+        # With a full queue of connections to accept, the system drops the next one's first packet.
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        with pytest.raises(LlamaTimeoutError, match=r"no connection to .* within 0\.3 s"):
+            ask(listener.getsockname()[1], "http", connect_timeout=0.3)
+
+
+@both_protocols
+@both_clients
+def test_a_server_that_hangs_up_is_a_connection_error(ask: Ask, protocol: Protocol) -> None:
+    with server(hang_up) as port, pytest.raises(LlamaConnectionError, match="no connection to"):
+        ask(port, protocol)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", LlamaConnectionError),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", LlamaConnectionError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ServerError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", ServerError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nInference-Header-Content-Length: x\r\n\r\n{}", ServerError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", ServerError),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found", ServerError),
+    ],
+)
+@both_clients
+def test_a_broken_response_is_a_connection_error_and_one_outside_the_contract_a_server_error(
+    ask: Ask, answer: bytes, kind: type[Exception]
+) -> None:
+    with server(respond(answer)) as port, pytest.raises(kind) as error:
+        ask(port, "http")
+    assert type(error.value) is kind
+    if kind is LlamaConnectionError:
+        assert isinstance(error.value.__cause__, httpx.HTTPError)
+
+
+@both_clients
+def test_a_response_that_trickles_ends_with_the_timeout(ask: Ask) -> None:
+    def trickle(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        while True:
+            connection.sendall(b" ")
+            time.sleep(0.05)
+
+    with server(trickle) as port, pytest.raises(LlamaTimeoutError, match=r"within 0\.3 s"):
+        ask(port, "http", timeout=0.3)
+
+
+@both_clients
+def test_a_request_has_its_tensors_after_the_json_and_the_response_too(ask: Ask) -> None:
+    seen: list[bytes] = []
+    outputs = [("text_output", "BYTES", b"\x02\0\0\0\xc3\xa9"), ("finish_reason", "BYTES", b"\x04\0\0\0stop")]
+    outputs += [("num_input_tokens", "INT32", b"\x03\0\0\0"), ("num_output_tokens", "INT32", b"\x05\0\0\0")]
+    listed = [
+        {"name": name, "datatype": kind, "shape": [1, 1], "parameters": {"binary_data_size": len(content)}}
+        for name, kind, content in outputs
+    ]
+    header = json.dumps({"outputs": listed}).encode()
+    body = header + b"".join(content for _, _, content in outputs)
+    head = f"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: {len(header)}\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    def answer(connection: socket.socket) -> None:
+        seen.append(receive_request(connection))
+        connection.sendall(head.encode() + body)
+
+    with server(answer) as port:
+        completion = ask(port, "http")
+    assert (completion.text, completion.finish_reason) == ("é", "stop")
+    assert (completion.num_input_tokens, completion.num_output_tokens) == (3, 5)
+    request_head, _, request_body = seen[0].partition(b"\r\n\r\n")
+    lines = request_head.decode().lower().split("\r\n")
+    assert lines[0] == "post /v2/models/llama/infer http/1.1"
+    assert "accept-encoding: identity" in lines
+    (length,) = [int(line.split(":")[1]) for line in lines if line.startswith("inference-header-content-length")]
+    fields = json.loads(request_body[:length])
+    assert fields["id"] == completion.request_id
+    assert all(output["parameters"] == {"binary_data": True} for output in fields["outputs"])
+    assert request_body[length:].startswith(b"\x03\0\0\0def")
+    assert len(request_body) - length == sum(one["parameters"]["binary_data_size"] for one in fields["inputs"])
+
+
+def test_a_connection_that_the_server_has_closed_is_replaced() -> None:
+    empty = respond(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+    with server(empty) as port, LlamaClient(f"{HOST}:{port}") as client:
+        for _ in range(3):
+            with pytest.raises(ServerError, match="lacks the output"):
+                client.generate("def")
+            time.sleep(0.05)
+
+
+async def test_complete_streams_share_a_connection() -> None:
+    """The server takes one connection at a time."""
+    with stream_server("http", "a", last="b") as peer:
+        with LlamaClient(f"{HOST}:{peer.port}") as client:
+            assert ["".join(map(str, client.stream("def"))) for _ in range(3)] == ["ab"] * 3
+        async with AsyncLlamaClient(f"{HOST}:{peer.port}") as twin:
+            for _ in range(3):
+                assert [piece.text async for piece in twin.stream("def")] == ["a", "b"]
+
+
+@both_protocols
+def test_closing_the_client_ends_a_request_in_another_thread(protocol: Protocol) -> None:
+    waiting = threading.Event()
+
+    def wait(connection: socket.socket) -> None:
+        connection.recv(65536)
+        waiting.set()
+
+    with server(wait) as port, ThreadPoolExecutor(1) as threads:
+        client = LlamaClient(f"{HOST}:{port}", protocol, timeout=60.0, connect_timeout=60.0)
+        request = threads.submit(client.generate, "def")
+        assert waiting.wait(20)
+        client.close()
+        assert isinstance(request.exception(timeout=20), LlamaConnectionError)
+
+
+@both_protocols
+async def test_a_closed_client_raises_runtime_error(protocol: Protocol, dead_port: int) -> None:
+    client, twin = LlamaClient(f"{HOST}:{dead_port}", protocol), AsyncLlamaClient(f"{HOST}:{dead_port}", protocol)
+    for _ in range(2):
+        client.close()
+        await twin.close()
+    for request in (lambda: client.generate("def"), lambda: next(client.stream("def")), client.status):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            request()
+    for awaitable in (twin.generate("def"), anext(twin.stream("def")), twin.status()):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            await awaitable
+
+
+@both_protocols
+async def test_cancelling_a_task_ends_its_whole_list(protocol: Protocol) -> None:
+    with server(stay_silent) as port:
+        async with AsyncLlamaClient(f"{HOST}:{port}", protocol, connect_timeout=60.0) as client:
+            task = asyncio.create_task(client.generate(["a", "b", "c"]))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+
+@both_protocols
+def test_a_list_names_the_prompt_that_failed_and_an_empty_one_sends_nothing(protocol: Protocol, dead_port: int) -> None:
+    with LlamaClient(f"{HOST}:{dead_port}", protocol) as client:
+        with pytest.raises(LlamaConnectionError) as error:
+            client.generate(["a", "b"])
+        assert error.value.prompt_index == 0
+        kept = client.generate(["a", "b"], return_exceptions=True)
+        assert [type(one) for one in kept] == [LlamaConnectionError, LlamaConnectionError]
+        assert client.generate([]) == []

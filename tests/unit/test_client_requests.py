@@ -1,0 +1,153 @@
+"""Addresses, limits, lists of prompts, the live configuration and the package's names: all without a connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton_llama
+from triton_llama import Completion, LlamaClient, OverloadedError, RejectedInputError, SamplingParams, ServerError
+from triton_llama.endpoint import Endpoint, Protocol
+from triton_llama.many import ManyRequests
+from triton_llama.status import ModelConfig, read_config
+
+CONFIG: dict[str, object] = {
+    "backend": "python",
+    "max_batch_size": 32,
+    "dynamic_batching": {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": 10000},
+    "model_transaction_policy": {"decoupled": False},
+    "parameters": {"scheduling": {"string_value": "batch"}, "quantization": {"string_value": "int8"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "expected"),
+    [
+        ("localhost", "http", "http://localhost:8000"),
+        ("localhost", "grpc", "grpc://localhost:8001"),
+        ("127.0.0.1:9000", "http", "http://127.0.0.1:9000"),
+        ("http://host:80/", "http", "http://host:80"),
+        ("https://gateway/llm/v1/", "http", "https://gateway:8000/llm/v1"),
+        ("grpcs://host:443", "grpc", "grpcs://host:443"),
+        ("[::1]:8000", "http", "http://[::1]:8000"),
+    ],
+)
+def test_a_url_is_parsed_with_tritons_default_ports(url: str, protocol: Protocol, expected: str) -> None:
+    assert str(Endpoint.parse(url, protocol)) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol"),
+    [
+        ("", "http"),
+        (":8000", "http"),
+        ("host:port", "http"),
+        ("host:0", "http"),
+        ("host:65536", "http"),
+        ("grpc://host:8001", "http"),
+        ("https://host:8001", "grpc"),
+        ("grpc://host:8001/path", "grpc"),
+        ("http://user@host:8000", "http"),
+        ("http://host:8000?x=1", "http"),
+    ],
+)
+def test_a_malformed_url_is_refused_by_name(url: str, protocol: Protocol) -> None:
+    with pytest.raises(ValueError, match=r"^url is ") as error:
+        Endpoint.parse(url, protocol)
+    assert repr(url) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"protocol": "ftp"}, "protocol is 'ftp', must be 'http' or 'grpc'"),
+        ({"timeout": 0}, "timeout is 0, must be a positive"),
+        ({"timeout": float("inf")}, "timeout is inf, must be a positive"),
+        ({"connect_timeout": float("nan")}, "connect_timeout is nan, must be a positive"),
+        ({"concurrency": 0}, "concurrency is 0, must be at least 1"),
+    ],
+)
+def test_an_argument_without_meaning_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LlamaClient("localhost", **arguments)
+
+
+def completion(text: str) -> Completion:
+    return Completion(text, "stop", 1, 1, "id", 0)
+
+
+def test_outcomes_are_in_the_order_of_the_prompts() -> None:
+    many = ManyRequests(["a", "b", "c"], SamplingParams(), keep_errors=False)
+    taken = [many.take() for _ in range(3)]
+    for one in reversed(taken):
+        assert one is not None
+        many.record(one[0], completion(str(one[0])))
+    assert [getattr(outcome, "text", None) for outcome in many.outcomes()] == ["0", "1", "2"]
+    assert many.take() is None
+
+
+def test_a_failure_stops_the_sending_and_the_first_error_in_order_is_raised() -> None:
+    many = ManyRequests(["a", "b", "c", "d"], SamplingParams(), keep_errors=False)
+    many.take(), many.take(), many.take()
+    many.record(2, ServerError("third"))
+    assert many.take() is None
+    many.record(1, OverloadedError("second"))
+    many.record(0, completion("first"))
+    with pytest.raises(OverloadedError, match="second") as error:
+        many.outcomes()
+    assert error.value.prompt_index == 1
+
+
+def test_kept_errors_are_in_their_positions_and_stop_nothing() -> None:
+    many = ManyRequests(["a", "\ud800", "c"], SamplingParams(), keep_errors=True)
+    many.record(0, ServerError("first"))
+    taken = [many.take(), many.take()]
+    assert [one[0] for one in taken if one is not None] == [0, 2]
+    many.record(2, completion("third"))
+    assert [type(outcome) for outcome in many.outcomes()] == [ServerError, RejectedInputError, Completion]
+
+
+def test_a_list_with_an_unsendable_prompt_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(RejectedInputError) as error:
+        ManyRequests(["a", "\ud800"], SamplingParams(), keep_errors=False)
+    assert error.value.prompt_index == 1
+
+
+@pytest.mark.parametrize("delay", [10000, "10000"], ids=["http", "grpc"])
+def test_the_live_configuration_is_read_from_either_protocols_json(delay: object) -> None:
+    """gRPC's has 64-bit numbers as text, and omits what is false."""
+    batching = {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": delay}
+    config = {**CONFIG, "dynamic_batching": batching}
+    if delay == "10000":
+        del config["model_transaction_policy"]
+    assert read_config(config) == ModelConfig(
+        backend="python",
+        max_batch_size=32,
+        dynamic_batching=True,
+        preferred_batch_sizes=(4, 8),
+        max_queue_delay_microseconds=10000,
+        decoupled=False,
+        parameters={"quantization": "int8", "scheduling": "batch"},
+    )
+
+
+def test_a_configuration_without_a_batcher_has_no_dynamic_batching() -> None:
+    config = read_config({"backend": "python", "max_batch_size": 1})
+    assert (config.dynamic_batching, config.preferred_batch_sizes) == (False, ())
+
+
+@pytest.mark.parametrize("config", [{"backend": 3}, {"max_batch_size": "many"}, {"parameters": [1]}])
+def test_a_configuration_that_is_not_tritons_is_the_servers_error(config: dict[str, object]) -> None:
+    with pytest.raises(ServerError, match="the server's"):
+        read_config(config)
+
+
+@pytest.mark.parametrize("name", triton_llama.__all__)
+def test_every_public_name_can_be_imported(name: str) -> None:
+    assert getattr(triton_llama, name).__name__ == name
+    assert name in dir(triton_llama)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'triton_llama' has no attribute 'Completions'"):
+        getattr(triton_llama, "Completions")  # noqa: B009 - mypy would refuse the attribute

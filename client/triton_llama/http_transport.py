@@ -52,9 +52,7 @@ class HttpTransport(_Transport):
         self._network = _Network()
         transport = httpx.HTTPTransport(verify=False)
         # httpx has no parameter for the network backend of its pool.
-        transport._pool = httpcore.ConnectionPool(
-            self._tls, max_connections=None, network_backend=self._network
-        )
+        transport._pool = httpcore.ConnectionPool(self._tls, max_connections=None, network_backend=self._network)
         self._client = httpx.Client(transport=transport, headers=self._headers, trust_env=False)
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:

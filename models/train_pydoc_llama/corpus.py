@@ -1,6 +1,6 @@
 """The corpus: raw documents made clean, unique and split into training and held-out text.
 
-Knows nothing about tokens. The result depends only on the Python installation; its SHA-256 says which one it was.
+Independent of tokens. The result depends only on the Python installation; its SHA-256 identifies it.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from models.train_pydoc_llama.sources import RawDocument, all_documents
 HELD_OUT_PERCENT = 3
 # Set before training: without it the topics on with, import and yield were held out, and the demo asks about those.
 SPLIT_SALT = "pydoc"
-MIN_LETTERS = 25  # "See base class." and shorter say nothing
+MIN_LETTERS = 25  # "See base class." and shorter carry no information
 MIN_LINE_TO_JOIN = 48  # a shorter line was broken by its author, not by the right margin
 SPECIAL_TEXT = re.compile(r"</?s>|<unk>|<pad>|<</?SYS>>|\[/?INST\]")
 

@@ -3,7 +3,7 @@
 import math
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (the name that everybody uses)
+import torch.nn.functional as F  # noqa: N812 (the usual name)
 from transformers import PreTrainedModel
 
 ROWS_PER_BATCH = 16

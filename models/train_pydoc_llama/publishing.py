@@ -19,7 +19,7 @@ def publish(
     (staging / "training.json").write_text(json.dumps(training, indent=1) + "\n", encoding="utf-8")
     out.mkdir(parents=True, exist_ok=True)
     for file in sorted(staging.iterdir()):
-        file.chmod(0o644)  # safetensors writes 0600, and a server runs as somebody else
+        file.chmod(0o644)  # safetensors writes 0600, and a server runs as another user
         file.replace(out / file.name)
     staging.rmdir()
 

@@ -1,6 +1,6 @@
 """Where the text comes from: everything readable that ships with the running CPython.
 
-Yields raw documents. Knows nothing about duplicates, the held-out split or tokens.
+Yields raw documents, before deduplication, split and tokenization.
 """
 
 import ast
@@ -121,7 +121,7 @@ def _comments(source: str, module: str) -> Iterator[RawDocument]:
 
 
 def _comment_block(lines: list[str], module: str) -> Iterator[RawDocument]:
-    """Prose only: code that was commented out, tables and rulers teach the model nothing worth saying."""
+    """Prose only: commented-out code, tables and rulers are left out."""
     text = inspect.cleandoc("\n".join(lines))
     words = re.findall(r"[A-Za-z']+", text)
     lower = sum(word.islower() for word in words)

@@ -19,7 +19,7 @@ README = (PROXY / "README.md").read_text()
 SERVICES = yaml.safe_load(COMPOSE.replace("!reset", ""))["services"]
 FORWARDED = [
     re.compile(pattern)
-    for pattern in re.findall(r"^    acl wants_(?:text|facts) path_reg '(.*)'$", CONFIG, re.MULTILINE)
+    for pattern in re.findall(r"^    acl wants_(?:text|info) path_reg '(.*)'$", CONFIG, re.MULTILINE)
 ]
 GRPC = "/inference.GRPCInferenceService"
 

@@ -1,7 +1,4 @@
-"""What the server counts of itself: the metrics' names, kinds, units and meanings.
-
-Where they are kept (Triton's metrics endpoint) is behind `Registry`; who counts is `meter.py`.
-"""
+"""The metrics: names, kinds, units and meanings. `Registry` puts them on Triton's metrics endpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. label: the name of a label that tells its series apart, with all its values; none is one series."""
+    """One metric. label: the label that distinguishes its series, with all its values; empty for a single series."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -30,32 +27,36 @@ REASONS = ("stop", "length", "cancelled", "unavailable", "invalid", "error")
 REQUESTS = Metric(
     "llama_requests_total",
     "counter",
-    "Rows answered, by how they ended: stop, length, cancelled, unavailable (out of time or server stopping), invalid "
-    "(refused; one a request), error (decoding failed).",
+    "Finished rows by reason: stop, length, cancelled, unavailable (deadline over or server stopping), invalid "
+    "(refused; one per request), error (decoding failed).",
     label="finish_reason",
     values=REASONS,
 )
-PROMPT_TOKENS = Metric("llama_prompt_tokens_total", "counter", "Prompt tokens of the rows that got a slot.")
-GENERATED_TOKENS = Metric("llama_generated_tokens_total", "counter", "Tokens generated, of rows that were dropped too.")
-CANCELLATIONS = Metric("llama_cancellations_total", "counter", "Rows given up because their client had gone.")
-STEP_ERRORS = Metric("llama_step_errors_total", "counter", "Computations that failed, repeated parts included.")
+PROMPT_TOKENS = Metric("llama_prompt_tokens_total", "counter", "Prompt tokens of rows that got a slot.")
+GENERATED_TOKENS = Metric(
+    "llama_generated_tokens_total", "counter", "Generated tokens, including those of aborted rows."
+)
+CANCELLATIONS = Metric(
+    "llama_cancellations_total", "counter", "Rows aborted because their client cancelled or disconnected."
+)
+STEP_ERRORS = Metric("llama_step_errors_total", "counter", "Failed computations, including retries on fewer rows.")
 STEPS = Metric("llama_steps_total", "counter", "Steps of the decode loop.")
 TIME_TO_FIRST_TOKEN = Metric(
     "llama_time_to_first_token_seconds",
     "histogram",
-    "From the row's arrival in the model (Triton's own queue comes before) to its first token.",
+    "From the row's arrival in the model (after Triton's queue) to its first token.",
     _SECONDS,
 )
 INTER_TOKEN_LATENCY = Metric(
     "llama_inter_token_latency_seconds",
     "histogram",
-    "Between two tokens of the rows that decode, one observation a step: in a step, they all wait equally long.",
+    "Between two tokens of decoding rows, one observation per step, because it is the same for all rows of a step.",
     _STEP_SECONDS,
 )
 LATENCY = Metric(
     "llama_request_latency_seconds",
     "histogram",
-    "From the row's arrival in the model to its last token, of rows that were completed.",
+    "From the row's arrival in the model to its last token, for completed rows.",
     _SECONDS,
 )
 QUEUE_TIME = Metric(
@@ -64,27 +65,26 @@ QUEUE_TIME = Metric(
     "From the row's arrival in the model to its slot. Triton's own queue is nv_inference_queue_duration_us.",
     _SECONDS,
 )
-STEP_ROWS = Metric("llama_step_rows", "histogram", "Rows that chose a token in a step.", _POWERS)
+STEP_ROWS = Metric("llama_step_rows", "histogram", "Rows that got a token in a step.", _POWERS)
 STEP_PREFILL_TOKENS = Metric(
     "llama_step_prefill_tokens",
     "histogram",
-    "Prompt tokens read in a step, padding included, of the steps that read any.",
+    "Prompt tokens prefilled in a step, padding included, for steps with a prefill.",
     (*_POWERS, 2048.0, 4096.0, 8192.0),
 )
 SLOTS = Metric("llama_slots", "gauge", "Rows that can be decoded together.")
 SLOTS_IN_USE = Metric("llama_slots_in_use", "gauge", "Rows that have a slot.")
-WAITING = Metric("llama_waiting_rows", "gauge", "Rows that Triton has handed over and that have no slot yet.")
+WAITING = Metric("llama_waiting_rows", "gauge", "Rows in the model that have no slot yet.")
 QUEUE_LIMIT = Metric(
     "llama_queue_limit_requests",
     "gauge",
-    "Requests that Triton's queue takes before it refuses more (max_queue_size of the config); 0 is no limit.",
+    "Capacity of Triton's queue in requests (max_queue_size of the config); 0 is no limit.",
 )
 LAST_STEP = Metric(
     "llama_last_step_timestamp_seconds",
     "gauge",
-    "When the last step ended that didn't fail, in seconds since 1970; once one has failed, only a step that chooses a "
-    "token counts; its age is "
-    "time() - llama_last_step_timestamp_seconds.",
+    "End of the last successful step, in seconds since 1970; after a failure only a step that yields a token counts. "
+    "Its age is time() - llama_last_step_timestamp_seconds.",
 )
 
 METRICS = (
@@ -95,7 +95,7 @@ METRICS = (
 
 
 class Registry(Protocol):
-    """Where the metrics are kept. value: of the metric's label."""
+    """Stores the metrics. value: the value of the metric's label."""
 
     def add(self, metric: Metric, amount: float, value: str = "") -> None:
         """Increase a counter."""
@@ -107,4 +107,4 @@ class Registry(Protocol):
         """Put a value into a histogram."""
 
     def close(self) -> None:
-        """Leave what is kept as it is; nothing is called afterwards."""
+        """Keep the metrics as they are; no other method is called afterwards."""

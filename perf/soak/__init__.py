@@ -1,1 +1,1 @@
-"""A server under mixed load for as long as one likes, and whether anything of it grows, leaks, changes or is lost."""
+"""A server under mixed load for minutes to hours: does memory stay flat, is everything answered and counted?"""

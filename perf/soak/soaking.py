@@ -1,6 +1,7 @@
-"""`soak`: put a server under a course of load, look at it all the while, and return what was observed.
+"""`soak`: put a server under mixed load, sample it meanwhile, and return the observations.
 
-The only module here that holds users, weather and looks together. What it comes to is `verdict`'s business.
+Rounds of steady load, a burst and a rest follow each other. Samples are taken throughout; in every rest the server must
+become idle.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import random
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 
 from triton_llama import TritonLlamaError
 from triton_llama.endpoint import Protocol
@@ -20,34 +22,112 @@ from triton_llama.status import read_config
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 
+from perf.load.arrivals import sessions
 from perf.load.summary import percentiles
 from perf.overhead.processes import ServerProcesses
-from perf.soak import readings, users
-from perf.soak.course import Course
-from perf.soak.observations import Rest, Sample, Soaked
-from perf.soak.readings import Readings
-from perf.soak.tally import Tally
-from perf.soak.users import User
-from perf.soak.vitals import ServerVitals
-from perf.soak.weather import Weather
+from perf.soak import resources
+from perf.soak.resources import Readings, ServerResources
+from perf.soak.users import Phase, Phases, Tally, User, connect, kinds
+from perf.soak.workload import FIXED, FIXED_PROMPT
 
 _POLL_S = 0.05
-_ASK_TIMEOUT_S = 30.0
-_LAST_LOOK_S = 0.5
-"""Below that, tokens per second since the look before would be a matter of chance."""
+_TIMEOUT_S = 30.0
+_SHORTEST_INTERVAL_S = 0.5
+"""Tokens per second over less are chance."""
 
 _GONE = (OSError, RuntimeError, ValueError, subprocess.SubprocessError, TritonLlamaError)
-"""What comes of looking at a server that isn't there any more, or of which parts are missing."""
+"""Errors from a server that is gone, or parts of which are."""
 
 ROWS_DEPEND = "a row's result depends on its batch"
-"""The model's own words for weights with an outlier threshold."""
+"""The model's log line for weights with an outlier threshold."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """One soak's load. Raises ValueError for a value that isn't above 0.
+
+    seconds: of all rounds; the last one is completed. thinking_seconds: mean pause of a user between two actions in the
+    steady phase; none in a burst. rest_seconds: from when the server is idle. sample_seconds: between two samples.
+    late_rounds: further rounds at most until every kind of action has been done, which takes longer on slow machines.
+    """
+
+    seconds: float
+    users: int = 24
+    steady_seconds: float = 40.0
+    burst_seconds: float = 15.0
+    rest_seconds: float = 5.0
+    thinking_seconds: float = 1.5
+    sample_seconds: float = 5.0
+    seed: int = 1
+    late_rounds: int = 10
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name} is {value}, must be above 0")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The server at one moment. seconds: since the start.
+
+    tokens_per_second, answers, p95_ms: since the previous sample; p95_ms is None without an answer.
+    """
+
+    seconds: float
+    phase: Phase
+    server: ServerResources
+    slots_in_use: float
+    waiting: float
+    pending: float
+    tokens_per_second: float
+    answers: int
+    p95_ms: float | None
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The metrics in a rest that should be 0."""
+
+    seconds: float
+    levels: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Soaked:
+    """The observations of a soak, complete or as far as it came.
+
+    before, after: the metrics of the idle server; after is None if the server was gone. same_processes: at the end as
+    at the start. rows_depend: on their batch, as the model reports of its weights. cut_short: why the soak ended early.
+    """
+
+    course: Course
+    streams: bool
+    seconds: float
+    samples: Sequence[Sample]
+    rests: Sequence[Rest]
+    tally: Tally
+    before: Readings
+    after: Readings | None
+    fixed_text: str
+    same_processes: bool
+    rows_depend: bool = False
+    cut_short: str = ""
+
+    def grown(self, name: str, **labels: str) -> float:
+        """Return the growth of a metric's series with these labels. Raises ValueError if unknown."""
+        if self.after is None:
+            raise ValueError("the server was gone at the end")
+        return self.after.total(name, **labels) - self.before.total(name, **labels)
+
+    @property
+    def second_half(self) -> list[Sample]:
+        """The samples of the second half of the time, when the processes have warmed up."""
+        return [sample for sample in self.samples if sample.seconds >= self.seconds / 2]
 
 
 class SoakError(Exception):
-    """The soak could not go on: the server is gone, or can't be looked at.
-
-    soaked: what was observed until then; None where the load hadn't begun.
-    """
+    """The server is gone or can't be observed. soaked: the observations until then; None before the load began."""
 
     def __init__(self, message: str, soaked: Soaked | None = None) -> None:
         super().__init__(message)
@@ -55,141 +135,131 @@ class SoakError(Exception):
 
 
 def soak(server: LocalTriton, course: Course, say: Callable[[str], None]) -> Soaked:
-    """Put the server under this load and return what was observed. say: takes a line about every round.
+    """Put the server, which has no other clients, under load. say: takes a line per round.
 
-    Nobody else may use the server meanwhile. Raises SoakError, with what was observed, if it goes away.
+    Raises SoakError with the observations if the server goes away.
     """
     return asyncio.run(_soak(server, course, say))
 
 
 async def _soak(server: LocalTriton, course: Course, say: Callable[[str], None]) -> Soaked:
+    def gone(error: Exception) -> str:
+        ended = "" if server.exit_code is None else f"; tritonserver has ended with code {server.exit_code}"
+        return f"the server can't be observed any more: {error}{ended}"
+
+    run = _Run(server, course)
     try:
-        conductor = await _Conductor.of(server, course)
+        await run.prepare()
     except _GONE as error:
-        raise SoakError(_cut_short(server, error)) from error
+        raise SoakError(gone(error)) from error
     try:
-        async with conductor:
-            while conductor.goes_on:
-                await conductor.round()
-                say(conductor.line())
-            after = await conductor.end()
-        return conductor.soaked(after)
+        async with run.load():
+            while run.unfinished:
+                await run.round()
+                say(run.line())
+            after = await run.finish()
+        return run.soaked(after)
     except _GONE as error:
-        why = _cut_short(server, error)
-        raise SoakError(why, conductor.soaked(None, why)) from error
+        raise SoakError(gone(error), run.soaked(None, gone(error))) from error
 
 
-def _cut_short(server: LocalTriton, error: Exception) -> str:
-    ended = "" if server.exit_code is None else f"; tritonserver has ended with code {server.exit_code}"
-    return f"the server can't be looked at any more: {error}{ended}"
+class _Run:
+    """A soak in progress: its phases, and the samples so far."""
 
-
-def _streams(server: LocalTriton) -> bool:
-    """Return whether the config that runs answers in pieces, as the server itself says."""
-    url = f"http://{server.http_url}/v2/models/{MODEL_NAME}/config"
-    with urllib.request.urlopen(url, timeout=_ASK_TIMEOUT_S) as response:
-        return read_config(json.load(response)).decoupled
-
-
-class _Conductor:
-    """Changes the weather and keeps the looks. To be entered in the event loop that the users are to live in."""
-
-    def __init__(
-        self,
-        server: LocalTriton,
-        processes: ServerProcesses,
-        course: Course,
-        streams: bool,
-        fixed_text: str,
-        rows_depend: bool,
-        before: Readings,
-    ) -> None:
+    def __init__(self, server: LocalTriton, course: Course) -> None:
         self._server = server
-        self._processes = processes
         self._course = course
-        self._streams = streams
-        self._fixed_text = fixed_text
-        self._rows_depend = rows_depend
-        self._before = before
         self._tally = Tally()
-        self._weather = Weather(course.thinking_seconds)
+        self._phases = Phases(course.thinking_seconds)
         self._samples: list[Sample] = []
         self._rests: list[Rest] = []
         self._late_rounds = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._began = self._looked = time.monotonic()
-        self._generated = before.total("llama_generated_tokens_total")
 
-    @classmethod
-    async def of(cls, server: LocalTriton, course: Course) -> _Conductor:
-        """Look at the server as it is before, and ask it for the text that must never change."""
-        processes = ServerProcesses.of(server.pid)
-        streams = await asyncio.to_thread(_streams, server)
-        fixed_text = await users.ask_the_fixed(server.http_url)
-        before = await asyncio.to_thread(readings.settled, server)
-        # Now, because a log keeps only its end.
-        rows_depend = ROWS_DEPEND in server.log_text()
-        return cls(server, processes, course, streams, fixed_text, rows_depend, before.readings)
+    async def prepare(self) -> None:
+        """Observe the idle server, and request the text that must never change."""
+        self._processes = ServerProcesses.of(self._server.pid)
+        self._streams = await asyncio.to_thread(_streams, self._server)
+        async with connect(self._server.http_url) as client:
+            self._fixed_text = (await client.generate(FIXED_PROMPT, FIXED)).text
+        self._before, _ = await asyncio.to_thread(resources.settled, self._server)
+        # Read now: the log keeps only its last lines.
+        self._rows_depend = ROWS_DEPEND in self._server.log_text()
+        self._generated = self._before.total("llama_generated_tokens_total")
+        self._began = self._sampled = time.monotonic()
 
-    async def __aenter__(self) -> _Conductor:
+    @asynccontextmanager
+    async def load(self) -> AsyncIterator[None]:
+        """Start the users, at rest, and the sampling; end them with the block."""
         randomness = random.Random(self._course.seed)
         urls: Mapping[Protocol, str] = {"http": self._server.http_url, "grpc": self._server.grpc_url}
-        for _ in range(self._course.users):
-            own = random.Random(randomness.getrandbits(64))
-            user = User(urls, self._streams, own, self._tally, self._fixed_text)
-            self._tasks.append(asyncio.create_task(user.live(self._weather)))
-        self._tasks.append(asyncio.create_task(self._keep_looking()))
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        users = [
+            User(
+                urls,
+                self._streams,
+                random.Random(randomness.getrandbits(64)),
+                self._tally,
+                self._fixed_text,
+                self._phases,
+            )
+            for _ in range(self._course.users)
+        ]
+        load = asyncio.create_task(sessions(user.turn for user in users))
+        self._tasks = [load, asyncio.create_task(self._keep_sampling())]
+        try:
+            yield
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for user in users:
+                await user.disconnect()
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Since the start."""
         return time.monotonic() - self._began
 
     @property
-    def goes_on(self) -> bool:
-        """Whether another round is to follow."""
+    def unfinished(self) -> bool:
+        """Whether another round follows."""
         if self.seconds < self._course.seconds:
             return True
-        idle = any(not self._tally.done[kind] for kind in users.kinds(self._streams))
-        return idle and self._late_rounds < self._course.late_rounds
+        missing = any(not self._tally.done[kind] for kind in kinds(self._streams))
+        return missing and self._late_rounds < self._course.late_rounds
 
     async def round(self) -> None:
-        """Steady load, a burst, and a rest."""
+        """Run steady load, a burst, and a rest."""
         self._late_rounds += self.seconds >= self._course.seconds
-        await self._weather.change("steady")
+        await self._phases.change("steady")
         await self._pass(self._course.steady_seconds)
-        await self._weather.change("burst")
+        await self._phases.change("burst")
         await self._pass(self._course.burst_seconds)
-        await self._rest()
+        await self._phases.change("rest")
+        while self._tally.busy:
+            await self._pass(_POLL_S)
+        idle = await self._settled()
+        self._rests.append(Rest(self.seconds, idle.levels))
         await self._pass(self._course.rest_seconds)
 
-    async def end(self) -> Readings:
-        """Let the users go, and return what the metrics say when everybody has gone."""
-        await self._weather.change("over")
-        *living, _ = self._tasks
-        await asyncio.gather(*living)
+    async def finish(self) -> Readings:
+        """End the load; return the metrics of the idle server."""
+        await self._phases.change("over")
+        await self._tasks[0]
         return await self._settled()
 
     def line(self) -> str:
-        """Return what is known after a round, for somebody who waits."""
+        """Return a line of progress."""
         last, tally = self._samples[-1], self._tally
         return (
             f"{self.seconds / 60:.1f} of {self._course.seconds / 60:g} minutes: "
             f"{tally.completed.total():,} completed, {tally.left:,} left, {tally.refused:,} refused, "
-            f"{tally.errors.total()} errors; tritonserver {last.vitals.triton.rss_mib:,.0f} MiB, "
-            f"model {last.vitals.model.rss_mib:,.0f} MiB"
+            f"{tally.errors.total()} errors; tritonserver {last.server.triton.rss_mib:,.0f} MiB, "
+            f"model {last.server.model.rss_mib:,.0f} MiB"
         )
 
     def soaked(self, after: Readings | None, cut_short: str = "") -> Soaked:
-        """Return everything. after: what `end` has returned; None, and why, if it hasn't come to that."""
+        """Return the observations. after: from `finish`; None with the reason if it was not reached."""
         return Soaked(
             course=self._course,
             streams=self._streams,
@@ -205,47 +275,49 @@ class _Conductor:
             cut_short=cut_short,
         )
 
-    async def _rest(self) -> None:
-        await self._weather.change("rest")
-        while self._tally.busy:
-            await self._pass(_POLL_S)
-        settled = await self._settled()
-        self._rests.append(Rest(self.seconds, settled.levels))
-
     async def _settled(self) -> Readings:
-        settled = await asyncio.to_thread(readings.settled, self._server)
-        self._tally.refused += settled.asked
-        return settled.readings
+        found, sent = await asyncio.to_thread(resources.settled, self._server)
+        self._tally.refused += sent
+        return found
 
     async def _pass(self, seconds: float) -> None:
-        """Let time go by, unless somebody has failed who shouldn't."""
+        """Let time pass, unless the users or the sampling fail."""
         done, _ = await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()
-        if done:
-            raise RuntimeError("a user or the looking has ended before its time")
+            error = task.exception()
+            if isinstance(error, BaseExceptionGroup):
+                # The first user's; its failure has cancelled the others.
+                raise error.exceptions[0]
+            raise error or RuntimeError("the users or the sampling ended early")
 
-    async def _keep_looking(self) -> None:
+    async def _keep_sampling(self) -> None:
         while True:
-            await self._look()
+            await self._sample()
             await asyncio.sleep(self._course.sample_seconds)
 
-    async def _look(self) -> None:
-        now = await asyncio.to_thread(readings.read, self._server)
-        vitals = await asyncio.to_thread(ServerVitals.of, self._processes)
+    async def _sample(self) -> None:
+        now = await asyncio.to_thread(resources.read, self._server)
+        server = await asyncio.to_thread(ServerResources.of, self._processes)
         moment, generated = time.monotonic(), now.total("llama_generated_tokens_total")
         latencies = self._tally.take_latencies()
         self._samples.append(
             Sample(
                 seconds=moment - self._began,
-                phase=self._weather.phase,
-                vitals=vitals,
+                phase=self._phases.phase,
+                server=server,
                 slots_in_use=now.total("llama_slots_in_use"),
                 waiting=now.total("llama_waiting_rows"),
                 pending=now.total("nv_inference_pending_request_count"),
-                tokens_per_second=(generated - self._generated) / max(moment - self._looked, _LAST_LOOK_S),
+                tokens_per_second=(generated - self._generated) / max(moment - self._sampled, _SHORTEST_INTERVAL_S),
                 answers=len(latencies),
                 p95_ms=percentiles(latencies)["p95"] if latencies else None,
             )
         )
-        self._looked, self._generated = moment, generated
+        self._sampled, self._generated = moment, generated
+
+
+def _streams(server: LocalTriton) -> bool:
+    """Return whether the running config streams."""
+    url = f"http://{server.http_url}/v2/models/{MODEL_NAME}/config"
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        return read_config(json.load(response)).decoupled

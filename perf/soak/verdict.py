@@ -1,33 +1,71 @@
-"""What a soak comes to: each thing that must hold, with its figure and its bound, and whether it did.
+"""The verdict of a soak: each condition with its figure, its bound, and whether it held.
 
-Memory, descriptors and threads must not grow over the second half of the time, in two ways. Their trend's interval must
-end below a bound per hour, so that what is too restless to tell doesn't pass; and their level at the end must not lie
-above that at the half by more than a step. No bound depends on how large a server is: its weights would hide a leak.
-Looks of a few minutes say nothing about an hour, whatever they show.
+Memory, descriptors and threads must not grow over the second half of the time, in two respects: the trend's confidence
+interval must end below a bound per hour, so that noisy figures don't pass; and the level at the end must not exceed
+that at the half by more than a step. No bound depends on the server's size: its weights would hide a leak. Samples of a
+few minutes prove nothing about an hour.
+
+The trend is Theil and Sen's slope, the median of the slopes between all pairs of points: a minority of outliers (a
+burst, a garbage collection) doesn't change it. Its interval assumes independent points, which neighbouring samples
+aren't quite, so it is slightly too narrow; the bounds are wide. It doesn't see a jump near the end either, hence the
+comparison of the levels of the first and last tenth.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from llama_engine.observability.metrics import REASONS
+from scipy.stats import theilslopes
 
-from perf.soak.observations import Sample, Soaked
-from perf.soak.trend import CONFIDENCE, Trend
+from perf.soak.soaking import Sample, Soaked
 from perf.soak.users import kinds
 
-Outcome = Literal["ok", "failed", "can't be told", "left out"]
-"""A soak of which something can't be told doesn't pass; what is left out doesn't matter to it."""
-
+CONFIDENCE = 0.95
+FEWEST_POINTS = 8
+MOST_POINTS = 1000
+"""Points of which all pairs are formed; of more, evenly spaced ones."""
 SHORTEST_S = 570.0
-"""Of looks that say something about an hour: the second half of a soak of 20 minutes, which may begin a little late."""
+"""Seconds of samples that prove something about an hour: the second half of a soak of 20 minutes."""
+
+Outcome = Literal["ok", "failed", "can't be told", "left out"]
+"""A soak with a condition that can't be told doesn't pass; one that is left out doesn't count."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """level: the median. slope: per hour, with its interval. seconds: from the first to the last point.
+
+    change: from the median of the first tenth of the points to that of the last tenth.
+    """
+
+    level: float
+    slope: float
+    low: float
+    high: float
+    seconds: float
+    change: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], values: Sequence[float]) -> Trend:
+        """Fit values over seconds. Raises ValueError for fewer than FEWEST_POINTS."""
+        if len(values) < FEWEST_POINTS:
+            raise ValueError(f"{len(values)} points are too few for a trend; {FEWEST_POINTS} at least")
+        step = -(-len(values) // MOST_POINTS)
+        found = theilslopes(values[::step], seconds[::step], alpha=CONFIDENCE)
+        slope, low, high = (float(value) * 3600 for value in (found.slope, found.low_slope, found.high_slope))
+        tenth = max(1, len(values) // 10)
+        change = statistics.median(values[-tenth:]) - statistics.median(values[:tenth])
+        return cls(statistics.median(values), slope, low, high, seconds[-1] - seconds[0], change)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. said: the figure and its bound, or the reason, in words."""
+    """A condition's outcome. said: the figure and its bound, or the reason."""
 
     name: str
     outcome: Outcome
@@ -36,10 +74,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that must not grow.
+    """A figure that must not grow. of: None where the machine lacks it.
 
-    of: None where a machine doesn't have it. per_hour: by how much it may. step: by how much it may lie higher at the
-    end than at the half, however long that takes.
+    per_hour: allowed growth per hour. step: allowed difference between the half and the end, however long that is.
     """
 
     name: str
@@ -49,41 +86,58 @@ class Figure:
     step: float
 
     def trend(self, samples: Sequence[Sample]) -> Trend:
-        """Return how it went. Raises ValueError for too few looks."""
+        """Return the trend. Raises ValueError for too few samples."""
         seen = [(sample.seconds, value) for sample in samples if (value := self.of(sample)) is not None]
         return Trend.of([seconds for seconds, _ in seen], [value for _, value in seen])
 
 
 FIGURES = (
-    # At 10 requests a second a kilobyte of each is 35 MiB an hour.
-    Figure("memory of tritonserver", "MiB", lambda sample: sample.vitals.triton.rss_mib, 32.0, 8.0),
-    Figure("memory of the model's process", "MiB", lambda sample: sample.vitals.model.rss_mib, 32.0, 8.0),
-    Figure("shared memory", "MiB", lambda sample: sample.vitals.shared_memory_mib, 32.0, 8.0),
-    # PyTorch takes it in pieces of 2 and 20 MiB, and others may use the GPU.
-    Figure("memory of the GPU", "MiB", lambda sample: sample.vitals.vram_mib, 64.0, 32.0),
-    # Users hang up and connect again all the time, so some go up and down.
-    Figure("descriptors of tritonserver", "", lambda sample: float(sample.vitals.triton.descriptors), 64.0, 16.0),
-    Figure("descriptors of the model's process", "", lambda sample: float(sample.vitals.model.descriptors), 16.0, 4.0),
-    Figure("threads of tritonserver", "", lambda sample: float(sample.vitals.triton.threads), 32.0, 8.0),
-    Figure("threads of the model's process", "", lambda sample: float(sample.vitals.model.threads), 16.0, 4.0),
+    # At 10 requests per second, a kilobyte of each is 35 MiB per hour.
+    Figure("memory of tritonserver", "MiB", lambda sample: sample.server.triton.rss_mib, 32.0, 8.0),
+    Figure("memory of the model's process", "MiB", lambda sample: sample.server.model.rss_mib, 32.0, 8.0),
+    Figure("shared memory", "MiB", lambda sample: sample.server.shared_memory_mib, 32.0, 8.0),
+    # PyTorch allocates blocks of 2 and 20 MiB, and other processes may use the GPU.
+    Figure("memory of the GPU", "MiB", lambda sample: sample.server.vram_mib, 64.0, 32.0),
+    # Users disconnect and connect all the time.
+    Figure("descriptors of tritonserver", "", lambda sample: float(sample.server.triton.descriptors), 64.0, 16.0),
+    Figure("descriptors of the model's process", "", lambda sample: float(sample.server.model.descriptors), 16.0, 4.0),
+    Figure("threads of tritonserver", "", lambda sample: float(sample.server.triton.threads), 32.0, 8.0),
+    Figure("threads of the model's process", "", lambda sample: float(sample.server.model.threads), 16.0, 4.0),
 )
 
 
 def judge(soaked: Soaked) -> list[Finding]:
     """Return every finding."""
-    counted = _counters(soaked) if soaked.after is not None else _uncounted()
-    return [*_behaviour(soaked), *counted, *growth(soaked)]
+    return [*_behaviour(soaked), *_counts(soaked), *(_flat(figure, soaked.second_half) for figure in FIGURES)]
 
 
 def passed(findings: Sequence[Finding]) -> bool:
-    """Say whether a soak of which these are the findings has passed."""
+    """Return whether the soak passed."""
     return all(finding.outcome in ("ok", "left out") for finding in findings)
 
 
-def growth(soaked: Soaked) -> Iterator[Finding]:
-    """Look at everything that must stay flat."""
-    for figure in FIGURES:
-        yield _flat(figure, soaked.second_half)
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return the verdict in a line, with the numbers of failed and of undecided conditions."""
+    number = Counter(finding.outcome for finding in findings)
+    unknown, of_all = number["can't be told"], len(findings)
+    if number["failed"]:
+        line = f"FAILED: {number['failed']} of {of_all}"
+        return f"{line}; {unknown} can't be told and aren't counted" if unknown else line
+    if unknown:
+        return f"NOT PASSED: {unknown} of {of_all} can't be told and aren't counted, none of the others failed"
+    return "passed"
+
+
+def lines(findings: Sequence[Finding]) -> str:
+    """Return a line per finding, and the verdict."""
+    width = max(len(finding.name) for finding in findings)
+    marks = {"ok": "ok  ", "failed": "FAIL", "can't be told": "?   ", "left out": "-   "}
+    unknown = ("can't be told", "left out")
+    each = [
+        f"{marks[one.outcome]} {one.name:<{width}}  {f'{one.outcome}: ' if one.outcome in unknown else ''}{one.said}"
+        for one in findings
+    ]
+    return "\n".join([*each, verdict(findings)])
 
 
 def _flat(figure: Figure, samples: Sequence[Sample]) -> Finding:
@@ -95,38 +149,36 @@ def _flat(figure: Figure, samples: Sequence[Sample]) -> Finding:
         return Finding(figure.name, "can't be told", str(error))
     unit = f" {figure.unit}" if figure.unit else ""
     said = (
-        f"{trend.level:,.1f}{unit}, {trend.slope:+,.1f}{unit} an hour ({trend.low:+,.1f} to {trend.high:+,.1f} "
+        f"{trend.level:,.1f}{unit}, {trend.slope:+,.1f}{unit} per hour ({trend.low:+,.1f} to {trend.high:+,.1f} "
         f"with {CONFIDENCE:.0%} confidence; {figure.per_hour:g} allowed), {trend.change:+,.1f}{unit} by the end "
         f"({figure.step:g} allowed)"
     )
     if trend.seconds < SHORTEST_S:
-        return Finding(figure.name, "can't be told", f"{trend.seconds:.0f} s of looks, {SHORTEST_S:g} at least; {said}")
-    return Finding(figure.name, _holds(trend.high <= figure.per_hour and trend.change <= figure.step), said)
+        too_short = f"{trend.seconds:.0f} s of samples, {SHORTEST_S:g} at least; {said}"
+        return Finding(figure.name, "can't be told", too_short)
+    return _holds(figure.name, trend.high <= figure.per_hour and trend.change <= figure.step, said)
 
 
-def _holds(holds: bool) -> Outcome:
-    return "ok" if holds else "failed"
+def _holds(name: str, holds: bool, said: str) -> Finding:
+    return Finding(name, "ok" if holds else "failed", said)
 
 
 def _behaviour(soaked: Soaked) -> Iterator[Finding]:
     tally = soaked.tally
-    # What a soak that was cut short hasn't come to is no fault of its own.
+    # A soak that was cut short isn't to blame for what it didn't reach.
     missing: Outcome = "can't be told" if soaked.cut_short else "failed"
     errors = [f"{count} x {message}" for message, count in tally.errors.most_common(3)]
-    yield Finding("errors", _holds(not errors), "; ".join([f"{tally.errors.total()} that nobody expected", *errors]))
+    yield _holds("errors", not errors, "; ".join([f"{tally.errors.total()} unexpected", *errors]))
     yield _fixed(soaked, missing)
     idle = [kind for kind in kinds(soaked.streams) if not tally.done[kind]]
     done = ", ".join(f"{tally.done[kind]:,} {kind}" for kind in kinds(soaked.streams))
     yield Finding("everything was done", missing if idle else "ok", done)
     busy = [rest for rest in soaked.rests if any(rest.levels.values())]
     first = f", first after {busy[0].seconds:.0f} s: {busy[0].levels}" if busy else ""
-    yield Finding(
-        "rests",
-        _holds(not busy) if soaked.rests else missing,
-        f"{len(busy)} of {len(soaked.rests)} with rows in the server{first}",
-    )
+    rests = f"{len(busy)} of {len(soaked.rests)} with rows in the server{first}"
+    yield _holds("rests", not busy, rests) if soaked.rests else Finding("rests", missing, rests)
     same = "the same ones at the end" if soaked.same_processes else "others at the end than at first"
-    yield Finding("processes", _holds(soaked.same_processes and not soaked.cut_short), soaked.cut_short or same)
+    yield _holds("processes", soaked.same_processes and not soaked.cut_short, soaked.cut_short or same)
 
 
 def _fixed(soaked: Soaked, missing: Outcome) -> Finding:
@@ -136,42 +188,39 @@ def _fixed(soaked: Soaked, missing: Outcome) -> Finding:
         return Finding(name, "left out", f"rows depend on their batch with an outlier threshold: {said}")
     if not tally.same and not tally.different:
         return Finding(name, missing, said)
-    return Finding(name, _holds(not tally.different), said)
+    return _holds(name, not tally.different, said)
 
 
-def _uncounted() -> Iterator[Finding]:
-    for name in ("rows", "refusals", "tokens", "computations"):
-        yield Finding(name, "can't be told", "nobody was left to be asked at the end")
-
-
-def _counters(soaked: Soaked) -> Iterator[Finding]:
-    """Compare what the server counted with what its users saw; what a user left may have been completed or not."""
+def _counts(soaked: Soaked) -> Iterator[Finding]:
+    """Compare the server's counts with the users'; an abandoned request may have been completed or not."""
+    if soaked.after is None:
+        for name in ("rows", "refusals", "tokens", "computations"):
+            yield Finding(name, "can't be told", "the server was gone at the end")
+        return
     tally = soaked.tally
     completed = tally.completed.total()
     ended = {reason: soaked.grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
     rows = ended["stop"] + ended["length"] + ended["cancelled"]
-    yield Finding(
+    as_seen = all(tally.completed[reason] <= ended[reason] for reason in ("stop", "length"))
+    yield _holds(
         "rows",
-        _holds(
-            completed <= rows <= completed + tally.left
-            and all(tally.completed[reason] <= ended[reason] for reason in ("stop", "length"))
-        ),
+        completed <= rows <= completed + tally.left and as_seen,
         f"{rows:,.0f} ended in the server, {ended['cancelled']:,.0f} of them cancelled; "
         f"{completed:,} seen by users, who left {tally.left:,}",
     )
-    yield Finding(
+    yield _holds(
         "refusals",
-        _holds(ended["invalid"] == tally.refused and not ended["unavailable"] and not ended["error"]),
+        ended["invalid"] == tally.refused and not ended["unavailable"] and not ended["error"],
         f"{ended['invalid']:,.0f} invalid ({tally.refused:,} were), {ended['unavailable']:,.0f} unavailable, "
         f"{ended['error']:,.0f} errors",
     )
     generated = soaked.grown("llama_generated_tokens_total")
     chosen = soaked.grown("llama_step_rows_sum")
-    yield Finding(
+    yield _holds(
         "tokens",
-        _holds(generated == chosen and tally.output_tokens <= generated <= tally.output_tokens + tally.left_tokens),
+        generated == chosen and tally.output_tokens <= generated <= tally.output_tokens + tally.left_tokens,
         f"{generated:,.0f} generated, {chosen:,.0f} chosen in steps; {tally.output_tokens:,} came, "
         f"at most {tally.left_tokens:,} were left",
     )
     failed = soaked.grown("llama_step_errors_total")
-    yield Finding("computations", _holds(not failed), f"{failed:,.0f} failed")
+    yield _holds("computations", not failed, f"{failed:,.0f} failed")

@@ -1,5 +1,1 @@
-"""Which batching settings of a config answer most under a bound on latency: measured on this machine, this load.
-
-`make tune SLO_P95_MS=…` measures settings around those of a config, each on a server of its own, and prints the config
-it recommends, ready to be saved, with the points it was chosen among.
-"""
+"""The batching settings with the highest throughput under a bound on p95 latency, for this machine and load."""

@@ -1,40 +1,75 @@
-"""Measure one point: a server of its own on a changed copy of the repository, its config read back, one load.
+"""One measurement of a point: a new server on a changed copy of the repository, its config read back, one load.
 
-Nothing that is tuned can be changed in a running server (all of it is read when the model loads), so every measurement
-pays for a start; that also makes two measurements of one point as independent as two points'.
+The tuned settings are read when the model loads, so every measurement starts a server; that also makes two measurements
+of one point as independent as those of two points.
 """
 
 from __future__ import annotations
 
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from google.protobuf import json_format  # type: ignore[import-untyped]  # ships no annotations
 from triton_local.errors import NotReadyError, StartFailedError
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
-from triton_local.supervised import Supervised
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from perf import metrics
+from perf import metrics, workload
+from perf.load.arrivals import Closed, Poisson
 from perf.load.driver import drive
 from perf.load.protocols import Request, Target
-from perf.load.summary import summarize
-from perf.tune.config import knobs_of
-from perf.tune.demand import Demand
-from perf.tune.knobs import Knobs
-from perf.tune.subject import Subject
+from perf.load.summary import describe, summarize
+from perf.servers.triton import local_triton
+from perf.tune.config import Subject, knobs_of
+from perf.tune.points import Knobs
 
-_ASK_S = 30.0
-_READY_TIMEOUT_S = 900.0
+_TIMEOUT_S = 30.0
 
 
 class ReadBackError(Exception):
-    """The server runs under other settings than it was given."""
+    """The server runs with other settings than it was given."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The load of every point. requests: measured ones, after `warmup` others. timeout: seconds for all of them."""
+
+    mix: workload.Mix
+    arrivals: Closed | Poisson
+    requests: int
+    warmup: int
+    output_tokens: int
+    timeout: float
+
+    @property
+    def most_at_once(self) -> int | None:
+        """The maximum of requests in flight; None in an open loop."""
+        return min(self.arrivals.concurrency, self.requests) if isinstance(self.arrivals, Closed) else None
+
+    def sent(self, checkpoint: Path) -> list[Request]:
+        """Return all requests, the warm-up's first."""
+        return workload.warm_and_measured(checkpoint, self.mix, self.warmup, self.requests, self.output_tokens)
+
+    def to_json(self) -> dict[str, object]:
+        """Return a measurement's "load"."""
+        return describe(self.mix, self.arrivals, self.requests, self.warmup, workload.PROMPT_TOKENS, self.output_tokens)
+
+    def in_words(self) -> str:
+        """Return the load in words."""
+        if isinstance(self.arrivals, Closed):
+            arrivals = f"{self.arrivals.concurrency} at a time"
+        else:
+            arrivals = f"{self.arrivals.rate:g} per second (Poisson)"
+        return (
+            f"{self.requests} requests of {self.output_tokens} new tokens on average ({self.mix} lengths), {arrivals}"
+        )
 
 
 def measure(subject: Subject, demand: Demand, requests: Sequence[Request], knobs: Knobs) -> dict[str, object]:
-    """Return a measurement. With settings that the server refuses to start with it says so under `not_run`.
+    """Return a measurement; `not_run` if the server refuses to start with these settings.
 
     Raises ReadBackError, other LauncherErrors, and LoadError if the load generator fails.
     """
@@ -43,49 +78,36 @@ def measure(subject: Subject, demand: Demand, requests: Sequence[Request], knobs
         "title": knobs.describe(),
         "family": "ours",
         "weights": subject.weights,
-        "generator": "locust",
+        "generator": "asyncio",
         "settings": {"variant": subject.variant, **knobs.settings()},
-        "load": demand.described(),
+        "load": demand.to_json(),
     }
     with subject.repository(knobs) as repository:
-        server = LocalTriton(
+        server = local_triton(
             variant=subject.variant,
             model=subject.model,
             model_repository=repository,
             environment={"OMP_NUM_THREADS": str(subject.threads)},
-            ready_timeout=_READY_TIMEOUT_S,
-            # Nobody but the load may ask the model.
-            supervised=Supervised(stuck_after=None),
         )
         try:
             with server:
-                return {**known, **_loaded(server, demand, requests, knobs)}
+                return {**known, **_under_load(server, demand, requests, knobs)}
         except (StartFailedError, NotReadyError) as error:
-            # A plan that doesn't fit into the memory, say: a fact about this point, and the search goes on.
+            # Such as a memory plan that doesn't fit: a fact about this point, and the search continues.
             return {**known, "not_run": str(error)}
 
 
-def _loaded(server: LocalTriton, demand: Demand, requests: Sequence[Request], knobs: Knobs) -> dict[str, object]:
-    _check(_config(server), knobs)
-    target = Target(MODEL_NAME, "triton_generate", f"http://{server.http_url}", MODEL_NAME)
-    records = drive(target, requests, demand.arrivals, demand.warmup, demand.timeout)
-    summary = summarize(records, None)
-    # A server that has failed may not answer this question either.
-    return summary if summary["errors"] else {**summary, "mean_rows": _mean_rows(server)}
-
-
-def _config(server: LocalTriton) -> ModelConfig:
-    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/{MODEL_NAME}/config", timeout=_ASK_S) as response:
-        return json_format.Parse(response.read(), ModelConfig())
-
-
-def _check(config: ModelConfig, knobs: Knobs) -> None:
-    running = knobs_of(config)
+def _under_load(server: LocalTriton, demand: Demand, requests: Sequence[Request], knobs: Knobs) -> dict[str, object]:
+    url = f"http://{server.http_url}/v2/models/{MODEL_NAME}/config"
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        running = knobs_of(json_format.Parse(response.read(), ModelConfig()))
     if running != knobs:
         raise ReadBackError(f"the server runs with {running.describe()}; it was given {knobs.describe()}")
-
-
-def _mean_rows(server: LocalTriton) -> float:
-    """Return the mean rows of a step since the server's start, warm-up included."""
+    target = Target(MODEL_NAME, "triton_generate", f"http://{server.http_url}", MODEL_NAME)
+    summary = summarize(drive(target, requests, demand.arrivals, demand.warmup, demand.timeout), None)
+    if summary["errors"]:
+        # A server that has failed may not have metrics either.
+        return summary
     totals = metrics.read(server.metrics_url)
-    return round(totals["llama_step_rows_sum"] / totals["llama_step_rows_count"], 2)
+    # Per step since the server's start, warm-up included.
+    return {**summary, "mean_rows": round(totals["llama_step_rows_sum"] / totals["llama_step_rows_count"], 2)}

@@ -1,4 +1,4 @@
-"""What is known of a point: its measurements, taken together, and how far two measurements of one point lie apart."""
+"""A point of the search: its settings and measurements; and the noise between measurements of one point."""
 
 from __future__ import annotations
 
@@ -8,25 +8,76 @@ from dataclasses import dataclass
 from typing import Any
 
 from perf.load.summary import percentiles
-from perf.tune.knobs import Knobs
 
 Measurement = Mapping[str, Any]
-"""What was measured once, as in a result's JSON. `not_run`: why there was nothing to measure."""
+"""One measurement, as in a result file. `not_run`: why there is none."""
+
+
+@dataclass(frozen=True)
+class Batcher:
+    """Triton's dynamic batcher. preferred: batch sizes that are dispatched at once, ascending, at least one."""
+
+    delay_microseconds: int
+    preferred: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The tuned settings.
+
+    batcher: None without dynamic batching. slots: the config's max_batch_size. prefill_tokens: maximum of padded prompt
+    tokens per prefill pass.
+    """
+
+    batcher: Batcher | None
+    slots: int
+    prefill_tokens: int
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings by their names in the config."""
+        return {
+            "max_queue_delay_microseconds": None if self.batcher is None else self.batcher.delay_microseconds,
+            "preferred_batch_size": None if self.batcher is None else list(self.batcher.preferred),
+            "slots": self.slots,
+            "prefill_tokens": self.prefill_tokens,
+        }
+
+    def describe(self) -> str:
+        """Return the settings in words."""
+        batcher = "no batcher"
+        if self.batcher is not None:
+            batcher = f"delay {self.batcher.delay_microseconds} us, preferred {sizes(self.batcher.preferred)}"
+        return f"{batcher}, slots {self.slots}, prefill {self.prefill_tokens}"
+
+    def changes(self, other: Knobs) -> int:
+        """Return how many settings differ from another point's."""
+        mine, theirs = self.settings(), other.settings()
+        return sum(mine[name] != theirs[name] for name in mine)
+
+
+def run_key(knobs: Knobs, run: int) -> str:
+    """Return a measurement's key in a result file; run: 1, 2, … of this point."""
+    batcher = "no-batcher"
+    if knobs.batcher is not None:
+        batcher = f"delay{knobs.batcher.delay_microseconds}/preferred{sizes(knobs.batcher.preferred, '-')}"
+    return f"{batcher}/slots{knobs.slots}/prefill{knobs.prefill_tokens}/run{run}"
+
+
+def sizes(preferred: tuple[int, ...], separator: str = " ") -> str:
+    """Return preferred sizes as text: "4 8 16"."""
+    return separator.join(map(str, preferred))
 
 
 @dataclass(frozen=True)
 class Point:
-    """Settings and their measurements.
-
-    The figures are of all measurements together: tokens over seconds, percentiles over every request.
-    """
+    """Settings and their measurements. Figures combine all runs: tokens over seconds, percentiles of every request."""
 
     knobs: Knobs
     runs: Sequence[Measurement]
 
     @property
     def failure(self) -> str:
-        """Why this point can't be recommended, in a few words; "" if it can."""
+        """Why this point can't be recommended; "" if it can."""
         for run in self.runs:
             if "not_run" in run:
                 return str(run["not_run"])
@@ -46,24 +97,24 @@ class Point:
 
     @property
     def p95_ms(self) -> float:
-        """95 of 100 requests took at most so long."""
+        """The 95th percentile of latency."""
         return self.latency_ms["p95"]
 
     def meets(self, slo_p95_ms: float) -> bool:
-        """Say whether the point works and its p95 is within the bound."""
+        """Return whether the point works and its p95 is within the bound."""
         return not self.failure and self.p95_ms <= slo_p95_ms
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How far two measurements of one point were apart at most, as a share of their mean; infinite if unknown."""
+    """The largest difference between measurements of one point, as a share of their mean; infinite if unknown."""
 
     throughput: float
     p95: float
 
 
 def measured_noise(points: Iterable[Point]) -> Noise:
-    """Return the largest distance that was seen at any point measured more than once."""
+    """Return the noise over all points that were measured more than once."""
     repeated = [point for point in points if len(point.runs) > 1 and not point.failure]
     if not repeated:
         return Noise(math.inf, math.inf)

@@ -28,7 +28,7 @@ from triton_local.server import LocalTriton
 from triton_supervisor.model_processes import model_processes
 
 from perf.overhead.processes import ServerProcesses
-from perf.soak.vitals import ServerVitals
+from perf.soak.resources import ServerResources
 
 SEED = int(os.environ.get("FUZZ_SEED", "20261121"))
 ATTACKS = 2_500
@@ -102,10 +102,10 @@ class _Watched:
     def campaign(self) -> Campaign:
         return Campaign(self._server, self._good)
 
-    def vitals(self) -> ServerVitals:
+    def vitals(self) -> ServerResources:
         """Wait until nobody is served any more, and look."""
         self._metrics.wait(lambda now: now.idle() and now.now(PENDING) == 0, "every row has ended and nobody waits")
-        return ServerVitals.of(self._processes)
+        return ServerResources.of(self._processes)
 
     def assert_well(self, report: Report) -> None:
         """Check what came of a campaign; what it says of a crash is all there is to find its cause."""
@@ -116,7 +116,7 @@ class _Watched:
         assert report.hung == []
         assert report.spoiled == []
 
-    def assert_flat(self, before: ServerVitals) -> None:
+    def assert_flat(self, before: ServerResources) -> None:
         """Check that nothing has grown that would grow on."""
         self._metrics.wait(
             lambda _: self.vitals().triton.descriptors <= before.triton.descriptors + MORE_DESCRIPTORS,

@@ -1,6 +1,6 @@
-"""The soak's own code, for seconds: users of every kind act, everything is counted, looked at, judged and drawn.
+"""A soak of seconds: every kind of action, counts, samples, verdict and picture.
 
-Whether memory stays flat can't be told in seconds, and isn't counted here: that is `make soak MINUTES=30`.
+Whether memory stays flat takes `make soak MINUTES=30`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from triton_local.server import LocalTriton
 
-from perf.soak.cli import said, sections
-from perf.soak.course import Course
-from perf.soak.observations import rows
-from perf.soak.picture import picture
-from perf.soak.soaking import soak
+from perf.soak.__main__ import sections
+from perf.soak.picture import columns, picture
+from perf.soak.soaking import Course, soak
 from perf.soak.verdict import FIGURES, judge
+from perf.soak.verdict import lines as lines_of
 
-# One round, and more of them on a machine on which not everything is done in one.
+# One round, and more on a machine that doesn't do every action in one.
 SHORT = Course(
     seconds=1.0,
     users=12,
@@ -32,13 +31,14 @@ SHORT = Course(
 GROWING = [figure.name for figure in FIGURES]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", ["triton", "streaming"])
-def test_a_soak_of_seconds_finds_something_or_does_not_look(config: str, request: pytest.FixtureRequest) -> None:
+def test_a_soak_of_seconds_finds_no_fault(config: str, request: pytest.FixtureRequest) -> None:
     server: LocalTriton = request.getfixturevalue(config)
     lines: list[str] = []
     soaked = soak(server, SHORT, lines.append)
     findings = judge(soaked)
-    # What doesn't grow in seconds is not flat for that.
+    # Seconds prove nothing about growth.
     counted = [one for one in findings if one.name not in GROWING]
     assert [one for one in counted if one.outcome != "ok"] == []
     growing = [one for one in findings if one.name in GROWING]
@@ -50,12 +50,12 @@ def test_a_soak_of_seconds_finds_something_or_does_not_look(config: str, request
     assert 1 <= len(lines) == len(soaked.rests) <= 1 + SHORT.late_rounds
     assert "rest" in {sample.phase for sample in soaked.samples}
     assert soaked.fixed_text
-    # What a result's file and its picture have of it.
+    # The result file and the picture.
     written = json.loads(json.dumps(sections(soaked, findings)))
     assert written["counts"]["completed"]["length"] > 0
     assert len({len(column) for column in written["looks"].values()}) == 1
-    assert ElementTree.fromstring(picture(rows(soaked.samples), "seconds")).tag.endswith("svg")
+    assert ElementTree.fromstring(picture(columns(soaked.samples), "seconds")).tag.endswith("svg")
     of_all = f"{len(untold)} of {len(findings)}"
     verdict = f"NOT PASSED: {of_all} can't be told and aren't counted, none of the others failed"
-    assert said(findings).splitlines()[-1] == written["verdict"] == verdict
+    assert lines_of(findings).splitlines()[-1] == written["verdict"] == verdict
     assert written["passed"] is False

@@ -1,7 +1,4 @@
-"""A soak's verdict: what grows, is lost, is counted otherwise, changes or never happened fails it.
-
-And what can't be told doesn't pass.
-"""
+"""The verdict of a soak: growth, losses, wrong counts and missing actions fail it; unknown conditions don't pass."""
 
 from __future__ import annotations
 
@@ -12,18 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+from perf import metrics
 from perf.environment import ROOT
-from perf.soak.cli import said, sections
-from perf.soak.course import Course
-from perf.soak.observations import MOST_ROWS, Rest, Sample, Soaked, rows
-from perf.soak.picture import picture
-from perf.soak.readings import Readings
-from perf.soak.soaking import ROWS_DEPEND
-from perf.soak.tally import MOST_MESSAGES, Tally
-from perf.soak.trend import Trend
-from perf.soak.users import kinds
-from perf.soak.verdict import FIGURES, Outcome, judge, passed
-from perf.soak.vitals import ProcessVitals, ServerVitals
+from perf.soak.__main__ import sections
+from perf.soak.picture import MOST_ROWS, columns, picture
+from perf.soak.resources import ProcessResources, Readings, ServerResources
+from perf.soak.soaking import ROWS_DEPEND, Course, Rest, Sample, Soaked
+from perf.soak.users import MOST_MESSAGES, Tally, kinds
+from perf.soak.verdict import FIGURES, Outcome, Trend, judge, lines, passed
 
 MEMORY = "memory of the model's process"
 
@@ -46,13 +39,13 @@ ALL = {"stop": 5, "length": 95, "cancelled": 4, "invalid": 7, "unavailable": 0, 
 
 def _readings(**changed: float) -> Readings:
     counts: dict[str, float] = {**ALL, "generated": 4100, "chosen": 4100, "failed": 0}
-    return Readings.parse(COUNTED.format(**(counts | changed)))
+    return Readings(metrics.series(COUNTED.format(**(counts | changed))))
 
 
 def _sample(seconds: float, model_mib: float = 500.0, descriptors: int = 60, vram_mib: float | None = 9000.0) -> Sample:
-    triton, model = ProcessVitals(150.0, 140.0, descriptors, 40), ProcessVitals(model_mib, 450.0, 20, 9)
-    vitals = ServerVitals(triton, model, 2.0, vram_mib)
-    return Sample(seconds, "rest" if seconds % 60 > 50 else "steady", vitals, 8, 0, 1, 300.0, 20, 900.0)
+    triton, model = ProcessResources(150.0, 140.0, descriptors, 40), ProcessResources(model_mib, 450.0, 20, 9)
+    server = ServerResources(triton, model, 2.0, vram_mib)
+    return Sample(seconds, "rest" if seconds % 60 > 50 else "steady", server, 8, 0, 1, 300.0, 20, 900.0)
 
 
 def _samples(of: Callable[[float], Sample] = _sample, seconds: int = 1800) -> list[Sample]:
@@ -60,7 +53,7 @@ def _samples(of: Callable[[float], Sample] = _sample, seconds: int = 1800) -> li
 
 
 def _soaked(**changed: object) -> Soaked:
-    """Return a soak of half an hour in which all went well, but for what is changed."""
+    """Return a soak of half an hour that passes, apart from the changed fields."""
     tally = Tally(
         done=Counter(dict.fromkeys(kinds(streams=True), 20)),
         completed=Counter(stop=5, length=93),
@@ -86,7 +79,7 @@ def _soaked(**changed: object) -> Soaked:
 
 
 def _lasting(seconds: int, model_mib: Callable[[float], float]) -> Soaked:
-    """Return a soak in which the model's process takes that much after so many seconds."""
+    """Return a soak in which the model's process has that memory at each second."""
     samples = _samples(lambda second: _sample(second, model_mib(second)), seconds)
     return _soaked(samples=samples, seconds=float(seconds))
 
@@ -100,16 +93,16 @@ def _failed(soaked: Soaked) -> list[str]:
     return _found(soaked, "failed")
 
 
-def test_a_soak_in_which_all_went_well_fails() -> None:
+def test_a_soak_without_fault_passes() -> None:
     assert {finding.outcome for finding in judge(_soaked())} == {"ok"}
-    assert said(judge(_soaked())).splitlines()[-1] == "passed"
+    assert lines(judge(_soaked())).splitlines()[-1] == "passed"
 
 
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"length": 92}, "rows"),  # fewer than its users have seen
-        ({"length": 101}, "rows"),  # more than were asked for
+        ({"length": 92}, "rows"),  # fewer than the users saw
+        ({"length": 101}, "rows"),  # more than were sent
         ({"stop": 4, "length": 96}, "rows"),
         ({"invalid": 6}, "refusals"),
         ({"invalid": 8}, "refusals"),
@@ -122,21 +115,21 @@ def test_a_soak_in_which_all_went_well_fails() -> None:
     ],
     ids=str,
 )
-def test_a_server_that_counts_otherwise_passes(changed: dict[str, float], found: str) -> None:
+def test_counts_that_differ_from_the_users_fail(changed: dict[str, float], found: str) -> None:
     assert _failed(_soaked(after=_readings(**changed))) == [found]
 
 
-def _told(**changed: object) -> Soaked:
+def _counted(**changed: object) -> Soaked:
     return _soaked(tally=replace(_soaked().tally, **changed))  # type: ignore[arg-type]  # fields by name
 
 
 @pytest.mark.parametrize(
     ("soaked", "found"),
     [
-        (_told(errors=Counter(["a request timed out"])), "errors"),
-        (_told(different=1), "the fixed request"),
-        (_told(same=0), "the fixed request"),
-        (_told(done=Counter(complete=100)), "everything was done"),
+        (_counted(errors=Counter(["a request timed out"])), "errors"),
+        (_counted(different=1), "the fixed request"),
+        (_counted(same=0), "the fixed request"),
+        (_counted(done=Counter(complete=100)), "everything was done"),
         (_soaked(rests=[Rest(60.0, {"llama_slots_in_use": 1.0})]), "rests"),
         (_soaked(rests=[]), "rests"),
         (_soaked(same_processes=False), "processes"),
@@ -149,72 +142,72 @@ def _told(**changed: object) -> Soaked:
     ],
     ids=lambda value: str(value)[:24] if isinstance(value, str) else "",
 )
-def test_what_goes_wrong_passes(soaked: Soaked, found: str | None) -> None:
+def test_errors_growth_and_missing_actions_fail(soaked: Soaked, found: str | None) -> None:
     assert _failed(soaked) == [found or "descriptors of tritonserver"]
 
 
-def test_a_process_that_warms_up_or_is_restless_fails() -> None:
-    """It takes 300 MiB in the first half of the time, and then goes up and down by a few with the load."""
+def test_a_process_that_warms_up_and_then_fluctuates_passes() -> None:
+    """300 MiB more in the first half of the time, then a few MiB up and down with the load."""
     randomness = random.Random(3)
     flat = _lasting(1800, lambda seconds: 500 + min(seconds, 800) * 0.4 + randomness.uniform(-4, 4))
     assert _failed(flat) == []
 
 
-def test_a_leak_hides_in_restlessness() -> None:
-    """A kilobyte for each of 15 requests a second, under a load that makes the memory go up and down by 20 MiB."""
+def test_a_leak_is_found_in_fluctuating_memory() -> None:
+    """A kilobyte per request at 15 requests per second, under noise of 20 MiB."""
     randomness = random.Random(4)
     leak = _lasting(1800, lambda seconds: 500 + seconds * 15 / 1024 + randomness.uniform(0, 20))
     assert _failed(leak) == [MEMORY]
 
 
 @pytest.mark.parametrize("minutes", [20, 60, 480])
-def test_a_leak_hides_behind_the_weights_or_in_the_time(minutes: int) -> None:
+def test_a_leak_is_found_whatever_the_servers_size_and_the_duration(minutes: int) -> None:
     """40 MiB an hour, in a process of 8 GiB."""
     assert _failed(_lasting(60 * minutes, lambda seconds: 8192 + seconds * 40 / 3600)) == [MEMORY]
 
 
-def test_a_slow_leak_hides_in_a_night() -> None:
+def test_a_slow_leak_is_found_overnight() -> None:
     """3 MiB an hour."""
     assert _failed(_lasting(8 * 3600, lambda seconds: 500 + seconds * 3 / 3600)) == [MEMORY]
 
 
 @pytest.mark.parametrize("at", [1000, 1500, 1700])
-def test_memory_that_jumps_late_is_flat(at: int) -> None:
-    """Most pairs of looks lie before it, so that the trend is none."""
+def test_a_late_jump_of_memory_fails(at: int) -> None:
+    """Most pairs of samples lie before it, so the slope is 0."""
     assert _failed(_lasting(1800, lambda seconds: 500.0 if seconds < at else 520.0)) == [MEMORY]
 
 
 @pytest.mark.parametrize("an_hour", [0, 470])
 @pytest.mark.parametrize("seconds", [45, 120, 900])
-def test_a_soak_too_short_to_tell_passes(seconds: int, an_hour: int) -> None:
+def test_a_soak_that_is_too_short_proves_nothing_about_growth(seconds: int, an_hour: int) -> None:
     """Flat or leaking: 470 MiB an hour are 8 MiB in the second half of two minutes."""
     short = _lasting(seconds, lambda second: 500 + second * an_hour / 3600)
     assert _found(short, "can't be told") == [figure.name for figure in FIGURES]
     assert _found(short, "failed") == []
     assert not passed(judge(short))
-    last = said(judge(short)).splitlines()[-1]
+    last = lines(judge(short)).splitlines()[-1]
     assert last == "NOT PASSED: 8 of 17 can't be told and aren't counted, none of the others failed"
     worse = judge(replace(short, same_processes=False))
-    assert said(worse).splitlines()[-1] == "FAILED: 1 of 17; 8 can't be told and aren't counted"
+    assert lines(worse).splitlines()[-1] == "FAILED: 1 of 17; 8 can't be told and aren't counted"
 
 
-def test_a_machine_without_a_gpu_fails() -> None:
+def test_without_a_gpu_its_memory_is_left_out() -> None:
     without = _soaked(samples=_samples(lambda seconds: _sample(seconds, vram_mib=None)))
     assert _found(without, "left out") == ["memory of the GPU"]
     assert passed(judge(without))
     assert "memory of the GPU" not in sections(without, judge(without))["trends_per_hour"]
-    assert "<!-- GPU, in use" not in picture(rows(without.samples), "")
+    assert "<!-- GPU, in use" not in picture(columns(without.samples), "")
 
 
-def test_rows_that_depend_on_their_batch_fail_the_fixed_request() -> None:
-    depending = replace(_told(different=3), rows_depend=True)
+def test_with_an_outlier_threshold_the_fixed_request_is_left_out() -> None:
+    depending = replace(_counted(different=3), rows_depend=True)
     assert _found(depending, "left out") == ["the fixed request"]
     assert passed(judge(depending))
-    # What it goes by is what the model says.
+    # The model's own log line decides.
     assert ROWS_DEPEND in (ROOT / "model_repository/llama/1/model.py").read_text()
 
 
-def test_a_soak_whose_server_died_says_nothing() -> None:
+def test_a_soak_whose_server_died_keeps_its_observations_and_fails() -> None:
     died = _soaked(after=None, same_processes=False, cut_short="the server is gone; code 70")
     found = {finding.name: finding for finding in judge(died)}
     assert (found["processes"].outcome, found["processes"].said) == ("failed", "the server is gone; code 70")
@@ -226,7 +219,7 @@ def test_a_soak_whose_server_died_says_nothing() -> None:
     assert sections(at_once, judge(at_once))["looks"]["seconds"] == []
 
 
-def test_the_trend_follows_wild_points() -> None:
+def test_the_trend_ignores_outliers() -> None:
     seconds = [float(index) for index in range(100)]
     values = [100.0 + index / 10 + (500.0 if index % 7 == 0 else 0.0) for index in range(100)]
     trend = Trend.of(seconds, values)
@@ -239,18 +232,18 @@ def test_the_trend_follows_wild_points() -> None:
         Trend.of(seconds[:7], values[:7])
 
 
-def test_a_long_soak_makes_a_long_file_or_no_picture() -> None:
-    columns = rows([_sample(5.0 * index) for index in range(10 * MOST_ROWS + 3)])
-    assert {len(column) for column in columns.values()} == {-(-(10 * MOST_ROWS + 3) // 11)}
-    drawn = picture(columns, "half a day")
-    assert drawn == picture(columns, "half a day")
+def test_a_long_soak_is_thinned_out_for_its_file_and_picture() -> None:
+    found = columns([_sample(5.0 * index) for index in range(10 * MOST_ROWS + 3)])
+    assert {len(column) for column in found.values()} == {-(-(10 * MOST_ROWS + 3) // 11)}
+    drawn = picture(found, "half a day")
+    assert drawn == picture(found, "half a day")
     assert "<!-- half a day" in drawn
     assert "<!-- tritonserver" in drawn
-    with pytest.raises(ValueError, match="1 looks can't be drawn"):
-        picture(rows([_sample(0.0)]), "")
+    with pytest.raises(ValueError, match="1 samples can't be drawn"):
+        picture(columns([_sample(0.0)]), "")
 
 
-def test_errors_of_many_kinds_take_ever_more_room_or_get_lost() -> None:
+def test_all_errors_are_counted_and_a_bounded_number_of_messages_kept() -> None:
     tally = Tally()
     for number in range(3 * MOST_MESSAGES):
         tally.fail(f"error number {number}\n" + "x" * 1000)
@@ -259,7 +252,7 @@ def test_errors_of_many_kinds_take_ever_more_room_or_get_lost() -> None:
     assert all("\n" not in message and len(message) <= 300 for message in tally.errors)
 
 
-def test_latencies_are_told_twice() -> None:
+def test_latencies_are_taken_once() -> None:
     tally = Tally()
     tally.complete("stop", 3, 0.5)
     tally.complete("length", 4, 1.5)
@@ -268,6 +261,6 @@ def test_latencies_are_told_twice() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("seconds", 0.0), ("users", 0), ("sample_seconds", -1.0)])
-def test_a_course_that_does_not_run_is_taken(name: str, value: float) -> None:
+def test_a_course_with_a_value_of_zero_or_less_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{name} is {value}, must be above 0"):
         Course(**{"seconds": 1.0, name: value})  # type: ignore[arg-type]  # fields by name

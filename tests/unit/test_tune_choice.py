@@ -1,4 +1,4 @@
-"""What is recommended is the fastest that keeps the promise, and never a difference that is only noise."""
+"""The recommended point has the highest throughput within the bound; differences within the noise don't count."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 import pytest
 from unit.tuning import DEFAULT, measurement, point, slots
 
-from perf.tune.choice import best, lowest_latency, pareto, recommended, shortlist
 from perf.tune.points import Noise, Point, measured_noise
+from perf.tune.search import best, lowest_latency, pareto, recommended, shortlist
 
 NONE = Noise(0.0, 0.0)
 SOME = Noise(0.1, 0.1)
 
 
-def test_the_front_is_what_no_other_point_beats() -> None:
+def test_the_front_has_the_points_that_no_other_one_beats() -> None:
     fast, balanced, quick = point(100, 900), point(80, 500), point(20, 100)
     beaten = [point(80, 501), point(79, 500), point(19, 900)]
     assert pareto([*beaten, fast, balanced, quick]) == [fast, balanced, quick]
@@ -34,12 +34,12 @@ def test_a_point_with_errors_is_neither_on_the_front_nor_chosen() -> None:
     assert "3 of 20 requests failed: refused" in failed.failure
 
 
-def test_the_most_tokens_among_those_that_meet_the_bound_win() -> None:
+def test_the_highest_throughput_within_the_bound_is_recommended() -> None:
     too_slow, fast, quick = point(300, 1001, slots(64)), point(200, 1000, slots(16)), point(100, 10, DEFAULT)
     assert recommended([quick, too_slow, fast], 1000, NONE, DEFAULT) is fast
 
 
-def test_nothing_is_recommended_where_nothing_meets_the_bound() -> None:
+def test_without_a_point_within_the_bound_nothing_is_recommended() -> None:
     points = [point(300, 1001), point(200, 900)]
     assert recommended(points, 800, NONE, DEFAULT) is None
     lowest = lowest_latency(points)
@@ -53,17 +53,17 @@ def test_a_gain_below_the_noise_does_not_displace_the_default() -> None:
     assert recommended([other, default], 1000, NONE, DEFAULT) is other
 
 
-def test_a_gain_above_the_noise_does() -> None:
+def test_a_gain_above_the_noise_displaces_the_default() -> None:
     default, other = point(100, 500), point(120, 500, slots(16))
     assert recommended([default, other], 1000, SOME, DEFAULT) is other
 
 
-def test_where_throughput_does_not_tell_the_latency_does() -> None:
+def test_at_equal_throughput_the_lower_latency_is_recommended() -> None:
     default, other = point(100, 500), point(98, 300, slots(16))
     assert recommended([default, other], 1000, SOME, DEFAULT) is other
 
 
-def test_unknown_noise_lets_nothing_displace_the_default_that_meets_the_bound() -> None:
+def test_with_unknown_noise_a_default_within_the_bound_stays() -> None:
     default, other = point(100, 500), point(900, 50, slots(16))
     noise = measured_noise([default, other])
     assert math.isinf(noise.throughput)
@@ -77,19 +77,19 @@ def test_a_point_measured_once_is_recommended_only_if_no_repeated_one_meets_the_
     assert recommended([lucky, repeated], 100, NONE, DEFAULT) is lucky
 
 
-def test_without_the_bound_met_the_search_goes_where_latency_is_lower() -> None:
+def test_without_a_point_within_the_bound_the_lowest_latency_is_best() -> None:
     default, other = point(300, 5000), point(100, 3000, slots(8))
     assert best([default, other], 1000, SOME, DEFAULT) is other
 
 
-def test_the_shortlist_is_in_order_and_without_what_failed() -> None:
+def test_the_shortlist_is_ordered_and_has_no_failed_points() -> None:
     first, second, third = point(300, 900), point(200, 900, slots(8)), point(100, 2000, slots(4))
     points = [third, point(900, 1, slots(2), errors=1), second, first]
     assert shortlist(points, 1000, NONE, DEFAULT, 2) == [first, second]
     assert shortlist(points, 1000, NONE, DEFAULT, 9) == [first, second, third]
 
 
-def test_a_point_s_figures_are_of_all_its_runs() -> None:
+def test_a_points_figures_combine_all_its_runs() -> None:
     both = Point(DEFAULT, [measurement(100, 1000), measurement(50, 4000)])
     # 2000 tokens in 10 + 20 seconds; four of the 40 requests took 1 or 4 seconds, the others half of that.
     assert both.tokens_per_second == pytest.approx(2000 / 30)

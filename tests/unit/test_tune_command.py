@@ -1,4 +1,4 @@
-"""What `python -m perf.tune` takes, refuses, says and writes."""
+"""`python -m perf.tune`: its options, its result file and its recommendation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from unit.tuning import DEFAULT, measurement, point, slots
 
 from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed, Poisson
-from perf.tune.cli import command, main
-from perf.tune.config import knobs_of, parsed
-from perf.tune.demand import Demand
-from perf.tune.findings import Findings
-from perf.tune.options import read
-from perf.tune.page import conclusion, table
+from perf.tune.__main__ import main, read
+from perf.tune.config import Subject, knobs_of, parsed
+from perf.tune.findings import Findings, conclusion, table
+from perf.tune.measuring import Demand
 from perf.tune.points import Point, measured_noise
-from perf.tune.subject import Subject
 from perf.workload import lengths
 
 DEMAND = Demand("uniform", Closed(4), requests=8, warmup=2, output_tokens=10, timeout=60.0)
@@ -29,7 +26,7 @@ def _findings(points: list[Point], slo_p95_ms: float = 1000) -> Findings:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ("--slo-p95-ms 2000", "make tune SLO_P95_MS=2000 BUDGET=30"),
         ("--slo-p95-ms=2000 --budget=0.5 --resume", "make tune SLO_P95_MS=2000 BUDGET=0.5"),
@@ -39,8 +36,8 @@ def _findings(points: list[Point], slo_p95_ms: float = 1000) -> Findings:
         ),
     ],
 )
-def test_another_command_is_written_than_would_measure_it_again(arguments: str, said: str) -> None:
-    assert command(read(arguments.split(), {}), arguments.split()) == said
+def test_the_command_repeats_the_run(arguments: str, expected: str) -> None:
+    assert read(arguments.split(), {}).command == expected
 
 
 @pytest.mark.parametrize(
@@ -67,7 +64,7 @@ def test_a_value_out_of_bounds_is_refused_with_its_bound(
 
 
 @pytest.mark.parametrize("name", ["LLAMA_SLOTS", "LLAMA_MODEL", "OMP_NUM_THREADS"])
-def test_an_environment_that_would_beat_the_config_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variables_that_override_the_config_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         read(["--slo-p95-ms", "9"], {name: "many"})
     assert end.value.code == 2
@@ -84,7 +81,7 @@ def test_the_load_is_closed_unless_a_rate_is_given() -> None:
 
 
 @pytest.mark.parametrize("wrong", [["--variant", "batched"], ["--model", "models/typo"]])
-def test_what_does_not_exist_is_one_line_and_no_measurement(
+def test_an_unknown_variant_or_model_is_one_line_on_stderr(
     wrong: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(EMBEDDED.parents[1])
@@ -94,13 +91,13 @@ def test_what_does_not_exist_is_one_line_and_no_measurement(
     assert wrong[1] in line
 
 
-def test_the_warm_up_does_not_take_from_the_measured_lengths() -> None:
+def test_the_warm_up_leaves_the_measured_lengths_unchanged() -> None:
     sent = DEMAND.sent(EMBEDDED)
     assert [request.output_tokens for request in sent[2:]] == lengths("uniform", 8, 10)
     assert [request.output_tokens for request in replace(DEMAND, warmup=0).sent(EMBEDDED)] == lengths("uniform", 8, 10)
 
 
-def test_the_recommended_config_parses_to_the_recommended_settings_and_says_what_for() -> None:
+def test_the_recommended_config_has_the_recommended_settings_and_their_origin() -> None:
     findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64), runs=2)])
     assert findings.config is not None
     assert knobs_of(parsed(findings.config)) == slots(64)
@@ -108,7 +105,7 @@ def test_the_recommended_config_parses_to_the_recommended_settings_and_says_what
     assert "# No kind: one instance on every GPU" in findings.config
 
 
-def test_the_json_says_what_was_measured_and_what_is_recommended() -> None:
+def test_the_json_has_every_point_and_the_recommendation() -> None:
     failed = point(9, 9, slots(1024), errors=1)
     findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64), runs=3), point(400, 1600), failed])
     sections = json.loads(json.dumps(findings.sections(), allow_nan=False))
@@ -127,23 +124,23 @@ def test_an_unknown_noise_is_null_in_the_json() -> None:
     assert _findings([point(100, 500)]).sections()["noise"] is None
 
 
-def test_the_page_names_the_recommended_point_and_the_config_as_it_is() -> None:
+def test_the_table_marks_the_recommended_point_and_the_present_config() -> None:
     findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64), runs=2)])
-    first, second = table(findings).splitlines()[1:]
+    first, second = table(findings).splitlines()[-2:]
     assert first.endswith("recommended")
-    assert second.endswith("as it is")
+    assert second.endswith("present config")
     assert "Recommended: delay 10000 us, preferred 4 8 16 32, slots 64, prefill 512: 300.0" in conclusion(findings)
-    assert "The config as it is: 100.0 tokens/s at a p95 of 500 ms" in conclusion(findings)
+    assert "The present config: 100.0 tokens/s at a p95 of 500 ms" in conclusion(findings)
 
 
-def test_a_difference_within_the_noise_is_said_to_be_none() -> None:
+def test_within_the_noise_the_present_config_is_recommended() -> None:
     noisy = Point(DEFAULT, [measurement(100, 500), measurement(120, 500)])
     findings = _findings([noisy, point(115, 500, slots(64), runs=2)])
-    assert "Recommended: the config as it is" in conclusion(findings)
+    assert "Recommended: the present config" in conclusion(findings)
     assert "Nothing is better by more than the noise." in conclusion(findings)
 
 
-def test_an_unmet_bound_is_said_with_the_lowest_latency_there_is() -> None:
+def test_an_unmet_bound_is_reported_with_the_lowest_latency() -> None:
     findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64))], slo_p95_ms=400)
     assert findings.config is None
     assert findings.sections()["recommended"] is None
@@ -151,8 +148,8 @@ def test_an_unmet_bound_is_said_with_the_lowest_latency_there_is() -> None:
     assert "The lowest p95: 100.0 tokens/s at a p95 of 500 ms" in conclusion(findings)
 
 
-def test_a_search_without_a_working_point_says_so() -> None:
+def test_a_search_without_a_working_point_recommends_nothing() -> None:
     findings = _findings([Point(DEFAULT, [{"not_run": "does not fit"}])])
     assert "no point could be measured without errors" in conclusion(findings)
-    assert table(findings).splitlines()[1].endswith("does not fit, as it is")
+    assert table(findings).splitlines()[-1].endswith("does not fit, present config")
     assert "no point could be measured" in conclusion(_findings([]))

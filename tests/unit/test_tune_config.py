@@ -1,4 +1,4 @@
-"""The config that is recommended is the one that was tuned, with its settings changed and nothing else."""
+"""The edited config has the new settings and is otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from perf.tune.config import ConfigError, edited, knobs_of, parsed
-from perf.tune.knobs import Batcher, Knobs
-from perf.tune.subject import Subject
+from perf.tune.config import ConfigError, Subject, edited, knobs_of, parsed
+from perf.tune.points import Batcher, Knobs
 
 MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llama"
 FILES = {path.stem: path for path in (MODEL / "config.pbtxt", *MODEL.glob("configs/*.pbtxt"))}
@@ -51,16 +50,16 @@ def test_a_config_without_a_batcher_gets_slots_and_prefill_and_no_batcher() -> N
     result = edited(text, Knobs(None, 4, 64))
     assert _read(result) == wanted
     assert not _read(result).HasField("dynamic_batching")
-    with pytest.raises(ConfigError, match="neither added to a config nor taken out"):
+    with pytest.raises(ConfigError, match="neither added to a config nor removed"):
         edited(text, Knobs(Batcher(0, (4,)), 4, 64))
 
 
-def test_there_are_the_five_configs_that_these_tests_mean() -> None:
+def test_the_repository_has_the_five_configs_of_these_tests() -> None:
     assert set(FILES) == {"config", "streaming", "batched_int8", "batched_fp16", "naive_fp16"}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_config_s_own_settings_leave_its_text_as_it_is(name: str) -> None:
+def test_a_configs_own_settings_leave_its_text_unchanged(name: str) -> None:
     text = FILES[name].read_text()
     assert edited(text, knobs_of(parsed(text))) == text
 
@@ -83,14 +82,14 @@ def test_a_config_can_be_edited_again_and_back() -> None:
     assert edited(once, knobs).count("prefill_tokens") == 1
 
 
-def test_a_batcher_that_says_nothing_is_filled_in() -> None:
-    # What Triton itself puts for no preferred size is the full batch.
+def test_an_empty_batcher_gets_its_fields() -> None:
+    # Triton's default preferred size is the full batch.
     assert knobs_of(parsed(SMALL)) == Knobs(Batcher(0, (8,)), 8, 512)
     result = edited(SMALL, Knobs(Batcher(100, (2, 4)), 4, 512))
     assert knobs_of(parsed(result)) == Knobs(Batcher(100, (2, 4)), 4, 512)
 
 
-def test_settings_in_comments_and_strings_are_left_alone() -> None:
+def test_comments_and_strings_stay_unchanged() -> None:
     text = (
         '# max_batch_size: 1\nname: "max_batch_size: 2"\nmax_batch_size: 8 # max_batch_size: 3\n'
         "dynamic_batching {\n  # preferred_batch_size: [ 9 ]\n  max_queue_delay_microseconds: 4 }\n"
@@ -111,18 +110,18 @@ def test_settings_in_comments_and_strings_are_left_alone() -> None:
         SMALL + 'parameters: { value: { string_value: "9" }, key: "prefill_tokens" }\n',
     ],
 )
-def test_a_form_that_is_not_understood_is_refused_and_not_changed_wrongly(text: str) -> None:
+def test_a_form_that_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="can't be changed to delay 6 us, preferred 5, slots 5, prefill 64 in place"):
         edited(text, Knobs(Batcher(6, (5,)), 5, 64))
 
 
-def test_what_triton_could_not_read_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no config that Triton could read: 1:\d+"):
+def test_a_config_with_a_syntax_error_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Triton could not read the config: 1:\d+"):
         parsed("max_batch_sizes: 8")
 
 
-def test_slots_apart_from_the_batch_size_are_refused() -> None:
-    with pytest.raises(ConfigError, match="take it out"):
+def test_a_parameter_slots_is_refused() -> None:
+    with pytest.raises(ConfigError, match="remove it"):
         knobs_of(parsed(SMALL + 'parameters: { key: "slots", value: { string_value: "9" } }\n'))
 
 
@@ -140,5 +139,5 @@ def test_the_copied_repository_has_the_changed_config_and_the_original_does_not(
 
 
 @pytest.mark.parametrize(("name", "weights"), [("default", "INT8"), ("naive_fp16", "FP16")])
-def test_the_weights_are_the_config_s(name: str, weights: str) -> None:
+def test_the_weights_precision_is_the_configs(name: str, weights: str) -> None:
     assert Subject.of(name, "anything", threads=1).weights == weights

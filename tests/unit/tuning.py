@@ -1,10 +1,9 @@
-"""Points with figures of the test's choosing, as the search for settings knows them."""
+"""Points of a search with chosen figures."""
 
 from __future__ import annotations
 
 from perf.load.summary import percentiles
-from perf.tune.knobs import Batcher, Knobs
-from perf.tune.points import Measurement, Point
+from perf.tune.points import Batcher, Knobs, Measurement, Point
 
 DEFAULT = Knobs(Batcher(10_000, (4, 8, 16, 32)), slots=32, prefill_tokens=512)
 
@@ -26,7 +25,7 @@ def measurement(tokens_per_second: float, p95_ms: float, errors: int = 0) -> Mea
 
 
 def point(tokens_per_second: float, p95_ms: float, knobs: Knobs = DEFAULT, runs: int = 1, errors: int = 0) -> Point:
-    """Return a point that was measured so many times, with the same figures."""
+    """Return a point with `runs` equal measurements."""
     return Point(knobs, [measurement(tokens_per_second, p95_ms, errors)] * runs)
 
 

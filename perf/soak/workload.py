@@ -1,6 +1,6 @@
-"""What the users of a soak ask for: prompts, lengths and sampling of every kind, and what must be refused.
+"""The requests of a soak: prompts, lengths and sampling parameters of every kind, and requests that must be refused.
 
-Knows the contract's inputs. Nothing here depends on a checkpoint: a prompt has at most as many tokens as characters.
+Independent of the checkpoint: a prompt has at most as many tokens as characters.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ _TEXT = "\n".join(topics[name] for name in sorted(topics)).encode("ascii", "igno
 
 FIXED_PROMPT = "Return a list of"
 FIXED = SamplingParams(max_tokens=24, min_tokens=24, temperature=0.0)
-"""The request that is asked again and again: greedy, so that its text must never change."""
+"""The request that is repeated: greedy, so its text must never change."""
 
-BAD: tuple[SamplingParams, ...] = (
+LONG = SamplingParams(max_tokens=LONGEST_OUTPUT, min_tokens=LONGEST_OUTPUT, temperature=0.9)
+
+INVALID: tuple[SamplingParams, ...] = (
     SamplingParams(max_tokens=0),
     SamplingParams(max_tokens=2**31 - 1),
     SamplingParams(max_tokens=4, min_tokens=5),
@@ -32,27 +34,27 @@ BAD: tuple[SamplingParams, ...] = (
     SamplingParams(presence_penalty=3.0),
     SamplingParams(stop_words=["x"] * 17),
 )
-"""Each breaks one bound of the contract."""
+"""Each violates one bound of the contract."""
 
 
 def prompt(randomness: random.Random) -> str:
     """Return a passage of Python's documentation."""
     length = randomness.randint(8, LONGEST_PROMPT)
     first = randomness.randrange(len(_TEXT) - length)
-    # What is all white space might be no token at all.
+    # White space alone might be no token.
     return "See " + _TEXT[first : first + length - len("See ")]
 
 
 def params(randomness: random.Random) -> SamplingParams:
-    """Return how to continue a prompt: mostly by few tokens, sometimes by many; greedy or drawn, exactly or at most."""
+    """Return sampling parameters: mostly few tokens; greedy or sampled; an exact length or a maximum."""
     length = min(1 + int(randomness.expovariate(1 / _MEAN_OUTPUT)), LONGEST_OUTPUT)
-    drawn = randomness.random() < 0.6
+    sampled = randomness.random() < 0.6
     return SamplingParams(
         max_tokens=length,
         min_tokens=length if randomness.random() < 0.7 else 0,
-        temperature=randomness.choice([0.5, 0.9, 1.4]) if drawn else 0.0,
-        top_k=randomness.choice([0, 0, 20]) if drawn else 0,
-        top_p=randomness.choice([1.0, 0.9]) if drawn else 1.0,
+        temperature=randomness.choice([0.5, 0.9, 1.4]) if sampled else 0.0,
+        top_k=randomness.choice([0, 0, 20]) if sampled else 0,
+        top_p=randomness.choice([1.0, 0.9]) if sampled else 1.0,
         repetition_penalty=randomness.choice([1.0, 1.0, 1.2]),
         frequency_penalty=randomness.choice([0.0, 0.0, 0.5]),
         stop_words=randomness.choice([(), (), (".",), ("\n\n", "def ")]),

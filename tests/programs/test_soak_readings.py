@@ -1,4 +1,4 @@
-"""What a soak reads off a server is complete, however slowly its metrics are passed on."""
+"""The settled metrics of a server are complete, however slowly they are passed on."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from llama_engine.observability.metrics import Metric
 from llama_engine.observability.stats import Meter
 from triton_local.server import LocalTriton
 
-from perf.soak.readings import settled
+from perf.soak.resources import settled
 
 ROWS = 40
 
 
 class _SlowRegistry(RecordingRegistry):
-    """Takes its time with every observation, as on a machine that has other things to do."""
+    """Slow at every observation, as on a busy machine."""
 
     def observe(self, metric: Metric, amount: float) -> None:
         time.sleep(0.01)
         super().observe(metric, amount)
 
     def text(self) -> str:
-        """Return what the soak reads of the endpoint."""
+        """Return the series that the soak reads."""
         counts, levels = self.counts, self.levels
         return "\n".join(
             [
@@ -46,14 +46,14 @@ class _SlowRegistry(RecordingRegistry):
 
 
 class _Server:
-    """Has a meter, its metrics, and refuses everything it is asked for. url: host:port."""
+    """A server with a meter that refuses every request. url: host:port."""
 
     def __init__(self, url: str, meter: Meter) -> None:
         self.http_url = self.metrics_url = url
         self.meter = meter
 
     def serve(self, steps: int) -> None:
-        """Compute that many steps of one row."""
+        """Count that many steps of one row."""
         for left in reversed(range(steps)):
             self.meter.stepped(Step([], [], decoded=1, chosen=1, prefilled=0), time.monotonic(), int(left > 0), 0)
 
@@ -93,16 +93,16 @@ def _serving() -> Iterator[_Server]:
 
 
 @pytest.mark.parametrize("later", [0.0, 0.25], ids=["before", "meanwhile"])
-def test_tokens_are_missing_from_the_steps(later: float) -> None:
-    """Rows whose last step comes before it is asked, or a moment later: a client left, and they went on."""
+def test_settled_metrics_contain_every_token_of_earlier_requests(later: float) -> None:
+    """Rows whose last step is before the call, or a moment later, as after a client's disconnect."""
     with _serving() as server:
         server.meter.level(1, 0)
         rows = threading.Timer(later, server.serve, [ROWS])
         rows.start()
         if not later:
             rows.join()
-        found = settled(cast("LocalTriton", server))
+        found, sent = settled(cast("LocalTriton", server))
         rows.join()
-    assert found.readings.total("llama_generated_tokens_total") == ROWS
-    assert found.readings.total("llama_step_rows_sum") == ROWS
-    assert found.readings.requests("invalid") == found.asked
+    assert found.total("llama_generated_tokens_total") == ROWS
+    assert found.total("llama_step_rows_sum") == ROWS
+    assert found.requests("invalid") == sent

@@ -1,0 +1,149 @@
+"""The server's resources (memory, file descriptors, threads, shared memory, VRAM) and its metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from triton_local.repository import MODEL_NAME
+from triton_local.server import LocalTriton
+
+from perf import environment, metrics
+from perf.overhead.processes import ServerProcesses
+
+SETTLED_WITHIN_S = 120.0
+"""Without a client for so long, no request should have a slot."""
+
+LEVELS = ("llama_slots_in_use", "llama_waiting_rows", "nv_inference_pending_request_count")
+"""Metrics that are 0 when the server is idle."""
+
+_TIMEOUT_S = 30.0
+_POLL_S = 0.1
+# The launcher names the Python backend's regions after the server's start.
+_REGION = re.compile(r"/dev/shm/(triton_python_backend_shm_region_[0-9a-f]{12}_)")
+
+
+@dataclass(frozen=True)
+class ProcessResources:
+    """One process. rss_mib: resident memory; pss_mib: the same with shared pages divided among their users."""
+
+    rss_mib: float
+    pss_mib: float
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessResources:
+        """Read a process. Raises OSError if it has ended."""
+        try:
+            rss, pss = (environment.status_kib(pid, "smaps_rollup", name) / 1024 for name in ("Rss", "Pss"))
+        except ValueError as error:
+            # A zombie's file is empty.
+            raise ProcessLookupError(f"process {pid} has ended") from error
+        process = Path(f"/proc/{pid}")
+        return cls(rss, pss, sum(1 for _ in (process / "fd").iterdir()), sum(1 for _ in (process / "task").iterdir()))
+
+
+@dataclass(frozen=True)
+class ServerResources:
+    """tritonserver and the model's process. shared_memory_mib: of the regions between them, including leaked ones.
+
+    vram_mib: in use on the GPU by all processes; None without CUDA.
+    """
+
+    triton: ProcessResources
+    model: ProcessResources
+    shared_memory_mib: float
+    vram_mib: float | None
+
+    @classmethod
+    def of(cls, processes: ServerProcesses) -> ServerResources:
+        """Read a server of one model instance.
+
+        Raises OSError if a process has ended, RuntimeError for several instances, CalledProcessError if nvidia-smi
+        fails.
+        """
+        if len(processes.models) != 1:
+            raise RuntimeError(f"{len(processes.models)} model processes run; one is expected")
+        prefixes = set(_REGION.findall(Path(f"/proc/{processes.triton}/maps").read_text()))
+        regions = [region for prefix in prefixes for region in Path("/dev/shm").glob(f"{prefix}*")]
+        return cls(
+            ProcessResources.of(processes.triton),
+            ProcessResources.of(processes.models[0]),
+            sum(region.stat().st_blocks * 512 for region in regions) / 2**20,
+            environment.vram_mib(),
+        )
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The metrics endpoint's values, by name and labels."""
+
+    series: Mapping[metrics.Series, float]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric's series with these labels. Raises ValueError if there is none."""
+        wanted = labels.items()
+        found = [value for (one, its), value in self.series.items() if one == name and wanted <= dict(its).items()]
+        if not found:
+            raise ValueError(f"the metrics endpoint has no {name}{f' with {labels}' if labels else ''}")
+        return sum(found)
+
+    def requests(self, finish_reason: str) -> float:
+        """Return the number of requests with this finish reason."""
+        return self.total("llama_requests_total", finish_reason=finish_reason)
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """The metrics that are 0 when the server is idle."""
+        return {name: self.total(name) for name in LEVELS}
+
+
+def read(server: LocalTriton) -> Readings:
+    """Read the metrics endpoint. Raises OSError if it is gone."""
+    return Readings(metrics.series(metrics.text(server.metrics_url)))
+
+
+def settled(server: LocalTriton) -> tuple[Readings, int]:
+    """Wait until all earlier requests are counted and the server is idle; return its metrics, and the requests sent.
+
+    The requests sent are invalid ones, one after the other. Returns after SETTLED_WITHIN_S in any case: rows that
+    never end are for the caller to find.
+
+    The model's metrics may be 0.2 s old and are passed on in an order: counters, gauges, histograms. So a request that
+    is counted shows that everything passed on before it is complete, and nothing about what is passed on with it.
+    """
+    until = time.monotonic() + SETTLED_WITHIN_S
+    sent = 0
+    # What is passed on with the first request is complete when the second is counted: from then on the gauges are
+    # later than the first. Once they are 0, what was passed on with them is complete when the third is counted.
+    for idle in (False, True, False):
+        refused = read(server).requests("invalid")
+        _send_invalid(server)
+        sent += 1
+        now = read(server)
+        while now.requests("invalid") <= refused or (idle and any(now.levels.values())):
+            if time.monotonic() > until:
+                return now, sent
+            time.sleep(_POLL_S)
+            now = read(server)
+    # One reading isn't of one moment either.
+    return read(server), sent
+
+
+def _send_invalid(server: LocalTriton) -> None:
+    body = json.dumps({"text_input": "", "max_tokens": 1}).encode()
+    url = f"http://{server.http_url}/v2/models/{MODEL_NAME}/generate"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=_TIMEOUT_S) as response:
+            raise RuntimeError(f"an empty prompt was answered with {response.status}")
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code != 400:
+                raise RuntimeError(f"an empty prompt was answered with {error.code}, not with 400") from error

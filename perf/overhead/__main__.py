@@ -1,6 +1,8 @@
-"""Account for a checkpoint's time: `python -m perf.overhead CHECKPOINT --quantization int8`.
+"""Where the time of serving goes: `python -m perf.overhead CHECKPOINT --quantization int8`.
 
-Prints the ratios and the parts; with --output it writes them, and beside them the picture.
+One load runs through Triton, through the bare engine, through the engine's passes alone and through transformers'
+forward alone: each has less around the same computation than the one before, so the ratios are the cost of each layer.
+The ceiling is the bare forward. Prints ratios and parts; --output writes one JSON file and a plot.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ import argparse
 import json
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from perf import environment
 from perf.overhead.account import REPETITIONS, SLOTS, account
-from perf.overhead.parts import table
 from perf.report.plots import icicle
 from perf.report.results import Part
+from perf.report.tables import parts_table
+from perf.report.text import terminal
 from perf.workload import MEAN_OUTPUT, MIXES
 
 
@@ -42,14 +47,15 @@ def main() -> None:
         mean=options.mean,
         repetitions=options.repetitions,
     )
-    print(table(found["parts"]))
+    parts = TypeAdapter(list[Part]).validate_python(found["parts"])
+    print(terminal(parts_table(parts, [])))
     for name, ratio in found["ratios"].items():
         print(f"{name}: {ratio:.3f}")
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps({"machine": environment.describe(), **found}, indent=1) + "\n")
         drawn = options.output.with_suffix(".svg")
-        drawn.write_text(icicle([Part(**part) for part in found["parts"]], "Where the time goes"))
+        drawn.write_text(icicle(parts, "Where the time goes"))
         print(f"written to {options.output} and {drawn}")
 
 

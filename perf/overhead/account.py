@@ -1,15 +1,15 @@
-"""One account: a load through a server, through the bare engine and through the bare forward, and each one's parts.
+"""The overhead account: one load through a server, the bare engine and the bare forward pass, and the parts of each.
 
-All answer the same requests with the same number of rows, from the first request to the last answer, and take turns, so
-that a slow minute of the machine hits them all. The bare engine has every request from the start; the server is given
-at least twice as many at once as it has slots, so that somebody always waits there, too.
+All answer the same requests with the same number of rows and take turns, so that a slow minute of the machine affects
+all. The bare engine has every request from the start; the server gets at least twice as many at once as it has slots,
+so that requests always wait there, too.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
@@ -18,9 +18,11 @@ from triton_local.server import LocalTriton
 from triton_local.supervised import Supervised
 
 from perf.overhead.bare import BareEngine, Run, Split
-from perf.overhead.parts import PartJSON, flatten
 from perf.overhead.probes import TOKENIZATION
+from perf.overhead.processes import MODEL
 from perf.overhead.served import Served, processor_parts, request_parts, serve
+from perf.overhead.stopwatch import flatten
+from perf.report.results import Part
 from perf.servers.triton import read_back
 from perf.workload import MEAN_OUTPUT, Mix, requests
 
@@ -31,7 +33,7 @@ _READY_S = 900.0
 
 
 class RunsJSON(TypedDict):
-    """One kind of run. processor_seconds: of the process that computes, where it was looked at."""
+    """One kind of run. processor_seconds: of the process that computes, where measured."""
 
     seconds: list[float]
     processor_seconds: list[float]
@@ -39,24 +41,24 @@ class RunsJSON(TypedDict):
 
 
 class Account(TypedDict):
-    """An account as it stands in a result's file.
+    """An account in a result file.
 
-    runs: server, engine, slot_forward (the engine's passes through its slot model), forward (through transformers' own
+    runs: server, engine, slot_forward (the engine's passes through its model runner), forward (through transformers'
     forward, without mask and indexed writes), timed_engine. tokens_per_second: of the median run.
-    ratios: of tokens per second, X_over_Y. timed_engine_over_engine shows what the stopwatch cost.
-    parts: the trees of three wholes: "bare engine", seconds of the timed run; "mean request", its seconds at its
-    client, and "cores", core seconds, both during the server's last run.
+    ratios: of tokens per second, X_over_Y; timed_engine_over_engine is the stopwatch's cost.
+    parts: the trees of three wholes: "bare engine", seconds of the timed run; "mean request", seconds at its client,
+    and "cores", core seconds, both of the server's last run.
     """
 
     settings: dict[str, object]
     runs: dict[str, RunsJSON]
     ratios: dict[str, float]
-    parts: list[PartJSON]
+    parts: list[dict[str, object]]
 
 
 @dataclass
 class _Turns:
-    """What the repetitions came to."""
+    """The results of the repetitions."""
 
     engine: list[Run] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
@@ -77,9 +79,9 @@ def account(
     repetitions: int = REPETITIONS,
     say: Callable[[str], None] = print,
 ) -> Account:
-    """Measure and return the account; starts the server that it needs, and ends it.
+    """Measure and return the account, with a server started for it.
 
-    quantization: the setting's value. threads: that compute, on a CPU. mean: output tokens of a request. Raises
+    quantization: the setting's value. threads: for computing, on a CPU. mean: output tokens of a request. Raises
     ValueError for a load that would leave slots empty.
     """
     if not 2 * slots <= concurrency <= count:
@@ -148,7 +150,7 @@ def _runs(turns: _Turns, split: Split, tokens: int) -> dict[str, RunsJSON]:
         }
 
     return {
-        "server": of([run.seconds for run in turns.served], [run.model_processor_seconds for run in turns.served]),
+        "server": of([run.seconds for run in turns.served], [run.processor_seconds[MODEL] for run in turns.served]),
         "engine": of([run.seconds for run in turns.engine], [run.processor_seconds for run in turns.engine]),
         "slot_forward": of(turns.slot_forward, []),
         "forward": of(turns.forward, []),
@@ -164,10 +166,11 @@ def _ratios(runs: dict[str, RunsJSON]) -> dict[str, float]:
     }
 
 
-def _parts(served: Served, split: Split) -> list[PartJSON]:
+def _parts(served: Served, split: Split) -> list[dict[str, object]]:
     tokenization = split.whole.part(TOKENIZATION).seconds / served.requests
-    return [
+    parts: list[Part] = [
         *flatten(split.whole, split.run.output_tokens),
         *flatten(request_parts(served, tokenization), served.output_tokens / served.requests),
         *flatten(processor_parts(served), served.output_tokens),
     ]
+    return [asdict(part) for part in parts]

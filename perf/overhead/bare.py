@@ -1,7 +1,7 @@
-"""The engine without a server: the same requests, in one thread, at once and to the last answer.
+"""The engine without a server: the same requests, in one thread, all submitted at the start.
 
-Tokenization is inside, as it is in the server. Rows enter as slots become free; there is no queue, no scheduler and
-nobody to send to. Every request is there from the start, which is what a server has that somebody always waits for.
+Includes tokenization, as in the server; no queue, no scheduler, no responses. Having every request from the start
+corresponds to a server at which requests always wait.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from llama_engine.settings import Settings
 
 from perf.load.protocols import Request
 from perf.overhead import passes
-from perf.overhead.parts import Node
 from perf.overhead.probes import probes
-from perf.overhead.stopwatch import Stopwatch
+from perf.overhead.stopwatch import Node, Stopwatch
 
 SPAN = 64
 """max_model_len is a multiple of it."""
@@ -44,7 +43,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Split:
-    """One run that was timed inside. whole: its parts. passes: what its model was asked to compute."""
+    """A run with the stopwatch on. whole: its parts. passes: the passes of its model."""
 
     run: Run
     whole: Node
@@ -52,7 +51,7 @@ class Split:
 
 
 class BareEngine:
-    """An engine with its checkpoint, and the requests that it is given again and again."""
+    """An engine with its checkpoint, and the requests of every run."""
 
     def __init__(self, folder: Path, quantization: str, slots: int, requests: Sequence[Request]) -> None:
         parameters = {"model": str(folder), "quantization": quantization}
@@ -87,29 +86,29 @@ class BareEngine:
         )
         for number, (request, outcome) in enumerate(zip(requests, outcomes, strict=True)):
             if not isinstance(outcome, Completion) or outcome.num_output_tokens != request.output_tokens:
-                raise RuntimeError(f"request {number} was to get {request.output_tokens} tokens and got {outcome!r}")
+                raise RuntimeError(f"request {number} asked for {request.output_tokens} tokens and got {outcome!r}")
         return run
 
     def split(self) -> Split:
-        """Answer all requests with the stopwatch on, and note the passes."""
+        """Answer all requests with the stopwatch on, and record the passes."""
         stopwatch = Stopwatch("bare engine", self.settle)
         stopwatch.whole.rest = "loop, rows and reading the tokens"
-        # The notes outside: what they cost falls to the loop and not to the passes.
+        # Recording is outside: its cost counts to the loop and not to the passes.
         with stopwatch.on(probes(self.checkpoint.model)), passes.recording() as noted, stopwatch.running():
             run = self.run()
         return Split(run, stopwatch.whole, noted)
 
     def through_slots(self, noted: Sequence[passes.Pass]) -> float:
-        """Return the seconds that these passes take through the slot model alone."""
+        """Return the seconds of these passes through the model runner alone."""
         return passes.through_slots(self.checkpoint, self.engine.plan.shape, noted, self.settle)
 
     def through_forward(self, noted: Sequence[passes.Pass]) -> float:
-        """Return the seconds that these passes take through transformers' forward alone."""
+        """Return the seconds of these passes through transformers' forward alone."""
         return passes.through_forward(self.checkpoint, self.engine.plan.shape, noted, self.settle)
 
     @property
     def settle(self) -> Callable[[], None]:
-        """Wait for what the device still does; a CPU has done everything when a call returns."""
+        """Wait for the device's outstanding work; a CPU has none when a call returns."""
         return torch.cuda.synchronize if self.checkpoint.info.device.type == "cuda" else _nothing
 
 

@@ -1,9 +1,8 @@
-"""The passes of a run, written down while an engine makes them, and made again by the model alone.
+"""The passes of a run, recorded while an engine makes them, and repeated by the model alone.
 
-Two ways to make them again, both with the same rows and tokens in the same order: through the slot model, without
-sampling, rows and texts; and through transformers' forward with a cache that costs next to nothing, in which all rows
-of a step have the same length, so that it needs neither a mask nor an indexed write. The first one is what the engine
-adds to; the second one is the forward that nothing of ours is in.
+They are repeated in two ways, with the same rows and tokens in the same order: through the model runner, without
+sampling and texts; and through transformers' forward with a cache at next to no cost, in which all rows of a step have
+the same length, so that it needs neither a mask nor indexed writes. The second one contains none of our code.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _TOKEN = 5
 
 @dataclass(frozen=True)
 class Prompts:
-    """Whole prompts of these lengths read together into the slots `first` …"""
+    """Whole prompts of these lengths, prefilled together into the slots from `first`."""
 
     first: int
     lengths: tuple[int, ...]
@@ -33,7 +32,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a prompt, read into `slot` at the positions `start` …"""
+    """A chunk of a prompt, prefilled into `slot` at the positions from `start`."""
 
     slot: int
     tokens: int
@@ -42,7 +41,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Step:
-    """A decode step of the slots `first` … `last` − 1, the longest of which holds so many positions."""
+    """A decode step of the slots `first` … `last` − 1; longest: positions in the longest one."""
 
     first: int
     last: int
@@ -51,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Head:
-    """The head over so many rows."""
+    """The head over `rows` rows."""
 
     rows: int
 
@@ -61,7 +60,7 @@ Pass = Prompts | Chunk | Step | Head
 
 @contextmanager
 def recording() -> Iterator[list[Pass]]:
-    """Write down every pass that a slot model makes in this block."""
+    """Record every pass of a model runner in this block."""
     passes: list[Pass] = []
 
     def noting(note: Callable[..., Pass]) -> Callable[[Callable[..., object]], Callable[..., object]]:
@@ -90,7 +89,7 @@ def recording() -> Iterator[list[Pass]]:
 def through_slots(
     checkpoint: Checkpoint, shape: KVCacheShape, passes: Sequence[Pass], settle: Callable[[], None]
 ) -> float:
-    """Make the passes again through a slot model of its own; return the seconds of the passes alone."""
+    """Repeat the passes through a new model runner; return the seconds of the passes alone."""
     model = ModelRunner(checkpoint, shape)
     hidden = _hidden(checkpoint, shape.slots)
     seconds = 0.0
@@ -117,7 +116,7 @@ def through_slots(
 def through_forward(
     checkpoint: Checkpoint, shape: KVCacheShape, passes: Sequence[Pass], settle: Callable[[], None]
 ) -> float:
-    """Make the passes again through transformers' forward alone; return the seconds of the passes."""
+    """Repeat the passes through transformers' forward alone; return the seconds of the passes."""
     device = checkpoint.info.device
     cache = _EvenCache(shape, device)
     hidden = _hidden(checkpoint, shape.slots)
@@ -144,7 +143,7 @@ def through_forward(
 
 
 def _extent(one: Prompts | Chunk | Step) -> tuple[int, int, int]:
-    """Return the pass's rows, the position of its first token, and its tokens a row."""
+    """Return the pass's rows, the position of its first token, and its tokens per row."""
     match one:
         case Prompts(_, lengths):
             return len(lengths), 0, max(lengths)
@@ -160,7 +159,7 @@ def _hidden(checkpoint: Checkpoint, rows: int) -> torch.Tensor:
 
 
 class _EvenCache(KVCache):
-    """A slot cache whose rows all stand at the same position: writing is a copy into a slice."""
+    """A KV cache whose rows all have the same position: writing is a copy into a slice."""
 
     start = 0
 

@@ -1,8 +1,8 @@
-"""Where the time of the bare engine is looked for: the engine's own methods, and the heavy ones below them.
+"""The timed methods of the bare engine, and the expensive ones below them.
 
-Attention, matrices and norms lie inside of transformers' forward; what is left of that is its Python, the rotary
-embedding, residuals and activations. What is left of a pass beside forward is positions and mask. What is left of the
-engine are its loop and rows, and, on a GPU, waiting for the tokens.
+Attention, matrices and norms are inside transformers' forward; its rest is Python, the rotary embedding, residuals and
+activations. The rest of a pass is positions and mask. The rest of the engine is its loop and rows and, on a GPU,
+waiting for the tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PROBES = (
 
 
 def probes(model: LlamaForCausalLM) -> list[Probe]:
-    """Return the probes for this model: its linear layers and norms are of whichever classes it was loaded with."""
+    """Return the probes for this model, whose linear layers and norms depend on how it was loaded."""
     kinds = ((torch.nn.Linear, "matrices"), (LlamaRMSNorm, "norms"))
     found = {
         _defining_forward(type(module)): part

@@ -1,7 +1,7 @@
-"""How much processor time processes have used, from /proc.
+"""The processor time of processes, from /proc.
 
-On a machine with few cores this says what a ratio of throughputs can't: whether the engine waits for somebody, or
-whether somebody takes its core away.
+On a machine with few cores it tells what a ratio of throughputs can't: whether the engine waits for another process, or
+another process takes its core.
 """
 
 from __future__ import annotations
@@ -19,24 +19,21 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class ServerProcesses:
-    """tritonserver and the model's processes, the Python backend's stubs, that are its children.
-
-    Raises RuntimeError on making it if there is no such child.
-    """
+    """tritonserver and the model's processes: its children, the Python backend's stubs."""
 
     triton: int
     models: tuple[int, ...]
 
     @classmethod
     def of(cls, triton: int) -> ServerProcesses:
-        """Find the stubs of a tritonserver."""
+        """Find the stubs of a tritonserver. Raises RuntimeError if there are none."""
         models = tuple(sorted(process.pid for process in model_processes(triton)))
         if not models:
             raise RuntimeError(f"process {triton} has no model's process among its children")
         return cls(triton, models)
 
     def seconds(self) -> dict[str, float]:
-        """Return the processor seconds that each has used until now."""
+        """Return each one's processor seconds so far."""
         return {
             MODEL: sum(_seconds(process) for process in self.models),
             "tritonserver": _seconds(self.triton),
@@ -44,12 +41,12 @@ class ServerProcesses:
 
 
 def finished_children_seconds() -> float:
-    """Return the processor seconds of this process's children that have ended and been waited for."""
+    """Return the processor seconds of this process's children that have ended and been reaped."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def _seconds(process: int) -> float:
-    # The name in parentheses may hold spaces; user and system ticks are the 14th and 15th field of all.
+    # The name in parentheses may contain spaces; user and system ticks are the 14th and 15th field of all.
     fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -215,6 +215,15 @@ def where(result: Result) -> Table | None:
     if account is None:
         return None
     shown = [part for part in account.parts if part.share >= LEAST_SHARE]
+    left_out = (
+        f"less than {100 * LEAST_SHARE:.0f} % each: {len(account.parts) - len(shown)} of {len(account.parts)} parts"
+    )
+    load = f"Load: {account.load}. Not shown, at {left_out}."
+    return parts_table(shown, [load, *_WHOLES, result.origin.line()])
+
+
+def parts_table(parts: Sequence[Part], notes: Sequence[str]) -> Table:
+    """The parts of an account, indented below their parents."""
 
     def name(part: Part) -> str:
         # No-break spaces: Markdown keeps them.
@@ -227,13 +236,8 @@ def where(result: Result) -> Table | None:
             Column("share of its whole", lambda part: percent(part.share)),
             Column("µs per token", lambda part: part.per_token_us),
         ],
-        shown,
-        [
-            f"Load: {account.load}. Not shown, at less than {100 * LEAST_SHARE:.0f} % each: "
-            f"{len(account.parts) - len(shown)} of {len(account.parts)} parts.",
-            *_WHOLES,
-            result.origin.line(),
-        ],
+        parts,
+        notes,
     )
 
 

@@ -1,4 +1,4 @@
-"""The bare engine and the bare forward: all requests are answered, all of our code is seen, and passes are the same."""
+"""The bare engine and the bare forward: answers, timed parts and repeated passes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,9 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 from perf.load.protocols import Request
 from perf.overhead.bare import BareEngine
-from perf.overhead.parts import Node
 from perf.overhead.passes import Chunk, Head, Pass, Prompts, Step, recording, through_forward, through_slots
-from perf.overhead.stopwatch import replacing
+from perf.overhead.stopwatch import Node, replacing
 
 REQUESTS = [Request("A dictionary is", 5), Request("Return a list of all", 3), Request("This module provides", 4)]
 
@@ -28,14 +27,14 @@ def _nothing() -> None:
     pass
 
 
-def test_a_run_generates_other_tokens_than_asked_for(bare: BareEngine) -> None:
+def test_a_run_generates_the_requested_tokens(bare: BareEngine) -> None:
     assert bare.run().output_tokens == 12
     assert bare.run(1).output_tokens == 5
 
 
-def test_a_request_that_is_not_answered_as_asked_counts(bare: BareEngine) -> None:
+def test_a_request_that_is_not_answered_as_asked_is_refused(bare: BareEngine) -> None:
     too_long = Request("A dictionary is", bare.max_model_len + 1)
-    with pytest.raises(RuntimeError, match=rf"request 0 was to get {too_long.output_tokens} tokens and got "):
+    with pytest.raises(RuntimeError, match=rf"request 0 asked for {too_long.output_tokens} tokens and got "):
         BareEngine.run(_with_requests(bare, [too_long]))
 
 
@@ -45,7 +44,7 @@ def _with_requests(bare: BareEngine, requests: list[Request]) -> BareEngine:
     return other
 
 
-def test_a_part_of_the_engine_is_not_seen(bare: BareEngine) -> None:
+def test_every_part_of_the_engine_is_timed(bare: BareEngine) -> None:
     split = bare.split()
     whole = split.whole
     assert {name: part.calls for name, part in whole.parts.items() if name in ("tokenization", "stopping", "head")} == {
@@ -67,14 +66,14 @@ def test_a_part_of_the_engine_is_not_seen(bare: BareEngine) -> None:
 
 
 def _rests(node: Node) -> Iterator[float]:
-    """What each part has left beside its own parts."""
+    """The rest of each part."""
     if node.parts:
         yield node.seconds - sum(part.seconds for part in node.parts.values())
     for part in node.parts.values():
         yield from _rests(part)
 
 
-def test_a_pass_is_not_noted_or_made_again_otherwise(bare: BareEngine) -> None:
+def test_every_pass_is_recorded_and_repeated(bare: BareEngine) -> None:
     noted = bare.split().passes
     # Two rows at first, of which the second ends after its third token; the third one takes its slot, and a step later
     # than the prompts of the first two the first one ends.
@@ -104,9 +103,7 @@ PASSES: list[Pass] = [
 
 
 @pytest.mark.parametrize("through", [through_slots, through_forward])
-def test_the_bare_forward_computes_something_else_than_the_model(
-    fp32: Checkpoint, through: Callable[..., float]
-) -> None:
+def test_the_bare_forward_computes_the_models_hidden_states(fp32: Checkpoint, through: Callable[..., float]) -> None:
     """The last step's hidden states are those of all tokens read at once, for the forward without a mask too.
 
     Through the slots a step's token is what the slots hold, here the 0 of the start; the replay is after its cost.
@@ -130,7 +127,7 @@ def test_the_bare_forward_computes_something_else_than_the_model(
     assert torch.allclose(seen[-1], whole[:, -1:].expand(2, 1, -1), atol=1e-4)
 
 
-def test_the_engine_stays_replaced(bare: BareEngine) -> None:
+def test_the_engines_methods_are_restored(bare: BareEngine) -> None:
     before = dict(vars(ModelRunner))
     bare.split()
     assert dict(vars(ModelRunner)) == before

@@ -1,4 +1,4 @@
-"""What a server counted becomes a request's parts; and the parts become a picture."""
+"""The server's counters as the parts of a request, and the parts as a picture."""
 
 import os
 import subprocess
@@ -6,12 +6,10 @@ import sys
 
 import pytest
 
-from perf.overhead.counters import Counters
-from perf.overhead.parts import Node, PartJSON, flatten
 from perf.overhead.processes import MODEL, ServerProcesses, finished_children_seconds
-from perf.overhead.served import Served, processor_parts, request_parts
+from perf.overhead.served import Counters, Served, processor_parts, request_parts
+from perf.overhead.stopwatch import Node, flatten
 from perf.report.plots import icicle
-from perf.report.results import Part
 
 
 def _counters(count: int, queued: float, first: float, whole: float) -> Counters:
@@ -22,28 +20,24 @@ def _counters(count: int, queued: float, first: float, whole: float) -> Counters
     return Counters(metrics, triton)
 
 
-def _drawn(parts: list[PartJSON], subtitle: str) -> str:
-    return icicle([Part(**part) for part in parts], subtitle)
-
-
 def _served() -> Served:
     # Two requests that took 6 s each: 1 in Triton's queue, 0.5 for a slot, 1 to the first token, 3 to the last.
     return Served(10.0, 40, 2, 6.0, _counters(2, 1.0, 3.0, 9.0), {MODEL: 8.0, "tritonserver": 0.5})
 
 
-def test_what_came_before_a_load_is_counted_with_it() -> None:
+def test_counters_cover_one_load_alone() -> None:
     grown = _counters(5, 4.0, 9.0, 20.0) - _counters(3, 1.0, 2.0, 3.0)
     assert grown.metrics["llama_request_latency_seconds_sum"] == 17.0
     assert grown.mean("llama_queue_time_seconds") == 1.5
     assert grown.triton["requests"] == 2.0
 
 
-def test_a_load_that_was_not_counted_has_a_mean() -> None:
-    with pytest.raises(ValueError, match="llama_queue_time_seconds has seen nothing"):
+def test_a_histogram_without_observations_has_no_mean() -> None:
+    with pytest.raises(ValueError, match="llama_queue_time_seconds has no observations"):
         _counters(0, 0.0, 0.0, 0.0).mean("llama_queue_time_seconds")
 
 
-def test_a_requests_parts_do_not_add_up_to_what_its_client_saw() -> None:
+def test_a_requests_parts_add_up_to_its_latency_at_the_client() -> None:
     request = request_parts(_served(), tokenization=0.1)
     assert request.seconds == 6.0
     assert {name: round(part.seconds, 9) for name, part in request.parts.items()} == {
@@ -53,32 +47,32 @@ def test_a_requests_parts_do_not_add_up_to_what_its_client_saw() -> None:
         "prompt to first token": 1.0,
         "decode steps": 3.0,
     }
-    (rest,) = [part for part in flatten(request, 20) if "the rest of the request: client" in part["name"]]
-    assert rest["seconds"] == pytest.approx(0.4)
+    (rest,) = [part for part in flatten(request, 20) if "the rest of the request: client" in part.name]
+    assert rest.seconds == pytest.approx(0.4)
 
 
-def test_cores_do_more_than_they_can() -> None:
+def test_core_seconds_are_divided_among_the_processes() -> None:
     cores = processor_parts(_served())
     assert cores.seconds == 10.0 * len(os.sched_getaffinity(0))
     assert {name: part.seconds for name, part in cores.parts.items()} == {MODEL: 8.0, "tritonserver": 0.5}
 
 
-def test_a_server_without_a_models_process_is_measured() -> None:
+def test_a_server_without_a_model_process_is_refused() -> None:
     with pytest.raises(RuntimeError, match=f"process {os.getpid()} has no model's process among its children"):
         ServerProcesses.of(os.getpid())
 
 
-def test_a_finished_child_has_used_nothing() -> None:
+def test_finished_children_count_their_processor_time() -> None:
     before = finished_children_seconds()
     subprocess.run([sys.executable, "-c", "for _ in range(3_000_000): pass"], check=True)
     assert finished_children_seconds() > before
 
 
-def test_two_pictures_of_the_same_account_differ_or_lack_names() -> None:
+def test_the_picture_is_deterministic_and_names_all_parts_with_room() -> None:
     parts = [*flatten(request_parts(_served(), 0.1), 20), *flatten(processor_parts(_served()), 40)]
-    drawn = _drawn(parts, "a made-up load")
-    assert drawn == _drawn(parts, "a made-up load")
-    # Letters are outlines, but each text's words stand in a comment before them.
+    drawn = icicle(parts, "a made-up load")
+    assert drawn == icicle(parts, "a made-up load")
+    # Letters are outlines, with the text in a comment.
     for words in (
         "a made-up load",
         "mean request: 6 s of one request",
@@ -87,18 +81,18 @@ def test_two_pictures_of_the_same_account_differ_or_lack_names() -> None:
         MODEL,
     ):
         assert f"<!-- {words}" in drawn
-    # A share of 1.7 % is no place for a name.
+    # A share of 1.7 % is too narrow for a name.
     assert "<!-- tokenization" not in drawn
 
 
-def test_a_rest_below_zero_is_drawn_to_the_left() -> None:
+def test_a_negative_rest_has_no_width() -> None:
     whole = Node("all", seconds=1.0)
     whole.take("more than all", 1.25)
     parts = flatten(whole, 1)
-    assert [part["seconds"] for part in parts] == [1.0, 1.25, -0.25]
-    assert "<!-- the rest of all" not in _drawn(parts, "")
+    assert [part.seconds for part in parts] == [1.0, 1.25, -0.25]
+    assert "<!-- the rest of all" not in icicle(parts, "")
 
 
-def test_an_account_without_parts_is_drawn() -> None:
+def test_an_account_without_parts_is_refused() -> None:
     with pytest.raises(ValueError, match="an account without parts can't be drawn"):
         icicle([], "")

@@ -21,7 +21,7 @@ import torch
 from triton_prepare.prepare import prepare
 
 from perf.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
-from perf.command import count
+from perf.command import CORES, count
 from perf.environment import family, status_kib
 from perf.results import Results
 from perf.servers.triton import Loaded, local_triton
@@ -92,12 +92,11 @@ def _measurement(name: str, folder: Path, starts: Sequence[Start]) -> dict[str, 
 
 def main() -> None:
     """Prepare, measure, write and print."""
-    cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(prog="python -m perf.coldstart", description=__doc__)
     parser.add_argument("--model", type=Path, help="a Llama in safetensors (default: the benchmarks' random weights)")
     parser.add_argument("--billion", action="store_true", help="random weights of 1.1 billion parameters in FP16")
     parser.add_argument("--repetitions", type=count, default=5, help="starts of each (5)")
-    parser.add_argument("--threads", type=int, default=cores, help=f"for computing in the server ({cores})")
+    parser.add_argument("--threads", type=int, default=CORES, help=f"for computing in the server ({CORES})")
     parser.add_argument("--output", type=Path, default=Path("perf/results/coldstart.json"))
     options = parser.parse_args()
     which: list[str] = []

@@ -1,12 +1,15 @@
-"""A benchmark's command line: types of its arguments, and the command that repeats a run."""
+"""A benchmark's command line: common options, and the command that repeats a run."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+CORES = len(os.sched_getaffinity(0))
 
 
 def positive(text: str) -> float:
@@ -33,6 +36,18 @@ def checkpoint_folder(text: str) -> Path:
             f"{folder} is not a folder with a config.json (download a checkpoint of the hub first)"
         )
     return folder
+
+
+def run_parser(prog: str, description: str | None, minutes: int, output: Path) -> argparse.ArgumentParser:
+    """Return a parser with the options of every long run: budget, model, threads, resume, output."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    add = parser.add_argument
+    add("--budget", type=positive, default=minutes, metavar="MINUTES", help=f"for all of it (default {minutes})")
+    add("--model", type=checkpoint_folder, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
+    add("--threads", type=count, default=CORES, metavar="N", help=f"for computing in each server (default {CORES})")
+    add("--resume", action="store_true", help="measure only what the output file lacks")
+    add("--output", type=Path, default=output, metavar="FILE", help=f"default {output}")
+    return parser
 
 
 def make_command(target: str, variables: Mapping[str, str], options: Sequence[str] = ()) -> str:

@@ -101,64 +101,34 @@ def naive(pretrained: Pretrained) -> FastAPI:
     return server
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    prompt: list[int]
-    max_tokens: int
-    answer: asyncio.Future[Completion]
-
-
-class Batcher:
-    """Collects requests and computes them together."""
-
-    def __init__(self, pretrained: Pretrained, largest: int, delay_s: float) -> None:
-        self._pretrained = pretrained
-        self._largest = largest
-        self._delay_s = delay_s
-        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
-
-    async def ask(self, question: Question) -> Completion:
-        """Wait in the queue, then for the whole batch."""
-        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        await self._queue.put(_Waiting(self._pretrained.tokens(question), question.max_tokens, answer))
-        return await answer
-
-    async def run(self) -> None:
-        """Serve batch after batch, without end."""
-        while True:
-            batch = await self._collect()
-            try:
-                completions = await asyncio.to_thread(self._generate, batch)
-            except Exception as error:  # noqa: BLE001  every request of the batch gets it, and the loop goes on
-                for waiting in batch:
-                    waiting.answer.set_exception(error)
-            else:
-                for waiting, completion in zip(batch, completions, strict=True):
-                    waiting.answer.set_result(completion)
-
-    def _generate(self, batch: Sequence[_Waiting]) -> list[Completion]:
-        longest = max(waiting.max_tokens for waiting in batch)
-        rows = self._pretrained.generate([waiting.prompt for waiting in batch], longest)
-        return [
-            self._pretrained.completion(row[: waiting.max_tokens]) for row, waiting in zip(rows, batch, strict=True)
-        ]
-
-    async def _collect(self) -> list[_Waiting]:
-        batch = [await self._queue.get()]
-        with suppress(TimeoutError):  # a smaller batch, then
-            async with asyncio.timeout(self._delay_s):
-                while len(batch) < self._largest:
-                    batch.append(await self._queue.get())
-        return batch
-
-
 def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
     """Return the batching server of this model."""
-    batcher = Batcher(pretrained, largest, delay_s)
+    queue: asyncio.Queue[tuple[list[int], int, asyncio.Future[Completion]]] = asyncio.Queue()
+
+    def compute(prompts: Sequence[list[int]], lengths: Sequence[int]) -> list[Completion]:
+        rows = pretrained.generate(prompts, max(lengths))
+        return [pretrained.completion(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+
+    async def run() -> None:
+        while True:
+            batch = [await queue.get()]
+            with suppress(TimeoutError):  # a smaller batch, then
+                async with asyncio.timeout(delay_s):
+                    while len(batch) < largest:
+                        batch.append(await queue.get())
+            prompts, lengths, answers = zip(*batch, strict=True)
+            try:
+                completions = await asyncio.to_thread(compute, prompts, lengths)
+            except Exception as error:  # noqa: BLE001  every request of the batch gets it, and the loop goes on
+                for answer in answers:
+                    answer.set_exception(error)
+            else:
+                for answer, completion in zip(answers, completions, strict=True):
+                    answer.set_result(completion)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(batcher.run())
+        running = asyncio.create_task(run())
         yield
         running.cancel()
 
@@ -166,7 +136,9 @@ def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
 
     @server.post("/generate")
     async def generate(question: Question) -> Completion:
-        return await batcher.ask(question)
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        await queue.put((pretrained.tokens(question), question.max_tokens, answer))
+        return await answer
 
     return server
 

@@ -1,8 +1,8 @@
 """Measure everything in one run, write it to one file, and print its tables.
 
 The budget may end first, so the order is by importance and duration: the article's table, the same at mixed lengths,
-where the time goes, and the baselines. (`bench.sweep` measures over concurrencies.) What there was no time for says so
-in the results.
+where the time goes, and the baselines. (`bench.sweep` measures over concurrencies.) Skipped
+measurements are recorded with the reason.
 """
 
 from __future__ import annotations

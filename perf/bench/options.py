@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf.command import checkpoint_folder, count, positive
+from perf.command import CORES, count, positive, run_parser
 from perf.load.summary import SLO
 from perf.servers.baselines import servers
 
@@ -37,19 +36,13 @@ class Options:
 
 def parse(arguments: list[str] | None = None) -> Options:
     """Parse the command line; a value out of bounds ends the program with one line."""
-    cores = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser = run_parser("make bench", __doc__, 60, OUTPUT)
     add = parser.add_argument
-    add("--budget", type=positive, default=60, metavar="MINUTES", help="for all of it (default 60)")
-    add("--model", type=checkpoint_folder, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
     add("--concurrency", type=count, default=CONCURRENCY, metavar="N", help=f"users (default {CONCURRENCY})")
-    add("--threads", type=count, default=cores, metavar="N", help=f"for computing in each server (default {cores})")
     add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
     add("--without", nargs="*", metavar="SERVER", default=[], help="baselines to leave out: vllm …")
     add("--slo-ttft-ms", type=positive, default=2000.0, metavar="MS", help="goodput: TTFT (default 2000)")
     add("--slo-itl-ms", type=positive, default=100.0, metavar="MS", help="goodput: mean ITL (default 100)")
-    add("--resume", action="store_true", help="measure only what the output file lacks")
-    add("--output", type=Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     found = parser.parse_args(arguments)
     known = [server.key for server in servers()]
     if unknown := sorted({*found.without} - {*known}):
@@ -64,17 +57,19 @@ def parse(arguments: list[str] | None = None) -> Options:
         slo=SLO(found.slo_ttft_ms / 1e3, found.slo_itl_ms / 1e3),
         resume=found.resume,
         output=found.output,
-        given=_given(found, cores),
+        given=_given(found),
     )
 
 
-def _given(found: argparse.Namespace, cores: int) -> tuple[str, ...]:
+def _given(found: argparse.Namespace) -> tuple[str, ...]:
     given: list[str] = []
-    if found.concurrency != CONCURRENCY:
-        given += ["--concurrency", str(found.concurrency)]
-    if found.threads != cores:
-        given += ["--threads", str(found.threads)]
-    for option, names, default in (("--only", found.only, [*SECTIONS]), ("--without", found.without, [])):
-        if names != default:
+    for option, value, default in (
+        ("--concurrency", found.concurrency, CONCURRENCY),
+        ("--threads", found.threads, CORES),
+    ):
+        if value != default:
+            given += [option, str(value)]
+    for option, names, all_names in (("--only", found.only, [*SECTIONS]), ("--without", found.without, [])):
+        if names != all_names:
             given += [option, *names]
     return tuple(given)

@@ -1,12 +1,10 @@
 """Some of our configurations at 1 to 128 concurrent requests, in a file of its own: `make sweep`.
 
-A separate run, because it takes as long as everything else together. What there was no time for says so in the results.
+A separate run, because it takes as long as everything else together. Skipped measurements are recorded.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from perf.article import measure, sizes
 from perf.article.configurations import Configuration, configurations, serving
 from perf.bench.articles import START_S
 from perf.checkpoint import check_context, default_checkpoint, described, unquantized
-from perf.command import checkpoint_folder, count, make_command, positive
+from perf.command import CORES, make_command, run_parser
 from perf.course import Budget, Course, NoTimeError, reason
 from perf.results import Results
 from perf.roofline.device import measured_once
@@ -58,19 +56,13 @@ def seconds(concurrency: int) -> float:
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Parse the command line; a value out of bounds ends the program with one line."""
-    cores = len(os.sched_getaffinity(0))
     default = ("inflight_int8", "batched_int8", f"naive_{unquantized()}")
-    parser = argparse.ArgumentParser(prog="make sweep", description=__doc__)
+    parser = run_parser("make sweep", __doc__, 40, OUTPUT)
     parser.add_argument("servers", nargs="*", metavar="SERVER", help=f"of {', '.join(_KNOWN)}; default {default}")
-    parser.add_argument("--budget", type=positive, default=40, metavar="MINUTES", help="for all of it (default 40)")
-    parser.add_argument("--model", type=checkpoint_folder, metavar="FOLDER", help="a Llama (default: random weights)")
-    parser.add_argument("--threads", type=count, default=cores, metavar="N", help=f"a server's (default {cores})")
-    parser.add_argument("--resume", action="store_true", help="measure only what the output file lacks")
-    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     found = parser.parse_args(arguments)
     if unknown := sorted({*found.servers} - {*_KNOWN}):
         parser.error(f"there is no server {unknown[0]!r}: known are {', '.join(_KNOWN)}")
-    given = [*found.servers, *(["--threads", str(found.threads)] if found.threads != cores else [])]
+    given = [*found.servers, *(["--threads", str(found.threads)] if found.threads != CORES else [])]
     variables = {} if found.model is None else {"MODEL": found.model.name}
     return Options(
         servers=tuple(found.servers) or default,

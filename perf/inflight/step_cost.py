@@ -42,7 +42,7 @@ def measure(quantizations: list[str], repetitions: int) -> list[dict[str, object
 
 
 def _running(checkpoint: Checkpoint, settings: Settings, rows: int, context: int, sampling: str) -> Engine:
-    """Return an engine in which so many rows have read their prompts."""
+    """Return an engine with `rows` rows after their prefill."""
     engine = Engine(checkpoint, settings, rows)
     room = checkpoint.max_model_len - context
     for row in range(rows):

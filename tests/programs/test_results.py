@@ -13,7 +13,7 @@ from perf.results import Results, load
 
 
 def git(folder: Path, *arguments: str) -> None:
-    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@invalid", "-c", "commit.gpgsign=false")
+    identity = ("-c", "user.name=test", "-c", "user.email=test@invalid", "-c", "commit.gpgsign=false")
     subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
 
 

@@ -1,4 +1,4 @@
-"""What perf_analyzer is told to send, and its profile export: only exactly the requested load is a measurement."""
+"""perf_analyzer's input, and its profile export: only exactly the requested load is a measurement."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ FOUND: dict[str, object] = {"tokens_per_second": 7.0, "errors": 0}
 
 @pytest.fixture(autouse=True)
 def cpu_seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds of all processors, idle, in use and stolen, as the system reports them."""
+    """Seconds of all processors, idle, in use and steal time, as the system reports them."""
     seconds = [50.0, 40.0, 10.0]
     times = namedtuple("times", "idle user steal")
     monkeypatch.setattr("perf.environment.psutil.cpu_times", lambda: times(*seconds))

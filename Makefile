@@ -45,21 +45,21 @@ help: ## this list
 	@echo "  make serve VARIANT=$(VARIANT) MODEL=<path or hub id> HOST=$(HOST) HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT)"
 	@echo "  a port of 0 is any free one; variants: default $(basename $(notdir $(wildcard model_repository/llama/configs/*.pbtxt)))"
 
-demo: $(READY) ## start Triton, send 16 prompts at once over HTTP and gRPC, show texts and batches, stop
+demo: $(READY) ## start Triton, send 16 prompts at once over HTTP and gRPC, print texts and batches, stop
 	@$(BIN)/python -m triton_local.demo
 
 serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT)
 	@exec $(BIN)/python -m triton_local --variant '$(VARIANT)' $(if $(MODEL),--model '$(MODEL)') --host '$(HOST)' \
 	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)'
 
-prepare: $(READY) ## quantize MODEL once, into OUT, for servers that start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION, PREPARE options)
+prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION, PREPARE options)
 	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a Llama in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
 test: $(READY_ANALYZER) ## unit, contract, engine, program and server tests (a real Triton; neither GPU nor Docker): minutes
 	@exec $(TESTS) -m 'not long' server --beside unit contract engine programs
 
-# Kernels come last: they install the Triton language, which no other test is to find.
+# Kernels come last: they install the Triton language, which other tests must not find.
 test-all: $(READY_ANALYZER) ## make test, then soaks, fuzzing and load campaigns, docker compose and kernels: what continuous integration runs
 	@failed=0; $(MAKE) test || failed=1; \
 	  $(TESTS) -m long server unit contract engine programs --beside compose || failed=1; \
@@ -95,23 +95,23 @@ sweep: $(READY_ANALYZER) ## tokens/s and latency at 1 to 128 requests at a time 
 bench-vllm: $(READY_PERF) ## install vLLM, one of the baselines, into an environment of its own (.work/vllm)
 	@$(PERF) perf.baselines.vllm_environment
 
-tune: $(READY_PERF) ## the config for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
+tune: $(READY_PERF) ## find the config for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@test -n '$(SLO_P95_MS)' || { echo "SLO_P95_MS is not set: the 95th percentile of latency to meet, in milliseconds, such as make tune SLO_P95_MS=20000" >&2; exit 2; }
 	@$(PERF) perf.tune --slo-p95-ms '$(SLO_P95_MS)' $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
 
-quality: $(READY_PERF) ## what INT8 costs in perplexity and KL divergence (MODEL, TEXT)
+quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
-soak: $(READY_PERF) ## mixed load for MINUTES (30): does memory stay flat, is everything answered and counted (MODEL, SOAK options)
+soak: $(READY_PERF) ## mixed load for MINUTES (30): flat memory, every request answered and counted (MODEL, SOAK options)
 	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
 
-report: $(READY_PERF) ## tables and plots of README.md and docs/ from perf/results/, nothing measured
+report: $(READY_PERF) ## write tables and plots of README.md and docs/ from perf/results/, without measuring
 	@$(PERF) perf.report
 
-bench-inflight: $(READY_PERF) ## in-flight batching against batches, the cost of a step, the prefill bound (some minutes)
+bench-inflight: $(READY_PERF) ## in-flight batching against batches, the cost of a step, the prefill bound (minutes)
 	@OMP_NUM_THREADS=1 $(PERF) perf.inflight
 
-bench-gpu: $(READY_ANALYZER) ## on a GPU: correct? within its memory plan? how far from the limit? (BUDGET minutes, GPU options, such as --smoke)
+bench-gpu: $(READY_ANALYZER) ## on a GPU: correctness, memory plan, distance from the limit (BUDGET minutes, GPU options, such as --smoke)
 	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m perf.gpu $(if $(BUDGET),--budget '$(BUDGET)') $(GPU)
 
 check: $(READY_PERF) ## ruff and mypy --strict
@@ -122,14 +122,14 @@ check: $(READY_PERF) ## ruff and mypy --strict
 house: $(READY) ## lines, functions, a request's files, phrases and test seconds, each beside its bound (HOUSE=--trace)
 	@$(BIN)/python scripts/house.py $(HOUSE)
 
-words: ## phrases of the old manner that scripts/words.py finds, counted by folder
+words: ## phrases to avoid (scripts/words.py), counted by folder
 	@$(PYTHON) scripts/words.py --per-folder
 
 format: $(READY_PERF) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-# Resolved for the image, not for this machine. PIP_NO_INDEX=1: from the wheels alone, as the build then does.
+# Resolved for the image, not for this machine. PIP_NO_INDEX=1: from the wheels only, like the build.
 lock: $(READY) ## the image's packages with their hashes: deploy/docker/requirements.lock, or WHEELS/requirements.lock (WHEELS, LOCK_PYTHON)
 	@$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['server'], sep='\n')" \
 	  | $(BIN)/uv pip compile - --constraint constraints.txt --generate-hashes --only-binary :all: --quiet --no-config \
@@ -137,26 +137,26 @@ lock: $(READY) ## the image's packages with their hashes: deploy/docker/requirem
 	    $(if $(WHEELS),--find-links '$(WHEELS)') --custom-compile-command 'make lock' --no-annotate \
 	    --output-file '$(or $(WHEELS),deploy/docker)/requirements.lock'
 
-sbom: $(READY) ## what is in the image, in CycloneDX, and under which licences: dist/sbom.cdx.json, dist/licences.md
+sbom: $(READY) ## the image's packages in CycloneDX, and their licences: dist/sbom.cdx.json, dist/licences.md
 	@mkdir -p dist
 	@$(BIN)/cyclonedx-py requirements deploy/docker/requirements.lock --output-reproducible --output-format JSON --output-file dist/sbom.cdx.json
 	@$(BIN)/pip-licenses --format=markdown --with-urls --output-file=dist/licences.md \
 	  --packages $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' deploy/docker/requirements.lock)
 
-train: $(READY) ## train the embedded checkpoint again (about an hour on two cores; resumes where it was)
+train: $(READY) ## train the embedded checkpoint again (about an hour on two cores; resumes after a stop)
 	@$(BIN)/python -m models.train_pydoc_llama --out models/pydoc-llama
 
-clean: ## remove the virtual environment and what tests and training left
+clean: ## remove the virtual environment and leftovers of tests and training
 	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info
 
-# The versions are constraints.txt's. The stamp comes last, so that an interrupted set-up is done again.
+# Versions are from constraints.txt. The stamp comes last, so that an interrupted set-up is repeated.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,local,dev]'
 	@touch $@
 
-# What benchmarks and their tests need beside it: the load generator, the peers, the plots.
+# Additions for benchmarks and their tests: the load generator, the baselines, the plots.
 $(READY_PERF): $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
 	@touch $@

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -39,7 +40,7 @@ FOLDERS = {
 """Python lines of a folder at most."""
 
 FUNCTION_LINES, CHAT_LINES, MODEL_LINES, README_LINES, WAY_FILES = 50, 150, 150, 150, 13
-UNIT_AND_CONTRACT_SECONDS = 90.0
+UNIT_AND_CONTRACT_SECONDS, TEST_SECONDS, TEST_ALL_SECONDS = 90, 6 * 60, 18 * 60
 
 
 class Function(NamedTuple):
@@ -138,22 +139,39 @@ def phrases(report: Report) -> None:
     report.number("phrases of scripts/words.py", sum(1 for _ in words.hits()), 0)
 
 
-def durations(report: Report) -> None:
-    """Seconds of the last run of each room, from the junit files that `make test` writes."""
-    rooms: dict[str, float] = {}
-    slowest: list[tuple[float, str]] = []
+class Room(NamedTuple):
+    """The last run of a folder under tests/, from its junit file."""
+
+    name: str
+    tests: int
+    start: datetime
+    seconds: float
+    slowest: list[tuple[float, str]]
+
+
+def rooms() -> Iterator[Room]:
+    """Yield the runs that scripts/run_tests.py has recorded."""
     for file in sorted(DURATIONS.glob("*.xml")):
-        suites = list(ElementTree.parse(file).getroot().iter("testsuite"))
-        rooms[file.stem] = sum(float(suite.get("time", 0)) for suite in suites)
-        count = sum(int(suite.get("tests", 0)) for suite in suites)
-        report.number(f"seconds, {count:,} tests of {file.stem}", rooms[file.stem])
-        cases = [case for suite in suites for case in suite.iter("testcase")]
-        slowest += [(float(case.get("time", 0)), f"{case.get('classname')}.{case.get('name')}") for case in cases]
-    quick = [seconds for room, seconds in rooms.items() if room in ("unit", "contract")]
-    report.number("seconds, unit and contract together", sum(quick) if quick else None, UNIT_AND_CONTRACT_SECONDS)
-    if slowest:
-        slowest.sort(reverse=True)
-        report.listing("Slowest tests", [f"{seconds:6.1f} s {name}" for seconds, name in slowest[:8]])
+        for suite in ElementTree.parse(file).getroot().iter("testsuite"):
+            cases = [(float(case.get("time", 0)), f"{case.get('classname')}.{case.get('name')}") for case in suite]
+            start = datetime.fromisoformat(suite.get("timestamp", ""))
+            yield Room(file.stem, len(cases), start, float(suite.get("time", 0)), sorted(cases, reverse=True)[:8])
+
+
+def durations(report: Report) -> None:
+    """Seconds of the last run: of each room, and of all from the first one's start to the last one's end."""
+    found = list(rooms())
+    for room in found:
+        report.number(f"seconds, {room.tests:,} tests of {room.name}", room.seconds)
+    quick = sum(room.seconds for room in found if room.name in ("unit", "contract"))
+    report.number("seconds, unit and contract together", quick or None, UNIT_AND_CONTRACT_SECONDS)
+    default = [room for room in found if not room.name.endswith("-long") and room.name not in ("compose", "kernels")]
+    for command, part, bound in (("make test", default, TEST_SECONDS), ("make test-all", found, TEST_ALL_SECONDS)):
+        ends = [room.start + timedelta(seconds=room.seconds) for room in part]
+        span = (max(ends) - min(room.start for room in part)).total_seconds() if part else None
+        report.number(f"seconds, {command}, first start to last end", span, bound)
+    slowest = sorted((case for room in found for case in room.slowest), reverse=True)[:12]
+    report.listing("Slowest tests", [f"{seconds:6.1f} s {name}" for seconds, name in slowest])
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from triton_supervisor.model_processes import model_processes
+from triton_supervisor.process_table import model_processes
 
 MODEL = "the model's process"
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from contract.code_blocks import ROOT
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, Integer
-from triton_supervisor.container import REPOSITORY, server_environment
+from triton_supervisor.command import REPOSITORY, server_environment
 from triton_supervisor.settings import FLUSH_S, STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings
 
 DOCKER = ROOT / "deploy" / "docker"

@@ -9,7 +9,7 @@ import yaml
 from contract.code_blocks import ROOT, blocks
 from contract.configs import read_config
 from contract.manifests import built, environment
-from triton_supervisor.flush import PAUSE_S
+from triton_supervisor.sockets import PAUSE_S
 
 PROXY = ROOT / "deploy" / "proxy"
 CONFIG = (PROXY / "haproxy.cfg").read_text()

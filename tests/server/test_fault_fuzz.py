@@ -25,7 +25,7 @@ from server.metrics import PENDING, Metrics
 from server.servers import is_decoupled
 from server.streams import STREAM_WIRES, StreamWire
 from triton_local.server import LocalTriton
-from triton_supervisor.model_processes import model_processes
+from triton_supervisor.process_table import model_processes
 
 from perf.overhead.processes import ServerProcesses
 from perf.soak.resources import ServerResources

@@ -13,7 +13,7 @@ from server.fleet import Fleet
 from server.metrics import PENDING, Metrics, all_slots_taken
 from triton_llama.health import Address, Limits, Verdict, healthy, live, ready
 from triton_local.server import LocalTriton
-from triton_supervisor.model_processes import model_processes
+from triton_supervisor.process_table import model_processes
 
 SHORT = {"text_input": "Return a list of the", "max_tokens": 3, "min_tokens": 3, "temperature": 0.0}
 

@@ -16,7 +16,7 @@ from server.servers import get_json, until
 from triton_llama import LlamaClient
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton
-from triton_supervisor.restricted import GRPC_HEADER, HTTP_HEADER
+from triton_supervisor.hardening import GRPC_HEADER, HTTP_HEADER
 from tritonclient.utils import InferenceServerException
 
 REGION = "triton_python_backend_shm_region_1"

@@ -17,7 +17,7 @@ from server.servers import is_decoupled, until
 from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, ServerError
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton
-from triton_supervisor.model_processes import ModelProcess, model_processes
+from triton_supervisor.process_table import ModelProcess, model_processes
 
 DEAD = 70
 SAYS = "triton_local: "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from triton_llama import health
 from triton_llama.health import Address, Limits, Verdict, healthy, live, ready
-from triton_supervisor.liveness import Pace, live_question
+from triton_supervisor.liveness import Pace, live_probe
 from unit.peers import HOST, hang_up, respond, server, stay_silent
 from unit.tritons import DEAD, FULL, Answer, FakeTriton, Instance, fake_triton, refusal
 
@@ -155,8 +155,8 @@ def test_the_supervisor_ignores_another_servers_page_too(triton: FakeTriton) -> 
     triton.step()
     triton.generate = _dead
     pace = Pace.for_verdict_within(60)
-    assert live_question(triton.endpoint, triton.metrics, pace)().ok
-    assert not live_question(triton.endpoint, None, pace)().ok
+    assert live_probe(triton.endpoint, triton.metrics, pace)().ok
+    assert not live_probe(triton.endpoint, None, pace)().ok
 
 
 def test_the_metrics_of_another_model_are_no_evidence(triton: FakeTriton) -> None:

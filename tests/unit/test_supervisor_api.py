@@ -1,15 +1,15 @@
-"""What the supervisor asks of Triton over HTTP: the key goes with it, and every answer that isn't one is an error."""
+"""The supervisor's requests to Triton's repository API: the key, and errors for unexpected answers."""
 
 from __future__ import annotations
 
 import socket
 
 import pytest
+from programs.supervisor.supervisors import free_port
 from triton_llama.health import Address
 from triton_local.readiness import is_ready
 from triton_supervisor.repository_api import ApiError, NotListeningError, RepositoryApi
 from unit.peers import hang_up, respond, server
-from unit.supervisors import free_port
 
 KEY = "k3y-" * 8
 
@@ -22,7 +22,7 @@ def _api(port: int, host: str = "127.0.0.1") -> RepositoryApi:
     return RepositoryApi(Address(host, port), KEY)
 
 
-def test_the_order_goes_without_the_key_or_leaves_a_connection_open() -> None:
+def test_unloading_sends_the_key_and_closes_the_connection() -> None:
     heard: list[bytes] = []
 
     def listen(connection: socket.socket) -> None:
@@ -38,7 +38,7 @@ def test_the_order_goes_without_the_key_or_leaves_a_connection_open() -> None:
     assert "Connection: close" in head
 
 
-def test_nobody_listening_is_an_error_like_any_other() -> None:
+def test_a_closed_port_is_an_error_of_its_own() -> None:
     api = _api(free_port())
     with pytest.raises(NotListeningError, match="can't be asked: Connection refused"):
         api.unload()
@@ -48,7 +48,7 @@ def test_nobody_listening_is_an_error_like_any_other() -> None:
 @pytest.mark.parametrize(
     ("host", "port"), [("127.0.0.1", 10**20), ("a" * 70 + ".invalid", 80), ("no-such-host.invalid", 80)]
 )
-def test_an_address_that_can_not_be_asked_ends_the_supervisor(host: str, port: int) -> None:
+def test_an_unusable_address_is_an_error(host: str, port: int) -> None:
     api = _api(port, host)
     with pytest.raises(ApiError, match=r"^/v2/repository/index: .* can't be asked: ") as refused:
         api.model_is_loaded()
@@ -65,12 +65,12 @@ def test_an_address_that_can_not_be_asked_ends_the_supervisor(host: str, port: i
         (b"what?", "can't be asked: "),
     ],
 )
-def test_an_answer_that_is_none_counts_as_unloaded(answer: bytes, message: str) -> None:
+def test_an_unexpected_answer_does_not_count_as_unloaded(answer: bytes, message: str) -> None:
     with server(respond(answer)) as port, pytest.raises(ApiError, match=message):
         _api(port).model_is_loaded()
 
 
-def test_a_connection_that_breaks_is_an_answer_to_the_launcher() -> None:
+def test_a_broken_connection_is_not_ready_for_the_launcher() -> None:
     with server(hang_up) as port:
         assert not is_ready(0, "127.0.0.1", port, [])
     assert not is_ready(0, "127.0.0.1", 10**20, [])

@@ -1,26 +1,22 @@
-"""What the supervisor is told: seconds, files, options; and what it refuses before anything is started."""
+"""The supervisor's settings and tritonserver's command line, and what is refused before a start."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from triton_llama.health import Address
-from triton_supervisor.container import Container, plan_container, server_environment
-from triton_supervisor.model_settings import with_defaults
-from triton_supervisor.options import is_off, last_value
-from triton_supervisor.settings import RefusedError, Settings
-from triton_supervisor.shared_memory import container_prefix, prefix_for, remove_shared_memory
+from triton_supervisor.command import Container, is_off, last_value, plan_container, server_environment
+from triton_supervisor.process import container_prefix, prefix_for, remove_shared_memory
+from triton_supervisor.settings import RefusedError, Settings, with_model_defaults
 
 KEY = "k3y-" * 8
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with two configs, and a tritonserver on PATH that says which options it has."""
+    """A repository with two configs, and a tritonserver on PATH that prints its help."""
     (tmp_path / "llama" / "configs").mkdir(parents=True)
     for name in ("streaming", "batched"):
         (tmp_path / "llama" / "configs" / f"{name}.pbtxt").touch()
@@ -37,7 +33,7 @@ def _plan(repository: Path, *extra: str, **environment: str) -> Container:
     return plan_container(extra, given, Settings.of(given), KEY, prefix_for("me"), repository)
 
 
-def test_nothing_set_is_the_default_and_so_is_something_set_to_nothing() -> None:
+def test_missing_and_empty_settings_are_the_defaults() -> None:
     default = Settings(grace=120, notice=0, stuck=120, state_file=None, ready_port=None)
     names = ("GRACE_SECONDS", "NOTICE_SECONDS", "STUCK_SECONDS", "STATE_FILE", "READY_PORT")
     assert Settings.of({}) == Settings.of({f"TRITON_{name}": "" for name in names}) == default
@@ -55,7 +51,7 @@ def test_nothing_set_is_the_default_and_so_is_something_set_to_nothing() -> None
         ("TRITON_READY_PORT", "9" * 5000, "0 ... 65535"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_with_its_name_and_its_bound(name: str, value: str, bound: str) -> None:
+def test_a_value_out_of_bounds_is_refused_with_name_value_and_bound(name: str, value: str, bound: str) -> None:
     with pytest.raises(RefusedError) as refused:
         Settings.of({name: value})
     assert name in str(refused.value)
@@ -63,14 +59,14 @@ def test_a_value_out_of_bounds_is_refused_with_its_name_and_its_bound(name: str,
     assert str(refused.value).endswith(bound)
 
 
-def test_one_number_says_how_long_requests_have(repository: Path) -> None:
+def test_the_grace_period_is_tritons_and_the_models(repository: Path) -> None:
     plan = _plan(repository, TRITON_GRACE_SECONDS="45")
     assert "--exit-timeout-secs=45" in plan.arguments
     assert plan.environment["LLAMA_DRAIN_SECONDS"] == "45"
     assert _plan(repository, LLAMA_DRAIN_SECONDS="7").environment["LLAMA_DRAIN_SECONDS"] == "7"
 
 
-def test_a_setting_of_the_model_that_is_empty_is_left_out_and_everything_else_is_kept() -> None:
+def test_empty_settings_of_the_model_are_left_out() -> None:
     given = {"LLAMA_MODEL": "", "LLAMA_SLOTS": "4", "LLAMA_DRAIN_SECONDS": "", "HF_TOKEN": ""}
     assert server_environment(given, 9, 30) == {
         "LLAMA_SLOTS": "4",
@@ -80,19 +76,19 @@ def test_a_setting_of_the_model_that_is_empty_is_left_out_and_everything_else_is
     }
 
 
-def test_the_model_calls_itself_stuck_by_another_number_than_its_supervisor(repository: Path) -> None:
+def test_the_model_has_the_supervisors_stuck_seconds(repository: Path) -> None:
     assert _plan(repository).environment["LLAMA_STUCK_SECONDS"] == "120"
     assert _plan(repository, TRITON_STUCK_SECONDS="45").environment["LLAMA_STUCK_SECONDS"] == "45"
     assert _plan(repository, TRITON_STUCK_SECONDS="0").environment["LLAMA_STUCK_SECONDS"] == "0"
     own = _plan(repository, TRITON_STUCK_SECONDS="45", LLAMA_STUCK_SECONDS="7")
     assert own.environment["LLAMA_STUCK_SECONDS"] == "7"
-    # The model takes whole seconds, to an hour.
+    # The model takes whole seconds, up to an hour.
     for stuck, text in ((0.2, "1"), (44.5, "45"), (1e9, "3600"), (0.0, "0")):
-        assert with_defaults({}, grace=1, stuck=stuck)["LLAMA_STUCK_SECONDS"] == text
-    assert "LLAMA_STUCK_SECONDS" not in with_defaults({}, grace=1, stuck=None)
+        assert with_model_defaults({}, grace=1, stuck=stuck)["LLAMA_STUCK_SECONDS"] == text
+    assert "LLAMA_STUCK_SECONDS" not in with_model_defaults({}, grace=1, stuck=None)
 
 
-def test_the_config_is_another_one_than_was_named(repository: Path) -> None:
+def test_the_named_config_is_served_and_an_unknown_one_refused(repository: Path) -> None:
     assert "--model-config-name=streaming" in _plan(repository, TRITON_MODEL_CONFIG="streaming").arguments
     for default in ("", "default"):
         arguments = _plan(repository, TRITON_MODEL_CONFIG=default).arguments
@@ -119,7 +115,7 @@ def test_the_config_is_another_one_than_was_named(repository: Path) -> None:
         ("--model-control=none", "--model-control is cut short; write out the option, --model-control-mode if"),
         ("--allow-h=off", "--allow-h is cut short"),
         ("--metrics-p=9", "--metrics-p is cut short"),
-        ("--http-restricted-api=inference:key=x", "use a proxy: who may ask for the rest is its business"),
+        ("--http-restricted-api=inference:key=x", "use a proxy: it controls who reaches the rest"),
         ("--http-restricted=health:key=x", "--http-restricted is cut short"),
         ("--grpc-restricted-protocol=health:key=x", "--grpc-restricted-protocol can't go .* use a proxy"),
     ],
@@ -129,14 +125,14 @@ def test_an_option_that_contradicts_the_supervisor_is_refused(repository: Path, 
         _plan(repository, argument)
 
 
-def test_an_option_that_has_nothing_to_do_with_it_is_refused(repository: Path) -> None:
-    # Cut short or not, `--http-thread` is none of ours, and `--model-load-thread-count` neither.
+def test_other_options_go_to_tritonserver(repository: Path) -> None:
+    # `--http-thread` and `--model-load-thread-count` abbreviate no option that the supervisor uses.
     others = ("--http-thread=4", "--model-load-thread-count", "2", "--log-info=off", "--allow-grpc=false")
     assert _plan(repository, *others).arguments[-len(others) :] == others
 
 
 @pytest.mark.parametrize("value", ["false", "False", "FALSE", "oFf", "0"])
-def test_a_service_that_is_off_is_taken_for_one_that_is_on(value: str) -> None:
+def test_the_last_value_turns_a_service_off(value: str) -> None:
     assert is_off(["--allow-x=true", f"--allow-x={value}"], "--allow-x")
     assert is_off(["--allow-x", value], "--allow-x")
     assert not is_off([f"--allow-x={value}", "--allow-x=on"], "--allow-x")
@@ -144,7 +140,7 @@ def test_a_service_that_is_off_is_taken_for_one_that_is_on(value: str) -> None:
     assert last_value(["--allow-x"], "--allow-x") is None
 
 
-def test_the_server_is_asked_where_it_does_not_listen(repository: Path) -> None:
+def test_addresses_come_from_the_options(repository: Path) -> None:
     plan = _plan(repository)
     assert (plan.http, plan.metrics) == (Address("127.0.0.1", 8000), Address("127.0.0.1", 8002))
     plan = _plan(repository, "--http-port", "1", "--http-address=127.0.0.9", "--metrics-port=3", "--http-port=2")
@@ -154,7 +150,7 @@ def test_the_server_is_asked_where_it_does_not_listen(repository: Path) -> None:
     assert _plan(repository, "--allow-metrics=0").metrics is None
 
 
-def test_nobody_without_the_key_can_unload_the_model(repository: Path) -> None:
+def test_unloading_needs_the_key(repository: Path) -> None:
     arguments = _plan(repository, "--log-verbose=1").arguments
     assert arguments[-1] == "--log-verbose=1"
     assert {"--model-control-mode=explicit", "--load-model=llama"} < set(arguments)
@@ -163,7 +159,7 @@ def test_nobody_without_the_key_can_unload_the_model(repository: Path) -> None:
     assert all(argument.endswith(f"={KEY}") for argument in restricted)
 
 
-def test_what_a_killed_server_left_in_shared_memory_stays_there() -> None:
+def test_shared_memory_is_removed_by_its_prefix() -> None:
     own, others = prefix_for(f"test-{os.getpid()}"), prefix_for(f"test-{os.getpid()}-other")
     regions = [Path("/dev/shm") / f"{prefix}1" for prefix in (own, others)]
     try:
@@ -174,40 +170,4 @@ def test_what_a_killed_server_left_in_shared_memory_stays_there() -> None:
     finally:
         for region in regions:
             region.unlink(missing_ok=True)
-    assert container_prefix() == container_prefix(), "it isn't found again after a restart"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "line"),
-    [
-        (["announce"], {}, "TRITON_STATE_FILE is not set; it must be the server's, which looks beside it"),
-        (
-            ["announce"],
-            {"TRITON_STATE_FILE": "/nowhere/state"},
-            "TRITON_STATE_FILE is /nowhere/state: nothing can be announced: No such file or directory",
-        ),
-        (["announce", "--seconds", "-1"], {}, "--seconds is -1; it must be 0 ... 3600"),
-        ([], {"TRITON_GRACE_SECONDS": "x"}, "TRITON_GRACE_SECONDS is 'x'; it must be a whole number, 1 ... 3600"),
-    ],
-)
-def test_a_refusal_is_one_line_and_the_code_2(arguments: list[str], environment: dict[str, str], line: str) -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    run = subprocess.run(
-        [sys.executable, "-m", "triton_supervisor", *arguments],
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (run.returncode, run.stderr) == (2, f"triton_supervisor: {line}\n")
-
-
-def test_an_announcement_is_not_where_the_server_looks(tmp_path: Path) -> None:
-    state_file = tmp_path / "state.json"
-    subprocess.run(
-        [sys.executable, "-m", "triton_supervisor", "announce", "--seconds", "0"],
-        env={**os.environ, "TRITON_STATE_FILE": str(state_file)},
-        check=True,
-        timeout=60,
-    )
-    assert (tmp_path / "state.json.announced").exists()
+    assert container_prefix() == container_prefix(), "a restart doesn't find it"

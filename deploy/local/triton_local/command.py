@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triton_supervisor.model_settings import MOST_SECONDS, with_defaults
-from triton_supervisor.options import cut_short, has_option, is_off, last_number
-from triton_supervisor.settings import DEFAULT_GRACE_S, RefusedError
-from triton_supervisor.shared_memory import prefix_argument
+from triton_supervisor.command import cut_short, has_option, is_off, last_number
+from triton_supervisor.process import prefix_argument
+from triton_supervisor.settings import DEFAULT_GRACE_S, MOST_SECONDS, RefusedError, with_model_defaults
 
 from triton_local.errors import InvalidSettingError, ReservedArgumentError
 from triton_local.ports import SERVICES, Service
@@ -121,7 +120,7 @@ def server_environment(
     grace, stuck: seconds, for settings of the model that follow from them unless they are set.
     """
     environment = {
-        **with_defaults(inherited, grace=grace, stuck=stuck),
+        **with_model_defaults(inherited, grace=grace, stuck=stuck),
         # The stub takes the prefix of the first python3 on PATH for its own.
         "PATH": _joined(runtime.interpreter.executable.parent, inherited.get("PATH", "")),
         "LD_LIBRARY_PATH": _joined(*runtime.library_path, inherited.get("LD_LIBRARY_PATH", "")),

@@ -23,17 +23,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triton_llama.health import Address
-from triton_supervisor.loop import Course, Wishes, run
-from triton_supervisor.process import ServerProcess, adopt_orphans, kill_children, start_server
+from triton_supervisor.hardening import new_key, set_stack_limit
+from triton_supervisor.loop import Course, Unwatched, Wishes, block_signals, run
+from triton_supervisor.process import ServerProcess, adopt_orphans, kill_children, remove_shared_memory, start_server
 from triton_supervisor.repository_api import control_arguments
-from triton_supervisor.restricted import new_key
 from triton_supervisor.settings import RefusedError
-from triton_supervisor.shared_memory import remove_shared_memory
-from triton_supervisor.signals import block_signals
-from triton_supervisor.stack_limit import set_stack_limit
-from triton_supervisor.state_file import StateFile
-from triton_supervisor.supervised import supervise
-from triton_supervisor.unwatched import Unwatched
+from triton_supervisor.state import StateFile
+from triton_supervisor.supervision import supervise
 
 from triton_local.leftovers import EnvironmentFolder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import triton_llama
 import triton_supervisor
-from triton_supervisor.shared_memory import remove_shared_memory
+from triton_supervisor.process import remove_shared_memory
 
 from triton_local.command import ServerCommand
 

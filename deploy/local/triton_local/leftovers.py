@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from triton_supervisor.shared_memory import FOLDER as SHARED_MEMORY
+from triton_supervisor.process import SHARED_MEMORY
 
 # The backend's environment manager makes its folder here and nowhere else.
 ENVIRONMENT_FOLDERS = Path("/tmp")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from triton_supervisor.shared_memory import prefix_for
+from triton_supervisor.process import prefix_for
 
 from triton_local.command import (
     ServerCommand,

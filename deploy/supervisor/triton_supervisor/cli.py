@@ -1,10 +1,10 @@
-"""The container's command line: serve under supervision, or announce the end.
+"""The container's command line: serve under supervision, or announce the shutdown.
 
     python -m triton_supervisor [TRITONSERVER_OPTIONS ...]
     python -m triton_supervisor announce --seconds 15
 
-Puts the other modules together for the container, where this is the first process; `triton_local.guard` does so for a
-server without one. What it says itself are lines on standard error.
+`announce` is the hook that an orchestrator runs before it sends SIGTERM (Kubernetes: preStop): the server stops being
+ready, so load balancers remove it, and goes on serving meanwhile. Messages go to standard error, one line each.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from triton_supervisor.announce import announce
-from triton_supervisor.container import plan_container
-from triton_supervisor.loop import Wishes, run
-from triton_supervisor.process import adopt_orphans, kill_children, start_server
-from triton_supervisor.ready_port import ReadyPort
-from triton_supervisor.restricted import new_key
+from triton_supervisor.command import plan_container
+from triton_supervisor.hardening import new_key, set_stack_limit
+from triton_supervisor.loop import Wishes, block_signals, run
+from triton_supervisor.process import (
+    adopt_orphans,
+    container_prefix,
+    kill_children,
+    remove_shared_memory,
+    start_server,
+)
 from triton_supervisor.settings import RefusedError, Settings
-from triton_supervisor.shared_memory import container_prefix, remove_shared_memory
-from triton_supervisor.signals import block_signals
-from triton_supervisor.stack_limit import set_stack_limit
-from triton_supervisor.state_file import StateFile
-from triton_supervisor.supervised import supervise
+from triton_supervisor.state import ReadyPort, StateFile, announcement_file
+from triton_supervisor.supervision import supervise
 
 REFUSED = 2
 LONGEST_ANNOUNCEMENT_S = 3600
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the arguments say; return the exit code."""
+    """Run the command line; return the exit code."""
     try:
         if arguments[:1] == ["announce"]:
             announce(os.environ, _announcement(arguments[1:]))
@@ -44,11 +47,23 @@ def main(arguments: Sequence[str]) -> int:
         return REFUSED
 
 
+def announce(environment: Mapping[str, str], seconds: float) -> None:
+    """Announce the shutdown and sleep. Raises RefusedError without a state file, or if it can't be written."""
+    state_file = environment.get("TRITON_STATE_FILE")
+    if not state_file:
+        raise RefusedError("TRITON_STATE_FILE is not set; it must be the server's, which looks beside it")
+    try:
+        announcement_file(Path(state_file)).touch()
+    except OSError as error:
+        raise RefusedError(f"TRITON_STATE_FILE is {state_file}: nothing can be announced: {error.strerror}") from error
+    time.sleep(seconds)
+
+
 def _announcement(arguments: Sequence[str]) -> float:
     parser = argparse.ArgumentParser(
-        prog="triton_supervisor announce", description="From now on the server isn't ready; it goes on serving."
+        prog="triton_supervisor announce", description="Make the server not ready; it goes on serving."
     )
-    parser.add_argument("--seconds", type=float, default=0.0, help="return after so long (default: %(default)g)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="return after this time (default: %(default)g)")
     seconds: float = parser.parse_args(arguments).seconds
     if not 0 <= seconds <= LONGEST_ANNOUNCEMENT_S:
         raise RefusedError(f"--seconds is {seconds:g}; it must be 0 ... {LONGEST_ANNOUNCEMENT_S}")
@@ -56,7 +71,7 @@ def _announcement(arguments: Sequence[str]) -> float:
 
 
 def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    # Process 1 has done so already, before it imported this.
+    # As process 1, `__main__` has blocked them before it imported this.
     block_signals()
     settings = Settings.of(environment)
     adopt_orphans()
@@ -69,7 +84,7 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     set_stack_limit()
     server = start_server(plan.arguments, _say, plan.environment)
     try:
-        # Its threads only now: the server has to be started before there are any.
+        # The server forks before there are threads.
         if ready_port is not None:
             ready_port.begin()
         course = supervise(
@@ -90,6 +105,6 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _say(message: str) -> None:
-    # Unbuffered, in one write: tritonserver writes to the same place. And whoever read it may be gone.
+    # Unbuffered and in one write, because tritonserver writes to the same file. Its reader may have left.
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"triton_supervisor: {message}\n".encode())

@@ -1,9 +1,8 @@
-"""tritonserver as a child, and what it leaves behind: started, reaped, killed.
+"""tritonserver as a child process: started, reaped, killed, and cleaned up after.
 
 - The supervisor is killed: the kernel kills the server (PR_SET_PDEATHSIG).
-- The server ends, in whatever way: children it left behind fall to the supervisor (a subreaper), which kills them.
-
-Knows nothing about Triton, and about signals only that its child must not inherit what its caller has blocked.
+- The server ends: its orphans become children of the supervisor (a subreaper), which kills them.
+- The server doesn't end in order: its shared memory stays, and is found by the prefix of its name.
 """
 
 from __future__ import annotations
@@ -11,29 +10,34 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from triton_supervisor.process_table import children
+
+SHARED_MEMORY = Path("/dev/shm")
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.25
 _KILLED_MUST_END_S = 10.0
 _NOT_RUN = 127
-"""Exit code of a command that can't be run, as shells have it."""
+"""Exit code of a command that can't be run, as in shells."""
 
 
 class ServerProcess:
-    """A child that was started; `pid` is its process id."""
+    """A child process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
 
     def exit_code(self) -> int | None:
-        """Collect every child that has ended; return the server's code once it is among them, 128 + N for signal N."""
+        """Reap the children that have ended; return the server's exit code once it has, 128 + N for signal N."""
         if self._code is None:
             for pid, status in _ended_children():
                 if pid == self.pid:
@@ -50,23 +54,23 @@ class ServerProcess:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Once it is reaped, its number may be another process's.
+        # Once it is reaped, its pid may be another process's.
         if self.exit_code() is None:
             os.kill(self.pid, number)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever descendants lose theirs, so that they can be found and killed."""
+    """Become the parent of descendants that lose theirs, so that they can be found and killed."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def start_server(
     arguments: Sequence[str], say: Callable[[str], None], environment: Mapping[str, str] | None = None
 ) -> ServerProcess:
-    """Run a command, found on PATH, that is killed when this process ends. environment: None is this one's own.
+    """Start a command, found on PATH, that is killed when this process ends. environment: None inherits this one's.
 
-    It has a process group of its own. Must be called before there are threads. A command that can't be run is a child
-    that says why and ends with 127.
+    It has a process group of its own. Call it before there are threads. A command that can't be run is a child that
+    prints the reason and ends with 127.
     """
     supervisor = os.getpid()
     pid = os.fork()
@@ -74,12 +78,12 @@ def start_server(
         return ServerProcess(pid)
     try:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:  # it died before the kernel was told
+        if os.getppid() != supervisor:  # it died before the prctl
             os._exit(1)
-        # Or Ctrl-C at its terminal (`docker run -it`) would end it, and the model, without the drain.
+        # Otherwise Ctrl-C at its terminal (`docker run -it`) would end it, and the model, without a drain.
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # SIGPIPE stays ignored, as Python set it: a reader of the log who leaves must not cut the drain short.
+        # SIGPIPE stays ignored, as Python set it: a log reader that leaves must not interrupt the drain.
         os.execvpe(arguments[0], list(arguments), dict(os.environ if environment is None else environment))
     except OSError as error:
         say(f"{arguments[0]} can't be run: {error.strerror}")
@@ -88,10 +92,7 @@ def start_server(
 
 
 def kill_children() -> None:
-    """Kill what the server left behind, generation after generation: a killed child's children become ours.
-
-    SIGCHLD must be blocked.
-    """
+    """Kill all children, and theirs, which are adopted in turn. SIGCHLD must be blocked."""
     deadline = time.monotonic() + _KILLED_MUST_END_S
     while (left := children(os.getpid())) and time.monotonic() < deadline:
         for child in left:
@@ -100,6 +101,30 @@ def kill_children() -> None:
         signal.sigtimedwait((signal.SIGCHLD,), _POLL_S)
         for _ in _ended_children():
             pass
+
+
+def prefix_for(owner: str) -> str:
+    """Return the prefix of the names of shared memory regions that belong to `owner`."""
+    return f"triton_python_backend_shm_region_{owner}_"
+
+
+def container_prefix() -> str:
+    """Return this container's prefix, the same at every start: /dev/shm, and the regions in it, may outlive one.
+
+    The host name is the container's or the pod's: others that share /dev/shm keep their regions.
+    """
+    return prefix_for(re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()))
+
+
+def prefix_argument(prefix: str) -> str:
+    """Return tritonserver's option that makes the Python backend use the prefix."""
+    return f"--backend-config=python,shm-region-prefix-name={prefix}"
+
+
+def remove_shared_memory(prefix: str) -> None:
+    """Remove the regions whose names begin with the prefix."""
+    for region in SHARED_MEMORY.glob(f"{prefix}*"):
+        region.unlink(missing_ok=True)
 
 
 def _ended_children() -> Iterator[tuple[int, int]]:

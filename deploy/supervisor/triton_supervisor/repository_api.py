@@ -1,8 +1,7 @@
-"""Three things to ask of Triton over HTTP: whether the model is ready, to unload it, and whether that is done.
+"""Triton's model repository API over HTTP: is the model ready, unload it, is it unloaded.
 
-Unloading is how a Triton drains without being ended: requests that come from now on are refused, those that were
-accepted, running or queued, are answered, and then the model's process ends. The interface for it needs a key. Triton
-takes these orders only if it was started with `control_arguments`.
+Unloading drains: Triton refuses new requests, answers the accepted ones, running or queued, and then ends the model's
+processes. The API needs a key, and Triton accepts the orders only if it was started with `control_arguments`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import socket
 
 from triton_llama.health import Address, NoAnswerError, NoListenerError, Response, exchange
 
-from triton_supervisor.restricted import HTTP_HEADER, restricted_arguments
+from triton_supervisor.hardening import HTTP_HEADER, restricted_arguments
 
 MODEL = "llama"
 
@@ -22,15 +21,15 @@ _LOADED = ("READY", "LOADING", "UNLOADING")
 
 
 class ApiError(Exception):
-    """Triton gave no answer, or not the one that was expected; the message is one line."""
+    """Triton gave no answer, or an unexpected one; the message is one line."""
 
 
 class NotListeningError(ApiError):
-    """Nobody listens: Triton doesn't yet, or not any more."""
+    """Triton doesn't listen yet, or any more."""
 
 
 def control_arguments(key: str) -> tuple[str, ...]:
-    """Return tritonserver's options that let whoever has the key, and nobody else, unload the model."""
+    """Return tritonserver's options that allow to unload the model with the key, and only with it."""
     return ("--model-control-mode=explicit", f"--load-model={MODEL}", *restricted_arguments(key))
 
 
@@ -42,33 +41,30 @@ class RepositoryApi:
         self._key = key
 
     def listens(self) -> bool:
-        """Return whether somebody takes connections there."""
+        """Return whether Triton accepts connections."""
         try:
             socket.create_connection(self._address, _ANSWER_S).close()
         except TimeoutError:
-            return True  # too busy to answer, but there
+            return True  # too busy to accept, but listening
         except (OSError, OverflowError, UnicodeError):
             return False
         return True
 
     def model_is_ready(self) -> bool:
-        """Return whether the model is loaded and takes requests; False also if there is no answer."""
+        """Return whether the model takes requests; False also without an answer."""
         try:
             return self._ask("GET", f"/v2/models/{MODEL}/ready", _ANSWER_S).status == 200
         except ApiError:
             return False
 
     def unload(self) -> None:
-        """Have the model unloaded; returns before it is. Raises ApiError."""
+        """Start unloading the model; returns before it is unloaded. Raises ApiError."""
         answer = self._ask("POST", f"/v2/repository/models/{MODEL}/unload", _UNLOAD_ANSWER_S)
         if answer.status != 200:
             raise _unexpected(answer)
 
     def model_is_loaded(self) -> bool:
-        """Return whether anything is left of the model, be it a request that is still being answered.
-
-        Raises ApiError.
-        """
+        """Return whether the model still runs, if only for accepted requests. Raises ApiError."""
         answer = self._ask("POST", "/v2/repository/index", _ANSWER_S)
         try:
             entries = json.loads(answer.body)

@@ -1,12 +1,13 @@
-"""What an operator may set, out of the environment: TRITON_GRACE_SECONDS and its like.
+"""The operator's settings, from the environment: TRITON_GRACE_SECONDS and others, and those of the model they imply.
 
-Everything about the end follows from the grace period: tritonserver's --exit-timeout-secs and LLAMA_DRAIN_SECONDS are
-the same, and an orchestrator must wait for notice + grace + STOP_MARGIN_S before it kills. An empty value, as an .env
-file leaves it, is the default.
+The grace period determines the shutdown: tritonserver's --exit-timeout-secs and LLAMA_DRAIN_SECONDS equal it, and an
+orchestrator must wait notice + grace + STOP_MARGIN_S before it kills. An empty value, as an .env file leaves it, is the
+default.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,15 +17,18 @@ DEFAULT_GRACE_S = 120
 DEFAULT_STUCK_S = 120
 
 STOP_MARGIN_S = 30
-"""Beyond notice and grace: unloading the model, handing the last answers over, and killing what is left."""
+"""Beyond notice and grace: unloading the model, flushing the last responses, killing what is left."""
 
 UNLOAD_S = 10.0
-"""Of it, for the model's own end once the last request is answered; `finalize` has no limit but this one."""
+"""Part of it, for the model's `finalize` after the last response; Triton sets no other limit."""
 
 FLUSH_S = 10.0
-"""Of it, for clients that take their answers slowly."""
+"""Part of it, for clients that read their responses slowly."""
 
-_MOST_SECONDS = 3600
+MODEL_PREFIX = "LLAMA_"
+MOST_SECONDS = 3600
+"""Upper bound of every duration here, and of the model's drain_seconds and stuck_seconds."""
+
 _LEAST_STUCK_S = 10
 
 
@@ -34,11 +38,11 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """Seconds, and where to write.
+    """Seconds, a file and a port.
 
-    grace: how long what was accepted has to be answered, once the server is told to end. notice: for how long it goes
-    on serving before that, if nobody has announced the end. stuck: the model is dead if it makes no step for so long
-    although it is asked for one; 0 is never. state_file: JSON for probes. ready_port: for load balancers.
+    grace: for accepted requests to finish during shutdown. notice: of serving on before the drain, unless the shutdown
+    was announced. stuck: without a step, although one is requested, until the model counts as dead; 0 disables the
+    check. state_file: JSON for probes. ready_port: for load balancers.
     """
 
     grace: int
@@ -50,15 +54,15 @@ class Settings:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Settings:
         """Read them. Raises RefusedError for a value that isn't a whole number within its bounds."""
-        stuck = _whole(environment, "TRITON_STUCK_SECONDS", DEFAULT_STUCK_S, 0, _MOST_SECONDS)
+        stuck = _whole(environment, "TRITON_STUCK_SECONDS", DEFAULT_STUCK_S, 0, MOST_SECONDS)
         if 0 < stuck < _LEAST_STUCK_S:
             raise RefusedError(
-                f"TRITON_STUCK_SECONDS is {stuck}; it must be 0 (never) or {_LEAST_STUCK_S} ... {_MOST_SECONDS}"
+                f"TRITON_STUCK_SECONDS is {stuck}; it must be 0 (never) or {_LEAST_STUCK_S} ... {MOST_SECONDS}"
             )
         state_file = environment.get("TRITON_STATE_FILE")
         return cls(
-            grace=_whole(environment, "TRITON_GRACE_SECONDS", DEFAULT_GRACE_S, 1, _MOST_SECONDS),
-            notice=_whole(environment, "TRITON_NOTICE_SECONDS", 0, 0, _MOST_SECONDS),
+            grace=_whole(environment, "TRITON_GRACE_SECONDS", DEFAULT_GRACE_S, 1, MOST_SECONDS),
+            notice=_whole(environment, "TRITON_NOTICE_SECONDS", 0, 0, MOST_SECONDS),
             stuck=stuck,
             state_file=Path(state_file) if state_file else None,
             ready_port=_whole(environment, "TRITON_READY_PORT", 0, 0, 65535) or None,
@@ -66,11 +70,26 @@ class Settings:
 
 
 def whole_number(name: str, text: str, least: int, most: int) -> int:
-    """Read a whole number within its bounds. Raises RefusedError with `name`, the text and the bounds."""
-    # int() takes underscores and digits of other scripts, too.
+    """Parse a whole number within its bounds. Raises RefusedError with `name`, the text and the bounds."""
+    # int() also accepts underscores and digits of other scripts.
     if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
         raise RefusedError(f"{name} is {text!r}; it must be a whole number, {least} ... {most}")
     return int(text)
+
+
+def with_model_defaults(environment: Mapping[str, str], *, grace: int, stuck: float | None) -> dict[str, str]:
+    """Return the environment for tritonserver and the model, with the model's settings that follow from ours.
+
+    Sequences that still run when the model is unloaded have the same `grace` seconds. A step that runs for `stuck`
+    seconds makes the model report that it isn't ready; 0 disables that, None keeps the model's default.
+    """
+    # An empty setting of the model (LLAMA_MODEL= in .env) is the default.
+    own = {name: value for name, value in environment.items() if value or not name.startswith(MODEL_PREFIX)}
+    own.setdefault(f"{MODEL_PREFIX}DRAIN_SECONDS", str(grace))
+    if stuck is not None:
+        # The model takes whole seconds; rounding up never yields 0, which would disable the check.
+        own.setdefault(f"{MODEL_PREFIX}STUCK_SECONDS", str(min(math.ceil(stuck), MOST_SECONDS)))
+    return own
 
 
 def _whole(environment: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

@@ -1,18 +1,30 @@
-"""A process's TCP sockets, as the kernel shows them: which ports it listens on, what its clients haven't taken yet."""
+"""A process's TCP sockets from /proc: the ports it listens on, and the bytes that its clients haven't taken.
+
+On SIGTERM Triton waits for connections, idle ones included, so it can't tell when clients have their responses. The
+kernel can: it knows which bytes are unacknowledged. Bytes that gRPC holds back for a client that doesn't read its
+stream are not in the kernel: such a client has PAUSE_S.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+PAUSE_S = 2.0
+"""Time for a response to get from the model to the socket."""
+
+STALLED_S = 5.0
+"""A client that takes no byte for this long is abandoned."""
 
 _LISTENING = "0A"
 
 
 @dataclass(frozen=True)
 class TcpSocket:
-    """One socket. unsent: bytes that were written to it and that the other side hasn't acknowledged."""
+    """One socket. unsent: bytes written to it that the peer hasn't acknowledged."""
 
     port: int
     listens: bool
@@ -25,9 +37,26 @@ def listening_ports(pid: int) -> set[int]:
 
 
 def unsent_bytes(pid: int) -> int:
-    """Return how many bytes process `pid` has written to its clients that they haven't taken; 0 if it is gone."""
-    # What a listening socket has in that place is something else, its queue's limit.
+    """Return how many bytes process `pid` has written that its clients haven't taken; 0 if it is gone."""
+    # For a listening socket the field is the limit of its queue.
     return sum(socket.unsent for socket in _sockets(pid) if not socket.listens)
+
+
+def flush(pid: int, deadline: float) -> Iterator[None]:
+    """Yield until the clients of process `pid` have taken everything, or take nothing more, or until `deadline`.
+
+    deadline: on the monotonic clock. The caller may pause between iterations.
+    """
+    began = time.monotonic()
+    left, moved = unsent_bytes(pid), began
+    while True:
+        now = time.monotonic()
+        if now - began >= PAUSE_S and (left == 0 or now - moved >= STALLED_S or now >= deadline):
+            return
+        yield
+        latest = unsent_bytes(pid)
+        if latest != left:
+            left, moved = latest, time.monotonic()
 
 
 def _sockets(pid: int) -> Iterator[TcpSocket]:
@@ -35,7 +64,7 @@ def _sockets(pid: int) -> Iterator[TcpSocket]:
     own = set()
     try:
         for descriptor in (process / "fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed under our eyes
+            with contextlib.suppress(FileNotFoundError):  # closed since
                 own.add(str(descriptor.readlink()))
         # gRPC listens on every address through IPv6, also for IPv4.
         tables = [(process / "net" / name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]

@@ -1,11 +1,11 @@
-"""The course of a supervised server: it loads, serves while its model lives, and drains when it is told to end.
+"""The course of a supervised server: it loads, serves while its model lives, and drains.
 
     starting ── serving ──(end)── notice ── unload ── flush ── SIGTERM
         │          └──(the model is dead)── kill, exit code 70
-        └──(end)── SIGTERM: nothing was accepted
+        └──(end)── SIGTERM: no request was accepted yet
 
-Each state is a generator that is advanced several times a second and yields where it waits. A death kills tritonserver
-at once: its clients' connections break, where Triton itself would leave whoever waits for the model waiting for ever.
+Each state is a generator that is advanced several times a second and yields where it waits. When the model dies,
+tritonserver is killed at once: that closes its clients' connections, which Triton itself would leave open for ever.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from triton_supervisor.flush import flush
+from triton_llama.health import Address
+
+from triton_supervisor.liveness import Liveness, Pace, Watch, live_probe
+from triton_supervisor.loop import Unwatched
 from triton_supervisor.process import ServerProcess
 from triton_supervisor.repository_api import ApiError, NotListeningError, RepositoryApi
 from triton_supervisor.settings import FLUSH_S, UNLOAD_S
-from triton_supervisor.state_file import StateFile
-from triton_supervisor.unwatched import Unwatched
-from triton_supervisor.watch import Watch
+from triton_supervisor.sockets import flush
+from triton_supervisor.state import StateFile
 
 DRAINED = 0
 CUT_OFF = 1
-"""The model wasn't unloaded in time: requests still ran, or its `finalize` hung."""
+"""The model wasn't unloaded in time: sequences still ran, or its `finalize` hung."""
 DEAD = 70
-"""EX_SOFTWARE of sysexits.h: the model was dead. An orchestrator starts the server again."""
+"""The model died (EX_SOFTWARE of sysexits.h). An orchestrator restarts the server."""
 
 _LOADING_ENDS_S = 2.0
 _UNLOADS_WITHOUT_PROCESS_S = 3.0
-"""Triton notes within a moment that the process of a model that it unloads has ended."""
+"""Triton notices sooner that the process of a model that it unloads has ended."""
 
 
 class Supervision:
-    """A Course. Seconds: grace, for what was accepted; notice, for serving on before it."""
+    """A Course. grace: seconds for accepted requests. notice: seconds of serving on before the drain."""
 
     def __init__(
         self,
@@ -58,18 +60,18 @@ class Supervision:
         self._course = self._serve()
 
     def end(self) -> None:
-        """Begin to drain; a second time has no effect, and so has a first time after a death."""
+        """Begin to drain; no effect a second time, or after the model has died."""
         if not self._ending and self._code is None:
             self._ending = True
             self._course = self._drain()
 
     def advance(self) -> None:
-        """Take the next look, or the next step."""
+        """Take the next step."""
         self._state.catch_up()
         next(self._course, None)
 
     def exit_code(self, server_code: int) -> int:
-        """Return what this has come to: DRAINED, CUT_OFF or DEAD; the server's code if that ended by itself."""
+        """Return DRAINED, CUT_OFF or DEAD, or the server's code if it ended by itself."""
         if self._code is None and not self._ending:
             self._state.enter("failed", f"tritonserver has ended with code {server_code}")
         return server_code if self._code is None else self._code
@@ -88,10 +90,10 @@ class Supervision:
     def _dies(self) -> bool:
         death = self._watch.death()
         if death is not None:
-            self._give_up(death)
+            self._fail(death)
         return death is not None
 
-    def _give_up(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         self._say(f"{reason}; the server ends with code {DEAD}")
         self._state.enter("failed", reason)
         self._code = DEAD
@@ -118,7 +120,7 @@ class Supervision:
             yield from self._unload(deadline)
 
     def _stop_loading(self) -> Iterator[None]:
-        """Nothing can have been accepted before Triton listens."""
+        """Before it listens, Triton has accepted no request."""
         self._code = DRAINED
         self._server.terminate()
         until = time.monotonic() + _LOADING_ENDS_S
@@ -127,7 +129,7 @@ class Supervision:
         self._server.kill()
 
     def _leave_to_triton(self, why: str) -> Iterator[None]:
-        """Triton finishes requests on SIGTERM, too, though it waits for idle connections first."""
+        """On SIGTERM Triton also finishes requests, though it waits for idle connections first."""
         self._say(f"the model can't be unloaded ({why}); tritonserver gets SIGTERM instead")
         course = Unwatched(self._server, self._grace + UNLOAD_S, self._say)
         course.end()
@@ -136,7 +138,7 @@ class Supervision:
             yield
 
     def _unload(self, deadline: float) -> Iterator[None]:
-        """Wait until the last accepted request is answered and the model gone."""
+        """Wait until the last accepted request is answered and the model is unloaded."""
         gone_since: float | None = None
         last_error = ""
         while True:
@@ -147,12 +149,12 @@ class Supervision:
                 last_error = ""
             except ApiError as error:
                 last_error = f"; the last answer to whether it is: {error}"
-            # Triton ends instances one after the other, each as slowly as its `finalize` is; and while one of them
-            # lives it may still be answering.
+            # Triton ends instances one after the other, each as slowly as its `finalize`; the remaining ones may still
+            # be answering.
             gone_since = (gone_since or now) if self._watch.all_gone() else None
             if gone_since is not None and now - gone_since > _UNLOADS_WITHOUT_PROCESS_S:
                 pids = " and ".join(str(pid) for pid in sorted(process.pid for process in self._watch.gone()))
-                self._give_up(f"the model process {pids} ended before the last request was answered")
+                self._fail(f"the model process {pids} ended before the last request was answered")
                 return
             if now > deadline:
                 bound = self._grace + UNLOAD_S
@@ -166,6 +168,31 @@ class Supervision:
         self._code = DRAINED
         self._state.enter("draining", "everything that was accepted is answered")
         self._server.terminate()
-        # Triton now waits for connections; the bytes are on their way without it.
+        # Triton now waits for connections; the kernel sends the bytes without it.
         yield from flush(self._server.pid, max(deadline, time.monotonic() + FLUSH_S))
         self._server.kill()
+
+
+def supervise(
+    server: ServerProcess,
+    http: Address,
+    metrics: Address | None,
+    key: str,
+    state: StateFile,
+    say: Callable[[str], None],
+    *,
+    grace: float,
+    notice: float,
+    stuck: float | None,
+) -> Supervision:
+    """Return the course of a server that was started with `control_arguments(key)`; starts threads.
+
+    metrics: None when they are off. grace, notice, stuck: seconds, as in Settings; stuck None disables the probes.
+    """
+    api = RepositoryApi(http, key)
+    liveness = None
+    if stuck is not None:
+        pace = Pace.for_verdict_within(stuck)
+        liveness = Liveness(live_probe(http, metrics, pace), pace, say)
+    watch = Watch(server.pid, api.listens, liveness, say)
+    return Supervision(server, api, watch, state, say, grace=grace, notice=notice)

@@ -23,7 +23,7 @@ from server.launcher.launching import (
     shared_memory_of,
     until,
 )
-from triton_supervisor.model_processes import model_processes
+from triton_supervisor.process_table import model_processes
 
 
 def test_sigterm_answers_what_was_accepted_and_leaves_nothing_behind(launch: Launch, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
-"""A tritonserver of a few lines, for tests about its supervisor: it has a model process, is asked, unloads and ends.
+"""A stand-in for tritonserver in tests of its supervisor: it has model processes, answers, unloads and ends.
 
-Run as a program, with tritonserver's options. The environment says how it behaves:
+Run as a program, with tritonserver's options. The environment sets its behaviour:
 
-    FAKE_LOADS      file: while it exists, the model is being loaded, and nobody listens
+    FAKE_LOADS      file: while it exists, the model is loading, and the port is closed
     FAKE_BUSY       file: while it exists, a request is running that unloading waits for
-    FAKE_REFUSES    unloading is refused with these words
+    FAKE_REFUSES    unloading is refused with this message
     FAKE_WAITS      it doesn't end on SIGTERM, as with an idle connection that Triton waits for
-    FAKE_INSTANCES  so many model processes; they are ended one after the other (1)
+    FAKE_INSTANCES  number of model processes, which end one after the other (1)
     FAKE_FINALIZES  seconds that each of them takes to end (0)
 """
 
@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 POLL_S = 0.02
-# Called by the kernel's name for the real one, which keeps 15 characters of it.
+# With the kernel's name of the real one: its first 15 characters.
 MODEL_PROCESS = """
 import time
 with open("/proc/self/comm", "w") as name:
@@ -34,7 +34,7 @@ time.sleep(600)
 
 
 class Model:
-    """The model and the processes that it runs in."""
+    """The model and its processes."""
 
     def __init__(self) -> None:
         self.state = "READY"
@@ -96,7 +96,7 @@ def main() -> None:
                 self._answer(200, "")
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
         def _answer(self, status: int, body: str) -> None:
             self.send_response(status)

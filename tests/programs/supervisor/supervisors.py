@@ -1,4 +1,4 @@
-"""The container's supervisor in a process of its own, above a tritonserver of a few lines; and what is seen of them."""
+"""The container's supervisor in a process of its own, above a stand-in for tritonserver."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from triton_supervisor.model_processes import model_processes
-from triton_supervisor.state_file import announcement_file
+from triton_supervisor.process_table import model_processes
+from triton_supervisor.state import announcement_file
 
 PATIENCE_S = 30.0
 PROGRAM = ("-m", "triton_supervisor")
@@ -23,15 +23,15 @@ _FAKE = Path(__file__).with_name("fake_tritonserver.py")
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until it is so."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port that is free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
@@ -44,26 +44,30 @@ class Supervisor:
         self.state_file = state_file
 
     def condition(self) -> dict[str, str]:
-        """Return what the state file says."""
-        said: dict[str, str] = json.loads(self.state_file.read_text())
-        return said
+        """Return the content of the state file."""
+        condition: dict[str, str] = json.loads(self.state_file.read_text())
+        return condition
 
     def is_in(self, state: str) -> bool:
-        """Return whether the state file says so."""
+        """Return whether the state file has this state."""
         return self.state_file.exists() and self.condition()["state"] == state
 
     def wait_for(self, state: str) -> None:
-        """Wait until it is in this state; it must not end before."""
+        """Wait for a state; fail if the supervisor ends before."""
         until(lambda: self.is_in(state) or self.process.poll() is not None)
         assert self.is_in(state), self.process.communicate()
 
     def announce(self) -> None:
-        """Announce the end."""
+        """Announce the shutdown."""
         announcement_file(self.state_file).touch()
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the supervisor."""
         self.process.send_signal(number)
+
+    def has_child(self) -> bool:
+        """Return whether it has started tritonserver."""
+        return bool(_children(self.process.pid))
 
     def tritonserver(self) -> int:
         """Return the process id of its tritonserver."""
@@ -76,7 +80,7 @@ class Supervisor:
         return process.pid
 
     def ends(self) -> tuple[int, list[str]]:
-        """Wait for its end; return the exit code and the lines that it has said itself, and no traceback with them."""
+        """Wait for its end; return the exit code and the supervisor's own lines. Fails on a traceback."""
         _, errors = self.process.communicate(timeout=PATIENCE_S)
         assert "Traceback" not in errors, errors
         own = "triton_supervisor: "
@@ -84,7 +88,7 @@ class Supervisor:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process is there and has not ended."""
+    """Return whether a process runs."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -95,7 +99,7 @@ def alive(pid: int) -> bool:
 def supervisor(
     folder: Path, environment: Mapping[str, str], *options: str, program: Sequence[str] = PROGRAM
 ) -> Iterator[Supervisor]:
-    """Run one, in a session of its own; it is killed at the end if it still runs.
+    """Run one in a session of its own; kill it at the end if it still runs.
 
     options: for tritonserver, beside its port. program: what Python runs.
     """
@@ -117,7 +121,7 @@ def supervisor(
     try:
         yield Supervisor(process, state_file)
     finally:
-        # The model's process would hold the pipe open: tritonserver and it have a group of their own.
+        # tritonserver and the model, in a group of their own, would hold the pipe open.
         groups = _children(process.pid) if process.poll() is None else []
         process.kill()
         for group in groups:

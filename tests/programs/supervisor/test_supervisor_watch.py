@@ -1,4 +1,4 @@
-"""What the supervisor sees: processes, sockets, and the answers to whether the model is alive."""
+"""What the supervisor observes: processes, sockets, and liveness probes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from programs.supervisor.fake_tritonserver import MODEL_PROCESS
+from programs.supervisor.supervisors import PATIENCE_S, until
 from triton_llama.health import Verdict
-from triton_supervisor import flush as flushing
-from triton_supervisor.flush import flush
-from triton_supervisor.liveness import NOES, Liveness, Pace
-from triton_supervisor.model_processes import ModelProcess, model_processes
-from triton_supervisor.sockets import listening_ports, unsent_bytes
-from triton_supervisor.watch import Watch
-from unit.fake_tritonserver import MODEL_PROCESS
-from unit.supervisors import PATIENCE_S, until
+from triton_supervisor import sockets as flushing
+from triton_supervisor.liveness import FAILURES, Liveness, Pace, Watch
+from triton_supervisor.process_table import ModelProcess, model_processes
+from triton_supervisor.sockets import flush, listening_ports, unsent_bytes
 
 QUICK = Pace(step_age=1, timeout=1, every=0.001, first=0.001)
 
@@ -43,40 +41,40 @@ def _of(model: subprocess.Popen[bytes]) -> ModelProcess:
     return found
 
 
-def test_a_process_that_is_stopped_or_an_orphan_counts_as_gone(model: subprocess.Popen[bytes]) -> None:
+def test_a_stopped_process_runs_and_a_zombie_does_not(model: subprocess.Popen[bytes]) -> None:
     process = _of(model)
     os.kill(model.pid, signal.SIGSTOP)
     assert process.runs()
     os.kill(model.pid, signal.SIGKILL)
-    # It is not collected yet: what is left of it runs as little as nothing.
+    # Not reaped yet.
     until(lambda: not process.runs())
     assert process not in model_processes(os.getpid())
 
 
-def test_a_later_process_of_the_same_number_is_taken_for_it(model: subprocess.Popen[bytes]) -> None:
+def test_a_later_process_with_the_same_pid_is_another_one(model: subprocess.Popen[bytes]) -> None:
     assert not ModelProcess(model.pid, started="1").runs()
 
 
-def test_another_servers_model_is_watched(model: subprocess.Popen[bytes]) -> None:
+def test_only_children_of_the_server_are_model_processes(model: subprocess.Popen[bytes]) -> None:
     assert model_processes(model.pid) == frozenset()
 
 
-def test_a_gone_process_is_no_death_or_is_one_of_a_server_that_ends_by_itself(model: subprocess.Popen[bytes]) -> None:
+def test_a_gone_process_is_a_death_while_the_server_listens(model: subprocess.Popen[bytes]) -> None:
     listens = True
-    said: list[str] = []
-    watch = Watch(os.getpid(), lambda: listens, None, said.append)
+    lines: list[str] = []
+    watch = Watch(os.getpid(), lambda: listens, None, lines.append)
     watch.begin()
     assert watch.death() is None
     model.kill()
     until(lambda: bool(watch.gone()))
     assert watch.death() == f"the model process {model.pid} is gone: it crashed, or was killed"
-    # Triton has been told to end by somebody else, and ends the model itself.
+    # Another process has terminated Triton, which ends the model itself.
     listens = False
     assert watch.death() is None
-    assert said == []
+    assert lines == []
 
 
-def test_a_process_that_dies_in_the_moment_of_being_ready_is_missed(model: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_dies_as_the_model_gets_ready_is_a_death(model: subprocess.Popen[bytes]) -> None:
     watch = Watch(os.getpid(), lambda: True, None, lambda line: pytest.fail(line))
     watch.wait()
     model.kill()
@@ -85,48 +83,48 @@ def test_a_process_that_dies_in_the_moment_of_being_ready_is_missed(model: subpr
     assert watch.death() == f"the model process {model.pid} is gone: it crashed, or was killed"
 
 
-def test_a_server_without_a_model_process_is_watched_silently() -> None:
-    said: list[str] = []
-    watch = Watch(1, lambda: True, None, said.append)
+def test_a_server_without_a_model_process_is_reported() -> None:
+    lines: list[str] = []
+    watch = Watch(1, lambda: True, None, lines.append)
     watch.begin()
     assert watch.death() is None
-    assert not watch.all_gone(), "nobody has seen it end"
-    assert said == ["no model process is to be seen below tritonserver: only its answers are watched"]
+    assert not watch.all_gone()
+    assert lines == ["there is no model process below tritonserver: only the probes watch the model"]
 
 
-def test_fewer_noes_in_a_row_than_it_takes_are_a_death() -> None:
-    answers = [True, *[False] * (NOES - 1), True, *[False] * (NOES - 1), True, *[False] * NOES]
+def test_only_consecutive_probe_failures_are_a_death() -> None:
+    answers = [True, *[False] * (FAILURES - 1), True, *[False] * (FAILURES - 1), True, *[False] * FAILURES]
     asked: list[bool] = []
 
-    def question() -> Verdict:
+    def probe() -> Verdict:
         asked.append(answers[len(asked)])
         return Verdict(asked[-1], f"answer {len(asked)}")
 
-    liveness = Liveness(question, QUICK, lambda line: pytest.fail(line))
+    liveness = Liveness(probe, QUICK, lambda line: pytest.fail(line))
     liveness.begin()
     until(lambda: liveness.death() is not None)
     assert liveness.death() == f"answer {len(answers)}"
     assert asked == answers
 
 
-def test_a_question_that_fails_is_the_models_death_or_the_last_one() -> None:
-    said: list[str] = []
+def test_a_probe_that_raises_is_reported_and_repeated() -> None:
+    lines: list[str] = []
     asked = threading.Semaphore(0)
 
-    def question() -> Verdict:
+    def probe() -> Verdict:
         asked.release()
         raise LookupError("a bug of ours")
 
-    liveness = Liveness(question, QUICK, said.append)
+    liveness = Liveness(probe, QUICK, lines.append)
     liveness.begin()
-    for _ in range(3 * NOES):
+    for _ in range(3 * FAILURES):
         assert asked.acquire(timeout=30)
     assert liveness.death() is None
     liveness.end()
-    assert set(said) == {"asking whether the model is alive failed: LookupError: a bug of ours"}
+    assert set(lines) == {"the liveness probe failed: LookupError: a bug of ours"}
 
 
-def test_an_answer_that_comes_when_the_model_is_being_unloaded_is_a_death() -> None:
+def test_a_probe_result_during_unloading_is_discarded() -> None:
     liveness = Liveness(lambda: Verdict(False, "no token"), QUICK, lambda line: pytest.fail(line))
     liveness.begin()
     until(lambda: liveness.death() == "no token")
@@ -134,17 +132,17 @@ def test_an_answer_that_comes_when_the_model_is_being_unloaded_is_a_death() -> N
     assert liveness.death() is None
 
 
-def test_a_model_is_found_dead_later_than_was_asked() -> None:
+def test_a_stuck_model_is_declared_dead_in_time() -> None:
     pace = Pace.for_verdict_within(120)
-    assert (pace.step_age, pace.timeout) == (30, 20), "what the probes have by default"
+    assert (pace.step_age, pace.timeout) == (30, 20), "the defaults of the health probes"
     for seconds in (10.0, 120.0, 3600.0):
         pace = Pace.for_verdict_within(seconds)
-        assert pace.step_age + NOES * (pace.timeout + pace.every) <= seconds
+        assert pace.step_age + FAILURES * (pace.timeout + pace.every) <= seconds
 
 
 @contextmanager
 def _stopped_client() -> Iterator[tuple[socket.socket, int]]:
-    """A client that reads nothing, and how much this process has written to it: more than there is room for."""
+    """A client that reads nothing, and how many bytes this process has written to it: until the buffers were full."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert port in listening_ports(os.getpid())
@@ -168,7 +166,7 @@ def _read(client: socket.socket, size: int) -> None:
 
 
 def _ends(waiting: Iterator[None]) -> float:
-    """Wait for its end; return how many seconds it took."""
+    """Iterate to the end."""
     began = time.monotonic()
     for _ in waiting:
         assert time.monotonic() - began < PATIENCE_S
@@ -176,14 +174,14 @@ def _ends(waiting: Iterator[None]) -> float:
     return time.monotonic() - began
 
 
-def test_what_a_client_has_not_taken_is_not_seen() -> None:
+def test_unsent_bytes_are_those_a_client_has_not_read() -> None:
     before = unsent_bytes(os.getpid())
     with _stopped_client() as (client, written):
         _read(client, written)
         until(lambda: unsent_bytes(os.getpid()) == before)
 
 
-def test_the_wait_for_clients_ends_before_they_have_their_answers_or_goes_on_after(
+def test_flush_ends_when_clients_have_read_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flushing, "PAUSE_S", 0.05)
@@ -198,7 +196,7 @@ def test_the_wait_for_clients_ends_before_they_have_their_answers_or_goes_on_aft
         _ends(waiting)
 
 
-def test_a_client_that_reads_slowly_is_given_up_or_one_that_reads_nothing_holds_the_end(
+def test_flush_waits_for_a_slow_client_and_abandons_a_stalled_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flushing, "PAUSE_S", 0.05)
@@ -215,14 +213,14 @@ def test_a_client_that_reads_slowly_is_given_up_or_one_that_reads_nothing_holds_
         assert flushing.STALLED_S / 2 < _ends(waiting) < PATIENCE_S / 2
 
 
-def test_a_client_that_reads_nothing_holds_the_end_beyond_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flushing, "PAUSE_S", 0.05)
     monkeypatch.setattr(flushing, "STALLED_S", 600.0)
     with _stopped_client():
         assert _ends(flush(os.getpid(), time.monotonic() + 0.3)) >= 0.25
 
 
-def test_nobody_waits_for_a_process_that_is_gone(model: subprocess.Popen[bytes]) -> None:
+def test_a_gone_process_has_no_sockets(model: subprocess.Popen[bytes]) -> None:
     model.kill()
     model.wait()
     assert (listening_ports(model.pid), unsent_bytes(model.pid)) == (set(), 0)

@@ -1,4 +1,4 @@
-"""What tritonserver is started with so that it is locked down: the key, the bound of a body, the size of stacks."""
+"""tritonserver's hardening: restricted APIs, the body limit, thread stacks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from triton_supervisor.body_limit import MOST_BYTES, NoHelpError, body_limit_arguments
-from triton_supervisor.restricted import OPEN, RESTRICTED, new_key, restricted_arguments
-from triton_supervisor.stack_limit import STACK_BYTES
+from triton_supervisor.hardening import (
+    BODY_BYTES,
+    OPEN,
+    RESTRICTED,
+    STACK_BYTES,
+    body_limit_arguments,
+    new_key,
+    restricted_arguments,
+)
 
-SUPERVISOR = Path(__file__).resolve().parents[2] / "deploy" / "supervisor"
+SUPERVISOR = Path(__file__).resolve().parents[3] / "deploy" / "supervisor"
 KEY = "k3y-" * 8
 
 # Every category of Triton's restricted features, 2.51 and the newest alike (src/restricted_features.h).
@@ -24,26 +30,26 @@ CATEGORIES = {
 
 
 def _tritonserver(folder: Path, script: str) -> str:
-    """Put a program there that says what a tritonserver might."""
+    """Create a program that prints what a tritonserver might."""
     program = folder / "tritonserver"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     return str(program)
 
 
-def test_a_category_is_neither_open_nor_closed() -> None:
+def test_every_api_category_is_either_open_or_restricted() -> None:
     assert set(RESTRICTED) | set(OPEN) == CATEGORIES
     assert not set(RESTRICTED) & set(OPEN)
 
 
-def test_the_options_have_another_form_than_tritonserver_reads() -> None:
+def test_restricted_apis_are_options_over_http_and_grpc() -> None:
     assert restricted_arguments(KEY) == (
         f"--http-restricted-api=model-repository,shared-memory,trace,logging:triton-llama-key={KEY}",
         f"--grpc-restricted-protocol=model-repository,shared-memory,trace,logging:triton-llama-key={KEY}",
     )
 
 
-def test_two_starts_have_the_same_key() -> None:
+def test_every_start_has_its_own_key() -> None:
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
     for key in keys:
@@ -51,48 +57,48 @@ def test_two_starts_have_the_same_key() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "short", "a" * 31, "a" * 40 + ":", "a" * 40 + "\n", "a" * 40 + "ä"])
-def test_a_key_that_is_guessed_or_taken_apart_is_used_or_shown(key: str) -> None:
+def test_a_short_or_ambiguous_key_is_refused_without_showing_it(key: str) -> None:
     with pytest.raises(ValueError, match=rf"^the key has {len(key)} characters; it must be at least 32 of ") as refused:
         restricted_arguments(key)
     assert not key or key not in str(refused.value)
 
 
-def test_a_body_is_bounded_where_tritonserver_can_not(tmp_path: Path) -> None:
+def test_a_tritonserver_without_the_option_gets_no_body_limit(tmp_path: Path) -> None:
     old = _tritonserver(tmp_path, 'echo "Usage: tritonserver [options]\n  --model-repository <string>" >&2; exit 1')
     assert body_limit_arguments([old], {}) == ()
 
 
-def test_a_body_is_not_bounded_where_tritonserver_can(tmp_path: Path) -> None:
+def test_a_tritonserver_with_the_option_gets_the_body_limit(tmp_path: Path) -> None:
     new = _tritonserver(tmp_path, 'echo "  --model-repository <string>"; echo "  --http-max-input-size <integer>"')
-    assert body_limit_arguments([new], {}) == (f"--http-max-input-size={MOST_BYTES}",)
-    # As an interpreter's argument, and asked in the environment that the server is to have.
+    assert body_limit_arguments([new], {}) == (f"--http-max-input-size={BODY_BYTES}",)
+    # As an interpreter's argument, and in the environment of the server.
     asked = _tritonserver(tmp_path, 'echo "--model-repository $1 $BOUND"')
     assert body_limit_arguments(["/bin/sh", asked], {"BOUND": "--http-max-input-size"}) != ()
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
-        ("echo oops; exit 3", "--help ended with code 3 and said oops"),
-        ("exit 0", "--help ended with code 0 and said nothing"),
+        ("echo oops; exit 3", "--help ended with code 3 and printed oops"),
+        ("exit 0", "--help ended with code 0 and printed nothing"),
     ],
 )
-def test_a_tritonserver_that_says_nothing_is_taken_for_an_old_one(tmp_path: Path, script: str, said: str) -> None:
-    with pytest.raises(NoHelpError, match=f"{said}$"):
+def test_a_tritonserver_without_help_is_refused(tmp_path: Path, script: str, message: str) -> None:
+    with pytest.raises(match=f"{message}$"):
         body_limit_arguments([_tritonserver(tmp_path, script)], {})
 
 
-def test_a_tritonserver_that_is_not_there_ends_in_a_traceback(tmp_path: Path) -> None:
-    with pytest.raises(NoHelpError, match=r"tritonserver --help: .*No such file"):
+def test_a_missing_tritonserver_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(match=r"tritonserver --help: .*No such file"):
         body_limit_arguments([str(tmp_path / "tritonserver")], {})
 
 
 @pytest.mark.parametrize("soft", [2**20, STACK_BYTES * 2, None])
-def test_a_server_s_threads_get_other_stacks_than_meant(soft: int | None) -> None:
-    """soft: the limit before; None is whatever the hard one is, which is mostly no limit at all."""
+def test_processes_inherit_the_stack_limit(soft: int | None) -> None:
+    """soft: the limit before; None is the hard limit, which is usually unlimited."""
     program = (
         "import resource, subprocess, sys\n"
-        "from triton_supervisor.stack_limit import set_stack_limit\n"
+        "from triton_supervisor.hardening import set_stack_limit\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_STACK)\n"
         f"resource.setrlimit(resource.RLIMIT_STACK, ({soft} or hard, hard))\n"
         "print(set_stack_limit(), flush=True)\n"
@@ -101,7 +107,7 @@ def test_a_server_s_threads_get_other_stacks_than_meant(soft: int | None) -> Non
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft is not None and hard not in (resource.RLIM_INFINITY,) and hard < soft:
         pytest.skip(f"this machine allows stacks of at most {hard} bytes")
-    told, inherited = subprocess.run(
+    returned, inherited = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(SUPERVISOR)},
         capture_output=True,
@@ -110,5 +116,5 @@ def test_a_server_s_threads_get_other_stacks_than_meant(soft: int | None) -> Non
         timeout=60,
     ).stdout.split()
     expected = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
-    assert int(told) == expected
+    assert int(returned) == expected
     assert int(inherited) == expected // 1024

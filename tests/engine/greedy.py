@@ -1,4 +1,4 @@
-"""Greedy decoding by transformers' `generate()` on one prompt alone: the reference of the exactness tests."""
+"""Greedy decoding with transformers' `generate()` on single prompts: the reference of the exactness tests."""
 
 from dataclasses import dataclass, field
 
@@ -8,12 +8,12 @@ from transformers import LlamaForCausalLM
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 TIE = 1e-4
-"""Promise 2's excuse: two best logits this close at the first difference."""
+"""Largest difference of the two best logits at the first different token that promise 2 excuses."""
 
 
 @dataclass
 class GreedyReference:
-    """generate() on single prompts, each run once at the greatest length: greedy tokens are prefix-stable."""
+    """generate() on single prompts, each run once with `longest` tokens: greedy tokens are prefix-stable."""
 
     checkpoint: Checkpoint
     longest: int
@@ -21,12 +21,12 @@ class GreedyReference:
     _known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def tokens(self, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
-        """Return what generate(max_new_tokens=max_tokens) adds to the prompt."""
+        """Return the new tokens of generate(max_new_tokens=max_tokens)."""
         assert max_tokens <= self.longest
         if prompt not in self._known:
             ids = torch.tensor([prompt], device=self._model.device)
             with torch.inference_mode():
-                full = self._model.generate(  # type: ignore[misc]  # its self is a protocol that the class doesn't meet
+                full = self._model.generate(  # type: ignore[misc]  # transformers annotates self with a protocol
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=self.longest,
@@ -39,7 +39,7 @@ class GreedyReference:
         return self._known[prompt][:max_tokens]
 
     def is_tie(self, prompt: tuple[int, ...], ours: list[int], theirs: list[int]) -> bool:
-        """Return whether the two best logits at the first difference are too close to tell."""
+        """Return whether the two best logits at the first different token tie."""
         same = next(index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
         ids = torch.tensor([[*prompt, *theirs[:same]]], device=self._model.device)
         with torch.inference_mode():

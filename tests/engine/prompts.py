@@ -1,4 +1,4 @@
-"""Prompts for the tests: pieces of the language reference that ships with every Python."""
+"""Prompts: parts of the language reference that every Python contains."""
 
 import random
 from functools import cache
@@ -13,7 +13,7 @@ def reference_text() -> str:
 
 
 def random_prompt(tokenizer: Tokenizer, lengths: range, randomness: random.Random) -> tuple[str, tuple[int, ...]]:
-    """Return a prompt of a random number of tokens from the range, as text and as tokens."""
+    """Return a prompt with a random number of tokens from `lengths`, as text and as tokens."""
     length = randomness.choice(lengths)
     start = randomness.randrange(len(reference_text()) - 12 * length)
     tokens = tokenizer.encode(reference_text()[start : start + 12 * length])[:length]

@@ -1,4 +1,4 @@
-"""Small checkpoints on disk, whole and broken, with the embedded tokenizer."""
+"""Small checkpoints on disk, with the embedded tokenizer."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def small_config(tokenizer: Tokenizer, **changed: object) -> LlamaConfig:
 
 
 def save_small(folder: Path, tokenizer: Tokenizer, **changed: object) -> Path:
-    """Save an untrained Llama of two layers, its head and embedding apart."""
+    """Save an untrained Llama of two layers with an untied head."""
     torch.manual_seed(0)
     LlamaForCausalLM(small_config(tokenizer, **changed)).save_pretrained(folder)
     tokenizer.pretrained.save_pretrained(folder)

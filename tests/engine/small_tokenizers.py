@@ -1,4 +1,4 @@
-"""Small tokenizers, one of them of Llama 2's kind: U+2581 for a space, and bytes for what has no piece."""
+"""Small tokenizers; one is Llama 2's kind: U+2581 for a space, bytes for characters without a token."""
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -30,7 +30,7 @@ def wrapped(backend: Tokenizer, **special_tokens: str) -> PreTrainedTokenizerFas
 
 
 def llama2_like() -> PreTrainedTokenizerFast:
-    """Ids: <unk> <s> </s>, 256 bytes, the words, and <tool>, an added token that is part of the text."""
+    """Ids: <unk> <s> </s>, 256 bytes, the words, and <tool>, an added token that is text."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
     backend = Tokenizer(
         models.BPE({piece: index for index, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)

@@ -1,6 +1,6 @@
 """Bad words: the tokens that must not come next, so that a string never appears in the text.
 
-Banning the tokens of one tokenization, the usual approach, leaves all other tokenizations of the word possible. Here a
+The usual approach, to ban the tokens of one tokenization, leaves all other tokenizations possible. Here a
 token is banned if the text followed by the token's bytes would contain the word.
 """
 

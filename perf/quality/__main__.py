@@ -1,22 +1,26 @@
-"""Measure what INT8 costs in quality, for the embedded checkpoint and its held-out text or for your own."""
+"""The quality loss of INT8, for the embedded checkpoint and its held-out text or for your own (`make quality`).
+
+Each candidate predicts every token of the text beside the unquantized weights; the ceiling is the reference itself, at
+KL divergence 0. Checkpoints are loaded by the server's loader, so what is measured is what is served. Writes one JSON
+file and prints the table.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from llama_engine.errors import EngineError
-from llama_engine.model.loader import EMBEDDED, Checkpoint, choose_device, load_checkpoint
+from llama_engine.model.loader import EMBEDDED, choose_device, load_checkpoint
 from llama_engine.settings import Settings
 from tqdm import tqdm
 
 from perf.command import make_command
 from perf.quality import text
-from perf.quality.candidates import CANDIDATES, Candidate, measured, reference_of
-from perf.quality.errors import TextError
+from perf.quality.candidates import CANDIDATES, measured, reference_of
+from perf.quality.text import TextError
 from perf.report.results import read
 from perf.report.tables import quality
 from perf.report.text import terminal
@@ -24,12 +28,12 @@ from perf.results import Results
 
 
 def main() -> None:
-    """Parse the options, load, compare, write and print. One line and exit code 1 where that can't be done."""
+    """Parse the options, load, compare, write and print; an error is one line on stderr and exit code 1."""
     parser = argparse.ArgumentParser(prog="make quality", description=__doc__)
     parser.add_argument("--model", help="path or hub id of a Llama in safetensors (default: the embedded checkpoint)")
     parser.add_argument("--revision", help="of a hub id")
     parser.add_argument("--text", type=Path, help="UTF-8 file (default: the embedded checkpoint's held-out text)")
-    parser.add_argument("--context", type=int, help="tokens of a row (default: the checkpoint's, at most 4096)")
+    parser.add_argument("--context", type=int, help="tokens per row (default: the checkpoint's, at most 4096)")
     parser.add_argument("--output", type=Path, default=Path("perf/results/quality.json"))
     options = parser.parse_args()
     if options.model is not None and options.text is None:
@@ -47,17 +51,22 @@ def main() -> None:
 def measure(
     model: str | None, revision: str | None, path: Path | None, context: int | None, output: Path, command: str
 ) -> None:
-    """Compare every candidate with the unquantized weights and write the result's file.
+    """Compare every candidate with the unquantized weights and write the result file.
 
     One candidate at a time is in memory, beside the reference. Raises EngineError for a checkpoint that can't be
-    loaded, TextError for a text that can't be used.
+    loaded, TextError for an unusable text.
     """
-    # Before the checkpoint, which may take minutes to load.
+    # Read first: the checkpoint may take minutes to load.
     given = None if path is None else text.read(path)
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
     base = Settings(model=model, revision=revision, max_model_len=context)
     reference = load_checkpoint(reference_of(base), device)
-    rows = _held_out(reference) if path is None or given is None else _own(reference, path.name, given)
+    if path is None or given is None:
+        rows = text.held_out(reference.max_model_len)
+        if not rows.origin["same_corpus_as_training"]:
+            print(f"this Python's documentation is not that of {EMBEDDED.name}'s training: other text, other figures")
+    else:
+        rows = text.from_text(given, path.name, reference.tokenizer.pretrained, reference.max_model_len)
     settings = {
         "model": "models/pydoc-llama" if model is None else model,
         "revision": revision,
@@ -71,7 +80,11 @@ def measure(
     with tqdm(total=len(CANDIDATES) * rows.predicted, unit=" tokens", smoothing=0) as progress:
         for candidate in CANDIDATES:
             progress.set_description(candidate.key)
-            _add(results, candidate, base, reference, rows, progress)
+            loaded = load_checkpoint(candidate.settings(base), device)
+            for key, measurement in measured(candidate, reference, loaded, rows.tokens, progress).items():
+                results.add(key, measurement)
+            # Freed before the next one is loaded.
+            del loaded
     results.finish()
     table = quality(read(output))
     assert table is not None, "it was just measured"
@@ -79,27 +92,8 @@ def measure(
     print(f"written to {output}")
 
 
-def _own(checkpoint: Checkpoint, name: str, content: str) -> text.Rows:
-    return text.from_text(content, name, checkpoint.tokenizer.pretrained, checkpoint.max_model_len)
-
-
-def _held_out(checkpoint: Checkpoint) -> text.Rows:
-    rows = text.held_out(checkpoint.max_model_len)
-    if not rows.origin["same_corpus_as_training"]:
-        print(f"this Python's documentation is not the one {EMBEDDED.name} was trained on: other text, other figures")
-    return rows
-
-
-def _add(
-    results: Results, candidate: Candidate, base: Settings, reference: Checkpoint, rows: text.Rows, bar: tqdm[NoReturn]
-) -> None:
-    loaded = load_checkpoint(candidate.settings(base), reference.info.device)
-    for key, measurement in measured(candidate, reference, loaded, rows.tokens, bar).items():
-        results.add(key, measurement)
-
-
 def _command(options: argparse.Namespace) -> str:
-    """Return how to measure it again, as the Makefile has it."""
+    """Return the `make` command that repeats the run."""
     said = {"MODEL": options.model, "TEXT": options.text}
     rest = [f"--{name}={value}" for name in ("revision", "context") if (value := getattr(options, name)) is not None]
     return make_command("quality", {name: str(value) for name, value in said.items() if value is not None}, rest)

@@ -1,8 +1,8 @@
-"""What is compared: INT8 under several outlier thresholds, against the weights as they were before.
+"""The compared quantizations: INT8 with several outlier thresholds, against the unquantized weights.
 
-6 is LLM.int8()'s own threshold: activations are rounded to 8 bits too, but for outlier columns, computed in 16 bits. 0
-is this server's default: on a CPU only the weights are rounded; on a GPU the activations too, without exception, and
-that is what a threshold that nothing reaches measures on a CPU. What is reported is read back from the loaded models.
+6 is LLM.int8()'s threshold: activations are rounded to 8 bits too, except outlier columns, which are computed in 16
+bits. 0 is this server's default: on a CPU only the weights are rounded; on a GPU all activations too, which a threshold
+that nothing reaches measures on a CPU. Reported facts are read back from the loaded models.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ from llama_engine.model.model_info import ModelInfo
 from llama_engine.settings import Settings
 from tqdm import tqdm
 
-from perf.quality.divergence import perplexity, summary
-from perf.quality.passes import both
+from perf.quality.divergence import both, perplexity, summary
 
 _WEIGHTS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """INT8 under one outlier threshold. kernels: the setting, which makes a difference on a GPU only."""
+    """INT8 with one outlier threshold. kernels: the setting, which matters on a GPU only."""
 
     key: str
     threshold: float
     kernels: str = "stock"
 
     def title(self, rounds_activations: bool) -> str:
-        """Return its name in the table."""
+        """Return the name in the table."""
         threshold = "no outliers" if self.threshold == UNREACHED else f"threshold {self.threshold:g}"
         return f"INT8, {threshold}, {'activations rounded too' if rounds_activations else 'weights only'}"
 
     def settings(self, base: Settings) -> Settings:
-        """Return how the server would load it."""
+        """Return the settings to load it with."""
         return replace(base, quantization="int8", int8_threshold=self.threshold, kernels=self.kernels)
 
 
 UNREACHED = 1000.0
-"""The greatest that the setting takes."""
+"""The setting's maximum."""
 CANDIDATES = (
     Candidate("int8_threshold_0", 0.0),
     Candidate("int8_threshold_6", 6.0),
@@ -51,7 +50,7 @@ CANDIDATES = (
 
 
 def reference_of(base: Settings) -> Settings:
-    """Return how the server would load the weights unquantized: float16 on a GPU, float32 on a CPU."""
+    """Return the settings of the unquantized weights: float16 on a GPU, float32 on a CPU."""
     return replace(base, quantization="none")
 
 
@@ -62,7 +61,7 @@ def measured(
     rows: Sequence[Sequence[int]],
     progress: tqdm[NoReturn],
 ) -> dict[str, dict[str, object]]:
-    """Compare the loaded candidate with the reference on these rows; the measurements by key, the reference's first."""
+    """Compare the loaded candidate with the reference; return measurements by key, the reference's first."""
     tokens = both(reference.model, loaded.model, rows, progress)
     name = _WEIGHTS[reference.info.dtype]
     return {

@@ -1,24 +1,31 @@
-"""How far one model's next-token distributions are from another's, token by token. Knows tensors, and no models.
+"""Distance between two models' next-token distributions over the same text.
 
 For one predicted token with the reference's distribution P and the candidate's Q over the vocabulary:
 
-    KL(P || Q) = sum of P (log P - log Q)      nats; what is lost by believing Q where P is right; 0 if they are equal
-    agreement  = P and Q have their maximum at the same token: greedy decoding would go on alike
-    loss       = -log of the probability of the token that the text has; its mean's exponential is the perplexity
+    KL(P || Q) = sum of P (log P - log Q)      nats; what is lost by using Q where P is right; 0 if they are equal
+    agreement  = P and Q have their maximum at the same token: greedy decoding continues alike
+    loss       = -log of the probability of the text's token; its mean's exponential is the perplexity
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
+from transformers import LlamaForCausalLM
+
+POSITIONS_AT_ONCE = 256
+"""Positions per pass of the head: a whole row's logits (4,096 x 32,000) would exceed the activations of the rest."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Figures of predicted tokens, each a float64 or bool tensor [tokens] on the CPU; losses and divergence in nats."""
+    """Figures per predicted token, each a float64 or bool tensor [tokens] on the CPU; losses and divergence in nats."""
 
     reference_loss: Tensor
     loss: Tensor
@@ -27,22 +34,47 @@ class Tokens:
 
     @classmethod
     def joined(cls, parts: list[Tokens]) -> Tokens:
-        """Return the parts' tokens in one."""
-        return cls(
-            torch.cat([part.reference_loss for part in parts]),
-            torch.cat([part.loss for part in parts]),
-            torch.cat([part.divergence for part in parts]),
-            torch.cat([part.agrees for part in parts]),
-        )
+        """Concatenate the parts."""
+        names = ("reference_loss", "loss", "divergence", "agrees")
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+@torch.inference_mode()
+def both(
+    reference: LlamaForCausalLM, candidate: LlamaForCausalLM, rows: Sequence[Sequence[int]], progress: tqdm[NoReturn]
+) -> Tokens:
+    """Predict every token but each row's first with both models; `progress` counts the tokens. No row: ValueError.
+
+    Each row is a pass of its own: no padding, and under an outlier threshold, where bitsandbytes takes the outlier
+    columns over everything in a pass, these are one text's own tokens.
+    """
+    if not rows:
+        raise ValueError("no rows to compare the models on")
+    parts = []
+    for row in rows:
+        ids = torch.tensor([row], device=reference.device)
+        expected, got = _hidden(reference, ids), _hidden(candidate, ids)
+        for first in range(0, len(row) - 1, POSITIONS_AT_ONCE):
+            last = min(first + POSITIONS_AT_ONCE, len(row) - 1)
+            targets = ids[0, first + 1 : last + 1]
+            parts.append(compare(reference.lm_head(expected[first:last]), candidate.lm_head(got[first:last]), targets))
+        progress.update(len(row) - 1)
+    return Tokens.joined(parts)
+
+
+def _hidden(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+    """Return the last layer's output [tokens, hidden] of one row."""
+    output: Tensor = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    return output[0]
 
 
 def compare(reference: Tensor, candidate: Tensor, targets: Tensor) -> Tokens:
-    """Compare logits [tokens, vocabulary] of both models, of any float type, where the text goes on with `targets`.
+    """Compare both models' logits [tokens, vocabulary], of any float type; targets: the text's next tokens.
 
-    In float64: the difference of two nearly equal logarithms is what is asked for.
+    In float64, because the result is the difference of nearly equal logarithms.
     """
     expected, got = reference.double().log_softmax(-1), candidate.double().log_softmax(-1)
-    # A token of probability 0 adds nothing; 0 * (-inf - -inf) would be not-a-number.
+    # A token of probability 0 adds nothing; 0 * (-inf - -inf) would be NaN.
     terms = torch.where(expected.isneginf(), 0.0, expected.exp() * (expected - got))
     chosen = targets.unsqueeze(-1)
     return Tokens(
@@ -54,14 +86,14 @@ def compare(reference: Tensor, candidate: Tensor, targets: Tensor) -> Tokens:
 
 
 def perplexity(losses: Tensor) -> float:
-    """Return exp of the mean loss, as the model card's figure is defined."""
+    """Return exp of the mean loss, the model card's definition."""
     return math.exp(float(losses.mean()))
 
 
 def summary(tokens: Tokens) -> dict[str, object]:
-    """Return the candidate's perplexity and its distance from the reference, in nats per token; for a result's file.
+    """Return the candidate's perplexity and its distance from the reference in nats per token, for a result file.
 
-    loss_difference: the candidate's loss over the reference's, token by token; two standard errors around 0 is noise.
+    loss_difference: the candidate's loss minus the reference's; within two standard errors of 0 it is noise.
     """
     difference = tokens.loss - tokens.reference_loss
     return {

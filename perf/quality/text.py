@@ -1,9 +1,8 @@
-"""The text that a checkpoint is judged on, as rows of tokens that are each predicted from their own beginning.
+"""The text of the comparison, as rows of tokens, each predicted from its own beginning.
 
-By default it is what the embedded checkpoint was not trained on: 3 percent of the documentation that ships with the
-running CPython, rebuilt from the installation. The split goes by each document's own beginning, so another Python
-version has other text and still none that was trained on; its figures are other ones too, and `origin` says so. For
-any other checkpoint it takes a text file.
+By default the text that the embedded checkpoint was not trained on: 3 percent of the running CPython's documentation,
+rebuilt from the installation. The split depends on each document's beginning, so another Python version has other text,
+still none that was trained on, and other figures; `origin` states it. Any other checkpoint takes a text file.
 """
 
 from __future__ import annotations
@@ -16,22 +15,24 @@ from pathlib import Path
 from llama_engine.model.loader import EMBEDDED
 from transformers import PreTrainedTokenizerBase
 
-from perf.quality.errors import TextError
-
 FEWEST_TOKENS = 100
-"""Fewer predicted tokens than that have no 99th percentile."""
+"""Fewer predicted tokens have no 99th percentile."""
+
+
+class TextError(ValueError):
+    """A text that can't be read or is too short. The message names the file, what was found and the bound."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of token ids, each of 2 to `context` tokens. origin: what the text is, for the result's file."""
+    """Rows of token ids, each of 2 to `context` tokens. origin: a description of the text, for the result file."""
 
     tokens: Sequence[Sequence[int]]
     origin: dict[str, object]
 
     @property
     def predicted(self) -> int:
-        """Tokens that are predicted: all but each row's first."""
+        """The number of predicted tokens: all but each row's first."""
         return sum(len(row) - 1 for row in self.tokens)
 
 
@@ -49,20 +50,20 @@ def read(path: Path) -> str:
 
 
 def from_text(text: str, name: str, tokenizer: PreTrainedTokenizerBase, context: int) -> Rows:
-    """Cut a text into rows of `context` tokens, each behind a BOS where the tokenizer has one; name: the text's own.
+    """Cut a text into rows of `context` tokens, each after a BOS if the tokenizer has one.
 
-    Raises TextError for one that is shorter than FEWEST_TOKENS.
+    Raises TextError for less than FEWEST_TOKENS.
     """
-    # The tokenizer's own BOS would stand before the first row only.
+    # The tokenizer would add a BOS before the first row only.
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     rows = cut(ids, tokenizer.bos_token_id, context)
     return _enough(Rows(rows, {"text": name, "characters": len(text)}), name)
 
 
 def cut(ids: Sequence[int], bos: int | None, context: int) -> list[list[int]]:
-    """Return the ids in order, in rows of at most `context`, a BOS at each row's beginning counted; none of one token.
+    """Return the ids in order, in rows of 2 to `context` tokens including the BOS.
 
-    Raises ValueError where a row has no room for two tokens.
+    Raises ValueError if a row has no room for two tokens.
     """
     begin = [] if bos is None else [bos]
     room = context - len(begin)
@@ -74,7 +75,7 @@ def cut(ids: Sequence[int], bos: int | None, context: int) -> list[list[int]]:
 
 def held_out(context: int) -> Rows:
     """Return the embedded checkpoint's held-out documents, rebuilt from the running Python's documentation."""
-    # Not at the top: they are there in this repository only, and somebody's own text doesn't need them.
+    # Imported here: they exist in this repository only, and a text file doesn't need them.
     from models.train_pydoc_llama.batches import held_out_rows
     from models.train_pydoc_llama.corpus import build_corpus
     from models.train_pydoc_llama.tokenizer import load_tokenizer

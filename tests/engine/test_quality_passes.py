@@ -12,23 +12,22 @@ from engine.prompts import random_prompt
 from llama_engine.model.loader import Checkpoint
 from tqdm import tqdm
 
-from perf.quality import passes
+from perf.quality import divergence
 from perf.quality.candidates import CANDIDATES, measured
-from perf.quality.divergence import perplexity
-from perf.quality.passes import both
+from perf.quality.divergence import both, perplexity
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def rows(fp32: Checkpoint) -> list[list[int]]:
-    """Five rows of unequal lengths, one longer than what the head is applied to at once."""
+    """Five rows of unequal lengths, one longer than a pass of the head."""
     randomness = random.Random(11)
-    lengths = [range(20, 40)] * 4 + [range(passes.POSITIONS_AT_ONCE + 9, passes.POSITIONS_AT_ONCE + 10)]
+    lengths = [range(20, 40)] * 4 + [range(divergence.POSITIONS_AT_ONCE + 9, divergence.POSITIONS_AT_ONCE + 10)]
     return [list(random_prompt(fp32.tokenizer, length, randomness)[1]) for length in lengths]
 
 
-def test_a_model_is_at_no_distance_from_itself(fp32: Checkpoint, rows: list[list[int]]) -> None:
+def test_a_model_has_no_distance_from_itself(fp32: Checkpoint, rows: list[list[int]]) -> None:
     with tqdm(disable=True) as progress:
         tokens = both(fp32.model, fp32.model, rows, progress)
     assert tokens.divergence.count_nonzero() == 0
@@ -36,10 +35,10 @@ def test_a_model_is_at_no_distance_from_itself(fp32: Checkpoint, rows: list[list
     assert len(tokens.loss) == sum(len(row) - 1 for row in rows)
 
 
-def test_the_perplexity_is_the_one_of_the_model_card(
+def test_the_perplexity_equals_the_model_cards(
     fp32: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What trained the checkpoint is no installed package; it is imported from the repository's root.
+    # The training code is no installed package: it is imported from the repository's root.
     monkeypatch.syspath_prepend(str(ROOT))
     from models.train_pydoc_llama.perplexity import perplexity as of_the_card
 
@@ -48,12 +47,12 @@ def test_the_perplexity_is_the_one_of_the_model_card(
     assert perplexity(tokens.loss) == pytest.approx(of_the_card(fp32.model, rows, pad=3), rel=1e-5)
 
 
-def test_how_many_positions_are_looked_at_at_once_changes_nothing(
+def test_the_positions_per_pass_do_not_change_the_result(
     fp32: Checkpoint, int8: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for positions in (7, 256):
-        monkeypatch.setattr(passes, "POSITIONS_AT_ONCE", positions)
+        monkeypatch.setattr(divergence, "POSITIONS_AT_ONCE", positions)
         with tqdm(disable=True) as progress:
             found.append(both(fp32.model, int8.model, rows[:1], progress))
     assert torch.allclose(found[0].divergence, found[1].divergence, atol=1e-6)
@@ -61,7 +60,7 @@ def test_how_many_positions_are_looked_at_at_once_changes_nothing(
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.key)
-def test_int8_is_close_to_the_reference_and_not_the_same(
+def test_int8_is_close_to_the_reference_but_not_equal(
     fp32: Checkpoint, rows: list[list[int]], candidate: object
 ) -> None:
     assert isinstance(candidate, type(CANDIDATES[0]))
@@ -74,14 +73,14 @@ def test_int8_is_close_to_the_reference_and_not_the_same(
     assert isinstance(one["perplexity"], float)
     assert isinstance(found["fp32"]["perplexity"], float)
     assert abs(one["perplexity"] / found["fp32"]["perplexity"] - 1) < 0.02
-    divergence, agreement = one["kl_nats"], one["top1_agreement"]
-    assert isinstance(divergence, dict)
+    distance, agreement = one["kl_nats"], one["top1_agreement"]
+    assert isinstance(distance, dict)
     assert isinstance(agreement, float)
-    assert 0 < divergence["mean"] < 0.01
-    assert divergence["mean"] < divergence["p99"] <= divergence["max"]
+    assert 0 < distance["mean"] < 0.01
+    assert distance["mean"] < distance["p99"] <= distance["max"]
     assert 0.9 < agreement < 1
 
 
-def test_nothing_to_compare_on_is_refused(fp32: Checkpoint) -> None:
+def test_an_empty_text_is_refused(fp32: Checkpoint) -> None:
     with tqdm(disable=True) as progress, pytest.raises(ValueError, match="no rows"):
         both(fp32.model, fp32.model, [], progress)

@@ -1,4 +1,4 @@
-"""The text that a checkpoint is judged on: cut into rows, or refused."""
+"""The text of the comparison is cut into rows, or refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from llama_engine.text.tokenizer import Tokenizer
 
-from perf.quality.errors import TextError
-from perf.quality.text import Rows, cut, from_text, read
+from perf.quality.text import Rows, TextError, cut, from_text, read
 
 
 def rows_of(file: Path, tokenizer: Tokenizer) -> Rows:
@@ -33,7 +32,7 @@ def test_rows_without_room_for_two_tokens_are_refused(bos: int | None, context: 
         cut([1, 2, 3], bos, context)
 
 
-def test_a_file_is_read_as_it_is(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_file_is_read_unchanged(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     # Two newlines, and characters of more than one byte.
     file.write_bytes("Ein schöner Text – mit\r\nZeilen. ".encode() * 40)
@@ -56,15 +55,13 @@ def test_a_file_is_read_as_it_is(tokenizer: Tokenizer, tmp_path: Path) -> None:
         (b"caf\xe9 " * 100, "text.txt is not UTF-8: .* at byte 3"),
     ],
 )
-def test_a_text_that_says_too_little_is_refused(
-    tokenizer: Tokenizer, tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_an_unusable_text_is_refused(tokenizer: Tokenizer, tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "text.txt"
     file.write_bytes(content)
     with pytest.raises(TextError, match=message):
         rows_of(file, tokenizer)
 
 
-def test_a_file_that_is_not_there_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"can't read .*absent\.txt: No such file"):
         rows_of(tmp_path / "absent.txt", tokenizer)

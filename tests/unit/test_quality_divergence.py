@@ -10,7 +10,7 @@ import torch
 from perf.quality.divergence import Tokens, compare, perplexity, summary
 
 
-def test_a_distribution_is_at_no_distance_from_itself() -> None:
+def test_a_distribution_has_no_distance_from_itself() -> None:
     torch.manual_seed(0)
     logits = torch.randn(7, 50, dtype=torch.float16)
     tokens = compare(logits, logits, torch.arange(7))
@@ -19,36 +19,36 @@ def test_a_distribution_is_at_no_distance_from_itself() -> None:
     assert torch.equal(tokens.loss, tokens.reference_loss)
 
 
-def test_two_tokens_by_hand() -> None:
+def test_the_divergence_of_two_tokens_equals_the_one_by_hand() -> None:
     # P = (1/2, 1/2), Q = (1/4, 3/4): KL = 1/2 log(1/2 / 1/4) + 1/2 log(1/2 / 3/4) = log 2 - 1/2 log 3.
     expected, got = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
-    # The same distributions whatever is added to all logits.
+    # Adding a constant to all logits changes no distribution.
     tokens = compare(expected + 3, got - 1, torch.tensor([0]))
     assert tokens.divergence.item() == pytest.approx(math.log(2) - 0.5 * math.log(3), abs=1e-6)
     assert tokens.loss.item() == pytest.approx(math.log(4), abs=1e-6)
     assert tokens.reference_loss.item() == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_the_reference_comes_first() -> None:
+def test_the_divergence_is_from_the_reference_to_the_candidate() -> None:
     peaked, flat = torch.tensor([[9.0, 0.0, 0.0]]), torch.zeros(1, 3)
     one, other = (compare(*pair, torch.tensor([0])).divergence.item() for pair in ((peaked, flat), (flat, peaked)))
     assert one == pytest.approx(math.log(3), abs=0.01)
     assert other > 4
 
 
-def test_a_token_that_can_not_come_adds_nothing() -> None:
+def test_a_token_of_probability_zero_adds_nothing() -> None:
     logits = torch.tensor([[0.0, 0.0, -math.inf]])
     tokens = compare(logits, torch.zeros(1, 3), torch.tensor([0]))
     assert tokens.divergence.item() == pytest.approx(math.log(1.5))
 
 
-def test_agreement_is_about_the_best_token_only() -> None:
+def test_agreement_compares_the_best_tokens() -> None:
     reference = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
     candidate = torch.tensor([[5.0, 0.0, 4.0], [1.0, 1.1, 0.0]])
     assert compare(reference, candidate, torch.tensor([0, 0])).agrees.tolist() == [True, False]
 
 
-def test_the_summary_by_hand() -> None:
+def test_the_summary_equals_the_one_by_hand() -> None:
     tokens = Tokens.joined(
         [
             Tokens(torch.tensor([1.0]), torch.tensor([1.5]), torch.tensor([0.1]), torch.tensor([True])),

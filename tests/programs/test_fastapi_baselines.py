@@ -1,35 +1,27 @@
-"""The article's two servers on a socket, with the embedded checkpoint."""
+"""The article's two servers with the embedded checkpoint, and a measurement of one started as in a benchmark."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
+import httpx
 import pytest
 import torch
-import uvicorn
 from fastapi import FastAPI
 from unit.made_up_results import result
 
-from perf.baselines import fastapi_server
-from perf.baselines.fastapi_server import Pretrained
-from perf.bench.session import Session
-from perf.checkpoint import EMBEDDED, mebibytes
+from perf.baselines.fastapi_server import Pretrained, batching, naive
+from perf.bench.session import opened
+from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed
-from perf.load.protocols import Target
 from perf.load.summary import SLO
-from perf.report.results import Measurement, parse
+from perf.report.results import parse
 from perf.roofline.rates import DeviceRates
-from perf.servers.server import Running, Server
+from perf.servers.baselines import server
 
 QUESTIONS = [
     ("Return a list of", 7),
@@ -62,64 +54,40 @@ def pretrained() -> Iterator[Recording]:
     torch.set_num_threads(threads)
 
 
-@contextmanager
-def serving(application: FastAPI) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(application, host="127.0.0.1", port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "uvicorn has ended"
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+@asynccontextmanager
+async def client_of(application: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(application)
+    async with (
+        application.router.lifespan_context(application),
+        httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client,
+    ):
+        yield client
 
 
-@pytest.fixture(scope="module")
-def naive(pretrained: Recording) -> Iterator[str]:
-    with serving(fastapi_server.naive(pretrained)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def batching(pretrained: Recording) -> Iterator[str]:
-    # With this delay a batch of three never starts before it is full.
-    with serving(fastapi_server.batching(pretrained, 3, 30.0)) as url:
-        yield url
-
-
-def post(url: str, body: bytes) -> tuple[int, str]:
-    request = urllib.request.Request(f"{url}/generate", body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def ask(url: str, prompt: str, max_tokens: int) -> dict[str, object]:
-    status, answer = post(url, json.dumps({"prompt": prompt, "max_tokens": max_tokens}).encode())
-    assert status == 200, answer
-    completion: dict[str, object] = json.loads(answer)
+async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> dict[str, object]:
+    answer = await client.post("/generate", json={"prompt": prompt, "max_tokens": max_tokens})
+    assert answer.status_code == 200, answer.text
+    completion: dict[str, object] = answer.json()
     return completion
 
 
-def test_the_naive_server_computes_one_request_at_a_time(naive: str, pretrained: Recording) -> None:
+async def answers(application: FastAPI, pretrained: Recording) -> list[dict[str, object]]:
+    """Ask all questions at once."""
     pretrained.batches.clear()
-    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        answers = list(pool.map(lambda question: ask(naive, *question), QUESTIONS))
-    assert [answer["tokens"] for answer in answers] == [tokens for _, tokens in QUESTIONS]
+    async with client_of(application) as client:
+        return await asyncio.gather(*(ask(client, *question) for question in QUESTIONS))
+
+
+async def test_the_naive_server_computes_one_request_at_a_time(pretrained: Recording) -> None:
+    found = await answers(naive(pretrained), pretrained)
+    assert [answer["tokens"] for answer in found] == [tokens for _, tokens in QUESTIONS]
     assert sorted(pretrained.batches) == sorted((1, tokens) for _, tokens in QUESTIONS)
 
 
-def test_a_batch_gives_every_request_its_own_text(naive: str, batching: str, pretrained: Recording) -> None:
-    alone = [ask(naive, *question) for question in QUESTIONS]
-    pretrained.batches.clear()
-    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        together = list(pool.map(lambda question: ask(batching, *question), QUESTIONS))
+async def test_a_batch_gives_every_request_its_own_text(pretrained: Recording) -> None:
+    alone = await answers(naive(pretrained), pretrained)
+    # With this delay a batch of three never starts before it is full.
+    together = await answers(batching(pretrained, 3, 30.0), pretrained)
     assert together == alone
     assert [size for size, _ in pretrained.batches] == [3, 3]
     # Every row is computed for as long as the longest of its batch.
@@ -127,12 +95,12 @@ def test_a_batch_gives_every_request_its_own_text(naive: str, batching: str, pre
     assert max(length for _, length in pretrained.batches) == 12
 
 
-def test_a_single_request_is_computed_after_the_delay(pretrained: Recording) -> None:
-    with serving(fastapi_server.batching(pretrained, 8, 0.01)) as url:
-        assert ask(url, "A dictionary", 5)["tokens"] == 5
+async def test_a_single_request_is_computed_after_the_delay(pretrained: Recording) -> None:
+    async with client_of(batching(pretrained, 8, 0.01)) as client:
+        assert (await ask(client, "A dictionary", 5))["tokens"] == 5
 
 
-@pytest.mark.parametrize("server", ["naive", "batching"])
+@pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -144,22 +112,23 @@ def test_a_single_request_is_computed_after_the_delay(pretrained: Recording) -> 
         (b'{"prompt": "a", "max_tokens": 4000}', 400, "must be at most 512"),
     ],
 )
-def test_a_bad_request_is_refused(
-    request: pytest.FixtureRequest, server: str, body: bytes, status: int, message: str
+async def test_a_bad_request_is_refused(
+    pretrained: Recording, batch: bool, body: bytes, status: int, message: str
 ) -> None:
-    answered, text = post(request.getfixturevalue(server), body)
-    assert answered == status
-    assert message in text
+    async with client_of(batching(pretrained, 3, 30.0) if batch else naive(pretrained)) as client:
+        answer = await client.post("/generate", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, message in answer.text) == (status, True)
 
 
-def test_the_report_reads_a_measurement(naive: str) -> None:
+@pytest.mark.long
+def test_the_report_reads_the_measurement_of_a_started_baseline() -> None:
     rates = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11})
-    target = Target("naive_fastapi", "fastapi", naive, "llama")
-    running = Running(target, "created by a test", {"threads": 1}, os.getpid(), mebibytes(EMBEDDED, "fp32"))
-    server = Server("naive_fastapi", "naive FastAPI", "peer", "fp32", _never_started)
-    measured = Session(server, running, EMBEDDED).measure("uniform", Closed(2), 4, 2, SLO(60.0, 1.0), rates, mean=5)
-    read = _read(measured)
-    assert (read.server, measured["family"], read.weights, read.errors) == ("naive_fastapi", "peer", "FP32", 0)
+    with opened(server("naive_fastapi"), EMBEDDED, 1) as session:
+        measured = session.measure("uniform", Closed(2), 4, 2, SLO(60.0, 1.0), rates, mean=5)
+    content = json.loads(json.dumps(measured))
+    assert content["command"].startswith(".venv/bin/python -m perf.baselines.fastapi_server --model pydoc-llama ")
+    (read,) = parse(result("bench", "make bench", {"peers/closed/uniform": content}), "test").measured("peers")
+    assert (read.server, content["family"], read.weights, read.errors) == ("naive_fastapi", "peer", "FP32", 0)
     assert (read.load.mix, read.load.concurrency, read.load.rate_per_second) == ("uniform", 2, None)
     assert read.load.mean_output_tokens == 5
     assert read.goodput is not None
@@ -170,18 +139,5 @@ def test_the_report_reads_a_measurement(naive: str) -> None:
     assert read.memory.weights_mib == pytest.approx(21.0, abs=1.5)
     assert read.memory.process_mib is not None
     assert read.memory.process_mib > 100
-    assert measured["requests"] == 4
-    whole = measured["whole_run"]
-    assert isinstance(whole, dict)
-    assert (whole["requests"], whole["output_tokens"]) == (6, 30)
-
-
-def _read(measurement: dict[str, object]) -> Measurement:
-    (read,) = parse(result("bench", "make bench", {"peers/closed/uniform": measurement}), "test").measured("peers")
-    return read
-
-
-@contextmanager
-def _never_started(checkpoint: Path, threads: int) -> Iterator[Running]:
-    raise AssertionError(f"{checkpoint} is served already, by {threads} threads")
-    yield
+    assert content["requests"] == 4
+    assert (content["whole_run"]["requests"], content["whole_run"]["output_tokens"]) == (6, 30)

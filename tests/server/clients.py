@@ -1,7 +1,7 @@
-"""The four ways to ask the model something, by hand: /generate, /infer in JSON and in binary, gRPC.
+"""Raw clients of the four endpoints with one response: /generate, /infer in JSON and in binary, gRPC.
 
-Each takes the contract's inputs as plain Python values, and returns an Answer or a Refusal; nothing is checked,
-defaulted or retried on the way. Lists of lists are several rows.
+They take the contract's inputs as plain Python values and return an Answer or a Refusal, without checks, defaults or
+retries. Lists of lists are several rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triton_local.server import LocalTriton
 TIMEOUT_S = 120.0
 BAD = "bad request"
 SECRET = "cuda:0 is on fire at 10.0.0.1"
-"""The message of an injected exception: it belongs in the log, never in an answer."""
+"""Message of an injected exception: it belongs in the log, never in an answer."""
 
 DTYPES = {
     "text_input": "BYTES",
@@ -65,20 +65,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error; `kind` is BAD for HTTP 400 and gRPC INVALID_ARGUMENT, else what the wire said."""
+    """An error. kind: BAD for HTTP 400 and gRPC INVALID_ARGUMENT, else the status."""
 
     kind: str
     message: str
 
 
 class Wire(Protocol):
-    """One way to ask."""
+    """A client of one endpoint."""
 
     def __call__(self, server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal: ...
 
 
 def post(url: str, body: bytes) -> tuple[int, bytes]:
-    """POST some bytes as JSON; return the status, 4xx and 5xx included, and the body."""
+    """POST bytes as JSON; return the status, 4xx and 5xx included, and the body."""
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
@@ -99,7 +99,7 @@ def infer_url(server: LocalTriton) -> str:
 
 
 def generate(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
-    """Ask /generate, where an input is a JSON key. One row only: the endpoint has no batches."""
+    """Ask /generate: an input is a JSON key, and a request one row."""
     status, body = post(generate_url(server), json.dumps(inputs).encode())
     answer = json.loads(body)
     return _refusal(status, answer) or [
@@ -123,7 +123,7 @@ def infer_json(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
 
 
 def infer_binary(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
-    """Ask /infer with tritonclient: tensors as bytes behind the JSON."""
+    """Ask /infer with tritonclient: tensors are bytes behind the JSON."""
     with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=TIMEOUT_S) as client:
         tensors = [fill(tritonclient.http.InferInput, name, value) for name, value in inputs.items()]
         try:
@@ -149,7 +149,7 @@ BINARY_WIRES: tuple[Wire, ...] = (infer_binary, grpc)
 
 
 def ask(server: LocalTriton, wire: Wire = grpc, /, **inputs: object) -> Answer:
-    """Ask for one row, which must be answered."""
+    """Return the answer to a request of one row; a refusal fails the test."""
     answers = wire(server, inputs)
     assert not isinstance(answers, Refusal), answers
     (answer,) = answers
@@ -164,7 +164,7 @@ def as_rows(value: object) -> list[list[object]]:
 
 
 def tensor(name: str, value: object) -> NDArray[Any]:
-    """Return a value as the array that the contract wants; an array is taken as it is."""
+    """Return a value as an array of the contract's dtype; an array is returned unchanged."""
     if isinstance(value, np.ndarray):
         return value
     dtype = tritonclient.utils.triton_to_np_dtype(DTYPES[name])
@@ -197,7 +197,7 @@ def _refusal(status: int, answer: Mapping[str, Any]) -> Refusal | None:
 
 
 def at_once(jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
-    """Run the jobs in a thread each, let go together, and return their results in order."""
+    """Run each job in a thread of its own, started together; return the results in order."""
     gate = threading.Barrier(len(jobs))
 
     def run(job: Callable[[], _Result]) -> _Result:
@@ -209,14 +209,14 @@ def at_once(jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
 
 
 def everywhere(server: LocalTriton, **inputs: object) -> Answer:
-    """Ask the same in all four ways at once; the answers must be equal, so the inputs have to determine the text."""
+    """Send the same request to all four endpoints at once; return the answer, which must be the same."""
     answers = at_once([partial(ask, server, wire, **inputs) for wire in WIRES])
     assert answers == [answers[0]] * len(WIRES), answers
     return answers[0]
 
 
 def assert_clean(message: str) -> None:
-    """Check that a message tells a client nothing about the inside of the server, in one line."""
+    """Check that an error message is one line and shows nothing of the server's inside."""
     for inside in ("Traceback", ".py", "site-packages", str(ROOT), "line ", SECRET, "\n"):
         assert inside not in message, message
     assert len(message) < 1000

@@ -53,6 +53,7 @@ stopping = _fleet_fixture("stopping", "module")
 stopping_streaming = _fleet_fixture("stopping_streaming", "module")
 unloaded = _fleet_fixture("unloaded", "module")
 unloaded_streaming = _fleet_fixture("unloaded_streaming", "module")
+stopped = _fleet_fixture("stopped", "module")
 fuzzed = _fleet_fixture("fuzzed", "module")
 fuzzed_streaming = _fleet_fixture("fuzzed_streaming", "module")
 

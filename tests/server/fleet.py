@@ -91,6 +91,8 @@ PLANS = {
     "killed_model": Plan(environment=_TWO_SLOTS),
     "killed_model_streaming": Plan("streaming", _TWO_SLOTS),
     "stuck_model": Plan("streaming", _TWO_SLOTS, supervised=_SOON),
+    # Triton shares mutexes with the model's process: a SIGSTOP can abort it later (boost's lock_exception).
+    "stopped": Plan(),
     "broken_model": Plan(shim="breaks_for_good", supervised=_SOON),
 }
 

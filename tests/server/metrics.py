@@ -1,4 +1,4 @@
-"""What a server says of itself on its metrics endpoint, and what has come to it since."""
+"""A server's metrics and its log lines about requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from perf import metrics
 from perf.metrics import Series
 
 PENDING = "nv_inference_pending_request_count"
-"""How many requests wait in Triton's own queue."""
+"""Requests in Triton's own queue."""
 
 
 def text(server: LocalTriton) -> str:
-    """Return what the endpoint says, as it is."""
+    """Return the page of the metrics endpoint."""
     return metrics.text(server.metrics_url)
 
 
 def read(server: LocalTriton) -> dict[Series, float]:
-    """Return every series of the endpoint, by its name and labels; the servers here have one instance, left out."""
+    """Return every series by name and labels, without the instance label: these servers have one instance."""
     return {
         (name, frozenset(label for label in labels if label[0] != INSTANCE_LABEL)): value
         for (name, labels), value in metrics.series(text(server)).items()
@@ -34,53 +34,53 @@ def read(server: LocalTriton) -> dict[Series, float]:
 
 
 def level(server: LocalTriton, name: str) -> float:
-    """Return the present value of one of the model's series without labels of its own."""
+    """Return the value of a series that has no labels besides model and version."""
     return read(server)[_series(name, {})]
 
 
 class Metrics:
-    """The model's metrics as they were when this was made, and are now."""
+    """The model's metrics, now and relative to the time when this object was made."""
 
     def __init__(self, server: LocalTriton) -> None:
-        """Wait until nobody is left from before and everything is counted."""
+        """Wait until earlier requests have ended and are counted."""
         self._server = server
         self._before = self.read()
-        # Metrics are a moment late. This is counted, too, and what was counted before it shows with it or earlier.
+        # Metrics are a moment late. When this refusal shows, so does all that was counted before it.
         status, _ = post(generate_url(server), b'{"text_input": "", "temprature": 1}')
         assert status == 400
         self.wait_for(1, "llama_requests_total", finish_reason="invalid")
-        self.wait(Metrics.idle, "nobody from before has a slot")
+        self.wait(Metrics.idle, "earlier requests have ended")
         self._before = self.read()
 
     def read(self) -> dict[Series, float]:
-        """Return every series of the endpoint, by its name and labels."""
+        """Return every series by name and labels."""
         return read(self._server)
 
     def now(self, name: str, **labels: str) -> float:
-        """Return the present value of one of the model's series; its labels beside model and version have to match."""
+        """Return the value of a series; labels: besides model and version."""
         return self.read()[_series(name, labels)]
 
     def grown(self, name: str, **labels: str) -> float:
-        """Return by how much one of the model's series has grown since this was made."""
+        """Return the increase of a series since this object was made."""
         series = _series(name, labels)
         return self.read()[series] - self._before[series]
 
     def wait(self, condition: Callable[[Metrics], bool], what: str) -> None:
-        """Wait until the metrics, which are a moment late, say so."""
+        """Wait until the metrics, which are a moment late, fulfil a condition."""
         until(lambda: condition(self), lambda: f"{what}; the metrics are {self.own()}")
 
     def wait_for(self, expected: float, name: str, **labels: str) -> None:
-        """Wait until a series has grown by so much, and no more."""
+        """Wait until a series has grown by the expected amount; more fails the test."""
         until(lambda: self.grown(name, **labels) >= expected, lambda: f"{name} {labels} grows by {expected}")
         grown = self.grown(name, **labels)
         assert grown == expected, f"{name} {labels} has grown by {grown} and not by {expected}"
 
     def idle(self) -> bool:
-        """Return whether nobody has a slot, or waits for one."""
+        """Return whether no request has a slot or waits for one."""
         return self.now("llama_slots_in_use") == 0 and self.now("llama_waiting_rows") == 0
 
     def own(self) -> dict[str, float]:
-        """Return the counters and levels that the model keeps, for a message."""
+        """Return the model's counters and gauges, for a message."""
         return {
             f"{name} {dict(labels).get('finish_reason', '')}".strip(): value
             for (name, labels), value in sorted(self.read().items(), key=str)
@@ -97,7 +97,7 @@ LASTING = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature
 
 @contextmanager
 def all_slots_taken(server: LocalTriton, metrics: Metrics, slots: int) -> Iterator[list[Call]]:
-    """Run a lasting request in each slot for as long as the block lasts, then take back those that still run."""
+    """Run a long request in each slot inside the block; cancel those that still run after it."""
     with ExitStack() as calls:
         lasting = [calls.enter_context(Call(server, LASTING)) for _ in range(slots)]
         metrics.wait(lambda now: now.now("llama_slots_in_use") == slots, "all slots are taken")
@@ -110,23 +110,23 @@ _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 
 
 def said(server: LocalTriton) -> list[str]:
-    """Return the messages of every line about a request."""
+    """Return the log messages about answered requests."""
     messages = [parse_line(line).message for line in server.log_text().splitlines()]
     return [message for message in messages if message.startswith("llama: request answered ")]
 
 
 def fields(message: str) -> dict[str, str]:
-    """Return the fields of such a message."""
+    """Return the fields of such a message, unparsed."""
     return dict(_FIELD.findall(message))
 
 
 def line_of(server: LocalTriton, request_id: str) -> dict[str, str]:
-    """Wait for the one line of a request, and return its fields."""
+    """Wait for a request's one log line; return its fields."""
 
     def its() -> list[str]:
         return [message for message in said(server) if f"id={request_id} " in message]
 
-    # Answers go out before they are noted, and lines take their time through Triton.
+    # The line is written after the answer is sent, and passes through Triton.
     until(lambda: bool(its()), lambda: f"{request_id} is in the log")
     (message,) = its()
     return fields(message)

@@ -1,7 +1,4 @@
-"""A real Prometheus with this project's configuration, only quicker, that scrapes a server of the tests.
-
-What is asked of it is the tests' business.
-"""
+"""A real Prometheus with this project's configuration and shorter intervals, scraping a server of the tests."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class QueryFailedError(Exception):
 
 
 class ScrapingPrometheus:
-    """Runs as long as a `with` block lasts."""
+    """Runs inside a `with` block."""
 
     def __init__(self, program: Prometheus, folder: Path, target: str) -> None:
         """folder: an empty one. target: HOST:PORT of the metrics that it scrapes."""
@@ -80,11 +77,11 @@ class ScrapingPrometheus:
         return [float(series["value"][1]) for series in answer["result"]]
 
     def finite(self, expression: str) -> list[float]:
-        """Return those that are numbers: without anything to divide, Prometheus says NaN."""
+        """Return the finite ones: a division without data is NaN."""
         return [value for value in self.values(expression) if math.isfinite(value)]
 
     def rules(self) -> list[dict[str, Any]]:
-        """Return what has become of every rule: its health, its last error, and of an alert its state."""
+        """Return the health and last error of every rule, and the state of alerts."""
         return [rule for group in self._get("/api/v1/rules")["groups"] for rule in group["rules"]]
 
     def _config(self) -> dict[str, Any]:
@@ -102,7 +99,7 @@ class ScrapingPrometheus:
             with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=10) as response:
                 return bool(response.status == 200)
         except OSError:
-            # Nobody listens yet, or it says 503.
+            # Not listening yet, or 503.
             return False
 
     def _get(self, path: str) -> Any:  # noqa: ANN401 - whatever the API has there

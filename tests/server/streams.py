@@ -1,7 +1,7 @@
-"""The three ways to stream, by hand: /generate_stream, a gRPC stream and its asyncio twin.
+"""Raw clients of the three streaming endpoints: /generate_stream, a gRPC stream, and one over asyncio.
 
-Each takes the contract's inputs as plain Python values and returns what came; nothing is checked, defaulted or joined
-on the way. `Sse` and `GrpcStream` stay open, for tests that do something to a running stream.
+They take the contract's inputs as plain Python values and return the responses as they come. `Sse` and `GrpcStream`
+stay open, for tests that act on a running stream; `Call` is one request that can be cancelled.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from triton_local.server import LocalTriton
 
 @dataclass(frozen=True)
 class Streamed:
-    """What a stream gave: one Answer for each response, in order, and what ended it if it wasn't the last of them.
+    """The responses of a stream, one Answer each, and the error that ended it.
 
-    finals: which of the responses had the final flag, empty responses counted too; None where the wire shows none.
-    empty: responses with nothing in them.
+    finals: indexes of responses with the final flag, empty responses included; None where the endpoint shows none.
+    empty: number of responses without outputs.
     """
 
     pieces: list[Answer]
@@ -40,7 +40,7 @@ class Streamed:
 
     @property
     def whole(self) -> Answer:
-        """The answer that the pieces make up."""
+        """The chunks joined."""
         assert self.error is None, self.error
         return Answer(
             "".join(piece.text for piece in self.pieces),
@@ -51,7 +51,7 @@ class Streamed:
 
 
 class StreamWire(Protocol):
-    """One way to stream."""
+    """A client of one streaming endpoint."""
 
     def __call__(self, server: LocalTriton, inputs: Inputs) -> Streamed: ...
 
@@ -60,7 +60,7 @@ class Sse:
     """An open request to /generate_stream."""
 
     def __init__(self, server: LocalTriton, inputs: Inputs) -> None:
-        """Send the request; the answer's head is not read yet."""
+        """Send the request without reading the response's head."""
         host, port = server.http_url.split(":")
         self._connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
         body = json.dumps({"stream": True, **inputs})
@@ -82,20 +82,20 @@ class Sse:
         """Yield each event as it comes."""
         for line in self._head():
             if line.strip():
-                # What Triton refuses before it has asked the model is plain JSON.
+                # A refusal by Triton itself is plain JSON.
                 assert line.startswith(b"data: ") or self.status != 200, line
                 yield json.loads(line.removeprefix(b"data: "))
 
     def next(self) -> dict[str, Any]:
-        """Return the next event, of which there must be one."""
+        """Return the next event."""
         return next(self.events())
 
     def close(self) -> None:
-        """Close the connection, whatever still comes."""
+        """Close the connection."""
         self._connection.close()
 
     def reset(self) -> None:
-        """Vanish: the connection is reset, as when a process is killed or a cable is cut."""
+        """Reset the connection, as when a process is killed or a cable cut."""
         sock = self._connection.sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if self._response is not None:
@@ -130,20 +130,20 @@ class GrpcStream:
         )
 
     def next(self) -> Response:
-        """Return the next response, of which there must be one."""
+        """Return the next response."""
         result, error = self._came.get(timeout=TIMEOUT_S)
         return _response(result, error)
 
     def none_left(self) -> bool:
-        """Return whether every response that has come was taken."""
+        """Return whether no received response is left."""
         return self._came.empty()
 
     def end(self) -> None:
-        """Close this half of the stream, and wait until the server has closed the other one."""
+        """Close the client's direction, and wait until the server has closed its own."""
         self._client.stop_stream()
 
     def cancel(self) -> None:
-        """Take back every request of the stream."""
+        """Cancel every request of the stream."""
         self._client.stop_stream(cancel_requests=True)
 
 
@@ -169,19 +169,19 @@ def sse(server: LocalTriton, inputs: Inputs) -> Streamed:
 
 
 def grpc_stream(server: LocalTriton, inputs: Inputs, empty_final: bool = True) -> Streamed:
-    """Stream over gRPC, until the response with the final flag; nothing may come behind it."""
+    """Stream over gRPC until the final flag; a response after it fails the test."""
     with GrpcStream(server) as stream:
         stream.ask({"stream": True, **inputs}, empty_final=empty_final)
         came = [stream.next()]
         while not came[-1].final and came[-1].error is None:
             came.append(stream.next())
         stream.end()
-        assert stream.none_left(), "something came behind the final flag"
+        assert stream.none_left(), "a response follows the final flag"
     return _streamed(came)
 
 
 def grpc_stream_aio(server: LocalTriton, inputs: Inputs) -> Streamed:
-    """Stream over gRPC with the asyncio client, until the server ends the stream."""
+    """Stream over gRPC with the asyncio client until the server ends the stream."""
 
     async def ask() -> AsyncIterator[dict[str, object]]:
         yield {
@@ -202,7 +202,7 @@ STREAM_WIRES: tuple[StreamWire, ...] = (sse, grpc_stream, grpc_stream_aio)
 
 
 def stream(server: LocalTriton, wire: StreamWire = grpc_stream, /, **inputs: object) -> Streamed:
-    """Stream, which must end well."""
+    """Stream; an error fails the test."""
     streamed = wire(server, inputs)
     assert streamed.error is None, streamed.error
     return streamed
@@ -232,12 +232,12 @@ def _streamed(came: list[Response]) -> Streamed:
 
 
 class Call:
-    """One request over gRPC that is running: ModelInfer, or a gRPC stream under a decoupled config."""
+    """One running request over gRPC: ModelInfer, or a gRPC stream under a decoupled config."""
 
     def __init__(
         self, server: LocalTriton, inputs: Inputs, timeout_us: int | None = None, request_id: str = ""
     ) -> None:
-        """Send the request. timeout_us: how long it may wait for a slot."""
+        """Send the request. timeout_us: its Triton timeout, the time it may wait for a slot."""
         self._client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
         self._came: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
         self._streams = is_decoupled(server)
@@ -257,18 +257,18 @@ class Call:
         self._client.close()
 
     def cancel(self) -> None:
-        """Take the request back."""
+        """Cancel the request."""
         if self._streams:
             self._client.stop_stream(cancel_requests=True)
         else:
             self._call.cancel()
 
     def done(self) -> bool:
-        """Return whether something has come that was not taken yet."""
+        """Return whether the response has come."""
         return not self._came.empty()
 
     def outcome(self) -> Answer | str:
-        """Wait for the one response and return its one row, or the error's text."""
+        """Wait for the response; return its one row, or the error's text."""
         result, error = self._came.get(timeout=TIMEOUT_S)
         if error is not None:
             return str(error)
@@ -283,7 +283,7 @@ every_wire = pytest.mark.parametrize("wire", STREAM_WIRES, ids=lambda wire: wire
 
 
 def check_shape(streamed: Streamed) -> None:
-    """Check what holds for every stream that ends well."""
+    """Check the invariants of a complete stream."""
     *before, last = streamed.pieces
     assert all(piece.text for piece in before), "only the last piece may be empty"
     assert {piece.finish_reason for piece in before} <= {""}
@@ -297,7 +297,7 @@ def check_shape(streamed: Streamed) -> None:
 
 
 def both(server: LocalTriton, wire: StreamWire, **inputs: object) -> tuple[Answer, Streamed]:
-    """Ask for one response and for a stream, which must say the same."""
+    """Request one response and a stream, which must be equal; return both."""
     whole = ask(server, generate, **inputs)
     streamed = stream(server, wire, **inputs)
     check_shape(streamed)

@@ -1,4 +1,4 @@
-"""Every query of the dashboard and every rule has data: a real Prometheus scrapes a real server under load."""
+"""Every query of the dashboard and every rule has data when a real Prometheus scrapes a server under load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from triton_local.server import LocalTriton
 
 CLIENTS = 3
 REQUESTS = 500
-"""Of each client at most: the load ends with the tests."""
+"""Of each client at most; the load ends with the tests."""
 
 QUERIES = [query for query in queries() if query.panel not in GPU_PANELS]
 RECORDED = [rule for rule in rules() if not rule.alerts]
@@ -38,7 +38,7 @@ ALERTS = [rule for rule in rules() if rule.alerts]
 
 @pytest.fixture(scope="module")
 def prometheus(triton: LocalTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScrapingPrometheus]:
-    """A Prometheus that scrapes a server under load."""
+    """Scrapes the server while clients send requests."""
     program = prometheus_or_skip()
     with _load(triton), ScrapingPrometheus(program, tmp_path_factory.mktemp("prometheus"), triton.metrics_url) as one:
         yield one
@@ -46,7 +46,7 @@ def prometheus(triton: LocalTriton, tmp_path_factory: pytest.TempPathFactory) ->
 
 @contextmanager
 def _load(server: LocalTriton) -> Iterator[None]:
-    """Keep some clients asking."""
+    """Run clients that send requests, one in five of them invalid."""
     enough = threading.Event()
 
     def ask() -> None:
@@ -68,26 +68,26 @@ def _load(server: LocalTriton) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=str)
-def test_a_panel_is_empty(prometheus: ScrapingPrometheus, query: Query) -> None:
+def test_every_panel_has_data(prometheus: ScrapingPrometheus, query: Query) -> None:
     until(lambda: bool(prometheus.finite(query.resolved)), lambda: f"{query.resolved} has data: {prometheus.log()}")
 
 
 @pytest.mark.parametrize("rule", RECORDED, ids=str)
-def test_nothing_is_recorded(prometheus: ScrapingPrometheus, rule: Rule) -> None:
+def test_every_recording_rule_has_data(prometheus: ScrapingPrometheus, rule: Rule) -> None:
     labels = ", ".join(f'{name}="{value}"' for name, value in rule.labels.items())
     series = f"{rule.name}{{{labels}}}"
     until(lambda: bool(prometheus.finite(series)), lambda: f"{series} has data: {prometheus.log()}")
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=str)
-def test_an_alert_asks_for_what_is_not_there(prometheus: ScrapingPrometheus, alert: Rule) -> None:
-    """With a GPU it would be."""
+def test_every_alert_queries_series_that_exist(prometheus: ScrapingPrometheus, alert: Rule) -> None:
+    """Series of a GPU are left out."""
     prometheus.values(alert.expr)
     asked = [selector for selector in selectors(alert.expr) if not metrics_of(selector) <= GPU_METRICS]
     until(lambda: all(map(prometheus.values, asked)), lambda: f"there are {asked}")
 
 
-def test_a_rule_fails_or_an_alert_fires_while_all_is_well(prometheus: ScrapingPrometheus) -> None:
+def test_rules_evaluate_and_no_alert_is_active_under_normal_load(prometheus: ScrapingPrometheus) -> None:
     until(lambda: bool(prometheus.finite("rate(llama_steps_total[1m]) > 0")), lambda: "there is a load to be seen")
     before = {rule["name"]: rule["lastEvaluation"] for rule in prometheus.rules()}
     until(
@@ -103,11 +103,11 @@ def test_a_rule_fails_or_an_alert_fires_while_all_is_well(prometheus: ScrapingPr
         assert set(alerts) == {alert.name for alert in ALERTS}
         return {name: state for name, state in alerts.items() if state != "inactive"}
 
-    # Pending is as good as firing: nobody waits here for as long as `for` says. But the first scrapes may look odd.
+    # Pending counts as firing: the test does not wait for an alert's `for`. The first scrapes may be incomplete.
     until(lambda: not_inactive() == {}, lambda: f"no alert is pending or fires, but {not_inactive()}")
 
 
-def test_grafana_could_not_ask_for_the_alerts_or_for_what_can_be_chosen(prometheus: ScrapingPrometheus) -> None:
+def test_queries_of_annotations_and_variables_are_valid(prometheus: ScrapingPrometheus) -> None:
     (annotation,) = DASHBOARD["annotations"]["list"]
     assert prometheus.values(annotation["expr"]) == []
     choices = [one["definition"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
@@ -115,14 +115,14 @@ def test_grafana_could_not_ask_for_the_alerts_or_for_what_can_be_chosen(promethe
     until(lambda: bool(prometheus.values('count by (model, instance) (llama_slots{model=~".+"})')), lambda: "slots")
 
 
-def test_prometheus_3_would_refuse_what_the_server_sends(triton: LocalTriton) -> None:
-    """Unlike the one above it insists on a Content-Type that it knows."""
+def test_the_metrics_content_type_is_one_that_prometheus_3_accepts(triton: LocalTriton) -> None:
+    """Prometheus 2 accepts any Content-Type."""
     with urllib.request.urlopen(f"http://{triton.metrics_url}/metrics", timeout=30) as response:
         assert response.headers.get_content_type() == "text/plain"
 
 
-def test_a_gpu_panel_asks_for_what_triton_would_not_have(prometheus: ScrapingPrometheus) -> None:
-    """Without a GPU there is nothing to see but that the queries are queries; the names are checked by the contract."""
+def test_queries_of_gpu_panels_are_valid(prometheus: ScrapingPrometheus) -> None:
+    """Without a GPU only their syntax is tested; contract tests check the names of the series."""
     for query in queries():
         if query.panel in GPU_PANELS:
             values = prometheus.values(query.resolved)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from contract.code_blocks import ROOT, Block, page_blocks
-from server.forwarding import forwarded
 from triton_local.server import LocalTriton
 
 # A block that stands on two pages runs once.
@@ -40,3 +45,50 @@ def test_a_code_block_runs_unmodified(config: str, block: Block, request: pytest
     assert run.returncode == 0, f"{block.text}\n{run.stdout}\n{run.stderr}"
     assert run.stdout.strip(), f"{block.text}\nno output; stderr: {run.stderr}"
     assert '"error"' not in run.stdout
+
+
+@contextmanager
+def forwarded(ports: Mapping[int, str]) -> Iterator[None]:
+    """Forward these ports of this machine, byte by byte, inside the block. ports: port → host:port of the server.
+
+    Raises OSError where a port is in use.
+    """
+    with ExitStack() as listening:
+        for port, address in ports.items():
+            forwarder = listening.enter_context(_Forwarder(port, address))
+            threading.Thread(target=forwarder.serve_forever, kwargs={"poll_interval": 0.05}).start()
+            listening.callback(forwarder.shutdown)
+        yield
+
+
+class _Forwarder(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    # A client's open connection does not delay the end of the block.
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, port: int, address: str) -> None:
+        super().__init__(("127.0.0.1", port), _Connection)
+        host, its_port = address.split(":")
+        self.there = (host, int(its_port))
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    server: _Forwarder
+    request: socket.socket
+
+    def handle(self) -> None:
+        with socket.create_connection(self.server.there) as there:
+            back = threading.Thread(target=_copy, args=(there, self.request), daemon=True)
+            back.start()
+            _copy(self.request, there)
+            back.join()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    # After one side has gone, the other one sees the end of the stream.
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)

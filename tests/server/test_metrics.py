@@ -1,4 +1,4 @@
-"""Every metric is on Triton's endpoint under the model's labels, and has its value after a load that is known."""
+"""Every metric is on Triton's endpoint under the model's labels, and has the right value after a known load."""
 
 from __future__ import annotations
 
@@ -13,55 +13,47 @@ from server.servers import is_decoupled
 from server.streams import STREAM_WIRES, Call
 from triton_local.server import LocalTriton
 
-PROMPT = "Return a list of the"
 TOKENS = 6
-"""Of the prompt, its beginning included."""
+"""Of the prompt, the beginning-of-text token included."""
 
 LABELS = {"model": "llama", "version": "1"}
 
 
 def _request(limit: int) -> dict[str, object]:
-    return {"text_input": PROMPT, "max_tokens": limit, "min_tokens": limit, "temperature": 0.0}
+    return {"text_input": "Return a list of the", "max_tokens": limit, "min_tokens": limit, "temperature": 0.0}
 
 
-def test_a_metric_is_not_on_the_endpoint(narrow: LocalTriton) -> None:
+def test_every_metric_is_on_the_endpoint_with_help_type_and_labels(narrow: LocalTriton, metrics: Metrics) -> None:
     ask(narrow, generate, **_request(2))
-    there = Metrics(narrow).read()
+    page, series = text(narrow), metrics.read()
     for metric in METRICS:
+        assert f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n" in page
         for value in metric.values:
             labels = LABELS | ({metric.label: value} if metric.label else {})
             if metric.kind != "histogram":
-                assert (metric.name, frozenset(labels.items())) in there
+                assert (metric.name, frozenset(labels.items())) in series
                 continue
             bounds = {
-                dict(its)["le"]
-                for name, its in there
+                float(dict(its)["le"])
+                for name, its in series
                 if name == f"{metric.name}_bucket" and {*labels.items()} <= its
-            }  # fmt: skip
-            assert {float(bound) for bound in bounds} == {*metric.buckets, float("inf")}
-            for part in ("sum", "count"):
-                assert (f"{metric.name}_{part}", frozenset(labels.items())) in there
+            }
+            assert bounds == {*metric.buckets, float("inf")}
+            assert {(f"{metric.name}_{part}", frozenset(labels.items())) for part in ("sum", "count")} <= {*series}
 
 
-def test_a_level_is_not_of_its_instance_alone(narrow: LocalTriton) -> None:
-    """With an instance on every GPU the last one to write would win; what is counted adds up by itself."""
-    levels = {metric.name for metric in METRICS if metric.kind == "gauge"}
+def test_gauges_are_labelled_with_their_instance(narrow: LocalTriton) -> None:
+    """Otherwise the last of several instances would overwrite the others; counters of all instances add up."""
+    gauges = {metric.name for metric in METRICS if metric.kind == "gauge"}
     series = [line.partition("{") for line in text(narrow).splitlines() if line.startswith("llama_")]
-    assert {name for name, _, labels in series if 'model_instance="llama_0_0"' in labels} == levels
+    assert {name for name, _, labels in series if 'model_instance="llama_0_0"' in labels} == gauges
 
 
-def test_a_metric_is_documented_nowhere_on_the_endpoint(narrow: LocalTriton) -> None:
-    said = text(narrow)
-    for metric in METRICS:
-        assert f"# HELP {metric.name} {metric.help}\n" in said
-        assert f"# TYPE {metric.name} {metric.kind}\n" in said
-
-
-def test_a_request_alone_is_counted_wrongly(narrow: LocalTriton) -> None:
-    metrics, began = Metrics(narrow), time.time()
+def test_a_single_request_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) -> None:
+    began = time.time()
     answer = ask(narrow, generate, **_request(7))
     assert (answer.num_input_tokens, answer.num_output_tokens) == (TOKENS, 7)
-    # Metrics are passed on one after another, this one last of all.
+    # Triton gets metrics one after another, this one last.
     metrics.wait_for(6, "llama_inter_token_latency_seconds_count")
     expected = {
         "llama_prompt_tokens_total": TOKENS,
@@ -90,52 +82,41 @@ def test_a_request_alone_is_counted_wrongly(narrow: LocalTriton) -> None:
     assert metrics.now("llama_slots") == 2
 
 
-def test_a_known_load_is_counted_wrongly(narrow: LocalTriton) -> None:
-    """More rows than slots, every way to end but an error of ours."""
-    metrics = Metrics(narrow)
-    # No more at once than the queue takes.
+def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) -> None:
+    """More rows than slots, and every finish reason but an internal error."""
+    # No more at once than the queue holds.
     limits = [3, 8, 1]
     at_once([partial(ask, narrow, generate, **_request(limit)) for limit in limits])
     known = ask(narrow, generate, **_request(12))
-    word = known.text[-1]
-    stopped = ask(narrow, generate, **_request(12) | {"min_tokens": 0, "stop_words": [word]})
+    stopped = ask(narrow, generate, **_request(12) | {"min_tokens": 0, "stop_words": [known.text[-1]]})
     assert stopped.finish_reason == "stop"
     for bad in ({"max_tokens": 0}, {"temperature": 9.0}, {"temprature": 1.0}):
         assert isinstance(generate(narrow, _request(4) | bad), Refusal)
-    decoupled = is_decoupled(narrow)
-    if decoupled:
-        streamed = [wire(narrow, _request(9)).whole for wire in STREAM_WIRES]
-        assert [answer.num_output_tokens for answer in streamed] == [9] * 3
-    # Or the slot that is seen in use below would be the last row's, and the call be cancelled before it has got there.
-    metrics.wait_for(len(limits) + 2 + 3 * decoupled, "llama_request_latency_seconds_count")
+    streams = STREAM_WIRES if is_decoupled(narrow) else ()
+    assert [wire(narrow, _request(9)).whole.num_output_tokens for wire in streams] == [9] * len(streams)
+    # Otherwise the slot seen in use below might be the last row's, and the call cancelled before it runs.
+    metrics.wait_for(len(limits) + 2 + len(streams), "llama_request_latency_seconds_count")
     metrics.wait(Metrics.idle, "all have ended")
     with Call(narrow, _request(500)) as call:
         metrics.wait(lambda now: now.now("llama_slots_in_use") == 1, "it runs")
         call.cancel()
         metrics.wait_for(1, "llama_cancellations_total")
     metrics.wait(Metrics.idle, "all have ended")
-    completed = len(limits) + 1 + 3 * decoupled
+    completed = len(limits) + 1 + len(streams)
     rows = completed + 2
-    # Metrics are passed on one after another, the cancelled row's this one last of all.
+    # Triton gets metrics one after another, this one of the cancelled row last.
     metrics.wait_for(rows, "llama_time_to_first_token_seconds_count")
-    ended = {reason: metrics.grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
-    assert ended == {
-        "stop": 1,
-        "length": completed,
-        "cancelled": 1,
-        "invalid": 3,
-        "unavailable": 0,
-        "error": 0,
-    }
+    reasons = {reason: metrics.grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
+    expected = {"stop": 1, "length": completed, "cancelled": 1, "invalid": 3, "unavailable": 0, "error": 0}
+    assert reasons == expected
     assert metrics.grown("llama_prompt_tokens_total") == TOKENS * rows
     assert metrics.grown("llama_queue_time_seconds_count") == rows
     assert metrics.grown("llama_request_latency_seconds_count") == completed + 1
-    certain = sum(limits) + 12 + stopped.num_output_tokens + 27 * decoupled
+    certain = sum(limits) + 12 + stopped.num_output_tokens + 9 * len(streams)
     cancelled = metrics.grown("llama_generated_tokens_total") - certain
     assert 1 <= cancelled < 250
     assert metrics.grown("llama_step_rows_sum") == certain + cancelled
     assert metrics.grown("llama_step_rows_count") == metrics.grown("llama_steps_total")
-    # Prompts of one length, read together or not, need no padding.
+    # Prompts of the same length need no padding, prefilled together or not.
     assert metrics.grown("llama_step_prefill_tokens_sum") == TOKENS * rows
-    # Two slots: never more than two rows in a step.
     assert metrics.grown("llama_step_rows_bucket", le="2") == metrics.grown("llama_step_rows_bucket", le="+Inf")

@@ -1,4 +1,4 @@
-"""Triton's control interfaces need a key, and nobody has it: closed to everybody, while all that clients do is open."""
+"""Triton's control endpoints need a key that only the supervisor has; what clients use is open."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from triton_supervisor.hardening import GRPC_HEADER, HTTP_HEADER
 from tritonclient.utils import InferenceServerException
 
 REGION = "triton_python_backend_shm_region_1"
-"""Named as the memory between Triton and the model's process is."""
+"""The naming scheme of the memory between Triton and the model's process."""
 
-# With bodies that would do harm, were they read.
+# With bodies that would do harm if they were read.
 CONTROL = {
     "POST /v2/repository/index": b"",
     "POST /v2/repository/index?ready=true": b"{}",
@@ -41,7 +41,7 @@ CONTROL = {
     "GET /v2/logging": b"",
     "POST /v2/logging": b'{"log_info": false, "log_verbose_level": 9}',
 }
-# Nearly the same addresses: not there rather than open.
+# Similar addresses.
 BESIDE = ["POST /v2/repository/index/", "POST //v2/repository/index", "POST /v2/./repository/index", "GET /V2/logging"]
 
 Ask = Callable[[tritonclient.grpc.InferenceServerClient, dict[str, str]], object]
@@ -62,7 +62,7 @@ CALLS: dict[str, Ask] = {
 
 @pytest.fixture(scope="module")
 def key(triton: LocalTriton) -> str:
-    """The server's key, taken from the one place where it is to be seen."""
+    """The server's key, from the one place where it is visible."""
     command = Path(f"/proc/{triton.pid}/cmdline").read_text().split("\0")
     over_http, over_grpc = (word for word in command if word.startswith(("--http-restricted-", "--grpc-restricted-")))
     _, _, found = over_http.rpartition("=")
@@ -77,7 +77,7 @@ def wrong_keys(key: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _still_serving(triton: LocalTriton) -> Iterator[None]:
-    """Whatever was tried, the model is the one that it was."""
+    """After each test the model is loaded and unchanged."""
     yield
     answer = ask(triton, text_input="Return a list of", max_tokens=2, min_tokens=2)
     assert answer.num_output_tokens == 2
@@ -86,7 +86,7 @@ def _still_serving(triton: LocalTriton) -> Iterator[None]:
 
 
 def _http(server: LocalTriton, what: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    """Return status and body of an answer."""
+    """Return status and body."""
     method, path = what.split()
     request = urllib.request.Request(
         f"http://{server.http_url}{path}", data=CONTROL.get(what) or None, headers=headers, method=method
@@ -100,7 +100,9 @@ def _http(server: LocalTriton, what: str, headers: dict[str, str]) -> tuple[int,
 
 
 @pytest.mark.parametrize("what", CONTROL)
-def test_a_control_interface_is_open_over_http(triton: LocalTriton, key: str, wrong_keys: list[str], what: str) -> None:
+def test_control_endpoints_over_http_need_the_key(
+    triton: LocalTriton, key: str, wrong_keys: list[str], what: str
+) -> None:
     for headers in ({}, *({HTTP_HEADER: wrong} for wrong in wrong_keys), {GRPC_HEADER: key}, {"Authorization": key}):
         status, answer = _http(triton, what, headers)
         assert status == 403, answer
@@ -108,13 +110,13 @@ def test_a_control_interface_is_open_over_http(triton: LocalTriton, key: str, wr
 
 
 @pytest.mark.parametrize("what", BESIDE)
-def test_another_way_to_write_an_address_gets_around_the_key(triton: LocalTriton, what: str) -> None:
+def test_other_spellings_of_a_control_endpoint_are_not_found(triton: LocalTriton, what: str) -> None:
     status, _ = _http(triton, what, {})
     assert status in (400, 403, 404)
 
 
 @pytest.mark.parametrize("what", CALLS)
-def test_a_control_interface_is_open_over_grpc(triton: LocalTriton, key: str, wrong_keys: list[str], what: str) -> None:
+def test_control_calls_over_grpc_need_the_key(triton: LocalTriton, key: str, wrong_keys: list[str], what: str) -> None:
     with tritonclient.grpc.InferenceServerClient(triton.grpc_url) as client:
         for headers in ({}, *({GRPC_HEADER: wrong} for wrong in wrong_keys), {HTTP_HEADER: key}):
             with pytest.raises(InferenceServerException) as refused:
@@ -123,7 +125,7 @@ def test_a_control_interface_is_open_over_grpc(triton: LocalTriton, key: str, wr
             assert refused.value.message() == f"This protocol is restricted, expecting header '{GRPC_HEADER}'"
 
 
-def test_the_key_does_not_open(triton: LocalTriton, key: str) -> None:
+def test_the_key_opens_control_endpoints(triton: LocalTriton, key: str) -> None:
     status, index = _http(triton, "POST /v2/repository/index", {HTTP_HEADER: key})
     assert status == 200
     assert [(model["name"], model["state"]) for model in json.loads(index)] == [("llama", "READY")]
@@ -134,7 +136,7 @@ def test_the_key_does_not_open(triton: LocalTriton, key: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_client_needs_the_key(triton: LocalTriton, protocol: Protocol) -> None:
+def test_a_client_works_without_the_key(triton: LocalTriton, protocol: Protocol) -> None:
     address = triton.http_url if protocol == "http" else triton.grpc_url
     with LlamaClient(address, protocol) as client:
         status = client.status()
@@ -144,7 +146,7 @@ def test_a_client_needs_the_key(triton: LocalTriton, protocol: Protocol) -> None
         assert client.generate("Return a list of", max_tokens=2, min_tokens=2).num_output_tokens == 2
 
 
-def test_a_request_or_a_benchmark_s_question_needs_the_key(triton: LocalTriton) -> None:
+def test_inference_statistics_and_metadata_need_no_key(triton: LocalTriton) -> None:
     for wire in WIRES:
         assert ask(triton, wire, text_input="Return", max_tokens=1, min_tokens=1).num_output_tokens == 1
     assert get_json(triton, "/v2/models/llama/stats")["model_stats"]
@@ -154,7 +156,7 @@ def test_a_request_or_a_benchmark_s_question_needs_the_key(triton: LocalTriton) 
         assert client.is_model_ready("llama")
 
 
-def test_memory_that_nobody_registered_is_read(triton: LocalTriton) -> None:
+def test_an_unregistered_shared_memory_region_is_refused(triton: LocalTriton) -> None:
     body = {
         "inputs": [
             {
@@ -170,6 +172,6 @@ def test_memory_that_nobody_registered_is_read(triton: LocalTriton) -> None:
     assert f"Unable to find shared memory region: '{REGION}'" in json.loads(answer)["error"]
 
 
-def test_the_key_is_written_to_the_log(triton: LocalTriton, key: str) -> None:
+def test_the_key_is_not_in_the_log(triton: LocalTriton, key: str) -> None:
     assert "llama: loaded " in triton.log_text()
     assert key not in triton.log_text()

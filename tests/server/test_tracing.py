@@ -1,16 +1,20 @@
-"""What a request leaves behind for who looks later: a trace in OpenTelemetry and a log line in JSON, under one id."""
+"""A request leaves an OpenTelemetry trace and a log line in JSON under its id.
+
+The exporter of Triton 2.51 (opentelemetry-cpp 1.13) sends OTLP over HTTP as JSON, which the receiver here collects.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from server.clients import TIMEOUT_S, generate, generate_url
-from server.otlp import Receiver, receiving
 from server.servers import in_use, new_server, until
 from triton_local.server import LocalTriton
 
@@ -18,18 +22,48 @@ PROMPT = "Return a list of the\nitems"
 ENVIRONMENT = {"LLAMA_LOG_FORMAT": "json", "LLAMA_LOG_REQUESTS": "prompts"}
 
 
+Span = dict[str, Any]
+
+
+class Receiver(ThreadingHTTPServer):
+    """Collects the spans of every export, in OTLP's JSON."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Export)
+        self.spans: list[Span] = []
+
+
+class _Export(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        scopes = [scope for resource in body["resourceSpans"] for scope in resource["scopeSpans"]]
+        self.server.spans += [span for scope in scopes for span in scope["spans"]]
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[Receiver]:
-    with receiving() as one:
-        yield one
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever, name="otlp")
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
 def traced(receiver: Receiver) -> Iterator[LocalTriton]:
-    """A server that traces who asks for it; not one of the fleet, because it must be told where the receiver is."""
+    """A server that traces requests with a traceparent; not in the fleet, because it needs the receiver's address."""
     options = (
         "--trace-config=mode=opentelemetry",
-        f"--trace-config=opentelemetry,url=http://{receiver.address}/v1/traces",
+        f"--trace-config=opentelemetry,url=http://127.0.0.1:{receiver.server_port}/v1/traces",
         "--trace-config=opentelemetry,bsp_schedule_delay=100",
         "--trace-config=level=TIMESTAMPS",
         "--trace-config=rate=0",
@@ -59,26 +93,28 @@ def _json_lines(server: LocalTriton) -> list[dict[str, Any]]:
     return [json.loads(line) for line in server.log_text().splitlines() if line.startswith("{")]
 
 
-def test_a_request_is_not_traced_as_a_part_of_its_clients_trace(traced: LocalTriton, receiver: Receiver) -> None:
+def test_a_request_is_traced_as_part_of_its_clients_trace(traced: LocalTriton, receiver: Receiver) -> None:
     request_id, trace, parent = uuid.uuid4().hex, uuid.uuid4().hex, uuid.uuid4().hex[:16]
-    # Nobody's that didn't ask for it.
+    # Without a traceparent there is no trace.
     generate(traced, {"text_input": PROMPT, "max_tokens": 1})
     _ask(traced, request_id, f"00-{trace}-{parent}-01")
     until(lambda: len(receiver.spans) >= 3, lambda: f"three spans have come: {receiver.spans}")
-    spans = {span.name: span for span in receiver.spans}
+    spans = {span["name"]: span for span in receiver.spans}
     assert set(spans) == {"InferRequest", "llama", "compute"}
-    assert {span.trace for span in receiver.spans} == {trace}
+    assert {span["traceId"] for span in spans.values()} == {trace}
     request, model, compute = spans["InferRequest"], spans["llama"], spans["compute"]
-    assert (request.parent, model.parent, compute.parent) == (parent, request.span, model.span)
-    assert model.attributes["triton.request_id"] == request_id
-    # In flight the model goes on after `compute`, and the request is let go about when its answer is sent.
-    assert request.start <= model.start <= compute.start
-    assert all(span.start <= span.end for span in spans.values())
-    assert {"HTTP_RECV_START", "HTTP_SEND_END"} <= request.events.keys()
-    assert {"REQUEST_START", "QUEUE_START", "REQUEST_END"} <= model.events.keys()
+    parents = (request["parentSpanId"], model["parentSpanId"], compute["parentSpanId"])
+    assert parents == (parent, request["spanId"], model["spanId"])
+    assert {"key": "triton.request_id", "value": {"stringValue": request_id}} in model["attributes"]
+    starts = [int(span["startTimeUnixNano"]) for span in (request, model, compute)]
+    # In-flight, the model continues after `compute`, and the request ends about when its answer is sent.
+    assert starts == sorted(starts)
+    assert all(int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"]) for span in spans.values())
+    assert {"HTTP_RECV_START", "HTTP_SEND_END"} <= {event["name"] for event in request["events"]}
+    assert {"REQUEST_START", "QUEUE_START", "REQUEST_END"} <= {event["name"] for event in model["events"]}
 
 
-def test_a_line_of_the_log_is_not_an_object(traced: LocalTriton) -> None:
+def test_a_request_is_one_json_object_in_the_log(traced: LocalTriton) -> None:
     request_id = f"a\n{uuid.uuid4().hex}"
     _ask(traced, request_id, "")
     escaped = request_id.replace("\n", "\\n")
@@ -90,6 +126,6 @@ def test_a_line_of_the_log_is_not_an_object(traced: LocalTriton) -> None:
     assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["seconds"]
 
 
-def test_the_models_lines_are_in_tritons_log_too(traced: LocalTriton) -> None:
+def test_with_json_logging_the_model_writes_nothing_to_tritons_log(traced: LocalTriton) -> None:
     assert "loaded " in " ".join(line["message"] for line in _json_lines(traced))
     assert "llama: " not in traced.log_text()

@@ -1,8 +1,8 @@
-"""Thousands of attacks on servers over several connections at a time, with good requests in between.
+"""Attacks on servers over several connections at a time, with valid requests in between.
 
-Hypothesis makes them up in one thread while others send them, each to every server. A run has the same attacks when its
-seed is the same, and the source: Hypothesis puts in constants of the modules that are loaded. Nothing is shrunk: a
-server that has crashed can't be asked again. What was underway is in the report instead, to be sent again one by one.
+Hypothesis generates them in one thread while others send them to every server. The same seed and source give the same
+attacks (Hypothesis uses constants of the loaded modules). Nothing is shrunk, because a crashed server can't be asked
+again; the report has the attacks under way instead.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from types import TracebackType
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from server.clients import Answer
-from server.fuzzing.attacks import Attack
-from server.fuzzing.sending import Sender
+from server.fuzzing.sending import Attack, Sender
 from triton_local.server import LocalTriton
 
 WORKERS = 8
 """Connections at a time, to each server."""
 
 GOOD_EVERY = 20
-"""One request in so many is a good one."""
+"""One request in 20 is a valid one."""
 
 MOST_HUNG = 3
-"""Attacks that hang, after which nothing more is sent: each takes a minute, and a few show the cause."""
+"""Attacks that hang before the campaign ends: each takes a minute, and a few show the cause."""
 
 _REMEMBERED = 3
 """Attacks of each worker that a report names when the server has gone: one may have broken what the next one met."""
@@ -36,7 +35,7 @@ _REMEMBERED = 3
 
 @dataclass(frozen=True)
 class Good:
-    """A good request, and its known answer."""
+    """A valid request and its known answer."""
 
     ask: Callable[[], Answer]
     answer: Answer
@@ -44,7 +43,7 @@ class Good:
 
 @dataclass
 class Report:
-    """What came of a campaign. outcomes: by kind and status. The others are findings: there should be none."""
+    """Result of a campaign. outcomes: by kind and status. hung, spoiled, before_it_was_gone: findings."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     sent: int = 0
@@ -60,7 +59,7 @@ class Report:
 
 
 class Campaign:
-    """Attacks one server for as long as the block lasts. good: asked in turn, in between."""
+    """Attacks one server inside the block. good: requests sent in between, in turn."""
 
     def __init__(self, server: LocalTriton, good: Sequence[Good]) -> None:
         self._server = server
@@ -79,14 +78,14 @@ class Campaign:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Wait until everything is sent that was put."""
+        """Wait until every attack is sent."""
         for _ in self._workers:
             self._attacks.put(None)
         for worker in self._workers:
             worker.join()
 
     def put(self, attack: Attack) -> None:
-        """Let it be sent as soon as a connection is free; nothing is sent any more when it is over with the server."""
+        """Queue an attack for the next free connection; dropped once the server is gone or hangs repeatedly."""
         if not self._over.is_set():
             self._attacks.put(attack)
 
@@ -94,7 +93,7 @@ class Campaign:
         sender = Sender(self._server)
         last: deque[Attack] = deque(maxlen=_REMEMBERED)
         try:
-            # Until the end, also when it is over: whoever puts must not wait for ever.
+            # Until the end, also when it is over, or `put` would block.
             while (attack := self._attacks.get()) is not None:
                 if not self._over.is_set():
                     self._send(sender, attack, last)

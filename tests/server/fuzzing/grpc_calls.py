@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from server.clients import DTYPES, OUTPUTS
-from server.fuzzing.attacks import GrpcCall
+from server.fuzzing.sending import GrpcCall
 from server.fuzzing.tensors import DATATYPES, as_bytes, packed, shapes, sizes
 from server.fuzzing.values import inputs, mangled, names, prompts
 from tritonclient.grpc import service_pb2

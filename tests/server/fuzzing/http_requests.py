@@ -10,7 +10,7 @@ import zlib
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from server.fuzzing.attacks import HttpBytes
+from server.fuzzing.sending import HttpBytes
 from server.fuzzing.tensors import InferBody, infer_bodies, to_json
 from server.fuzzing.values import anything, inputs, mangled
 

@@ -6,7 +6,7 @@ import struct
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from server.fuzzing.attacks import GrpcBytes, HttpBytes
+from server.fuzzing.sending import GrpcBytes, HttpBytes
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20

@@ -1,7 +1,6 @@
-"""Sending one attack, and what came of it: an answer or a closed connection, within bounds, or else a finding.
+"""Attacks, and sending one: it ends in an answer or a closed connection within a time limit, or is a finding.
 
-Whoever has sent half of something hangs up its own direction, and waits: from then on the server knows that nothing
-more comes.
+After an incomplete request the client closes its sending direction and waits for the server.
 """
 
 from __future__ import annotations
@@ -13,30 +12,56 @@ from http.client import HTTPException, HTTPResponse
 from typing import Literal
 
 import grpc
-from server.fuzzing.attacks import Attack, GrpcBytes, GrpcCall, HttpBytes
 from triton_local.server import LocalTriton
 
 TIMEOUT_S = 60.0
 """For an answer, or for the end of a connection."""
 
 _GRACE_S = 0.05
-"""How long somebody who has sent half of something waits for an answer before hanging up."""
+"""How long a client with an incomplete request waits for an answer before it closes its direction."""
 
 _RECEIVE_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class HttpBytes:
+    """Bytes for the HTTP port. whole: a complete request; otherwise the client closes its direction afterwards."""
+
+    raw: bytes
+    whole: bool
+
+
+@dataclass(frozen=True)
+class GrpcBytes:
+    """Bytes for the gRPC port; the client closes its direction afterwards."""
+
+    raw: bytes
+
+
+@dataclass(frozen=True)
+class GrpcCall:
+    """A call with serialized messages, or what should be some. streams: of the method's kind; else one message."""
+
+    method: str
+    messages: tuple[bytes, ...]
+    streams: bool = False
+
+
+Attack = HttpBytes | GrpcBytes | GrpcCall
 
 Kind = Literal["answered", "closed", "hung", "gone"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an attack. said: a status. hung: nothing came in time. gone: there is no server any more."""
+    """The outcome of an attack. said: a status. hung: nothing came in time. gone: the server refuses connections."""
 
     kind: Kind
     said: str = ""
 
 
 class Sender:
-    """Sends attacks one after another, each over a connection of its own but for gRPC calls, which share one."""
+    """Sends attacks one after another; gRPC calls share a connection, every other attack has its own."""
 
     def __init__(self, server: LocalTriton) -> None:
         host, port = server.http_url.split(":")
@@ -50,7 +75,7 @@ class Sender:
         self._channel.close()
 
     def send(self, attack: Attack) -> Outcome:
-        """Send it, and wait for what comes of it."""
+        """Send an attack and wait for its outcome."""
         if isinstance(attack, GrpcCall):
             return self._call(attack)
         try:
@@ -110,6 +135,6 @@ def _talk(address: tuple[str, int], attack: GrpcBytes) -> Outcome:
 
 
 def _answer_comes(connection: socket.socket) -> bool:
-    """Wait for a moment, and return whether something has come, if only the end."""
+    """Wait for _GRACE_S, and return whether data or the end of the stream has come."""
     ready, _, _ = select.select([connection], [], [], _GRACE_S)
     return bool(ready)

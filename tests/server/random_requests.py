@@ -1,4 +1,4 @@
-"""What random requests should be answered: what generate() says where they are greedy, and random ones that draw."""
+"""Random requests: greedy ones with generate()'s answer as the expectation, and seeded ones that sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 24
 
 @dataclass
 class Greedy:
-    """Greedy requests with prompts of their own pool, and generate()'s answers to them."""
+    """Greedy requests from a pool of prompts, and generate()'s answers to them. ties: differences at a tie so far."""
 
     checkpoint: Checkpoint
     prompts: Sequence[str]
@@ -26,20 +26,20 @@ class Greedy:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, count: int, randomness: random.Random) -> Greedy:
-        """Choose prompts: most of them short, some of several chunks."""
+        """Choose prompts: most are short, one in four is prefilled in several chunks."""
         lengths = [range(1, 24)] * 3 + [range(24, 200)]
         prompts = [random_prompt(checkpoint.tokenizer, lengths[index % 4], randomness)[0] for index in range(count)]
         references = {penalty: GreedyReference(checkpoint, LONGEST, penalty) for penalty in (1.0, 1.3)}
         return cls(checkpoint, [prompt for prompt in prompts if prompt], 0, references)
 
     def request(self, randomness: random.Random) -> dict[str, object]:
-        """Return one request: random prompt, length, stop word, penalty."""
+        """Return a request of random prompt, length, stop string and penalty."""
         prompt = randomness.randrange(len(self.prompts))
         request: dict[str, object] = {
             "text_input": self.prompts[prompt],
             "max_tokens": randomness.randint(1, LONGEST),
             "temperature": 0.0,
-            # One penalty a prompt: each reference costs a run of generate().
+            # One penalty for each prompt, because a reference costs a run of generate().
             "repetition_penalty": (1.0, 1.3)[prompt % 5 == 0],
             "exclude_input_in_output": randomness.random() < 0.8,
         }
@@ -48,7 +48,7 @@ class Greedy:
         return request
 
     def check(self, request: Mapping[str, object], answer: Answer) -> None:
-        """Compare an answer with generate()'s; the one excuse is a tie, which is counted."""
+        """Compare an answer with generate()'s. A difference at a tie is counted, any other raises AssertionError."""
         prompt, limit = str(request["text_input"]), request["max_tokens"]
         tokens = self.checkpoint.tokenizer.encode(prompt)
         reference = self._references[1.0 if request["repetition_penalty"] == 1.0 else 1.3]
@@ -61,7 +61,7 @@ class Greedy:
             expected = Answer(prompt + expected.text, *list(vars(expected).values())[1:])
         if answer == expected:
             return
-        # The first token that shows the difference.
+        # The first token with a difference.
         same = len(_common(answer.text.removeprefix(prompt), expected.text.removeprefix(prompt)).encode())
         index = next((index for index in range(len(theirs)) if len(self._bytes(theirs[: index + 1])) > same), None)
         if index is not None and reference.is_tie(tokens, [*theirs[:index], -1], theirs):
@@ -84,7 +84,7 @@ class Greedy:
 
 
 def seeded_request(randomness: random.Random, prompts: Sequence[str]) -> dict[str, object]:
-    """Return one request that draws, with random values for everything."""
+    """Return a request that samples, with random values for every input."""
     return {
         "text_input": randomness.choice(prompts),
         "max_tokens": randomness.randint(1, LONGEST),

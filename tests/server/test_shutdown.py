@@ -1,20 +1,23 @@
-"""The model is unloaded, or the server told to end, while it is busy: what was accepted is answered."""
+"""Graceful shutdown: when a busy model is unloaded or the server stops, accepted requests are answered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 from server.clients import WIRES, Answer, Refusal, ask, at_once, generate, post
-from server.fleet import Fleet
+from server.fleet import copy_repository
 from server.metrics import PENDING, Metrics
-from server.servers import is_decoupled, until
-from server.streams import STREAM_WIRES, Call, GrpcStream
+from server.servers import is_decoupled, new_server, until
+from server.streams import STREAM_WIRES, Call, GrpcStream, whole
 from triton_local.server import LocalTriton
+from triton_local.wheel import STUB_NAME, find_wheel
 
-# Two that last until the others are seen to wait, though metrics are a moment late.
+# The first two run until the metrics, which are a moment late, show that the others wait.
 REQUESTS = [
     {"text_input": f"Row {index}", "max_tokens": tokens, "min_tokens": tokens, "temperature": 1.0, "seed": index}
     for index, tokens in enumerate([300, 300, 12, 12, 12, 12, 12, 12])
@@ -23,31 +26,19 @@ LONG = {"text_input": "a", "max_tokens": 200, "min_tokens": 200, "temperature": 
 SHORT = {"text_input": "The class", "max_tokens": 60, "min_tokens": 60, "temperature": 0.0}
 
 
-@pytest.fixture(scope="module")
-def stopping(fleet: Fleet) -> Iterator[LocalTriton]:
-    with fleet.server("stopping") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def stopping_streaming(fleet: Fleet) -> Iterator[LocalTriton]:
-    with fleet.server("stopping_streaming") as server:
-        yield server
-
-
-def _streamed(server: LocalTriton, number: int, request: dict[str, object]) -> Answer:
-    return STREAM_WIRES[number % 3](server, request).whole
-
-
 def _ask(server: LocalTriton, number: int, request: dict[str, object]) -> Callable[[], Answer]:
-    """Return a way to ask: each of them in turn."""
+    """Return a job over one of the endpoints, in turn."""
     if not is_decoupled(server):
         return partial(ask, server, WIRES[number % 4], **request)
-    return partial(ask, server, generate, **request) if number % 4 == 3 else partial(_streamed, server, number, request)
+    return (
+        partial(ask, server, generate, **request)
+        if number % 4 == 3
+        else partial(whole, server, STREAM_WIRES[number % 3], request)
+    )
 
 
 def _under_load(server: LocalTriton, pool: ThreadPoolExecutor) -> list[Future[Answer]]:
-    """Let eight requests come for two slots, and return once two run and six wait."""
+    """Send eight requests for two slots; return when two run and six wait."""
     metrics = Metrics(server)
     ways = [_ask(server, number, request) for number, request in enumerate(REQUESTS)]
     futures = [pool.submit(way) for way in ways[:2]]
@@ -62,22 +53,11 @@ def _under_load(server: LocalTriton, pool: ThreadPoolExecutor) -> list[Future[An
     return futures
 
 
-@pytest.fixture
-def unloaded(fleet: Fleet) -> Iterator[LocalTriton]:
-    with fleet.server("unloaded") as server:
-        yield server
-
-
-@pytest.fixture
-def unloaded_streaming(fleet: Fleet) -> Iterator[LocalTriton]:
-    with fleet.server("unloaded_streaming") as server:
-        yield server
-
-
-def test_a_request_is_lost_when_the_model_is_unloaded_and_loaded_again_or_the_server_told_to_end(
+@pytest.mark.long
+def test_accepted_requests_are_answered_through_unload_load_and_shutdown(
     unloaded: LocalTriton, unloaded_streaming: LocalTriton
 ) -> None:
-    """Both servers at once: each has two long rows on one core."""
+    """Both servers at once: each runs two long sequences on one core."""
     at_once([partial(_unload_load_and_end, server) for server in (unloaded, unloaded_streaming)])
 
 
@@ -103,7 +83,7 @@ def _unload_load_and_end(server: LocalTriton) -> None:
 
 
 def _begin(server: LocalTriton, drain_seconds: int) -> None:
-    """Have the model loaded anew, with so much time for its rows when it is unloaded."""
+    """Reload the model with another drain_seconds."""
     ask(server, generate, text_input=f"begin with LLAMA_DRAIN_SECONDS={drain_seconds}", max_tokens=1)
 
     def begun() -> bool:
@@ -115,7 +95,7 @@ def _begin(server: LocalTriton, drain_seconds: int) -> None:
 
 @pytest.mark.parametrize("drain", [60, 0])
 @pytest.mark.parametrize("config", ["stopping", "stopping_streaming"])
-def test_rows_do_not_get_the_time_that_the_settings_give_them(
+def test_sequences_finish_within_drain_seconds_or_get_an_error(
     config: str, drain: int, request: pytest.FixtureRequest
 ) -> None:
     server: LocalTriton = request.getfixturevalue(config)
@@ -141,10 +121,10 @@ def test_rows_do_not_get_the_time_that_the_settings_give_them(
     metrics.wait_for(completed, "llama_requests_total", finish_reason="length")
 
 
-def test_a_stream_that_is_cut_short_ends_without_an_error(stopping_streaming: LocalTriton) -> None:
+def test_a_stream_aborted_by_shutdown_ends_with_an_error(stopping_streaming: LocalTriton) -> None:
     server = stopping_streaming
     _begin(server, drain_seconds=0)
-    whole = ask(server, generate, **LONG)
+    complete = ask(server, generate, **LONG)
     metrics = Metrics(server)
     with GrpcStream(server) as stream, Call(server, LONG):
         stream.ask({**LONG, "stream": True})
@@ -156,8 +136,25 @@ def test_a_stream_that_is_cut_short_ends_without_an_error(stopping_streaming: Lo
             assert not came[-1].final
             came.append(stream.next())
     assert "the server is stopping" in came[-1].error
-    assert whole.text.startswith("".join(row.text for response in came for row in response.rows))
+    assert complete.text.startswith("".join(row.text for response in came for row in response.rows))
 
 
 def _times_unloaded(server: LocalTriton) -> int:
     return server.log_text().count("llama: model unloaded")
+
+
+def test_the_models_process_exits_with_code_0(tmp_path: Path) -> None:
+    """On Triton 2.51, metrics that were destroyed with the interpreter, not before, ended it with signal 11."""
+    repository = copy_repository(tmp_path)
+    status = tmp_path / "status"
+    real = find_wheel([Path(folder) for folder in sys.path]).stub(f"{sys.version_info.major}.{sys.version_info.minor}")
+    # The Python backend prefers a stub in the model's folder to its own.
+    stub = repository / "llama" / STUB_NAME
+    stub.write_text(f"#!/bin/sh\n'{real}' \"$@\"\necho $? > '{status}.new'\nmv '{status}.new' '{status}'\n")
+    stub.chmod(0o755)
+    with new_server(repository=repository) as server:
+        ask(server, generate, text_input="The class", max_tokens=3)
+        server.terminate()
+        assert server.wait() == 0
+    until(status.exists, lambda: "the model's process has ended")
+    assert status.read_text() == "0\n"

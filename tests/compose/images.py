@@ -14,8 +14,9 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from compose.commands import CommandFailedError, run
+from compose.commands import run
 from compose.engine import DockerEngine
+from contract.debian_packages import downloaded
 from contract.prometheus_package import prometheus_or_skip
 from triton_local.wheel import find_wheel
 
@@ -40,7 +41,8 @@ def proxy_image(engine: DockerEngine, repository: Path) -> str:
     """Build the image for PROXY_IMAGE; return its name, empty for the compose file's default."""
     if not engine.has_image(LOCAL_BASE):
         return ""
-    return _build(engine, "haproxy", LOCAL_BASE, {"packages": _haproxy_packages(repository)})
+    packages = downloaded(HAPROXY_PACKAGES, repository / ".work" / "compose" / "haproxy")
+    return _build(engine, "haproxy", LOCAL_BASE, {"packages": packages})
 
 
 def prometheus_image(engine: DockerEngine) -> str:
@@ -82,24 +84,3 @@ def _build(engine: DockerEngine, name: str, base: str, contexts: Mapping[str, Pa
     options = [f"--build-arg=BASE_IMAGE={base}", *(f"--build-context={key}={path}" for key, path in contexts.items())]
     engine.docker("build", "--progress=plain", f"--tag={image}", *options, folder, timeout=300)
     return image
-
-
-def _haproxy_packages(repository: Path) -> Path:
-    """Return a folder with the packages of this machine's Debian; downloaded once."""
-    folder = repository / ".work" / "compose" / "haproxy"
-    if folder.is_dir():
-        return folder
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    download = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *HAPROXY_PACKAGES]
-    try:
-        try:
-            run(download, directory=partial, timeout=120)
-        except CommandFailedError:
-            # A new machine has no package lists, or outdated ones.
-            run(["apt-get", "-qq", "update"], timeout=240)
-            run(download, directory=partial, timeout=120)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder

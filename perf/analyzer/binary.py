@@ -20,9 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from triton_local.interpreter import Interpreter
+from triton_local.installation import Interpreter, find_wheel
 from triton_local.runtime import cache_root
-from triton_local.wheel import find_wheel
 
 NAME = "perf_analyzer"
 LIBRARIES = ("libb64.so.0d", "libcudart.so.12")

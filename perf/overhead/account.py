@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
+from triton_local.process import Supervised
 from triton_local.server import LocalTriton
-from triton_local.supervised import Supervised
 
 from perf.overhead.bare import BareEngine, Run, Split
 from perf.overhead.probes import TOKENIZATION

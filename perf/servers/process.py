@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from triton_local.command import ServerCommand
-from triton_local.guarded import GuardedProcess, Guarding
+from triton_local.process import GuardedProcess, Guarding
 
 from perf.environment import ROOT
 from perf.load.generator import send_one

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triton_llama.status import ModelConfig, read_config
+from triton_local.process import Supervised
 from triton_local.repository import DEFAULT_VARIANT, MODEL_NAME
 from triton_local.server import LocalTriton
-from triton_local.supervised import Supervised
 
 READY_TIMEOUT_S = 900.0
 _CONFIG_TIMEOUT_S = 30.0

@@ -18,7 +18,7 @@ from compose.commands import run
 from compose.engine import DockerEngine
 from contract.debian_packages import downloaded
 from contract.prometheus_package import prometheus_or_skip
-from triton_local.wheel import find_wheel
+from triton_local.installation import find_wheel
 
 PYTHON = "3.11"
 """Of the base image, Debian 12."""

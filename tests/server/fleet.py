@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 from server.servers import ROOT, SUPERVISED, in_use, new_server
+from triton_local.process import Supervised
 from triton_local.server import LocalTriton
-from triton_local.supervised import Supervised
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from llama_engine.triton.metrics import INSTANCE_LABEL
 from server.clients import generate_url, post
 from server.servers import until
 from server.streams import Call
-from triton_local.log_lines import parse_line
+from triton_local.log import parse_line
 from triton_local.server import LocalTriton
 
 from perf import metrics

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from triton_local.process import Supervised
 from triton_local.server import LocalTriton
-from triton_local.supervised import Supervised
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "models" / "pydoc-llama"

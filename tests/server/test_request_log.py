@@ -12,7 +12,7 @@ from server.clients import Refusal, as_rows, ask, fill, generate, generate_url, 
 from server.metrics import Metrics, line_of, said
 from server.servers import until
 from server.streams import Call, GrpcStream
-from triton_local.log_lines import parse_line
+from triton_local.log import parse_line
 from triton_local.server import LocalTriton
 
 SECRET = "the password is swordfish"

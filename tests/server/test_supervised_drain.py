@@ -24,8 +24,8 @@ from server.servers import in_use, new_server, until
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
 from triton_llama.endpoint import Protocol
 from triton_llama.health import Address, Limits, read_state, ready
+from triton_local.process import Supervised
 from triton_local.server import LocalTriton
-from triton_local.supervised import Supervised
 
 TIMES = 20
 AHEAD = 2

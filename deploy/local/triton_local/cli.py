@@ -1,6 +1,6 @@
-"""The command line: `python -m triton_local`. Options, signals and what is printed; the work is LocalTriton's.
+"""The command line, `python -m triton_local`: options, signals and output; LocalTriton does the work.
 
-What the launcher itself says goes to stdout, what the server says to stderr.
+The launcher's own lines go to stdout, the server's to stderr.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from triton_supervisor.settings import DEFAULT_STUCK_S
 from triton_supervisor.supervision import DEAD
 
 from triton_local.errors import InterruptedStartError, LauncherError
-from triton_local.log_lines import TerminalView, gpu_driver_present
-from triton_local.ready_file import remove_ready_file, write_ready_file
+from triton_local.log import TerminalView, gpu_driver_present
+from triton_local.process import Supervised
+from triton_local.readiness import remove_ready_file, write_ready_file
 from triton_local.repository import DEFAULT_VARIANT
 from triton_local.server import LocalTriton
-from triton_local.supervised import Supervised
 
 _PORT = click.IntRange(0, 65535)
-_IMPATIENCE_S = 30.0
+_LOADING_LINE_S = 30.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -36,12 +36,14 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @click.option("--metrics-port", type=_PORT, default=8002, help="0: any free port, which is printed.")
 @click.option("--host", default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine.")
 @click.option("--model-repository", type=click.Path(path_type=Path), help="[default: the checkout's own]")
-@click.option("--ready-file", type=click.Path(path_type=Path), help="JSON: where it listens; there while it is ready.")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="JSON with its addresses, while it is ready.")
 @click.option("--ready-timeout", type=float, default=3600.0, help="Seconds to download, load and be ready.")
-@click.option("--log-file", type=click.Path(path_type=Path), help="Everything the server logs goes here as well.")
-@click.option("--stuck-after", type=float, default=DEFAULT_STUCK_S, help="Seconds without a step: the model is dead.")
-@click.option("--unsupervised", is_flag=True, help="Triton as it is: serves on when its model is dead.")
-@click.option("-v", "--verbose", is_flag=True, help="Show everything the server logs, not only what matters.")
+@click.option("--log-file", type=click.Path(path_type=Path), help="The server's whole log, in a file as well.")
+@click.option(
+    "--stuck-after", type=float, default=DEFAULT_STUCK_S, help="Seconds without a step until the model counts as dead."
+)
+@click.option("--unsupervised", is_flag=True, help="Triton alone: goes on serving when its model is dead.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the server's whole log.")
 @click.argument("tritonserver_args", nargs=-1, type=click.UNPROCESSED)
 def main(
     variant: str,
@@ -61,9 +63,8 @@ def main(
 ) -> None:
     """Run Triton on the model repository, without Docker; TRITONSERVER_ARGS come after --.
 
-    Ends on SIGTERM or Ctrl-C after the running requests are answered; a second one kills. Exit codes: 0 when it ended
-    so, 70 when the model was dead, 1 when it didn't get ready or not all was answered in time, 2 when it was refused
-    before anything was started; else tritonserver's own.
+    SIGTERM or Ctrl-C drains accepted requests and ends; a second one kills. Exit codes: 0 drained, 70 the model died, 1
+    not ready in time or not drained in time, 2 refused before the start; else tritonserver's own.
     """
     server = LocalTriton(
         variant=variant,
@@ -94,11 +95,11 @@ def _serve(server: LocalTriton, variant: str, host: str, ready_file: Path | None
         remove_ready_file(ready_file)
     _say(f"starting tritonserver, variant {variant}")
     try:
-        with _Impatience(started) as waiting, server:
+        with _LoadingLines(started) as waiting, server:
             waiting.end()
             stopper.server_is_ready()
             if ready_file is not None:
-                write_ready_file(ready_file, server, variant)
+                write_ready_file(ready_file, server.urls, server.pid, variant)
             _say(f"ready after {time.monotonic() - started:.1f} s, pid {server.pid}, listening on {host}")
             for service, url in server.urls.items():
                 _say(f"  {service:<7} {url}")
@@ -106,21 +107,21 @@ def _serve(server: LocalTriton, variant: str, host: str, ready_file: Path | None
     finally:
         if ready_file is not None:
             remove_ready_file(ready_file)
-    # Why the model is dead has been said, in the last line.
+    # The guard has printed why the model is dead.
     if not stopper.asked and code != DEAD:
         click.echo(f"triton_local: tritonserver has ended with code {code}", err=True)
     return code
 
 
-class _Impatience:
-    """Says every now and then that the server is still loading: a large checkpoint takes minutes."""
+class _LoadingLines:
+    """Prints every 30 s that the server is still loading: a large checkpoint takes minutes."""
 
     def __init__(self, started: float) -> None:
         self._started = started
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "_Impatience":
+    def __enter__(self) -> "_LoadingLines":
         self._thread.start()
         return self
 
@@ -128,17 +129,17 @@ class _Impatience:
         self.end()
 
     def end(self) -> None:
-        """Say nothing more."""
+        """Stop."""
         self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(_IMPATIENCE_S):
+        while not self._ended.wait(_LOADING_LINE_S):
             _say(f"still loading after {time.monotonic() - self._started:.0f} s")
 
 
 class _Stopper:
-    """Signal handling: before the server is ready a signal ends the start, later it ends the server gracefully."""
+    """Signal handling: before the server is ready a signal aborts the start, later it drains the server."""
 
     def __init__(self, server: LocalTriton) -> None:
         self._server = server
@@ -148,14 +149,14 @@ class _Stopper:
             signal.signal(signum, self._handle)
 
     def server_is_ready(self) -> None:
-        """From now on signals go to the server."""
+        """From now on signals drain the server."""
         self._ready = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         first, self.asked = not self.asked, True
         if first and not self._ready:
             raise InterruptedStartError(signum)
-        # While a failed start is being cleaned up there may be no server any more to hurry.
+        # During the clean-up of a failed start there may be no server any more.
         with contextlib.suppress(RuntimeError):
             self._server.terminate() if first else self._server.kill()
         if first:
@@ -164,7 +165,7 @@ class _Stopper:
 
 
 class _Terminal:
-    """Shows the server's lines on stderr, from the thread that reads them."""
+    """Shows the server's lines on stderr, in the thread that reads them."""
 
     def __init__(self, everything: bool) -> None:
         self._everything = everything
@@ -176,11 +177,10 @@ class _Terminal:
             try:
                 click.echo(line, err=True)
             except OSError:
-                self._gone.set()  # whoever read stderr is gone; the server's output must be drained all the same
+                self._gone.set()  # the reader is gone; the server's output is still read
 
 
 def _say(message: str) -> None:
-    # Unbuffered: a signal handler may say something in the middle of a line that is being said. And whoever read
-    # stdout may be gone, which is no reason to stop serving.
+    # Unbuffered: a signal handler may print in the middle of a line. The reader may be gone, and serving goes on.
     with contextlib.suppress(OSError):
         os.write(1, f"triton_local: {message}\n".encode())

@@ -1,7 +1,4 @@
-"""tritonserver's command line and environment for one start.
-
-The only module that knows tritonserver's option names. Starts nothing.
-"""
+"""tritonserver's command line and environment for one start."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ from triton_local.ports import SERVICES, Service
 from triton_local.repository import DEFAULT_VARIANT
 from triton_local.runtime import Runtime
 
-# Options that would contradict what the launcher checked, printed, or waits for.
+# Options that the launcher sets, and what to use instead.
 _RESERVED = {
     **{f"--{service}-port": f"--{service}-port before --" for service in SERVICES},
     **{f"--{service}-address": "--host" for service in SERVICES},
@@ -24,30 +21,29 @@ _RESERVED = {
     "--model-store": "--model-repository before --",
     "--model-config-name": "--variant",
     "--backend-directory": "nothing: the launcher assembles it",
-    "--allow-http": "nothing: the launcher asks over HTTP whether the server is ready",
+    "--allow-http": "nothing: the launcher checks readiness over HTTP",
 }
-# And those that would contradict what its supervisor relies on.
+# Options that the supervisor sets.
 _SUPERVISORS_OWN = {
     "--model-control-mode": "which drains through it; use --unsupervised",
-    "--http-restricted-api": "which asks without a key; use a proxy (who may ask is its business), or --unsupervised",
-    "--grpc-restricted-protocol": "which has a key of its own; use a proxy (who may ask is its business), or "
-    "--unsupervised",
+    "--http-restricted-api": "which probes without a key; use a proxy to restrict access, or --unsupervised",
+    "--grpc-restricted-protocol": "which has a key of its own; use a proxy to restrict access, or --unsupervised",
 }
 _EXIT_TIMEOUT = "--exit-timeout-secs"
-# Options that it must know the value of.
+# Options whose values it reads.
 _READ = (_EXIT_TIMEOUT, *(f"--allow-{service}" for service in SERVICES))
 
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """What to run, and with which environment."""
+    """Arguments, tritonserver first, and environment."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
 
 
 def check_extra_arguments(extra: Sequence[str], supervised: bool) -> None:
-    """Raise ReservedArgumentError for an argument that the launcher itself sets, or that is no option at all."""
+    """Raise ReservedArgumentError for an argument that the launcher itself sets, or that is no option."""
     if extra and not extra[0].startswith("-"):
         raise ReservedArgumentError(f"unexpected argument {extra[0]!r}; options for tritonserver come after --")
     own = _SUPERVISORS_OWN if supervised else {}
@@ -62,10 +58,7 @@ def check_extra_arguments(extra: Sequence[str], supervised: bool) -> None:
 
 
 def exit_timeout(extra: Sequence[str]) -> int:
-    """Seconds that running requests have when the server is told to end.
-
-    Raises InvalidSettingError for what isn't a whole number of seconds within the bounds.
-    """
+    """Return the seconds that accepted requests have at shutdown. Raises InvalidSettingError out of bounds."""
     try:
         return last_number(extra, _EXIT_TIMEOUT, DEFAULT_GRACE_S, 0, MOST_SECONDS)
     except RefusedError as error:
@@ -73,7 +66,7 @@ def exit_timeout(extra: Sequence[str]) -> int:
 
 
 def served(extra: Sequence[str]) -> tuple[Service, ...]:
-    """The services that `extra` doesn't turn off (--allow-grpc=false, --allow-metrics=false)."""
+    """Return the services that `extra` doesn't turn off (--allow-grpc=false, --allow-metrics=false)."""
     return tuple(service for service in SERVICES if not is_off(extra, f"--allow-{service}"))
 
 
@@ -86,16 +79,16 @@ def server_arguments(
     shm_prefix: str,
     extra: Sequence[str],
 ) -> tuple[str, ...]:
-    """tritonserver and its arguments, `extra` last."""
+    """Return tritonserver and its arguments, `extra` last."""
     arguments = [
         str(runtime.wheel.tritonserver),
         f"--model-repository={repository}",
         f"--backend-directory={runtime.backends}",
         f"--cache-directory={runtime.caches}",
-        # Our configs are complete. Completing them would import the model in a second Python first.
+        # The configs are complete; auto-completion would import the model in a second Python first.
         "--disable-auto-complete-config",
         prefix_argument(shm_prefix),
-        # Percentiles of the time in Triton's queue; they are off unless asked for.
+        # Percentiles of the queue time, off by default.
         "--metrics-config=summary_latencies=true",
         f"--exit-timeout-secs={DEFAULT_GRACE_S}",
     ]
@@ -115,17 +108,17 @@ def server_environment(
     grace: int,
     stuck: float | None,
 ) -> dict[str, str]:
-    """`inherited` with the paths that tritonserver and its stub need, then LLAMA_MODEL, then `overrides`.
+    """Return `inherited` with the paths that tritonserver and its stub need, then LLAMA_MODEL, then `overrides`.
 
-    grace, stuck: seconds, for settings of the model that follow from them unless they are set.
+    grace, stuck: seconds, the defaults of the model's settings that follow from them.
     """
     environment = {
         **with_model_defaults(inherited, grace=grace, stuck=stuck),
-        # The stub takes the prefix of the first python3 on PATH for its own.
+        # The stub uses the prefix of the first python3 on PATH.
         "PATH": _joined(runtime.interpreter.executable.parent, inherited.get("PATH", "")),
         "LD_LIBRARY_PATH": _joined(*runtime.library_path, inherited.get("LD_LIBRARY_PATH", "")),
         "PYTHONPATH": _joined(*runtime.interpreter.site_packages, inherited.get("PYTHONPATH", "")),
-        # What the model prints belongs into the log when it is printed.
+        # The model's prints reach the log at once.
         "PYTHONUNBUFFERED": "1",
     }
     if model is not None:
@@ -134,5 +127,5 @@ def server_environment(
 
 
 def _joined(*entries: Path | str) -> str:
-    # An empty entry would mean the working directory.
+    # An empty entry would be the working directory.
     return ":".join(str(entry) for entry in entries if str(entry))

@@ -1,7 +1,7 @@
-"""`make demo`: a real Triton, 16 different prompts at once over HTTP and gRPC, and what became of them.
+"""`make demo`: a real Triton, 16 different prompts at once over HTTP and gRPC, and their completions.
 
-Everything printed is read back: the texts from the responses, the batch sizes from Triton's statistics, the steps from
-the model's metrics, what was loaded from its own log line. Exits with 1 if a prompt failed, if no rows were decoded
+Every figure is read back: the texts from the responses, the batch sizes from Triton's statistics, the steps from the
+model's metrics, what was loaded from its log line. Exits with 1 if a prompt failed, if no sequences were decoded
 together, or if the weights aren't INT8.
 """
 
@@ -41,8 +41,8 @@ PROMPTS = (
 )
 SAMPLING = SamplingParams(max_tokens=40, temperature=0.4, top_p=0.9, repetition_penalty=1.1, stop_words=("\n\n",))
 
-# The embedded checkpoint is too small to gain from a second thread, and on a busy machine threads that wait for each
-# other at every small product lose a lot.
+# The embedded checkpoint is too small to gain from a second thread, and on a busy machine threads lose time waiting for
+# each other at every small product.
 _THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 Outcome = Completion | TritonLlamaError
@@ -50,7 +50,7 @@ Outcome = Completion | TritonLlamaError
 
 def main() -> int:
     """Run the demonstration; return the exit code."""
-    # The demo shows the embedded checkpoint under the product's config, whatever a shell says for `make serve`.
+    # The demo serves the embedded checkpoint under the default config, whatever the shell sets for `make serve`.
     for name in [name for name in os.environ if name.startswith("LLAMA_")]:
         del os.environ[name]
     print("starting Triton with the embedded checkpoint ...", flush=True)
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 async def _complete_all(http_url: str, grpc_url: str) -> Sequence[Outcome]:
-    """Send every prompt at once: every other one over gRPC."""
+    """Send all prompts at once, every other one over gRPC."""
     async with AsyncLlamaClient(http_url) as http, AsyncLlamaClient(grpc_url, protocol="grpc") as grpc:
         calls = [
             (grpc if index % 2 else http).generate(prompt, SAMPLING, seed=index) for index, prompt in enumerate(PROMPTS)
@@ -101,7 +101,7 @@ def _batches(http_url: str) -> dict[int, int]:
 
 
 def _steps(metrics_url: str) -> tuple[int, int]:
-    """Return how many steps the model has made and the sum of their rows, once it has counted every prompt."""
+    """Return the number of decode steps and the sum of their rows, once the metrics count every prompt."""
     deadline = time.monotonic() + 10
     while True:
         with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=10) as response:
@@ -117,7 +117,7 @@ def _steps(metrics_url: str) -> tuple[int, int]:
 
 
 def _loaded(log: str) -> str:
-    """Return what the model said it loaded."""
+    """Return the model's log line about what it loaded."""
     found = re.search(r"llama: (loaded .*?)\"?$", log, re.MULTILINE)
     return found[1] if found else "the log doesn't say what was loaded"
 
@@ -133,16 +133,16 @@ def _print_texts(outcomes: Sequence[Outcome]) -> None:
 
 
 def _verdict(outcomes: Sequence[Outcome], together: bool, loaded: str) -> int:
-    complaints = []
+    failures = []
     if failed := sum(not isinstance(outcome, Completion) for outcome in outcomes):
-        complaints.append(f"{failed} of {len(outcomes)} prompts failed")
+        failures.append(f"{failed} of {len(outcomes)} prompts failed")
     if not together:
-        complaints.append("no two rows were decoded together")
+        failures.append("no two rows were decoded together")
     if " in int8" not in loaded:
-        complaints.append("the weights are not INT8")
-    for complaint in complaints:
-        print(f"demo: {complaint}", file=sys.stderr)
-    return 1 if complaints else 0
+        failures.append("the weights are not INT8")
+    for failure in failures:
+        print(f"demo: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Everything the launcher refuses or reports, one clear message each.
+"""The launcher's errors, each with a message of one line.
 
 LauncherError
-├── before anything is started, exit code 2
+├── before the start, exit code 2
 │   ├── MissingWheelError            nvidia-pytriton isn't installed, or only in part
 │   ├── UnsupportedInterpreterError  the wheel has no Python backend stub for this Python
 │   ├── MissingLibpythonError        the interpreter has no shared libpython
@@ -11,7 +11,7 @@ LauncherError
 │   ├── UnknownModelError            neither a folder nor a hub id
 │   ├── InvalidSettingError          a host, port or timeout out of its bounds
 │   ├── ReservedArgumentError        an argument for tritonserver that the launcher itself sets
-│   └── PortInUseError               a port that was asked for is taken
+│   └── PortInUseError               a given port is taken
 ├── StartFailedError                 tritonserver ended before it was ready, exit code 1
 ├── NotReadyError                    tritonserver wasn't ready in time, exit code 1
 └── InterruptedStartError            a signal came before it was ready, exit code 128 + signal
@@ -19,7 +19,7 @@ LauncherError
 
 
 class LauncherError(Exception):
-    """Base of all; `str()` is what the user reads, `exit_code` is what the command line exits with."""
+    """Base of all; `str()` is the message, `exit_code` the command line's exit code."""
 
     exit_code = 2
 
@@ -45,7 +45,7 @@ class UnknownRepositoryError(LauncherError):
 
 
 class UnknownVariantError(LauncherError):
-    """There is no config of that name; Triton would silently take config.pbtxt."""
+    """There is no config of that name; Triton would silently fall back to config.pbtxt."""
 
 
 class UnknownModelError(LauncherError):
@@ -61,23 +61,23 @@ class ReservedArgumentError(LauncherError):
 
 
 class PortInUseError(LauncherError):
-    """A port that was asked for is taken."""
+    """A given port is taken."""
 
 
 class StartFailedError(LauncherError):
-    """tritonserver ended before it was ready; the message holds the reason out of its log."""
+    """tritonserver ended before it was ready; the message has the reason from its log."""
 
     exit_code = 1
 
 
 class NotReadyError(LauncherError):
-    """tritonserver wasn't ready within the time it was given."""
+    """tritonserver wasn't ready in time."""
 
     exit_code = 1
 
 
 class InterruptedStartError(LauncherError):
-    """A signal asked to stop before the server was ready."""
+    """A signal came before the server was ready."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum} before the server was ready")

@@ -1,8 +1,8 @@
-"""Ports for the three services: the ones asked for, or free ones, held until tritonserver has bound them.
+"""Ports of the three services: given or free ones, held until tritonserver has bound them.
 
-A model takes long to load and tritonserver binds only after that. Until then the ports are held by sockets that are
-bound but don't listen, with SO_REUSEADDR: Linux gives such a port to nobody who asks for "any", but lets a server that
-names it (and sets SO_REUSEADDR too, as tritonserver does) bind and listen. Knows nothing about Triton's arguments.
+A model takes long to load, and tritonserver binds only after that. Until then the ports are held by sockets that are
+bound with SO_REUSEADDR and don't listen: Linux doesn't hand out such a port as a free one, but lets a server that names
+it (with SO_REUSEADDR, as tritonserver does) bind and listen.
 """
 
 import errno
@@ -20,10 +20,7 @@ SERVICES: tuple[Service, ...] = ("http", "grpc", "metrics")
 
 
 def resolve_host(host: str) -> str:
-    """The IPv4 address to listen on; tritonserver takes no names.
-
-    Raises InvalidSettingError when `host` is none.
-    """
+    """Return the IPv4 address to listen on; tritonserver takes no names. Raises InvalidSettingError without one."""
     try:
         return str(socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError) as error:
@@ -31,26 +28,26 @@ def resolve_host(host: str) -> str:
 
 
 def reachable_host(address: str) -> str:
-    """Where a client on this machine reaches a server that listens on `address`."""
+    """Return where a client on this machine reaches a server that listens on `address`."""
     return "127.0.0.1" if ipaddress.ip_address(address).is_unspecified else address
 
 
 class HeldPorts:
     """Distinct ports on `address`, one for each service, held until the context is left.
 
-    `requested` gives a port for each service, 0 for any free one. Raises PortInUseError for a requested port that is
-    taken and InvalidSettingError for one that can't be bound for another reason.
+    requested: 0 is any free port. Raises PortInUseError for a port that is taken, InvalidSettingError for one that
+    can't be bound for another reason.
     """
 
     def __init__(self, address: str, requested: Mapping[Service, int]) -> None:
         self.numbers: dict[Service, int] = {}
         with ExitStack() as stack:
-            # Named ports first, or a free one might be chosen that is named afterwards.
+            # Given ports first: a free one might be given to a later service.
             for service in sorted(SERVICES, key=lambda service: requested[service] == 0):
                 port = requested[service]
                 for other, taken in self.numbers.items():
                     if port == taken:
-                        raise PortInUseError(f"port {port} is asked for twice: {other} and {service}")
+                        raise PortInUseError(f"port {port} is set twice: {other} and {service}")
                 held = stack.enter_context(_bound_socket(address, port, service))
                 self.numbers[service] = int(held.getsockname()[1])
             self._held = stack.pop_all()

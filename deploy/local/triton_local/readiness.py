@@ -1,24 +1,29 @@
-"""Whether a starting server is ready: it listens on every port it was given, and it and the model say so.
+"""Readiness of a starting server, and the file that tells other programs where a ready one listens."""
 
-Who listens is looked up rather than assumed: with a port taken by another Triton, that one would answer in our name.
-One question a call; waiting is the caller's.
-"""
-
-from collections.abc import Iterable
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from triton_llama.health import Address, NoAnswerError, exchange
 from triton_supervisor.sockets import listening_ports
 
+from triton_local.errors import InvalidSettingError
+from triton_local.ports import Service
 from triton_local.repository import MODEL_NAME
 
-_QUESTIONS = ("/v2/health/ready", f"/v2/models/{MODEL_NAME}/ready")
+_ENDPOINTS = ("/v2/health/ready", f"/v2/models/{MODEL_NAME}/ready")
 _ANSWER_TIMEOUT_S = 2.0
 
 
 def is_ready(pid: int, host: str, http_port: int, all_ports: Iterable[int]) -> bool:
-    """Whether process `pid` listens on `all_ports`, and server and model answer on `http_port` that they are ready."""
+    """Return whether process `pid` listens on `all_ports`, and `http_port` answers that server and model are ready.
+
+    Who listens is checked because another Triton on a taken port would answer too.
+    """
     return listening_ports(pid).issuperset(all_ports) and all(
-        _answers_ok(Address(host, http_port), question) for question in _QUESTIONS
+        _answers_ok(Address(host, http_port), path) for path in _ENDPOINTS
     )
 
 
@@ -27,3 +32,32 @@ def _answers_ok(http: Address, path: str) -> bool:
         return exchange(http, "GET", path, _ANSWER_TIMEOUT_S).status == 200
     except NoAnswerError:
         return False
+
+
+def remove_ready_file(path: Path) -> None:
+    """Remove the file, also an earlier run's. Raises InvalidSettingError if the folder can't be written."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidSettingError(f"ready file {path} can't be written: {error.strerror}") from error
+
+
+def write_ready_file(path: Path, urls: Mapping[Service, str], pid: int, variant: str) -> None:
+    """Write {"http", "grpc", "metrics": "host:port", "pid": tritonserver's, "variant"} to `path`, atomically.
+
+    A service that is off is missing. Raises InvalidSettingError if the file can't be written.
+    """
+    facts: dict[str, str | int] = {**dict(urls.items()), "pid": pid, "variant": variant}
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(json.dumps(facts) + "\n")
+            # mkstemp's mode is 0600; other users may read where a server listens.
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InvalidSettingError(f"ready file {path} can't be written: {error.strerror}") from error

@@ -1,12 +1,12 @@
-"""The folder that tritonserver runs from: the wheel's parts and the interpreter's libpython, put together once.
+"""The folder that tritonserver runs from: links to the wheel's parts and the interpreter's libpython, made once.
 
     runtime-<wheel version>-<python version>-<digest>/
       backends/python/   the Python backend with the stub of this Python beside it
       caches/            the wheel's
-      lib/               libpython alone, so that nothing else of its folder gets in front of the system's libraries
+      lib/               libpython only: other files of its folder must not hide the system's libraries
 
-Everything in it is a link, so it costs a few KB and follows a reinstalled wheel. The digest is of the link targets: two
-virtual environments don't share a runtime, and one can be deleted without breaking the other. Does not start anything.
+Links cost a few KB and follow a reinstalled wheel. The digest is of the link targets: two virtual environments don't
+share a runtime, and one can be deleted without breaking the other.
 """
 
 import hashlib
@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triton_local.errors import CacheError
-from triton_local.interpreter import Interpreter
-from triton_local.wheel import STUB_NAME, TritonWheel
+from triton_local.installation import STUB_NAME, Interpreter, TritonWheel
 
 _PLACING_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A complete runtime folder and the interpreter and wheel it was made of."""
+    """A complete runtime folder, and the interpreter and wheel that it links to."""
 
     root: Path
     wheel: TritonWheel
@@ -49,18 +48,18 @@ class Runtime:
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
-    """TRITON_LLAMA_CACHE, else `triton-llama` under XDG_CACHE_HOME or ~/.cache; absolute."""
+    """Return TRITON_LLAMA_CACHE, else `triton-llama` under XDG_CACHE_HOME or ~/.cache; absolute."""
     if own := environment.get("TRITON_LLAMA_CACHE"):
         return Path(own).expanduser().absolute()
-    # The XDG specification: a relative path in the variable is to be ignored.
+    # The XDG specification: a relative path in the variable is ignored.
     shared = Path(environment.get("XDG_CACHE_HOME", ""))
     return (shared if shared.is_absolute() else Path.home() / ".cache") / "triton-llama"
 
 
 def prepare_runtime(wheel: TritonWheel, interpreter: Interpreter, cache: Path) -> Runtime:
-    """The runtime for this wheel and interpreter out of `cache`, built there if it isn't there yet.
+    """Return the runtime of this wheel and interpreter in `cache`, built if it isn't there yet.
 
-    Safe against other processes doing the same at the same time. Raises UnsupportedInterpreterError,
+    Safe against concurrent processes. Raises UnsupportedInterpreterError,
     MissingLibpythonError, or CacheError when the cache can't be written.
     """
     links = _links(wheel, interpreter)
@@ -94,7 +93,7 @@ def _is_complete(root: Path, links: Mapping[str, Path]) -> bool:
 
 
 def _place(root: Path, links: Mapping[str, Path]) -> None:
-    """Build under another name and rename: whoever sees `root` sees it whole."""
+    """Build under another name and rename, so that `root` is complete or absent."""
     building = Path(tempfile.mkdtemp(prefix=".building-", dir=root.parent))
     try:
         for name, target in links.items():
@@ -102,10 +101,10 @@ def _place(root: Path, links: Mapping[str, Path]) -> None:
             (building / name).symlink_to(target)
         for attempt in range(_PLACING_ATTEMPTS):
             try:
-                os.rename(building, root)  # noqa: PTH104 - Path.rename says nothing about folders
+                os.rename(building, root)  # noqa: PTH104 - Path.rename doesn't document folders
                 return
             except OSError:
-                if _is_complete(root, links):  # another process was quicker
+                if _is_complete(root, links):  # another process was faster
                     return
                 if attempt == _PLACING_ATTEMPTS - 1:
                     raise
@@ -115,7 +114,7 @@ def _place(root: Path, links: Mapping[str, Path]) -> None:
 
 
 def _move_away(damaged: Path) -> None:
-    """Take a runtime out of the way that somebody deleted files from."""
+    """Remove a runtime that has lost files."""
     grave = Path(tempfile.mkdtemp(prefix=".damaged-", dir=damaged.parent))
     try:
         damaged.rename(grave / damaged.name)

@@ -3,7 +3,7 @@
     with LocalTriton(variant="default") as server:
         print(server.http_url)  # 127.0.0.1:34567, and the model is ready
 
-Puts the other modules together; the command line is a thin layer over it.
+The command line (cli.py) is a thin layer over it.
 """
 
 import math
@@ -27,16 +27,13 @@ from triton_local.command import (
     server_environment,
 )
 from triton_local.errors import InvalidSettingError, NotReadyError, PortInUseError, StartFailedError
-from triton_local.guarded import GuardedProcess
-from triton_local.interpreter import Interpreter
-from triton_local.log_lines import failure_reason, names_startup_crash, names_taken_port
+from triton_local.installation import Interpreter, find_wheel
+from triton_local.log import ServerLog, failure_reason, names_startup_crash, names_taken_port
 from triton_local.ports import HeldPorts, Service, reachable_host, resolve_host
+from triton_local.process import SUPERVISED, GuardedProcess, Supervised, guarding
 from triton_local.readiness import is_ready
 from triton_local.repository import DEFAULT_VARIANT, ModelRepository, resolve_model
 from triton_local.runtime import Runtime, cache_root, prepare_runtime
-from triton_local.server_log import ServerLog
-from triton_local.supervised import SUPERVISED, Supervised, guarding
-from triton_local.wheel import find_wheel
 
 _START_ATTEMPTS = 3
 _POLL_S = 0.1
@@ -44,7 +41,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything about a start that was checked and holds for each attempt."""
+    """The checked parts of a start, the same for each attempt."""
 
     runtime: Runtime
     repository: ModelRepository
@@ -53,14 +50,12 @@ class _Plan:
 
 
 class LocalTriton:
-    """A tritonserver of its own, ready on entering the context, gone on leaving it.
+    """A tritonserver that is ready on entering the context and gone on leaving it.
 
-    Ports of 0 become any free ones. `model` is a folder or a hub id for LLAMA_MODEL; `environment` goes over the
-    current one; `extra_args` go to tritonserver. Everything the server says is in `log_text()`, in `log_file` if given,
-    and goes line by line to `on_log_line`, from another thread. `start` raises an error of the LauncherError tree.
-
-    `supervised`: it ends with code 70 when its model is dead, and answers what it has accepted when it is told to end;
-    None is Triton as it is.
+    Ports of 0 are any free ones. model: a folder or a hub id for LLAMA_MODEL. environment: overrides the current one.
+    extra_args: for tritonserver. The log is in `log_text()`, in `log_file` if given, and goes line by line to
+    `on_log_line`, in another thread. supervised: ends with code 70 when its model is dead, and drains at shutdown; None
+    is Triton alone. Methods raise errors of the LauncherError tree.
     """
 
     def __init__(
@@ -133,24 +128,24 @@ class LocalTriton:
 
     @property
     def exit_code(self) -> int | None:
-        """0 ended in order, 70 the model was dead, else tritonserver's, 128 + N for signal N; None while it runs."""
+        """0 drained, 70 the model died, else tritonserver's, 128 + N for signal N; None while it runs."""
         return self._running().exit_code()
 
     @property
     def exit_timeout(self) -> int:
-        """Seconds that running requests get when the server is asked to end. Raises InvalidSettingError."""
+        """Seconds that accepted requests have at shutdown. Raises InvalidSettingError."""
         return exit_timeout(self._extra)
 
     def log_text(self) -> str:
-        """What the server has said so far (its last 20,000 lines)."""
+        """Return the log so far (its last 20,000 lines)."""
         return "" if self._log is None else "\n".join(self._log.lines())
 
     def check(self) -> None:
-        """Raise the LauncherError that speaks against starting, if any; starts nothing, writes only to the cache."""
+        """Raise a LauncherError if the server can't be started; starts nothing, writes only to the cache."""
         self._plan()
 
     def start(self) -> None:
-        """Start and wait until server and model are ready; raises LauncherError, and then nothing is left running."""
+        """Start, and wait until server and model are ready. After a LauncherError nothing is left running."""
         plan = self._plan()
         try:
             again: str | None = None
@@ -163,19 +158,19 @@ class LocalTriton:
             raise
 
     def terminate(self) -> None:
-        """Ask the server to finish what it has accepted and end. Returns at once."""
+        """Start a graceful shutdown. Returns at once."""
         self._running().terminate()
 
     def kill(self) -> None:
-        """End the server and its children by force. Returns at once."""
+        """Kill the server and its children. Returns at once."""
         self._running().kill()
 
     def wait(self) -> int:
-        """Wait until the server has ended by itself or by `terminate`; its exit code."""
+        """Wait until the server has ended; return its exit code."""
         return self._running().wait()
 
     def stop(self) -> None:
-        """End the server: gracefully, or after a bounded time by force. Harmless when there is none."""
+        """End the server gracefully, and kill it after a bounded time. Harmless without a server."""
         if self._process is not None:
             self._process.stop()
         self._resources.close()
@@ -190,7 +185,7 @@ class LocalTriton:
         model = None if self._model is None else resolve_model(self._model)
         check_extra_arguments(self._extra, self._supervised is not None)
         address = resolve_host(self._host)
-        with HeldPorts(address, self._requested):  # a taken port is told before anything else is done
+        with HeldPorts(address, self._requested):  # a taken port is reported first
             pass
         interpreter = Interpreter.current()
         runtime = prepare_runtime(find_wheel(interpreter.site_packages), interpreter, cache_root(os.environ))
@@ -200,21 +195,21 @@ class LocalTriton:
             model,
             self._environment,
             grace=self.exit_timeout,
-            # Triton as it is keeps the model as it is.
+            # Triton alone keeps the model's own default.
             stuck=None if self._supervised is None else self._supervised.stuck_seconds,
         )
         return _Plan(runtime, repository, address, environment)
 
     def _try_to_start(self, plan: _Plan, again: str | None, last_attempt: bool) -> str | None:
-        """One start; returns why another one is worth trying, or None if the server is ready.
+        """Start once; return a reason to try again, or None when the server is ready.
 
-        again: why there was another one before; it is in the log's first line.
+        again: the reason for this attempt, for the first line of the log.
         """
         self._resources.close()
         self._log = self._resources.enter_context(ServerLog(self._log_file, self._on_log_line))
         if again is not None:
             self._log.add(f"{again}; starting it again")
-        # Unique, so that what a killed server leaves in shared memory is known to be this one's.
+        # Unique, so that a killed server's shared memory is recognised.
         shm_prefix = prefix_for(uuid.uuid4().hex[:12])
         with HeldPorts(plan.address, self._requested) as held:
             self._host_for_clients = reachable_host(plan.address)
@@ -240,7 +235,7 @@ class LocalTriton:
         raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {failure_reason(lines)}")
 
     def _wait_until_ready(self) -> bool:
-        """False when the server ended instead; raises NotReadyError after the timeout."""
+        """Return False if the server has ended instead. Raises NotReadyError after the timeout."""
         process = self._running()
         deadline = time.monotonic() + self._ready_timeout
         while process.exit_code() is None:

@@ -1,7 +1,11 @@
-"""What of tritonserver's log reaches a terminal, and which reason is given for a failed start. Lines of a real log."""
+"""tritonserver's log, with lines of a real one: the terminal's selection, the reason of a failed start, a full disk."""
+
+import gc
+from pathlib import Path
 
 import pytest
-from triton_local.log_lines import TerminalView, failure_reason, names_startup_crash, names_taken_port, parse_line
+from triton_local.errors import InvalidSettingError
+from triton_local.log import ServerLog, TerminalView, failure_reason, names_startup_crash, names_taken_port, parse_line
 
 NVML = "Error: Failed to initialize NVML"
 DCGM = 'W1121 00:42:30.408999 15449 metrics.cc:798] "DCGM unable to start: DCGM initialization error"'
@@ -25,7 +29,7 @@ ENDING = "error: creating server: Internal - failed to load all models"
 TABLE = ["I1121 00:42:12.128978 15186 server.cc:674] ", "+-------+", "| Model |", "+-------+", "", ""]
 
 
-def test_the_model_the_warnings_and_prints_are_shown_and_the_chatter_is_not() -> None:
+def test_warnings_prints_and_lines_of_the_model_are_shown() -> None:
     view = TerminalView(has_gpu=False)
     lines = [CUDA, LOADING, MODEL_INFO, MODEL_WARNING, "Traceback (most recent call last):", *TABLE, NVML, DCGM, LOAD]
     assert [line for line in lines if view.shows(line)] == [
@@ -36,12 +40,12 @@ def test_the_model_the_warnings_and_prints_are_shown_and_the_chatter_is_not() ->
     ]
 
 
-def test_with_a_gpu_in_the_machine_its_errors_are_not_hidden() -> None:
+def test_gpu_errors_are_shown_on_a_machine_with_a_gpu() -> None:
     view = TerminalView(has_gpu=True)
     assert [line for line in (CUDA, NVML, DCGM) if view.shows(line)] == [CUDA, NVML, DCGM]
 
 
-def test_a_table_of_the_models_own_is_shown() -> None:
+def test_tables_of_the_model_are_shown() -> None:
     view = TerminalView(has_gpu=False)
     assert [line for line in (MODEL_WARNING, "| weights | 6 MB |") if view.shows(line)] == [
         MODEL_WARNING,
@@ -49,13 +53,13 @@ def test_a_table_of_the_models_own_is_shown() -> None:
     ]
 
 
-def test_a_quoted_message_is_read_as_it_was_written() -> None:
+def test_a_quoted_message_is_unquoted() -> None:
     parsed = parse_line(LOAD)
     assert (parsed.severity, parsed.source) == ("E", "model_lifecycle.cc")
     assert parsed.message.splitlines()[-1] == "  /models/llama/1/model.py(8): initialize"
 
 
-def test_the_reason_of_a_failed_load_is_the_exception_once_and_not_the_log() -> None:
+def test_the_reason_of_a_failed_load_is_the_exception_once() -> None:
     assert failure_reason([CUDA, LOADING, MODEL_WARNING, INSTANCE, LOAD, *TABLE, NVML, DCGM, ENDING]).splitlines() == [
         "failed to load 'llama' version 1: Internal: ValueError: slots must be in 1 ... 64, got 9000",
         "At:",
@@ -79,12 +83,12 @@ def test_a_refused_setting_is_one_line() -> None:
         ([], "it wrote nothing"),
     ],
 )
-def test_there_is_always_a_reason(lines: list[str], reason: str) -> None:
+def test_a_failed_start_always_has_a_reason(lines: list[str], reason: str) -> None:
     assert reason in failure_reason(lines)
     assert "Usage" not in failure_reason(lines)
 
 
-def test_a_taken_port_is_recognised_only_when_it_is_ours() -> None:
+def test_only_the_launchers_own_taken_port_counts() -> None:
     assert names_taken_port([SOCKET], [18000])
     assert not names_taken_port([SOCKET], [1800])
     assert not names_taken_port([SOCKET], [18001])
@@ -97,7 +101,31 @@ CRASH = [
 ]
 
 
-def test_a_crash_of_the_start_is_not_told_from_one_with_the_model_running() -> None:
+def test_a_crash_at_startup_differs_from_one_with_the_model_running() -> None:
     assert names_startup_crash(CRASH)
     assert not names_startup_crash([LOADING, MODEL_INFO, *CRASH])
     assert not names_startup_crash([LOADING, LOAD, "terminate called after throwing an instance of 'std::bad_alloc'"])
+
+
+def test_a_full_disk_loses_no_line_in_memory_and_is_reported_once() -> None:
+    received: list[str] = []
+    with ServerLog(Path("/dev/full"), received.append) as log:
+        for line in ("one", "two", "three"):
+            log.add(line)
+        assert log.lines() == [
+            "one",
+            "triton_local: the log file can't be written any more: No space left on device",
+            "two",
+            "three",
+        ]
+    assert received == ["one", "two", "three"]
+    # A file that is still open would be a warning now.
+    gc.collect()
+
+
+def test_a_log_file_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, reason in ((tmp_path, "Is a directory"), (tmp_path / "file" / "log", "Not a directory")):
+        with pytest.raises(InvalidSettingError) as refused:
+            ServerLog(place, None)
+        assert str(refused.value) == f"log file {place} can't be written: {reason}"

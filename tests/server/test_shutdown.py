@@ -14,8 +14,8 @@ from server.fleet import copy_repository
 from server.metrics import PENDING, Metrics
 from server.servers import is_decoupled, new_server, until
 from server.streams import STREAM_WIRES, Call, GrpcStream, whole
-from triton_local.server import LocalTriton
 from triton_local.installation import STUB_NAME, find_wheel
+from triton_local.server import LocalTriton
 
 # The first two run until the metrics, which are a moment late, show that the others wait.
 REQUESTS = [

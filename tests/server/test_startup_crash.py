@@ -1,4 +1,4 @@
-"""tritonserver's own crash at its start, which is rare and over by the next one: made up, a real server behind it."""
+"""tritonserver's own crash at startup, which is rare, simulated in front of a real server."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from triton_local import command
 from triton_local.errors import StartFailedError
 from triton_local.server import LocalTriton
 
-SAYS = "terminate called after throwing an instance of 'boost::interprocess::lock_exception'"
+MESSAGE = "terminate called after throwing an instance of 'boost::interprocess::lock_exception'"
 
-# Counts its starts; crashes so many times as tritonserver does, then becomes tritonserver.
+# Counts its starts; the first ones crash as tritonserver does, the next one is tritonserver.
 CRASHING = """#!/bin/bash
 echo >>{starts}
 if [ "$(wc -l <{starts})" -le {crashes} ]; then
-  echo "{says}" >&2
+  echo "{message}" >&2
   kill -ABRT $$
 fi
 exec {tritonserver} "$@"
@@ -24,14 +24,14 @@ exec {tritonserver} "$@"
 
 
 def _crash(monkeypatch: pytest.MonkeyPatch, folder: Path, crashes: int) -> Path:
-    """Put a program that crashes in tritonserver's place; return the file in which it counts its starts."""
+    """Replace tritonserver by a program that crashes; return the file in which it counts its starts."""
     starts, program = folder / "starts", folder / "tritonserver"
 
     real: Callable[..., Sequence[str]] = command.server_arguments
 
     def crashing(*given: object) -> Sequence[str]:
         tritonserver, *arguments = real(*given)
-        program.write_text(CRASHING.format(starts=starts, crashes=crashes, says=SAYS, tritonserver=tritonserver))
+        program.write_text(CRASHING.format(starts=starts, crashes=crashes, message=MESSAGE, tritonserver=tritonserver))
         program.chmod(0o755)
         return [str(program), *arguments]
 
@@ -39,7 +39,7 @@ def _crash(monkeypatch: pytest.MonkeyPatch, folder: Path, crashes: int) -> Path:
     return starts
 
 
-def test_a_crash_at_the_start_ends_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_crash_at_startup_is_retried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     starts = _crash(monkeypatch, tmp_path, crashes=1)
     with LocalTriton() as started:
         first = started.log_text().splitlines()[0]
@@ -49,7 +49,7 @@ def test_a_crash_at_the_start_ends_the_start(monkeypatch: pytest.MonkeyPatch, tm
     )
 
 
-def test_a_start_that_always_crashes_is_tried_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_start_that_always_crashes_is_tried_three_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     starts = _crash(monkeypatch, tmp_path, crashes=1000)
     with pytest.raises(StartFailedError, match=r"ended with code 134 before it was ready: (?s:.*)lock_exception"):
         LocalTriton().start()

@@ -1,4 +1,4 @@
-"""A model that is dead, in whatever way: its clients hear of it, and the server ends with a code and a line."""
+"""A dead model: its clients get an error, and the server ends with code 70 and one line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from triton_local.server import LocalTriton
 from triton_supervisor.process_table import ModelProcess, model_processes
 
 DEAD = 70
-SAYS = "triton_local: "
+PREFIX = "triton_local: "
 NOT_HEALTHY = "Stub process 'llama_0_0' is not healthy"
-"""Triton's answer to who waits in its queue, or in the model, when it sees that the process doesn't answer."""
+"""Triton's answer to requests in its queue or in the model when the process doesn't respond."""
 LONG = SamplingParams(max_tokens=500, min_tokens=500, temperature=1.0, seed=1)
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
 
@@ -62,51 +62,51 @@ def _under_load(server: LocalTriton) -> Iterator[list[Future[None]]]:
         yield futures
 
 
-def _hear_of_it(futures: Sequence[Future[None]]) -> None:
-    """Check that nobody is left without an answer: a broken connection, or what Triton says if it notices first."""
+def _all_fail(futures: Sequence[Future[None]]) -> None:
+    """Check that every request fails: by a closed connection, or by Triton's error if it notices first."""
     for future in futures:
-        with pytest.raises((LlamaConnectionError, ServerError)) as heard:
+        with pytest.raises((LlamaConnectionError, ServerError)) as failed:
             future.result()
-        assert isinstance(heard.value, LlamaConnectionError) or NOT_HEALTHY in str(heard.value)
+        assert isinstance(failed.value, LlamaConnectionError) or NOT_HEALTHY in str(failed.value)
 
 
 def _dies(server: LocalTriton, model: ModelProcess) -> str:
-    """Wait for the server's end, which must be a death; return the one line that it says about it.
+    """Wait for the server to end with DEAD; return its one line about it.
 
-    model: its process, looked up before anything has happened to it. It must not outlive its server.
+    model: its process, which must not outlive the server.
     """
     assert server.wait() == DEAD
-    (line,) = [line for line in server.log_text().splitlines() if line.startswith(SAYS)]
+    (line,) = [line for line in server.log_text().splitlines() if line.startswith(PREFIX)]
     assert line.endswith(f"; the server ends with code {DEAD}")
     assert not model.runs()
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)
-    return line.removeprefix(SAYS)
+    return line.removeprefix(PREFIX)
 
 
 @pytest.mark.parametrize("config", ["killed_model", "killed_model_streaming"])
-def test_a_killed_model_leaves_its_clients_in_silence(config: str, fleet: Fleet) -> None:
+def test_a_killed_model_ends_the_server_and_its_requests(config: str, fleet: Fleet) -> None:
     with fleet.server(config) as server, _under_load(server) as futures:
         (model,) = model_processes(server.pid)
         os.kill(model.pid, signal.SIGKILL)
-        _hear_of_it(futures)
+        _all_fail(futures)
         assert _dies(server, model).startswith(f"the model process {model.pid} is gone: ")
 
 
 @pytest.mark.parametrize("config", ["stuck_model"])
-def test_a_model_that_stands_still_is_waited_for(config: str, fleet: Fleet) -> None:
+def test_a_stuck_model_ends_the_server_and_its_requests(config: str, fleet: Fleet) -> None:
     with fleet.server(config) as server, _under_load(server) as futures:
         (model,) = model_processes(server.pid)
         os.kill(model.pid, signal.SIGSTOP)
-        _hear_of_it(futures)
+        _all_fail(futures)
         line = _dies(server, model)
-        # The second are Triton's words for a process that doesn't answer it; it still runs.
+        # The second is Triton's message about a process that doesn't respond; it still runs.
         assert line.startswith(("the model is dead: no token within ", "the model is dead: HTTP 400: Stub process "))
         assert ", the last step was " in line
 
 
 @pytest.mark.parametrize("config", ["broken_model"])
-def test_a_model_that_fails_every_step_goes_on_failing(config: str, fleet: Fleet) -> None:
+def test_a_model_that_fails_every_step_ends_the_server(config: str, fleet: Fleet) -> None:
     with fleet.server(config) as server:
         (model,) = model_processes(server.pid)
         broken = generate(server, {"text_input": "break for good", "max_tokens": 4})

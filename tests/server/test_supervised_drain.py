@@ -1,4 +1,4 @@
-"""A server that is told to end answers what it has accepted, and nobody is left without an answer or an error."""
+"""Graceful shutdown: every accepted request is answered, every later one refused."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from triton_local.server import LocalTriton
 
 TIMES = 20
 AHEAD = 2
-"""Servers that are being started, or ready and not taken yet: a start is imports on one core, and so is a drain."""
+"""Servers that are started ahead: a start is imports on one core, and so is a drain."""
 
 AT_ONCE = 2
-"""Servers that end at the same time: an end is mostly waiting."""
+"""Servers that shut down at the same time: a shutdown is mostly waiting."""
 
 CLIENTS = 4
 SLOTS = 2
-"""Fewer than clients: whenever the server is told to end, somebody waits in the model or in Triton's queue."""
+"""Fewer than clients: at every shutdown, a request waits in the model or in Triton's queue."""
 
 CONFIGS = ("default", "streaming")
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
@@ -46,10 +46,9 @@ LONG = SamplingParams(max_tokens=480, min_tokens=480, temperature=0.0)
 
 @dataclass
 class Ended:
-    """How a client ended: with how many answers, with which error, and whether the model was unloaded by then.
+    """How a client ended: its answers, its error, and whether the model was unloaded by then.
 
-    late: how many of the answers came after the server was told to end. unloaded: the log said so when the last request
-    was sent, and nobody accepts it any more.
+    late: answers after the shutdown began. unloaded: the log said so when the last request was sent.
     """
 
     completed: int
@@ -58,42 +57,42 @@ class Ended:
     error: Exception
 
     def is_lost(self) -> bool:
-        """Return whether the last request was neither answered nor refused though somebody was there to do it."""
+        """Return whether the last request was neither answered nor refused although the model was loaded."""
         return isinstance(self.error, LlamaConnectionError) and not self.unloaded
 
 
 @dataclass
 class Client:
-    """Somebody who asks and asks until he is not answered any more."""
+    """Sends one request after the other until one is not answered."""
 
     ask: Callable[[], int]
     unloaded: Callable[[], bool]
-    told: threading.Event
+    shutdown: threading.Event
     completed: int = 0
     late: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def run(self) -> Ended:
-        """Ask, one request after the other, until one is not answered."""
+        """Send requests; return how the last one failed."""
         while True:
             unloaded = self.unloaded()
             try:
                 tokens = self.ask()
             except (OverloadedError, LlamaConnectionError) as error:
                 return Ended(self.completed, self.late, unloaded, error)
-            assert tokens == SHORT.max_tokens, "an answer came that is not whole"
+            assert tokens == SHORT.max_tokens, "an answer is incomplete"
             with self.changed:
                 self.completed += 1
-                self.late += self.told.is_set()
+                self.late += self.shutdown.is_set()
                 self.changed.notify_all()
 
     def wait_for(self, completed: int) -> None:
-        """Wait until so many requests are answered."""
+        """Wait for a number of answers."""
         with self.changed:
-            assert self.changed.wait_for(lambda: self.completed >= completed, 60), "nobody answers"
+            assert self.changed.wait_for(lambda: self.completed >= completed, 60), "timed out"
 
 
-def _client(server: LocalTriton, llama: LlamaClient, streams: bool, told: threading.Event) -> Client:
+def _client(server: LocalTriton, llama: LlamaClient, streams: bool, shutdown: threading.Event) -> Client:
     def generate() -> int:
         return llama.generate("The list class", SHORT).num_output_tokens
 
@@ -102,12 +101,12 @@ def _client(server: LocalTriton, llama: LlamaClient, streams: bool, told: thread
             list(pieces)
         return pieces.completion.num_output_tokens
 
-    return Client(stream if streams else generate, lambda: "llama: model unloaded" in server.log_text(), told)
+    return Client(stream if streams else generate, lambda: "llama: model unloaded" in server.log_text(), shutdown)
 
 
 @contextmanager
 def _idle_connection(server: LocalTriton) -> Iterator[None]:
-    """Keep a connection open that has been used and is used no more: Triton waits for it when it ends."""
+    """Keep an idle connection open: Triton waits for it when it ends."""
     host, port = server.http_url.split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=30)
     try:
@@ -119,23 +118,23 @@ def _idle_connection(server: LocalTriton) -> Iterator[None]:
 
 
 def _end_under_load(server: LocalTriton, streams: bool, round_: int) -> list[Ended]:
-    """Tell the server to end while its clients ask it without pause; return how it ended for each of them."""
+    """Shut the server down while its clients send without pause; return how each of them ended."""
     with _idle_connection(server), ThreadPoolExecutor(CLIENTS) as pool:
         each = CLIENTS // len(PROTOCOLS)
         ways = zip(PROTOCOLS * each, _urls(server) * each, strict=True)
         llamas = [LlamaClient(url, protocol) for protocol, url in ways]
-        told = threading.Event()
-        clients = [_client(server, llama, streams, told) for llama in llamas]
+        shutdown = threading.Event()
+        clients = [_client(server, llama, streams, shutdown) for llama in llamas]
         runs = [pool.submit(client.run) for client in clients]
         try:
             for client in clients:
                 client.wait_for(1)
-            # Another moment each time: behind so many answers to somebody, in the middle of everybody else's.
+            # At another moment in each round.
             clients[round_ % CLIENTS].wait_for(2 + round_ // CLIENTS)
         finally:
-            # Nor would the clients end without it.
+            # Without it the clients wouldn't end.
             server.terminate()
-            told.set()
+            shutdown.set()
         ends = [run.result() for run in runs]
         assert server.wait() == 0
         for llama in llamas:
@@ -149,7 +148,7 @@ def _urls(server: LocalTriton) -> tuple[str, str]:
 
 @contextmanager
 def _started_ahead(configs: Sequence[str]) -> Iterator[Iterator[LocalTriton]]:
-    """Start one server after another, some ahead of those that are taken; who takes one stops it."""
+    """Start servers ahead of their use; the caller stops each one it takes."""
     to_come = iter(configs)
     starts: deque[Future[LocalTriton]] = deque()
     with ThreadPoolExecutor(AHEAD) as pool:
@@ -180,12 +179,12 @@ def _started(config: str) -> LocalTriton:
 
 
 def _round(index: int, server: LocalTriton) -> list[Ended]:
-    """Tell one server to end, and check that nobody has lost anything by it."""
+    """Shut one server down, and check that no request is lost."""
     try:
-        with in_use(f"ended the {index + 1}. time", server):
+        with in_use(f"shutdown {index + 1}", server):
             ends = _end_under_load(server, index % 2 == 1, index)
             assert [end.error for end in ends if end.is_lost()] == []
-            # Whatever got as far as the model was answered there, and every answer has come to its client.
+            # Every request that reached the model was answered, and every answer reached its client.
             reasons = Counter(fields(message)["finish_reason"] for message in said(server))
             assert reasons == {"length": sum(end.completed for end in ends)}
             return ends
@@ -193,14 +192,15 @@ def _round(index: int, server: LocalTriton) -> list[Ended]:
         server.stop()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_an_accepted_request_is_lost_when_the_server_is_told_to_end_twenty_times(note: Note) -> None:
+def test_no_accepted_request_is_lost_in_twenty_shutdowns(note: Note) -> None:
     configs = [CONFIGS[index % 2] for index in range(TIMES)]
     with _started_ahead(configs) as servers, ThreadPoolExecutor(AT_ONCE) as pool:
         ends = [end for round_ in pool.map(_round, range(TIMES), servers) for end in round_]
     assert len(ends) == TIMES * CLIENTS
     answered, late = sum(end.completed for end in ends), sum(end.late for end in ends)
-    assert late > TIMES * SLOTS, "only those who had a slot were answered: nobody waited"
+    assert late > TIMES * SLOTS, "no waiting request was answered"
     seen = Counter(f"{type(end.error).__name__}{' of an unloaded model' if end.unloaded else ''}" for end in ends)
     ended = ", ".join(f"{count} {what}" for what, count in sorted(seen.items()))
     note(f"SIGTERM under load, {TIMES} times: {answered} answered, {late} of them after it; then {ended}")
@@ -211,12 +211,10 @@ def state_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state") / "state.json"
 
 
-def test_a_drain_that_was_announced_gives_notice_again_and_whoever_comes_late_hears_nothing(
-    state_file: Path, note: Note
-) -> None:
-    """The whole of it on one server: announce, not ready but serving, SIGTERM, refused, answered, ended."""
+def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(state_file: Path, note: Note) -> None:
+    """On one server: announce, not ready but serving, SIGTERM, refuse, answer, end."""
     supervised = Supervised(stuck_after=None, notice=3600.0, state_file=state_file)
-    # Time enough for what lasts, on a machine that is busy otherwise, too.
+    # Enough for the long requests, also on a busy machine.
     options = ("--exit-timeout-secs=200",)
     with new_server(environment=SLOW, options=options, supervised=supervised) as server, in_use("announced", server):
         with LlamaClient(server.http_url) as client:
@@ -230,7 +228,7 @@ def test_a_drain_that_was_announced_gives_notice_again_and_whoever_comes_late_he
                 timeout=60,
             )
             until(lambda: not _ready(server, state_file), lambda: "it isn't ready any more")
-            assert client.generate("def", max_tokens=1).num_output_tokens == 1, "it goes on serving"
+            assert client.generate("def", max_tokens=1).num_output_tokens == 1, "it doesn't serve any more"
 
         metrics = Metrics(server)
         with ThreadPoolExecutor(2) as pool:
@@ -243,7 +241,7 @@ def test_a_drain_that_was_announced_gives_notice_again_and_whoever_comes_late_he
             for protocol, url in urls.items():
                 with LlamaClient(url, protocol) as late, pytest.raises(OverloadedError, match="the server is stopping"):
                     late.generate("def", max_tokens=1)
-            assert not any(running.done() for running in lasting), "there was nothing to drain for"
+            assert not any(running.done() for running in lasting), "nothing was left to drain"
             assert [running.result() for running in lasting] == [LONG.max_tokens] * 2
         assert server.wait() == 0
     kinds = []

@@ -1,4 +1,4 @@
-"""A model of a few lines for the launcher to serve: this is about processes, not about the Llama."""
+"""A stand-in for the model: the launcher's tests are about processes."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of the tests' own, so that the first start is a first start."""
+    """An empty cache, so that the first start builds the runtime."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_LLAMA_CACHE", str(folder))

@@ -1,4 +1,4 @@
-"""A launcher in a process of its own, and what can be asked about its processes from outside."""
+"""A launcher in a process of its own, and its processes as seen from outside."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SOON_S = 20.0
 
 @dataclass
 class Launcher:
-    """A launcher in a process of its own; `facts` is what its ready file says."""
+    """A launcher in a process of its own; `facts` is the content of its ready file."""
 
     process: subprocess.Popen[str]
     ready_file: Path
@@ -33,7 +33,7 @@ Launch = Callable[..., Launcher]
 def until(condition: Callable[[], bool], seconds: float = SOON_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it didn't happen"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 
@@ -50,21 +50,21 @@ def generate(address: str, text: str) -> str:
 
 
 def session_of(pid: int) -> set[int]:
-    """Every living process of the session that tritonserver `pid` is in: the guard, tritonserver, the stub."""
+    """The running processes in the session of tritonserver `pid`: the guard, tritonserver, the stub."""
     session = os.getsid(pid)
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
         except OSError:
-            continue  # gone meanwhile
+            continue  # it has ended
         if int(its_session) == session and state != "Z":
             found.add(int(stat.parent.name))
     return found
 
 
 def loading_tritonserver(launcher: Launcher) -> int:
-    """The pid of the tritonserver below `launcher`, once its model is being loaded in the stub."""
+    """The pid of the tritonserver below `launcher`, once the stub is loading the model."""
     found: list[int] = []
 
     def stub_runs() -> bool:
@@ -75,7 +75,7 @@ def loading_tritonserver(launcher: Launcher) -> int:
                 if command.read_text().strip() == "triton_python_b" and guard_of(int(command.parent.name), launcher):
                     found.append(parent_of(int(command.parent.name)))
             except (OSError, IndexError):
-                continue  # gone meanwhile
+                continue  # it has ended
         return bool(found)
 
     until(stub_runs)

@@ -1,4 +1,4 @@
-"""However it ends, the launcher answers what was accepted and leaves nothing behind."""
+"""Shutdown: accepted requests are answered, and nothing is left behind."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from server.launcher.launching import (
 from triton_supervisor.process_table import model_processes
 
 
-def test_sigterm_answers_what_was_accepted_and_leaves_nothing_behind(launch: Launch, tmp_path: Path) -> None:
+def test_sigterm_answers_accepted_requests_and_leaves_nothing_behind(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     running = tmp_path / "running"
     launcher = launch(
@@ -73,7 +73,7 @@ def test_killing_the_launcher_ends_tritonserver_and_its_stub(launch: Launch) -> 
     assert not any(region.exists() for region in regions)
 
 
-def test_a_killed_tritonserver_takes_its_stub_along_and_its_code_is_passed_on(launch: Launch) -> None:
+def test_a_killed_tritonserver_ends_its_stub_and_its_code_is_returned(launch: Launch) -> None:
     before = set(Path("/tmp").glob("python_env_*"))
     launcher = launch(*FREE_PORTS)
     pid = int(launcher.facts()["pid"])
@@ -90,7 +90,7 @@ def test_a_killed_tritonserver_takes_its_stub_along_and_its_code_is_passed_on(la
     assert len(folders) != 1 or not any(folder.exists() for folder in folders)
 
 
-def test_a_second_signal_ends_a_server_that_is_still_waiting_for_a_request(launch: Launch, tmp_path: Path) -> None:
+def test_a_second_signal_kills_a_draining_server(launch: Launch, tmp_path: Path) -> None:
     running = tmp_path / "running"
     launcher = launch(*FREE_PORTS, TELL_WHEN_RUNNING=str(running), EXECUTE_S="600")
     facts = launcher.facts()
@@ -110,7 +110,7 @@ def test_a_second_signal_ends_a_server_that_is_still_waiting_for_a_request(launc
     assert not any(alive(process) for process in processes)
 
 
-def test_an_idle_connection_does_not_hold_the_end(launch: Launch) -> None:
+def test_an_idle_connection_does_not_delay_the_end(launch: Launch) -> None:
     launcher = launch(*FREE_PORTS, "--", "--exit-timeout-secs=600")
     facts = launcher.facts()
     host, port = facts["http"].split(":")
@@ -122,7 +122,7 @@ def test_an_idle_connection_does_not_hold_the_end(launch: Launch) -> None:
     assert launcher.process.returncode == 0
 
 
-def test_a_dead_model_ends_the_launcher_with_a_code_and_one_line(launch: Launch, tmp_path: Path) -> None:
+def test_a_dead_model_ends_the_launcher_with_code_70_and_one_line(launch: Launch, tmp_path: Path) -> None:
     running = tmp_path / "running"
     launcher = launch(*FREE_PORTS, TELL_WHEN_RUNNING=str(running), EXECUTE_S="600")
     facts = launcher.facts()
@@ -144,7 +144,7 @@ def test_a_dead_model_ends_the_launcher_with_a_code_and_one_line(launch: Launch,
     assert not launcher.ready_file.exists()
 
 
-def test_a_signal_while_the_model_loads_ends_the_start(launch: Launch, tmp_path: Path) -> None:
+def test_a_signal_while_the_model_loads_aborts_the_start(launch: Launch, tmp_path: Path) -> None:
     launcher = launch(*FREE_PORTS, LOAD_WHEN=str(tmp_path / "never"))
     pid = loading_tritonserver(launcher)
     processes, regions = session_of(pid), shared_memory_of(pid)
@@ -156,7 +156,7 @@ def test_a_signal_while_the_model_loads_ends_the_start(launch: Launch, tmp_path:
     assert not any(region.exists() for region in regions)
 
 
-def test_a_model_that_does_not_end_is_killed_after_the_time_it_was_given(launch: Launch) -> None:
+def test_a_model_that_hangs_in_finalize_is_killed_in_time(launch: Launch) -> None:
     launcher = launch(*FREE_PORTS, "--", "--exit-timeout-secs=1", FINALIZE_S="600")
     processes = session_of(int(launcher.facts()["pid"]))
     launcher.process.send_signal(signal.SIGTERM)

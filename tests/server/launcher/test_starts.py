@@ -1,4 +1,4 @@
-"""Starting: what is refused, what is retried, what is shared."""
+"""Starts: refused, retried, shared."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ from triton_local.ports import HeldPorts
 from triton_local.server import LocalTriton
 
 
-def test_a_model_that_does_not_get_ready_in_time_is_given_up(launch: Launch, tmp_path: Path) -> None:
+def test_a_model_that_is_not_ready_in_time_ends_the_start(launch: Launch, tmp_path: Path) -> None:
     launcher = launch(*FREE_PORTS, "--ready-timeout=2", LOAD_WHEN=str(tmp_path / "never"))
     processes = session_of(loading_tritonserver(launcher))
     _, errors = launcher.process.communicate(timeout=SOON_S)
@@ -20,7 +20,7 @@ def test_a_model_that_does_not_get_ready_in_time_is_given_up(launch: Launch, tmp
     assert not any(alive(process) for process in processes)
 
 
-def test_a_free_port_that_is_taken_while_the_model_loads_is_chosen_again(launch: Launch, tmp_path: Path) -> None:
+def test_a_free_port_taken_while_the_model_loads_is_replaced(launch: Launch, tmp_path: Path) -> None:
     launcher = launch(*FREE_PORTS, LOAD_WHEN=str(tmp_path / "go"))
     command = Path(f"/proc/{loading_tritonserver(launcher)}/cmdline").read_text().split("\0")
     chosen = next(int(option.split("=")[1]) for option in command if option.startswith("--metrics-port="))
@@ -31,7 +31,7 @@ def test_a_free_port_that_is_taken_while_the_model_loads_is_chosen_again(launch:
         assert generate(facts["http"], "answered") == "answered"
 
 
-def test_a_model_that_refuses_to_load_ends_the_start_with_its_reason_and_not_with_the_log(launch: Launch) -> None:
+def test_a_model_that_refuses_to_load_ends_the_start_with_its_reason(launch: Launch) -> None:
     launcher = launch(*FREE_PORTS, REFUSE="1")
     output, errors = launcher.process.communicate(timeout=SOON_S)
     assert launcher.process.returncode == 1
@@ -41,7 +41,7 @@ def test_a_model_that_refuses_to_load_ends_the_start_with_its_reason_and_not_wit
     assert "ready" not in output
 
 
-def test_what_tritonserver_refuses_is_one_line(launch: Launch) -> None:
+def test_a_refusal_of_tritonserver_is_one_line(launch: Launch) -> None:
     launcher = launch(*FREE_PORTS, "--", "--no-such-option")
     _, errors = launcher.process.communicate(timeout=SOON_S)
     assert launcher.process.returncode == 1
@@ -66,7 +66,7 @@ def test_a_refusal_is_one_line_and_starts_nothing(launch: Launch, arguments: lis
     assert output == ""
 
 
-def test_a_taken_port_is_told_before_anything_is_started(launch: Launch) -> None:
+def test_a_taken_port_is_refused_before_the_start(launch: Launch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         launcher = launch("--http-port=0", f"--grpc-port={port}", "--metrics-port=0")
@@ -79,7 +79,7 @@ def test_a_taken_port_is_told_before_anything_is_started(launch: Launch) -> None
     assert output == ""
 
 
-def test_a_second_server_beside_the_first_shares_the_runtime_and_takes_its_own_arguments(
+def test_a_second_server_shares_the_runtime_and_has_its_own_arguments(
     repository: Path, cache: Path, tmp_path: Path
 ) -> None:
     with LocalTriton(model_repository=repository) as first:
@@ -113,7 +113,7 @@ def test_a_second_server_beside_the_first_shares_the_runtime_and_takes_its_own_a
     assert first.exit_code == 0
 
 
-def test_a_failed_start_in_a_program_is_an_error_with_the_reason(repository: Path) -> None:
+def test_a_failed_start_raises_an_error_with_the_reason(repository: Path) -> None:
     server = LocalTriton(model_repository=repository, environment={"REFUSE": "1"})
     with pytest.raises(StartFailedError, match="slots is 9000"):
         server.start()

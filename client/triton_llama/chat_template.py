@@ -1,6 +1,6 @@
-"""A conversation as the text of a prompt, and that text's length: the checkpoint's tokenizer and its chat template.
+"""A checkpoint's tokenizer and chat template: a conversation becomes a prompt, and its tokens are counted.
 
-The only module that needs transformers, and it imports it only when a tokenizer is loaded. Knows no server.
+Only this module needs transformers, and only when it loads a tokenizer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LARGEST_DEFAULT_CONTEXT = 4096
-"""Tokens; the server's own default for `max_model_len` is capped at this too."""
+"""Tokens; the server caps its default for `max_model_len` at this too."""
 
 Message = Mapping[str, str]
 """`role` (system, user or assistant) and `content`."""
@@ -30,11 +30,11 @@ class Template(Protocol):
         """Return the prompt that asks for the next answer."""
 
     def count(self, prompt: str) -> int:
-        """Return how many tokens the server will make of a prompt, or one more."""
+        """Return the number of tokens of a prompt on the server, or one more."""
 
 
 class ChatTemplate:
-    """A tokenizer and the template that goes with it."""
+    """A tokenizer and its template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, template: str | None) -> None:
         """`source` is the tokenizer's path or hub id; `template`, in Jinja, goes over the tokenizer's own."""
@@ -47,16 +47,16 @@ class ChatTemplate:
         """Load a tokenizer from a folder or the hub. Code that comes with it is never run.
 
         Raises:
-            ModuleNotFoundError: transformers or jinja2 isn't installed.
-            ValueError: there is no tokenizer, no template, or a template that isn't UTF-8.
+            ValueError: a missing package, tokenizer or template, or a template that isn't UTF-8.
         """
-        # transformers says on import what it could do with PyTorch, which tokenizers don't need, and the hub's client
-        # how often it has tried.
+        # transformers' hints about PyTorch, which tokenizers don't need, and the hub client's about its retries.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-        import jinja2  # noqa: F401 - transformers needs it, and says so only at the first turn
-        import transformers  # noqa: F401 - who lacks it is told so
-
+        try:
+            import jinja2  # noqa: F401 - transformers imports it only for the first prompt
+            import transformers  # noqa: F401 - fails here if it is missing
+        except ModuleNotFoundError as error:
+            raise ValueError(f"chat needs the package {error.name}: pip install 'triton-llama[chat]'") from error
         try:
             tokenizer = _tokenizer(source)
         except Exception as error:
@@ -90,14 +90,14 @@ class ChatTemplate:
         return str(rendered)
 
     def count(self, prompt: str) -> int:
-        """Return how many tokens the server will make of a prompt, or one more."""
-        # One for the BOS, which the server puts before a prompt that doesn't begin with it.
+        """Return the number of tokens of a prompt on the server, or one more."""
+        # One for the BOS token, which the server adds to a prompt that doesn't begin with it.
         return len(self._tokenizer(prompt, add_special_tokens=False)["input_ids"]) + 1
 
     def default_context(self) -> int:
         """Return the tokens for prompt and answer: the checkpoint's `max_position_embeddings`, at most 4096.
 
-        Where there is a tokenizer without its checkpoint, what the tokenizer says (`model_max_length`).
+        For a tokenizer without its checkpoint, the tokenizer's `model_max_length`.
         """
         from transformers.utils.hub import cached_file
 
@@ -111,7 +111,7 @@ class ChatTemplate:
 
 
 def _tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer, without PyTorch where it has the file that needs none."""
+    """Load a tokenizer, without PyTorch if it has a `tokenizer.json`."""
     from transformers import PreTrainedTokenizerFast
     from transformers.utils.hub import cached_file
 

@@ -1,4 +1,4 @@
-"""The command line `triton-llama`: its commands, and how each of its failures becomes one line and an exit code."""
+"""The command line `triton-llama`: its commands; each failure is one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import NoReturn
 import click
 
 from triton_llama.cli.chat import chat
-from triton_llama.cli.failures import INTERRUPTED, OTHER, USAGE, exit_code, report
 from triton_llama.cli.generate import generate
-from triton_llama.cli.health import health
-from triton_llama.cli.settings import CliSettings
+from triton_llama.cli.output import INTERRUPTED, OTHER, USAGE, exit_code, report
 from triton_llama.cli.status import status
 from triton_llama.errors import TritonLlamaError
+from triton_llama.health import main as run_health
 
 _EPILOG = """\b
 Exit codes:
@@ -36,28 +35,37 @@ health has codes of its own: 0 is yes, 1 no, and its line is on standard output.
 @click.option("--debug", is_flag=True, help="Show a failure's traceback instead of one line.")
 @click.version_option(package_name="triton-llama", message="%(prog)s %(version)s")
 @click.pass_obj
-def cli(settings: CliSettings, debug: bool) -> None:
+def cli(settings: dict[str, bool], debug: bool) -> None:
     """Talk to a Llama that Triton serves."""
-    settings.debug = debug
+    settings["debug"] = debug
 
 
-cli.add_command(generate)
-cli.add_command(chat)
-cli.add_command(status)
-cli.add_command(health)
+@click.command(
+    short_help="Tell whether the model computes: healthy, --live or --ready.",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def health(arguments: tuple[str, ...]) -> int:
+    """Pass the arguments on: `triton_llama.health` parses them, here as in the image."""
+    return run_health(arguments, prog="triton-llama health")
+
+
+for command in (generate, chat, status, health):
+    cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; `arguments` defaults to the process's own."""
-    settings = CliSettings()
+    settings = {"debug": False}
     try:
-        # click itself ends quietly, with 1, when the reader of our output has left (`| head`).
+        # click itself exits with 1, without a message, when the reader of the output has left (`| head`).
         code = cli.main(args=arguments, prog_name="triton-llama", standalone_mode=False, obj=settings)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except Exception as error:
-        # The last resort: whatever it is, one line of it.
-        if settings.debug:
+        # Every error ends in one line.
+        if settings["debug"]:
             raise
         sys.exit(_fail(error))
     sys.exit(code if isinstance(code, int) else 0)

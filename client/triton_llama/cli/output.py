@@ -1,33 +1,57 @@
-"""How completions and errors are written: plain, or one JSON object a line."""
+"""Output of the command line: completions as text or JSON lines, failures as one line and an exit code each."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 
+import click
+
 from triton_llama.completion import AsyncCompletionStream, Completion, Piece
-from triton_llama.errors import TritonLlamaError
+from triton_llama.errors import (
+    LlamaConnectionError,
+    LlamaTimeoutError,
+    OverloadedError,
+    RejectedInputError,
+    TritonLlamaError,
+)
+
+OTHER = 1
+USAGE = 2
+SERVER_ERROR = 7
+INTERRUPTED = 130
+_EXIT_CODES = {LlamaConnectionError: 3, LlamaTimeoutError: 4, RejectedInputError: 5, OverloadedError: 6}
+
+
+def exit_code(error: TritonLlamaError) -> int:
+    """Return the exit code of an error."""
+    return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), SERVER_ERROR)
+
+
+def report(message: str) -> None:
+    """Write an error to stderr, in one line."""
+    click.echo(f"triton-llama: error: {' '.join(message.split())}", err=True)
 
 
 def as_json(completion: Completion) -> str:
-    """A completion as one line of JSON, all of its fields."""
+    """Return a completion's fields as one line of JSON."""
     return json.dumps(asdict(completion), ensure_ascii=False)
 
 
 def piece_as_json(piece: Piece, stream: AsyncCompletionStream) -> str:
-    """A piece as one line of JSON: its fields, and those of a completion that are the same for all of its pieces."""
-    common = {"request_id": stream.request_id, "seed": stream.seed}
-    return json.dumps({**asdict(piece), **common}, ensure_ascii=False)
+    """Return a piece's fields as one line of JSON, with its stream's request id and seed."""
+    return json.dumps({**asdict(piece), "request_id": stream.request_id, "seed": stream.seed}, ensure_ascii=False)
 
 
 def outcome_as_json(line: int, result: Completion | TritonLlamaError) -> str:
-    """A completion's fields, or `error` with `type` and `message`, each with the prompt's `line` in its file."""
+    """Return the prompt's `line` in its file with a completion's fields, or with `error` (`type`, `message`)."""
     if isinstance(result, TritonLlamaError):
-        error = {"type": type(result).__name__, "message": str(result)}
-        return json.dumps({"line": line, "error": error}, ensure_ascii=False)
-    return json.dumps({"line": line, **asdict(result)}, ensure_ascii=False)
+        fields: dict[str, object] = {"error": {"type": type(result).__name__, "message": str(result)}}
+    else:
+        fields = asdict(result)
+    return json.dumps({"line": line, **fields}, ensure_ascii=False)
 
 
 def on_one_line(text: str) -> str:
-    r"""A text with its line breaks as `\n` and `\r`, and its backslashes doubled so that this can be undone."""
+    r"""Return a text with its line breaks as `\n` and `\r`, and its backslashes doubled so that this is reversible."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

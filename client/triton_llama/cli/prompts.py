@@ -1,10 +1,9 @@
-"""Where prompts come from: the argument, stdin or a file. Text must be UTF-8. Sends nothing."""
+"""Prompts from the argument, stdin or a file, which must be UTF-8."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -29,40 +28,34 @@ def read_prompt(argument: str | None) -> str:
     """Return the argument, or stdin without its last line break if the argument is absent or `-`.
 
     Raises:
-        click.UsageError: nothing was given and stdin is a terminal, or stdin isn't UTF-8.
+        click.UsageError: no argument and stdin is a terminal, or stdin isn't UTF-8.
     """
     if argument is not None and argument != "-":
         return argument
     if argument is None and sys.stdin.isatty():
         raise click.UsageError("no PROMPT given, and stdin is a terminal", click.get_current_context(silent=True))
-    text = _decode(sys.stdin.buffer.read(), "stdin")
-    return text.removesuffix("\n").removesuffix("\r")
+    return _decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
 
 
 def read_jobs(path: str, params: SamplingParams) -> list[Job]:
     """Read a prompts file (`-` is stdin): one prompt a line, blank lines skipped.
 
-    If its name ends in `.jsonl`, each line is an object with `prompt` and any fields of `SamplingParams`, which win
-    over `params`.
+    In a file `*.jsonl` each line is an object with `prompt` and fields of `SamplingParams`, which override `params`.
 
     Raises:
-        click.UsageError: the file isn't UTF-8 or a line isn't what it must be; it names the line.
+        click.UsageError: the file isn't UTF-8, or a line is malformed; the message names the line.
     """
     raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     name = "stdin" if path == "-" else path
     structured = path.lower().endswith(".jsonl")
-    return [
-        _structured(f"{name} line {number}", number, line, params) if structured else Job(number, line, params)
-        for number, line in _lines(_decode(raw, name))
-    ]
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    # Not splitlines(): that also splits at characters that may stand inside a prompt.
-    for number, line in enumerate(text.split("\n"), start=1):
-        stripped = line.removesuffix("\r")
-        if stripped.strip():
-            yield number, stripped
+    jobs = []
+    # Not splitlines(), which also splits at characters that a prompt may contain.
+    for number, text in enumerate(_decode(raw, name).split("\n"), start=1):
+        line = text.removesuffix("\r")
+        if line.strip():
+            where = f"{name} line {number}"
+            jobs.append(_structured(where, number, line, params) if structured else Job(number, line, params))
+    return jobs
 
 
 def _structured(where: str, number: int, line: str, params: SamplingParams) -> Job:

@@ -8,17 +8,17 @@ from dataclasses import asdict
 
 import click
 
-from triton_llama.cli.connection_options import Connection, connection_options
-from triton_llama.cli.failures import SERVER_ERROR
+from triton_llama.cli.options import Server, server_options
+from triton_llama.cli.output import SERVER_ERROR
 from triton_llama.status import ModelConfig, ServerStatus
 
 
 @click.command(short_help="Show the server, the model and its live configuration.")
 @click.option("--json", "json_lines", is_flag=True, help="One JSON object.")
-@connection_options
-def status(json_lines: bool, connection: Connection) -> int:
+@server_options
+def status(json_lines: bool, server: Server) -> int:
     """Show the server, the model, its live configuration and the versions; exit with 7 if it isn't ready."""
-    with connection.open() as client:
+    with server.open() as client:
         found = client.status()
     click.echo(json.dumps(asdict(found), ensure_ascii=False) if json_lines else "\n".join(_lines(found)))
     return 0 if found.ready and found.model_ready else SERVER_ERROR

@@ -96,10 +96,6 @@ class Statistics:
         """Return how many rows were executed."""
         return int(self._read()["inference_count"]) - int(self._before["inference_count"])
 
-    def executions(self) -> int:
-        """Return how many times the model was executed."""
-        return int(self._read()["execution_count"]) - int(self._before["execution_count"])
-
     def _read(self) -> dict[str, Any]:
         (statistics,) = get_json(self._server, "/v2/models/llama/stats")["model_stats"]
         assert isinstance(statistics, dict)

@@ -14,8 +14,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import pytest
 import tritonclient.grpc
@@ -33,7 +32,7 @@ class Streamed:
     empty: number of responses without outputs.
     """
 
-    pieces: list[Answer]
+    chunks: list[Answer]
     error: str | None = None
     finals: list[int] | None = None
     empty: int = 0
@@ -43,10 +42,10 @@ class Streamed:
         """The chunks joined."""
         assert self.error is None, self.error
         return Answer(
-            "".join(piece.text for piece in self.pieces),
-            self.pieces[-1].finish_reason,
-            sum(piece.num_input_tokens for piece in self.pieces),
-            sum(piece.num_output_tokens for piece in self.pieces),
+            "".join(chunk.text for chunk in self.chunks),
+            self.chunks[-1].finish_reason,
+            sum(chunk.num_input_tokens for chunk in self.chunks),
+            sum(chunk.num_output_tokens for chunk in self.chunks),
         )
 
 
@@ -56,7 +55,20 @@ class StreamWire(Protocol):
     def __call__(self, server: LocalTriton, inputs: Inputs) -> Streamed: ...
 
 
-class Sse:
+class _Closing:
+    """A context manager that closes the client."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Sse(_Closing):
     """An open request to /generate_stream."""
 
     def __init__(self, server: LocalTriton, inputs: Inputs) -> None:
@@ -66,12 +78,6 @@ class Sse:
         body = json.dumps({"stream": True, **inputs})
         self._connection.request("POST", "/v2/models/llama/generate_stream", body)
         self._response: http.client.HTTPResponse | None = None
-
-    def __enter__(self) -> Sse:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     @property
     def status(self) -> int:
@@ -108,7 +114,7 @@ class Sse:
         return self._response
 
 
-class GrpcStream:
+class GrpcStream(_Closing):
     """An open gRPC stream; several requests may go through it."""
 
     def __init__(self, server: LocalTriton) -> None:
@@ -116,18 +122,16 @@ class GrpcStream:
         self._came: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
         self._client.start_stream(lambda result, error: self._came.put((result, error)))
 
-    def __enter__(self) -> GrpcStream:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._client.close()
-
     def ask(self, inputs: Inputs, request_id: str = "", empty_final: bool = True, **options: object) -> None:
         """Send a request. empty_final: whether Triton shall also send a final flag that comes without a response."""
         tensors = [fill(tritonclient.grpc.InferInput, name, value) for name, value in inputs.items()]
         self._client.async_stream_infer(
             "llama", tensors, request_id=request_id, enable_empty_final_response=empty_final, **options
         )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
 
     def next(self) -> Response:
         """Return the next response."""
@@ -159,13 +163,13 @@ class Response:
 
 def sse(server: LocalTriton, inputs: Inputs) -> Streamed:
     """Stream over /generate_stream."""
-    pieces: list[Answer] = []
+    chunks: list[Answer] = []
     with Sse(server, inputs) as stream:
         for event in stream.events():
             if "error" in event:
-                return Streamed(pieces, str(event["error"]))
-            pieces.append(Answer(event["text_output"], *(event[name] for name in OUTPUTS[1:])))
-    return Streamed(pieces)
+                return Streamed(chunks, str(event["error"]))
+            chunks.append(Answer(event["text_output"], *(event[name] for name in OUTPUTS[1:])))
+    return Streamed(chunks)
 
 
 def grpc_stream(server: LocalTriton, inputs: Inputs, empty_final: bool = True) -> Streamed:
@@ -231,7 +235,7 @@ def _streamed(came: list[Response]) -> Streamed:
     )
 
 
-class Call:
+class Call(_Closing):
     """One running request over gRPC: ModelInfer, or a gRPC stream under a decoupled config."""
 
     def __init__(
@@ -250,10 +254,8 @@ class Call:
                 "llama", tensors, self._take, request_id=request_id, timeout=timeout_us, client_timeout=TIMEOUT_S
             )
 
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         self._client.close()
 
     def cancel(self) -> None:
@@ -284,15 +286,15 @@ every_wire = pytest.mark.parametrize("wire", STREAM_WIRES, ids=lambda wire: wire
 
 def check_shape(streamed: Streamed) -> None:
     """Check the invariants of a complete stream."""
-    *before, last = streamed.pieces
-    assert all(piece.text for piece in before), "only the last piece may be empty"
-    assert {piece.finish_reason for piece in before} <= {""}
-    assert {piece.num_input_tokens for piece in before} <= {0}
-    assert all(piece.num_output_tokens >= 1 for piece in streamed.pieces)
+    *before, last = streamed.chunks
+    assert all(chunk.text for chunk in before), "only the last chunk may be empty"
+    assert {chunk.finish_reason for chunk in before} <= {""}
+    assert {chunk.num_input_tokens for chunk in before} <= {0}
+    assert all(chunk.num_output_tokens >= 1 for chunk in streamed.chunks)
     assert last.finish_reason in ("stop", "length")
     assert last.num_input_tokens >= 1
     if streamed.finals is not None:
-        assert streamed.finals == [len(streamed.pieces) - 1], "the final flag comes once, with the last piece"
+        assert streamed.finals == [len(streamed.chunks) - 1], "the final flag comes once, with the last chunk"
         assert streamed.empty == 0
 
 

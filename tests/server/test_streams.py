@@ -38,23 +38,23 @@ PARTS = HOT | {"text_input": "Return", "max_tokens": 30, "min_tokens": 30}
 
 @every_wire
 @pytest.mark.parametrize(
-    ("inputs", "chunks"),
+    ("inputs", "most"),
     [(GREEDY, 24), (HOT | {"seed": 1}, 60), (HOT | {"seed": 2**64 - 1}, 60), (GREEDY | {"max_tokens": 1}, 1)],
     ids=["greedy", "seed 1", "largest seed", "one token"],
 )
 def test_the_chunks_of_a_stream_are_the_text_of_one_response(
-    streaming: LocalTriton, wire: StreamWire, inputs: Inputs, chunks: int
+    streaming: LocalTriton, wire: StreamWire, inputs: Inputs, most: int
 ) -> None:
     whole, streamed = both(streaming, wire, **inputs)
-    assert whole.num_output_tokens <= chunks
-    assert (len(streamed.pieces) > 1) == (chunks > 1)
+    assert whole.num_output_tokens <= most
+    assert (len(streamed.chunks) > 1) == (most > 1)
 
 
 @every_wire
 def test_the_first_chunk_begins_with_a_prompt_that_is_not_excluded(streaming: LocalTriton, wire: StreamWire) -> None:
     inputs = HOT | {"text_input": "Wäre 🐍 in", "seed": 3}
     whole, streamed = both(streaming, wire, **inputs, exclude_input_in_output=False)
-    assert streamed.pieces[0].text.startswith("Wäre 🐍 in")
+    assert streamed.chunks[0].text.startswith("Wäre 🐍 in")
     assert whole.text == "Wäre 🐍 in" + stream(streaming, wire, **inputs).whole.text
 
 
@@ -100,7 +100,7 @@ def test_random_streams_equal_their_responses(streaming: LocalTriton) -> None:
 def test_without_stream_there_is_one_final_response(streaming: LocalTriton, flag: Inputs) -> None:
     whole = ask(streaming, generate, **TWELVE, **flag)
     assert whole.num_output_tokens == 12
-    assert stream(streaming, grpc_stream, **TWELVE, stream=False).pieces == [whole]
+    assert stream(streaming, grpc_stream, **TWELVE, stream=False).chunks == [whole]
     rows = [ask(streaming, generate, **{name: values[row][0] for name, values in ROWS.items()}) for row in range(3)]
     several = {name: [[value]] * 3 for name, value in flag.items()}
     for inputs, expected in (({**TWELVE, **flag}, [whole]), ({**ROWS, **several}, rows)):
@@ -151,7 +151,7 @@ def test_a_bad_input_of_a_stream_is_refused_by_name(
     streaming: LocalTriton, wire: StreamWire, name: str, value: object, parts: tuple[str, ...]
 ) -> None:
     streamed = wire(streaming, TWELVE | {name: value})
-    assert not streamed.pieces
+    assert not streamed.chunks
     assert streamed.error is not None
     assert [part for part in (name, *parts) if part not in streamed.error] == []
     assert_clean(streamed.error)
@@ -194,7 +194,7 @@ def test_requests_of_one_grpc_stream_are_told_apart_by_their_ids(streaming: Loca
 @pytest.mark.parametrize("empty_final", [False, True])
 def test_the_final_flag_comes_once_with_the_last_chunk(streaming: LocalTriton, empty_final: bool) -> None:
     streamed = grpc_stream(streaming, TWELVE, empty_final=empty_final)
-    assert (streamed.finals, streamed.empty) == ([len(streamed.pieces) - 1], 0)
+    assert (streamed.finals, streamed.empty) == ([len(streamed.chunks) - 1], 0)
 
 
 def test_a_chunk_never_ends_inside_a_character(split: LocalTriton) -> None:
@@ -203,14 +203,14 @@ def test_a_chunk_never_ends_inside_a_character(split: LocalTriton) -> None:
     texts = [whole.text for whole, _ in results]
     for character in (SNAKE, "é", BROKEN):
         assert any(character in text for text in texts), f"no {character!r} was made: {texts}"
-    pieces = [piece for _, streamed in results for piece in streamed.pieces]
-    assert any(piece.text == SNAKE and piece.num_output_tokens > 1 for piece in pieces)
+    chunks = [chunk for _, streamed in results for chunk in streamed.chunks]
+    assert any(chunk.text == SNAKE and chunk.num_output_tokens > 1 for chunk in chunks)
 
 
 def test_a_text_cut_inside_a_character_ends_in_a_replacement_character(split: LocalTriton) -> None:
     cut = PARTS | {"min_tokens": 0, "seed": 2}
     jobs = [partial(both, split, STREAM_WIRES[limit % 3], **cut | {"max_tokens": limit}) for limit in range(1, 25)]
-    assert any(streamed.pieces[-1].text.endswith(BROKEN) for _, streamed in at_once(jobs))
+    assert any(streamed.chunks[-1].text.endswith(BROKEN) for _, streamed in at_once(jobs))
 
 
 @pytest.mark.parametrize("word", [SNAKE, f"{SNAKE} ", f" {SNAKE}", "é"])

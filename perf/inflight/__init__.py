@@ -1,1 +1,1 @@
-"""What in-flight batching gains over batches that run to their end, and what it costs: three measurements, one run."""
+"""`make bench-inflight`: in-flight batching against batches, the cost of a step, the prefill bound."""

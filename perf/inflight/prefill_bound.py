@@ -1,8 +1,8 @@
-"""What the bound of prompt tokens per step does to the rows that are decoding, and to the prompts that wait.
+"""The effect of the bound on prompt tokens per step: on the ITL of decoding rows and on the TTFT of new prompts.
 
-Seven rows decode while prompts of 400 tokens keep coming, one as soon as the one before has its first token. The gap
-between two tokens of a decoding row is the duration of a step; a step that reads prompt tokens takes longer by what
-reading them takes, so a smaller bound cuts the longest gaps and makes the newcomers wait for more steps.
+Seven rows decode while prompts of 400 tokens arrive, each as soon as the previous one has its first token. The gap
+between two tokens of a decoding row is the duration of a step, and prefill adds to it; so a smaller bound cuts the
+longest gaps and makes new prompts wait for more steps.
 """
 
 from __future__ import annotations

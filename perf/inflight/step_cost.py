@@ -1,10 +1,10 @@
-"""What a decode step costs on top of the model's bare `forward`, in one process, at the same rows and positions.
+"""The cost of a decode step beyond the model's bare `forward`, in one process, at the same rows and positions.
 
-Three times per point, each the median of many: the engine's whole step (positions, mask, forward, head, sampling,
+Three durations per point, each the median of many: the engine's whole step (positions, mask, forward, head, sampling,
 reading the tokens, stop conditions), the forward and head of that step alone on the slot cache, and transformers' own
-`forward` of the same model with its DynamicCache, one token a row, without sampling. They take turns, and their
+`forward` of the same model with its DynamicCache, one token per row, without sampling. They alternate, and their
 contexts grow by a token each time. A step must read all weights and the cached positions of every row once; the
-difference to the forward alone is what this project adds.
+difference to the forward alone is the engine's overhead.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ class Obedient:
         self._running = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        assert "Accept-Encoding" not in request.headers, "compression is not requested"
         prompt = (await request.json())["text_input"]
         self.prompts.append(prompt)
         self._running += 1

@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from engine.forward_passes import ForwardPass, watching
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.memory_plan import graph_reserve
+from llama_engine.model.memory_plan import MemoryPlan, graph_reserve
 from llama_engine.rows import Completion
 from llama_engine.settings import Settings
 
@@ -74,48 +74,56 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
     graph_bytes = free - _free(device) if graphs else 0
     supply = _requests(checkpoint, engine, settings)
     # Contexts grow to their full length in the first stretch, which is the warm-up of the other two.
-    warm, *halves = [_run(engine, supply, extent.steps // 3, extent.seconds / 3, device) for _ in range(3)]
-    failed = sum(stretch.errors for stretch in (warm, *halves))
+    stretches = [_run(engine, supply, extent.steps // 3, extent.seconds / 3, device) for _ in range(3)]
+    failed, steps = sum(stretch.errors for stretch in stretches), sum(stretch.steps for stretch in stretches)
     found: dict[str, object] = {
         "plan": engine.plan.describe(),
         "decode_steps": engine.describe_steps(),
         "slots": extent.slots,
         "max_model_len": extent.max_model_len,
-        "steps": sum(stretch.steps for stretch in (warm, *halves)),
+        "steps": steps,
         "asked_steps": extent.steps,
-        "rows_ended": sum(stretch.ended for stretch in (warm, *halves)),
+        "rows_ended": sum(stretch.ended for stretch in stretches),
         "errors": failed,
     }
     if not cuda:
-        return {**found, "memory": "needs CUDA", "passed": failed == 0, "in_short": f"{found['steps']} steps"}
-    plan, peak = engine.plan, max(stretch.peak for stretch in (warm, *halves))
-    growth = halves[1].peak - halves[0].peak
-    left = halves[1].left - halves[0].left
+        return {**found, "memory": "needs CUDA", "passed": failed == 0, "in_short": f"{steps} steps"}
     config = checkpoint.config
-    planned_for_graphs = graph_reserve(plan.shape, config.hidden_size, config.intermediate_size, config.vocab_size)
-    within = peak <= plan.total and graph_bytes <= planned_for_graphs
+    sizes = (config.hidden_size, config.intermediate_size, config.vocab_size)
+    graphs_planned = graph_reserve(engine.plan.shape, *sizes)
+    memory, flat, in_short = _memory(engine.plan, stretches)
     found["memory"] = {
+        "weights_mib": _mib(before),
+        "engine_mib": _mib(holds - before),
+        **({"graphs_mib": _mib(graph_bytes), "graphs_planned_mib": _mib(graphs_planned)} if graphs else {}),
+        **memory,
+        "reserved_mib": _mib(torch.cuda.max_memory_reserved(device)),
+    }
+    return {
+        **found,
+        "passed": flat and graph_bytes <= graphs_planned and failed == 0,
+        "in_short": f"{in_short} in {steps:,} of {extent.steps:,} steps, {failed} errors",
+    }
+
+
+def _memory(plan: MemoryPlan, stretches: Sequence[_Stretch]) -> tuple[dict[str, object], bool, str]:
+    """Compare the stretches' memory with the plan: the figures, whether it was within the plan and flat, in words."""
+    _, first, second = stretches
+    peak = max(stretch.peak for stretch in stretches)
+    growth, left = second.peak - first.peak, second.left - first.left
+    figures: dict[str, object] = {
         "planned_mib": {
             name: _mib(getattr(plan, name)) for name in ("weights", "cache", "sampling", "reserve", "total", "budget")
         },
-        "weights_mib": _mib(before),
-        "engine_mib": _mib(holds - before),
-        **({"graphs_mib": _mib(graph_bytes), "graphs_planned_mib": _mib(planned_for_graphs)} if graphs else {}),
-        "peak_mib": [_mib(stretch.peak) for stretch in (warm, *halves)],
-        "left_allocated_mib": [_mib(stretch.left) for stretch in (warm, *halves)],
-        "reserved_mib": _mib(torch.cuda.max_memory_reserved(device)),
+        "peak_mib": [_mib(stretch.peak) for stretch in stretches],
+        "left_allocated_mib": [_mib(stretch.left) for stretch in stretches],
         "share_of_plan": round(peak / plan.total, 4),
         "growth_mib": _mib(growth),
         "left_growth_bytes": left,
     }
     # Between steps the memory may differ by a row's tensor, and a pass over a longer span takes a little more.
-    passed = within and left <= LEFT and growth <= max(MIB // 2, plan.reserve // 50) and failed == 0
-    return {
-        **found,
-        "passed": passed,
-        "in_short": f"peak {_mib(peak):,.0f} of {_mib(plan.total):,.0f} MiB planned, grown by {left:,} bytes in "
-        f"{found['steps']:,} of {extent.steps:,} steps, {failed} errors",
-    }
+    flat = peak <= plan.total and left <= LEFT and growth <= max(MIB // 2, plan.reserve // 50)
+    return figures, flat, f"peak {_mib(peak):,.0f} of {_mib(plan.total):,.0f} MiB planned, grown by {left:,} bytes"
 
 
 def scarce(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:

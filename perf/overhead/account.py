@@ -8,7 +8,7 @@ so that requests always wait there, too.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypedDict
@@ -17,19 +17,19 @@ import torch
 from triton_local.process import Supervised
 from triton_local.server import LocalTriton
 
+from perf.load.protocols import Request
 from perf.overhead.bare import BareEngine, Run, Split
 from perf.overhead.probes import TOKENIZATION
 from perf.overhead.processes import MODEL
 from perf.overhead.served import Served, processor_parts, request_parts, serve
 from perf.overhead.stopwatch import flatten
 from perf.report.results import Part
-from perf.servers.triton import read_back
+from perf.servers.triton import local_triton, read_back
 from perf.workload import MEAN_OUTPUT, Mix, requests
 
 SLOTS = 32
 VARIANT = "default"
 REPETITIONS = 2
-_READY_S = 900.0
 
 
 class RunsJSON(TypedDict):
@@ -96,30 +96,16 @@ def account(
     say(f"warm-up, then the bare engine under the stopwatch: {count} requests, {tokens:,} tokens")
     bare.run(slots)
     split = bare.split()
-    turns = _Turns()
     environment = {
         "OMP_NUM_THREADS": str(threads),
         "LLAMA_QUANTIZATION": quantization,
         "LLAMA_SLOTS": str(slots),
         "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len),
     }
-    server = LocalTriton(
-        variant=VARIANT,
-        model=str(checkpoint),
-        environment=environment,
-        ready_timeout=_READY_S,
-        # Nobody but the load may ask the model.
-        supervised=Supervised(stuck_after=None),
-    )
-    with server:
+    with local_triton(VARIANT, checkpoint, environment) as server:
         runs_with = {"variant": VARIANT, **read_back(server).to_json()}
         serve(server, asked[:slots], concurrency)
-        for repetition in range(1, repetitions + 1):
-            say(f"bare engine, server, bare forward: {repetition} of {repetitions}")
-            turns.engine.append(bare.run())
-            turns.served.append(serve(server, asked, concurrency))
-            turns.slot_forward.append(bare.through_slots(split.passes))
-            turns.forward.append(bare.through_forward(split.passes))
+        turns = _in_turns(server, bare, split, asked, concurrency, repetitions, say)
     runs = _runs(turns, split, tokens)
     return {
         "settings": {
@@ -139,6 +125,25 @@ def account(
         "ratios": _ratios(runs),
         "parts": _parts(turns.served[-1], split),
     }
+
+
+def _in_turns(
+    server: LocalTriton,
+    bare: BareEngine,
+    split: Split,
+    asked: Sequence[Request],
+    concurrency: int,
+    repetitions: int,
+    say: Callable[[str], None],
+) -> _Turns:
+    turns = _Turns()
+    for repetition in range(1, repetitions + 1):
+        say(f"bare engine, server, bare forward: {repetition} of {repetitions}")
+        turns.engine.append(bare.run())
+        turns.served.append(serve(server, asked, concurrency))
+        turns.slot_forward.append(bare.through_slots(split.passes))
+        turns.forward.append(bare.through_forward(split.passes))
+    return turns
 
 
 def _runs(turns: _Turns, split: Split, tokens: int) -> dict[str, RunsJSON]:

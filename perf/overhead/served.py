@@ -125,7 +125,7 @@ def request_parts(served: Served, tokenization: float) -> Node:
 def processor_parts(served: Served) -> Node:
     """Return the core seconds of the load, by process."""
     whole = Node("cores", seconds=served.seconds * len(os.sched_getaffinity(0)))
-    whole.rest = "idle, and everybody else"
+    whole.rest = "idle, and other processes"
     for name, seconds in served.processor_seconds.items():
         whole.take(name, seconds)
     return whole

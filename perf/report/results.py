@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -324,42 +324,60 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Device, time, versions and command behind the figures; stands beneath every table."""
+class Machine:
+    """The benchmark environment. changed_during_run: the code was not the same until the end."""
 
-    device: str
+    device: Text
     cores: int
-    threads: int | None
-    model: str
-    date: str
-    commit: str
-    uncommitted: bool
-    changed: bool
-    versions: Mapping[str, str]
-    command: str
-    file: str
+    commit: Text
+    uncommitted_changes: bool
+    python: Text
+    versions: Mapping[str, Text]
+    changed_during_run: bool | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that every kind of result has. threads: per server."""
+
+    model: Text
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A file's head: environment, time and command behind its figures; stands beneath every table."""
+
+    kind: Text
+    date: Text
+    machine: Machine
+    settings: Settings
+    command: Text
+    file: str = ""
 
     @property
     def hardware(self) -> str:
         """The device, with the cores of a CPU."""
-        return f"{self.device}, {self.cores} cores" if self.device.startswith("CPU") else self.device
+        device = self.machine.device
+        return f"{device}, {self.machine.cores} cores" if device.startswith("CPU") else device
 
     @property
     def subject(self) -> str:
         """Device and model, for a plot's subtitle."""
-        return f"{self.hardware}; {self.model}"
+        return f"{self.hardware}; {self.settings.model}"
 
     def line(self) -> str:
         """Return one line of Markdown."""
-        threads = "" if self.threads is None else f", {self.threads} thread{'s' if self.threads > 1 else ''} per server"
-        no_gpu = " (no GPU)" if self.device.startswith("CPU") else ""
-        uncommitted = " with uncommitted changes" if self.uncommitted else ""
-        changed = ", and changed during the run" if self.changed else ""
-        commit = f"commit `{self.commit[:7]}`{uncommitted}{changed}"
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        machine, count = self.machine, self.settings.threads
+        threads = "" if count is None else f", {count} thread{'s' if count > 1 else ''} per server"
+        no_gpu = " (no GPU)" if machine.device.startswith("CPU") else ""
+        uncommitted = " with uncommitted changes" if machine.uncommitted_changes else ""
+        changed = ", and changed during the run" if machine.changed_during_run else ""
+        commit = f"commit `{machine.commit[:7]}`{uncommitted}{changed}"
+        versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
         return (
-            f"{self.hardware}{no_gpu}{threads}; {self.model}; {self.date}; {commit}; {versions}. "
-            f"`{self.command}` writes `{self.file}`."
+            f"{self.hardware}{no_gpu}{threads}; {self.settings.model}; {self.date.split('T')[0]}; {commit}; "
+            f"Python {machine.python}, {versions}. `{self.command}` writes `{self.file}`."
         )
 
 
@@ -411,33 +429,6 @@ def read_all(folder: Path = RESULTS) -> dict[str, Result]:
 
 
 @dataclass(frozen=True)
-class _Machine:
-    device: Text
-    cores: int
-    commit: Text
-    uncommitted_changes: bool
-    python: Text
-    versions: Mapping[str, Text]
-    changed_during_run: bool | None = None
-
-
-@dataclass(frozen=True)
-class _Settings:
-    model: Text
-    threads: int | None = None
-
-
-@dataclass(frozen=True)
-class _File:
-    kind: Text
-    date: Text
-    machine: _Machine
-    settings: _Settings
-    command: Text
-    measurements: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Rates:
     device: Text
     threads: int
@@ -471,9 +462,10 @@ DECODING = ("graph", "decode", "stock_engine", "stock")
 
 def parse(content: object, file: str) -> Result:
     """Parse a result file's content. file: its name for messages. Raises ResultError."""
-    head = _as(_File, content, file)
+    origin = replace(_as(Origin, content, file), file=file)
     assert isinstance(content, Mapping)
-    entries = {key: _missing(key, entry, file) or entry for key, entry in head.measurements.items()}
+    measured = _as(dict[str, dict[str, object]], content.get("measurements", {}), f"{file}: measurements")
+    entries = {key: _missing(key, entry, file) or entry for key, entry in measured.items()}
     not_run = {key: entry for key, entry in entries.items() if isinstance(entry, NotRun)}
     ran = {key: entry for key, entry in entries.items() if not isinstance(entry, NotRun)}
 
@@ -484,25 +476,31 @@ def parse(content: object, file: str) -> Result:
             if not parts or key.split("/")[0] in parts
         }
 
-    rates = None if content.get("rates") is None else _as(_Rates, content["rates"], f"{file}: rates")
+    rates = None
+    if content.get("rates") is not None:
+        found = _as(_Rates, content["rates"], f"{file}: rates")
+        bandwidth, operations = dict(found.bandwidth), dict(found.operations)
+        rates = DeviceRates.from_json(
+            {"device": found.device, "threads": found.threads, "bandwidth": bandwidth, "operations": operations}
+        )
     overhead = None if content.get("overhead") is None else _as(Account, content["overhead"], f"{file}: overhead")
     quality = tune = gpu = None
-    if head.kind == "quality":
+    if origin.kind == "quality":
         quality = _as(QualitySettings, content["settings"], f"{file}: settings"), list(parsed(Quality).values())
-    if head.kind == "tune" and content.get("points") is not None:
+    if origin.kind == "tune" and content.get("points") is not None:
         tune = _tuned(_as(_Tune, content, file), file)
-    if head.kind == "gpu":
+    if origin.kind == "gpu":
         settings = _as(_GpuSettings, content["settings"], f"{file}: settings")
         aims = None if content.get("verdict") is None else _as(list[Aim], content["verdict"], f"{file}: verdict")
         gpu = Gpu(
             settings.prompt_tokens, settings.output_tokens, parsed(Wave, *DECODING), parsed(Product, "products"), aims
         )
     return Result(
-        kind=head.kind,
-        origin=_origin(head, file),
+        kind=origin.kind,
+        origin=origin,
         measurements=parsed(Measurement, *_SERVERS),
         not_run=not_run,
-        rates=None if rates is None else _rates(rates),
+        rates=rates,
         overhead=overhead,
         quality=quality,
         tune=tune,
@@ -531,33 +529,6 @@ def _missing(key: str, entry: Mapping[str, object], file: str) -> NotRun | None:
     if key.split("/")[0] in _SERVERS and "latency_ms" not in entry and entry.get("errors"):
         return NotRun(title, f"all {entry['errors']} requests failed")
     return None
-
-
-def _origin(head: _File, file: str) -> Origin:
-    return Origin(
-        device=head.machine.device,
-        cores=head.machine.cores,
-        threads=head.settings.threads,
-        model=head.settings.model,
-        date=head.date.split("T")[0],
-        commit=head.machine.commit,
-        uncommitted=head.machine.uncommitted_changes,
-        changed=bool(head.machine.changed_during_run),
-        versions={"Python": head.machine.python, **head.machine.versions},
-        command=head.command,
-        file=file,
-    )
-
-
-def _rates(found: _Rates) -> DeviceRates:
-    return DeviceRates.from_json(
-        {
-            "device": found.device,
-            "threads": found.threads,
-            "bandwidth": dict(found.bandwidth),
-            "operations": dict(found.operations),
-        }
-    )
 
 
 def _tuned(found: _Tune, file: str) -> Tune:

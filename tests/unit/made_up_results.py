@@ -1,4 +1,4 @@
-"""Results that nobody measured: complete in form, made up by formulas, for the tests of tables and plots."""
+"""Made-up results: complete in form, from formulas, for the tests of tables and plots."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def times(median: float) -> Content:
 
 
 def measurement(server: str, title: str, weights: str, rate: float, mix: str, concurrency: int = 32) -> Content:
-    """One server's measurement at so many tokens per second; latencies follow from Little's law."""
+    """One server's measurement at `rate` tokens per second; latencies follow from Little's law."""
     return {
         "server": server, "title": title, "family": "ours", "weights": weights, "generator": "locust",
         "settings": {}, "command": "made up",
@@ -100,7 +100,7 @@ def of_peers(mix: str, slower: float = 1.0) -> Content:
 
 
 def under_poisson(mix: str, rate: float) -> Content:
-    """The peers in an open loop at so many requests per second, with goodput."""
+    """The baselines under Poisson arrivals at `rate` requests per second, with goodput."""
     found: Content = {}
     for server, one in of_peers(mix, 1.2).items():
         assert isinstance(one, dict)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from triton_local.process import Supervised
 from triton_local.server import LocalTriton
 
 from perf.load.protocols import Request

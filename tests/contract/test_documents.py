@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 from contract.code_blocks import PAGES, README, ROOT, blocks, page_blocks
-from contract.configs import FILES, INPUTS, OUTPUTS
+from contract.configs import FILES, INPUTS, OUTPUTS, read_config
 from contract.lock import pinned
+from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import Settings
 from tritonclient.grpc.model_config_pb2 import DataType
 
 DOCS = ROOT / "docs"
+METRICS_PAGE, SECURITY_PAGE = ((DOCS / f"{name}.md").read_text() for name in ("metrics", "security"))
+(DEFENDED,) = re.findall(r"^## Defended$(.*?)^## ", SECURITY_PAGE, re.MULTILINE | re.DOTALL)
 LINKED_PAGES = [*PAGES, *sorted((ROOT / "deploy").glob("*/README.md"))]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -127,3 +130,38 @@ def test_the_supported_versions_are_the_pinned_ones() -> None:
         assert re.search(rf"\b{re.escape(constraints[name].split('+')[0])}\b", versions), name
     (base,) = re.findall(r"tritonserver:([\d.]+)-py3", (ROOT / "deploy/docker/Dockerfile").read_text())
     assert f"{base}, the default base of the Docker image" in versions
+
+
+def test_the_metrics_page_lists_the_metrics_of_the_code() -> None:
+    rows = re.findall(r"^\| `(llama_\w+)`(?: \{`(\w+)`\})? \| (\w+) \| \w+ \| (.*) \|$", METRICS_PAGE, re.MULTILINE)
+    assert rows == [(metric.name, metric.label, metric.kind, metric.help) for metric in METRICS]
+
+
+def test_the_metrics_page_queries_metrics_that_exist() -> None:
+    # llama_0_0 is an instance of the model.
+    used = set(re.findall(r"llama_(?!\d)\w+", METRICS_PAGE))
+    assert used <= {metric.name + suffix for metric in METRICS for suffix in ("", "_bucket", "_sum", "_count")}
+
+
+def test_counters_and_only_counters_end_in_total() -> None:
+    for metric in METRICS:
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert bool(metric.buckets) == (metric.kind == "histogram"), metric.name
+        assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
+
+
+def test_every_defence_of_the_security_page_names_a_test_or_a_page() -> None:
+    rows = re.findall(r"^\| (?!threat)([^|]+?) \| [^|]+? \| ([^|]+?) \|$", DEFENDED, re.MULTILINE)
+    assert len(rows) >= 15
+    assert [threat for threat, shown in rows if not re.search(r"`tests/|\]\(", shown)] == []
+
+
+def test_every_test_that_the_security_page_names_exists() -> None:
+    assert [name for name in re.findall(r"`(tests/[\w/.]+)`", SECURITY_PAGE) if not (ROOT / name).is_file()] == []
+
+
+def test_the_queues_bounds_on_the_security_page_are_the_configs() -> None:
+    policy = read_config("config").dynamic_batching.default_queue_policy
+    assert f"holds {policy.max_queue_size} requests" in SECURITY_PAGE
+    assert policy.default_timeout_microseconds == 600_000_000
+    assert "ten minutes" in SECURITY_PAGE

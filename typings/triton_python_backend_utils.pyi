@@ -1,6 +1,6 @@
-"""The part of Triton's Python backend API that model.py uses; the module itself exists only inside Triton."""
+"""The part of Triton's Python backend API that model.py and llama_engine.triton use; the module itself exists only inside Triton."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -41,9 +41,9 @@ class Metric:
     def observe(self, value: float) -> None: ...
 
 class MetricFamily:
-    COUNTER: int
-    GAUGE: int
-    HISTOGRAM: int
+    COUNTER: ClassVar[int]
+    GAUGE: ClassVar[int]
+    HISTOGRAM: ClassVar[int]
     def __init__(self, name: str, description: str, kind: int) -> None: ...
     def Metric(self, labels: dict[str, str] = ..., buckets: list[float] = ...) -> Metric: ...  # noqa: N802 - Triton's name
 

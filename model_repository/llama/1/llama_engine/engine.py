@@ -1,32 +1,32 @@
-"""The decode loop: prompts into slots, one step per token for all rows, rows come and go between two steps.
+"""The engine: each step prefills prompts, decodes one token for every sequence, and removes what is finished.
 
-A row's tokens depend on that row alone: its prompt, its parameters, its seed. The engine knows rows, slots and steps;
-which prompts are read next is the prefill's business, text the tokenizer's, bounds the request parser's, when a row
-enters the scheduler's, and Triton nobody's. Rows that decode sit in the first slots, so that a step's cache is a view.
+A sequence's tokens depend on that sequence alone: its prompt, its parameters, its seed.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
 
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.choosing import Choosing
+from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
+from llama_engine.decode import DecodeStep
 from llama_engine.errors import GenerationError, InvalidSettings
-from llama_engine.model.cuda_graphs import Capture, graph_count
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.prefill import Prefill
-from llama_engine.rows import FAILURE, Outcome, Row, failure, named
 from llama_engine.sampling.sampler import FAILED, Sampler
+from llama_engine.sequence import FAILURE, DiscardingSink, ResponseSink, Result, Sequence, Status, names_of
 from llama_engine.settings import Settings
+from llama_engine.slot_batch import SlotBatch
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.stop_checker import StopChecker
 
@@ -34,35 +34,33 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Step:
+class StepResult:
     """What one step did.
 
-    started: rows that have chosen their first token. ended: rows that have their outcome now. decoded: rows in the
-    decode pass. chosen: tokens that rows got. prefilled: prompt tokens read, padding included. errors: computations
-    that failed.
+    finished: sequences that have their result now. decoded: sequences in the forward pass of the decode step. sampled:
+    tokens that sequences got. prefill_tokens: prompt tokens computed, padding included. errors: failed computations.
     """
 
-    started: Sequence[Row]
-    ended: list[Row]
+    finished: list[Sequence] = field(default_factory=list)
     decoded: int = 0
-    chosen: int = 0
-    prefilled: int = 0
+    sampled: int = 0
+    prefill_tokens: int = 0
     errors: int = 0
 
     @property
     def failed(self) -> bool:
-        """Whether nothing but failures came of it: nobody got a token, and a computation failed or a row ended."""
-        return not self.chosen and bool(self.errors or self.ended)
+        """Whether the step produced only failures: no token, and a failed computation or a finished sequence."""
+        return not self.sampled and bool(self.errors or self.finished)
 
 
 class Engine:
-    """Decodes rows on one model. Not thread-safe, but for `row`: one thread at a time calls the rest."""
+    """Generates on one model. Not thread-safe, except `sequence`: one thread at a time calls the rest."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
-        """Plan the memory and allocate it. Raises OutOfMemoryPlan, with the figures, if it doesn't fit."""
+        """Plan the memory and allocate it. Raises OutOfMemoryPlan, with the figures, if the plan doesn't fit."""
         config = checkpoint.config
         self._device = checkpoint.info.device
-        self._vocabulary = checkpoint.tokenizer.vocabulary
+        self.tokenizer = checkpoint.tokenizer
         self.max_model_len = checkpoint.max_model_len
         self.defaults = GenerationDefaults.from_config(
             checkpoint.generation_config, settings.default_max_tokens, config.vocab_size
@@ -71,200 +69,196 @@ class Engine:
             raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
         self.plan = plan_memory(checkpoint, settings, slots)
         self.plan.check()
-        self._model = ModelRunner(checkpoint, self.plan.shape)
-        self._sampler = Sampler(slots, config.vocab_size, sorted(self.defaults.end_tokens), self._device)
-        self._prefill = Prefill(self._model, slots, settings.prefill_tokens, self._note_error)
-        self._choosing = Choosing(self._model, self._sampler, self._device, self._note_error)
+        self._batch = SlotBatch(self.plan.shape, config.vocab_size, self._device)
+        self._model = ModelRunner(checkpoint, self._batch.kv_cache)
+        self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
+        self._prefill = Prefill(self._model, self._batch, settings.prefill_tokens, self._on_error)
+        self._decode = DecodeStep(self._model, self._sampler, self._batch, self._on_error)
         self._wants_graphs = settings.cuda_graphs == "on"
         self._checkpoint = checkpoint
-        self._rows: list[Row] = []
-        self._step = Step([], [])
+        self._result = StepResult()
 
     @property
     def slots(self) -> int:
-        """Rows that can be in the engine together."""
+        """Sequences that can be in the engine together."""
         return self.plan.shape.slots
 
     @property
-    def taken(self) -> int:
-        """Rows that are in the engine."""
-        return len(self._rows) + len(self._prefill)
+    def used_slots(self) -> int:
+        """Sequences that are in the engine."""
+        return len(self._batch) + len(self._prefill)
 
-    def describe_steps(self) -> str:
+    @property
+    def uses_cuda_graphs(self) -> bool:
+        """Whether decode steps are CUDA graphs."""
+        return self._decode.graphs is not None
+
+    def describe_decode(self) -> str:
         """Return in a line how decode steps are computed."""
-        graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.replays else "launched"
+        graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.uses_cuda_graphs else "launched"
         kernels = self._checkpoint.kernels.describe() if self._device.type == "cuda" else "on the CPU"
         return f"decode steps: {kernels}, {graphs}"
 
-    @property
-    def replays(self) -> bool:
-        """Whether decode steps are CUDA graphs."""
-        return self._choosing.replays
+    def sequence(
+        self,
+        request: GenerationRequest,
+        name: str = "",
+        sink: ResponseSink | None = None,
+        stream: bool = False,
+        deadline: float = math.inf,
+    ) -> Sequence:
+        """Make a sequence of a request. Any thread may call it, so that its cost doesn't delay a step.
 
-    def row(self, request: GenerationRequest, name: str = "") -> Row:
-        """Make what the engine keeps of a request. Any thread may: what costs time here doesn't hold up a step.
-
-        name: what the log calls it, in one printable line.
+        name, sink, stream, deadline: as in `Sequence`; None discards the responses.
         """
-        transcript = StopChecker(
-            min_tokens=request.min_tokens,
-            max_tokens=request.max_tokens,
-            stop_words=request.stop_words,
-            end_tokens=self.defaults.end_tokens,
+        return Sequence(
+            request,
+            StopChecker(
+                min_tokens=request.min_tokens,
+                max_tokens=request.max_tokens,
+                stop_words=request.stop_words,
+                end_tokens=self.defaults.end_tokens,
+            ),
+            BadWords(request.bad_words, self.tokenizer.vocabulary, self._device) if request.bad_words else None,
+            sink or DiscardingSink(),
+            name,
+            stream,
+            deadline,
         )
-        banned = BadWords(request.bad_words, self._vocabulary, self._device) if request.bad_words else None
-        return Row(request, transcript, banned, name=name)
 
-    def enter(self, row: Row) -> None:
-        """Take a row in, behind those that came before; there must be a free slot."""
-        assert self.taken < self.slots, "no slot is free"
-        self._prefill.enter(row)
+    def add(self, sequence: Sequence) -> None:
+        """Give a sequence a slot: WAITING → PREFILL. There must be a free one."""
+        assert self.used_slots < self.slots, "no slot is free"
+        sequence.admit()
+        self._prefill.add(sequence)
 
-    def drop(self, row: Row) -> None:
-        """Give a row up, without an outcome; its slot is free at once. If that raises, all rows have been given up."""
-        if self._prefill.drop(row) or row not in self._rows:
+    def remove(self, sequence: Sequence) -> None:
+        """Free a sequence's slot without giving it a result. If that raises, all sequences have been removed."""
+        if self._prefill.remove(sequence) or sequence not in self._batch.sequences:
             return
         try:
-            self._retire(self._rows.index(row))
+            self._batch.remove(self._batch.sequences.index(sequence))
         except Exception as error:
-            # Half retired, every slot could be another row's than the sampler thinks.
-            self._note_error(error, "giving a slot up")
-            self._abandon()
+            self._on_error(error, "freeing a slot")
+            self._fail_all()
             raise
 
     @torch.inference_mode()
-    def step(self) -> Step:
-        """Read prompts, at most so many tokens, and choose the next token of every row whose prompt is read.
+    def step(self) -> StepResult:
+        """Prefill prompts within the budget, then sample the next token of every sequence whose prompt is cached.
 
-        Never raises: a computation that fails is tried again on parts of its rows, and a row that can't be computed
-        even alone gets a GenerationError. What can't be isolated fails every row.
+        Never raises: a failed computation is repeated in parts, and a sequence that fails alone gets a GenerationError.
+        A failure that can't be isolated fails every sequence.
         """
-        self._step = Step([], [])
+        result = self._result = StepResult()
         if self._device.type == "cuda":
-            # PyTorch goes by the tensors' device, but what the Triton language launches goes by the thread's.
+            # PyTorch launches on the tensors' device, the Triton language on the thread's.
             torch.cuda.set_device(self._device)
         try:
-            self._advance()
-        except Exception as error:  # noqa: BLE001 - whatever it was, every row must get an answer
-            self._note_error(error, f"a step over {self.taken} rows")
-            self._abandon()
-        return self._step
+            decoding = len(self._batch)
+            prefilled = self._prefill_prompts()
+            if self._batch.sequences:
+                tokens = self._decode.run(decoding, prefilled)
+                result.decoded = decoding
+                self._append(tokens)
+                self._remove_finished()
+        except Exception as error:  # noqa: BLE001 - any failure: every sequence must get a result
+            self._on_error(error, f"a step over {self.used_slots} sequences")
+            self._fail_all()
+        return result
 
-    def complete(self, requests: Sequence[GenerationRequest]) -> list[Outcome]:
-        """Run the requests to their ends and return their outcomes in order."""
-        rows = [self.row(request) for request in requests]
-        waiting = deque(rows)
-        while waiting or self.taken:
-            while waiting and self.taken < self.slots:
-                self.enter(waiting.popleft())
+    def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:
+        """Run the requests to their ends; return their results in order."""
+        sequences = [self.sequence(request) for request in requests]
+        waiting = deque(sequences)
+        while waiting or self.used_slots:
+            while waiting and self.used_slots < self.slots:
+                self.add(waiting.popleft())
             self.step()
-        return [row.outcome for row in rows if row.outcome is not None]
+        return [sequence.result for sequence in sequences if sequence.result is not None]
 
-    def prove(self) -> None:
-        """Generate through prefill and a decode step; raises GenerationError if that doesn't work, or what a
-        kernel raises at its first use.
+    def warm_up(self) -> None:
+        """Generate through a prefill and a decode step. Raises GenerationError if that fails, or what a kernel raises
+        at its first use.
 
-        On a GPU with the longest prompt there can be, so that the plan's reserve is tried and not only computed; on a
-        CPU, where that could take minutes, with one token.
+        On a GPU with the longest prompt possible, so that the plan's reserve is tested and not only computed; on a CPU,
+        where that could take minutes, with one token.
         """
         if self._device.type == "cuda":
             with torch.inference_mode():
-                self._model.rehearse()
-        self.record_graphs()
+                self._model.warm_up()
+        self.capture_graphs()
         width = max(self.max_model_len - 2, 1) if self._device.type == "cuda" else 1
-        # Two tokens are one step after the prefill; a context of two tokens has room for one.
+        # Two tokens are one decode step after the prefill; a context of two tokens has room for one.
         count = min(2, self.max_model_len - width)
         request = GenerationRequest(prompt="", prompt_tokens=(0,) * width, max_tokens=count, min_tokens=count)
-        outcome = self.complete([request])[0]
-        if isinstance(outcome, GenerationError):
-            raise outcome
+        result = self.generate([request])[0]
+        if isinstance(result, GenerationError):
+            raise result
 
-    def record_graphs(self, capture: Capture | None = None) -> None:
-        """Let decode steps be CUDA graphs from here on, if the settings ask for it and it can be; before any row is in.
+    def capture_graphs(self, capture: Capture | None = None) -> None:
+        """Capture decode steps as CUDA graphs, if the settings ask for it and it is possible; only while empty.
 
-        capture: how; None is CUDA's.
+        capture: None captures CUDA graphs.
         """
-        assert not self.taken, "rows are in the engine"
+        assert not self.used_slots, "sequences are in the engine"
         if self._wants_graphs:
-            self._choosing.record_graphs(self._checkpoint, self.plan.shape, capture)
+            self._decode.graphs = capture_graphs(self._checkpoint, self._model, self._sampler, self._batch, capture)
 
-    def _advance(self) -> None:
-        decoding = len(self._rows)
-        entered = self._prefill.read(first=decoding)
-        self._step.prefilled = entered.tokens
-        for row, exhausted in entered.failed:
-            self._end(row, failure(row, exhausted))
-        if entered.rows:
-            # First: if what follows raises, these rows must be where `_abandon` looks for them.
-            self._rows += entered.rows
-            self._model.seat(decoding, [row.length for row in entered.rows])
-            self._sampler.admit([row.request for row in entered.rows])
-        if not self._rows:
-            return
-        tokens = self._choosing.next_tokens(self._rows, decoding, entered.hidden)
-        self._step.decoded = decoding
-        for row in self._rows[:decoding]:
-            row.length += 1
-        # The host has to know the tokens: here it waits for the device; before, it only hands small tensors over.
-        chosen = tokens.tolist()
-        # Backwards, so that the row that moves into a freed slot is one that has been looked at already.
-        for slot in reversed(range(len(self._rows))):
-            self._take(slot, chosen[slot])
-        self._step.started = [row for row in entered.rows if not isinstance(row.outcome, GenerationError)]
+    def _prefill_prompts(self) -> list[torch.Tensor]:
+        """Run a prefill pass and add what is complete to the batch; return its last hidden states."""
+        prefilled = self._prefill.step()
+        self._result.prefill_tokens = prefilled.tokens
+        self._result.finished += prefilled.failed
+        if prefilled.sequences:
+            self._batch.add(prefilled.sequences)
+        self._prefill.commit()
+        return prefilled.hidden
 
-    def _take(self, slot: int, token: int) -> None:
-        """Give a row its next token, and let it go if it ends with it."""
-        row = self._rows[slot]
-        if token == FAILED:
-            self._model.wipe(slot, slot + 1)
-            self._end(row, row.outcome or GenerationError("the model's logits for this request were not finite"))
-        else:
+    def _append(self, tokens: torch.Tensor) -> None:
+        """Append each slot's token, [rows], to its sequence."""
+        # tolist: here the host waits for the device; everything before only launches.
+        for slot, token in enumerate(tokens.tolist()):
+            sequence = self._batch.sequences[slot]
+            if token == FAILED:
+                self._batch.kv_cache.zero(slot, slot + 1)
+                sequence.finish(GenerationError("the model's logits for this request were not finite"))
+                continue
             try:
-                piece = self._vocabulary.token_bytes[token]
-                self._step.chosen += 1
-                if row.transcript.add(token, piece):
-                    self._end(row, row.completion())
-                elif row.banned is not None:
-                    row.banned.append(piece)
-            except Exception as error:  # noqa: BLE001 - the row must get an answer, and the others go on
-                self._note_error(error, f"taking token {token} of {named([row])}")
-                self._end(row, FAILURE)
-        if row.outcome is not None:
-            self._retire(slot)
+                piece = self.tokenizer.vocabulary.token_bytes[token]
+                self._result.sampled += 1
+                sequence.append(token, piece)
+            except Exception as error:  # noqa: BLE001 - any failure: this sequence gets an error, the others go on
+                self._on_error(error, f"appending token {token} to {names_of([sequence])}")
+                sequence.finish(FAILURE)
 
-    def _end(self, row: Row, outcome: Outcome) -> None:
-        row.outcome = outcome
-        self._step.ended.append(row)
+    def _remove_finished(self) -> None:
+        # Backwards, so that the sequence that moves into a freed slot has already been visited.
+        for slot in reversed(range(len(self._batch))):
+            sequence = self._batch.sequences[slot]
+            if sequence.status is Status.FINISHED:
+                self._result.finished.append(sequence)
+                self._batch.remove(slot)
 
-    def _retire(self, slot: int) -> None:
-        """Give a slot up: the last row moves into it, so that the rows in use stay the first ones."""
-        last = self._rows.pop()
-        # First: if what follows raises, every row must still be in the list.
-        if slot < len(self._rows):
-            self._rows[slot] = last
-            self._model.move(len(self._rows), slot, last.length)
-        self._sampler.retire(slot)
-
-    def _note_error(self, error: Exception, what: str) -> bool:
-        """Count and log a failed computation; return whether the device's memory was exhausted."""
-        self._step.errors += 1
+    def _on_error(self, error: Exception, what: str) -> bool:
+        """Count and log a failed computation; return whether it exhausted the device's memory."""
+        self._result.errors += 1
         _log.error("%s failed", what, exc_info=error)
         exhausted = isinstance(error, torch.OutOfMemoryError)
         if exhausted:
-            # The frames it went through still hold the pass's tensors; and what the allocator keeps in pieces may be
-            # enough in one.
+            # The traceback's frames hold the pass's tensors, and what the allocator keeps in pieces may suffice in one.
             traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
         return exhausted
 
-    def _abandon(self) -> None:
-        """Answer every row with a failure and clear the slots."""
-        rows, self._rows = [*self._rows, *self._prefill.clear()], []
-        self._sampler.clear()
-        for row in rows:
-            if row not in self._step.ended:
-                self._end(row, FAILURE)
+    def _fail_all(self) -> None:
+        """Fail every sequence and clear the slots."""
+        for sequence in dict.fromkeys([*self._batch.clear(), *self._prefill.clear()]):
+            if sequence.status is not Status.FINISHED:
+                sequence.finish(FAILURE)
+            if sequence not in self._result.finished:
+                self._result.finished.append(sequence)
         try:
-            self._model.wipe(0, self.slots)
-        except Exception as error:  # noqa: BLE001 - a device that can't even do this fails the next rows in their turn
-            self._note_error(error, "clearing the slots")
+            self._batch.kv_cache.zero(0, self.slots)
+        except Exception as error:  # noqa: BLE001 - a device that fails here fails the next sequences in their turn
+            self._on_error(error, "zeroing the KV cache")

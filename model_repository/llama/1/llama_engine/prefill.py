@@ -1,9 +1,9 @@
-"""Prompts on their way into slots: which are read next, how many at once, and what happens if that fails.
+"""Prefill: which prompts are computed next, how many in one pass, and what happens if that fails.
 
-Prompts are read in order of arrival, one pass before each decode step and at most `budget` padded tokens in it, which
-bounds how long the decoding rows wait. Prompts that fit are read together, straight into the next slots. A longer one
-is read in chunks into the last slot, which nobody else can need (a row is counted from the moment it enters), and moves
-up once it is whole. Knows nothing about sampling; who is seated where is the engine's.
+Prompts are computed in order of arrival, one pass before each decode step and at most `budget` padded tokens in it,
+which bounds how long decoding sequences wait. Prompts that fit are computed together, straight into the next slots. A
+longer one is computed in chunks in the last slot, which is free for it (a sequence counts as soon as it is added), and
+moves to the next slot when it is complete.
 """
 
 from __future__ import annotations
@@ -14,131 +14,152 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llama_engine.isolation import compute_isolated
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.rows import Row, named
+from llama_engine.sequence import Sequence, failure, names_of
+from llama_engine.slot_batch import SlotBatch
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prefilled:
-    """What one pass over prompts came to.
+    """The outcome of a prefill pass.
 
-    rows: whose prompts lie whole in the next slots, in order. hidden: of their last tokens, [rows, hidden] in all.
-    tokens: prompt tokens read, padding included. failed: the rows that can't be read even alone, and whether it was the
-    device's memory that they exhausted.
+    sequences: whose prompts are cached in the next slots, in order. hidden: hidden states of their last tokens,
+    [rows, hidden] in all. tokens: prompt tokens computed, padding included. failed: sequences that failed alone.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
     tokens: int = 0
-    failed: list[tuple[Row, bool]] = field(default_factory=list)
+    failed: list[Sequence] = field(default_factory=list)
 
 
 class Prefill:
-    """The rows whose prompts are not read yet."""
+    """The sequences whose prompts are not cached yet."""
 
-    def __init__(self, model: ModelRunner, slots: int, budget: int, on_error: Callable[[Exception, str], bool]) -> None:
-        """`on_error` is told of every pass that fails, also of those that succeed in parts later.
-
-        It returns whether the device's memory was exhausted.
-        """
+    def __init__(
+        self, model: ModelRunner, batch: SlotBatch, budget: int, on_error: Callable[[Exception, str], bool]
+    ) -> None:
+        """budget: padded tokens per pass. on_error: logs a failed pass; returns whether it exhausted the memory."""
         self._model = model
-        self._last_slot = slots - 1
+        self._batch = batch
+        self._last_slot = batch.kv_cache.shape.slots - 1
         self._budget = budget
         self._on_error = on_error
-        self._entering: deque[Row] = deque()
-        # The one whose beginning lies in the last slot.
-        self._partial: Row | None = None
-        # Those that a pass is reading; only if it raises is anybody left in here.
-        self._reading: list[Row] = []
+        self._queue: deque[Sequence] = deque()
+        # The sequence whose prompt is partly cached, in the last slot.
+        self._partial: Sequence | None = None
+        # The sequences of the last pass, until they are committed.
+        self._computing: list[Sequence] = []
 
     def __len__(self) -> int:
-        return len(self._entering) + (self._partial is not None)
+        return len(self._queue) + (self._partial is not None)
 
-    def enter(self, row: Row) -> None:
-        """Take a row in, behind those that came before."""
-        self._entering.append(row)
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self._queue.append(sequence)
 
-    def drop(self, row: Row) -> bool:
-        """Give a row up; return whether it was here."""
-        if row is self._partial:
+    def remove(self, sequence: Sequence) -> bool:
+        """Remove a sequence; return whether it was here."""
+        if sequence is self._partial:
             self._partial = None
-        elif row in self._entering:
-            self._entering.remove(row)
+        elif sequence in self._queue:
+            self._queue.remove(sequence)
         else:
             return False
         return True
 
-    def clear(self) -> list[Row]:
-        """Give all rows up, and return them."""
-        rows = [*([] if self._partial is None else [self._partial]), *self._reading, *self._entering]
-        self._entering.clear()
-        self._reading = []
+    def clear(self) -> list[Sequence]:
+        """Remove and return all sequences."""
+        partial = [] if self._partial is None else [self._partial]
+        sequences = dict.fromkeys([*partial, *self._computing, *self._queue])
+        self._queue.clear()
+        self._computing = []
         self._partial = None
-        return rows
+        return list(sequences)
 
-    def read(self, first: int) -> Prefilled:
-        """Run one pass over the next prompts, if there are any; those that get whole lie in the slots `first` …"""
-        if self._partial is None and self._entering:
-            if self._entering[0].unread <= self._budget:
-                self._reading = self._next_group()
-                entered = self._read_whole(self._reading, first)
-                self._reading = []
-                return entered
-            self._partial = self._entering.popleft()
-        return Prefilled() if self._partial is None else self._read_on(self._partial, first)
+    def step(self) -> Prefilled:
+        """Run one pass over the next prompts, if there are any; complete ones are cached in the next free slots."""
+        prefilled = Prefilled()
+        if self._partial is None and self._queue:
+            if self._queue[0].num_uncached <= self._budget:
+                self._computing = self._next_group()
+                self._prefill_group(self._computing, prefilled)
+                return prefilled
+            self._partial = self._queue.popleft()
+        if self._partial is not None:
+            self._computing = [self._partial]
+            self._prefill_chunk(self._partial, prefilled)
+        return prefilled
 
-    def _next_group(self) -> list[Row]:
-        """Take the rows that are read together: in order, while their padded prompts fit."""
-        group: list[Row] = []
+    def commit(self) -> None:
+        """Forget the sequences of the last pass: they are in the batch, finished, or partly cached."""
+        self._computing = []
+
+    def _next_group(self) -> list[Sequence]:
+        """Take the sequences that are computed together: in order, while their padded prompts fit the budget."""
+        group: list[Sequence] = []
         width = 0
-        while self._entering:
-            width = max(width, self._entering[0].unread)
+        while self._queue:
+            width = max(width, self._queue[0].num_uncached)
             if width * (len(group) + 1) > self._budget:
                 break
-            group.append(self._entering.popleft())
+            group.append(self._queue.popleft())
         return group
 
-    def _read_whole(self, group: list[Row], first: int) -> Prefilled:
-        """Read whole prompts; if that fails, each half by itself, down to the row that can't be read even alone."""
-        prompts = [row.request.prompt_tokens for row in group]
-        width, count = max(map(len, prompts)), len(group)
-        try:
-            hidden = self._model.prefill(first, prompts)
-        except Exception as error:  # noqa: BLE001 - the rows must get an answer, and the others go on
-            exhausted = self._on_error(error, f"reading the prompts of {named(group)}, of up to {width} tokens,")
-        else:
-            for row, prompt in zip(group, prompts, strict=True):
-                row.length = len(prompt)
-            return Prefilled(group, [hidden], width * count)
-        # Out here and not in the handler, where the exception would hold what the failed pass had allocated.
-        self._model.wipe(first, first + count)
-        if count == 1:
-            return Prefilled(tokens=width, failed=[(group[0], exhausted)])
-        one = self._read_whole(group[: count // 2], first)
-        other = self._read_whole(group[count // 2 :], first + len(one.rows))
-        return Prefilled(
-            one.rows + other.rows,
-            one.hidden + other.hidden,
-            width * count + one.tokens + other.tokens,
-            one.failed + other.failed,
-        )
+    def _prefill_group(self, group: list[Sequence], prefilled: Prefilled) -> None:
+        """Compute whole prompts. Prompts that fail together are computed in halves, and fill the slots in order."""
 
-    def _read_on(self, row: Row, first: int) -> Prefilled:
-        """Read the next chunk of the prompt that is read in chunks."""
+        def compute(part: list[Sequence]) -> None:
+            prompts = [sequence.request.prompt_tokens for sequence in part]
+            prefilled.tokens += _width(part) * len(part)
+            hidden = self._model.prefill(self._next_slot(prefilled), prompts)
+            for sequence, prompt in zip(part, prompts, strict=True):
+                sequence.num_cached = len(prompt)
+            prefilled.sequences += part
+            prefilled.hidden.append(hidden)
+
+        def on_error(part: list[Sequence], error: Exception) -> bool:
+            exhausted = self._on_error(error, f"prefill of {names_of(part)}, of up to {_width(part)} tokens,")
+            first = self._next_slot(prefilled)
+            self._batch.kv_cache.zero(first, first + len(part))
+            return exhausted
+
+        def fail(sequence: Sequence, exhausted: bool) -> None:
+            sequence.finish(failure(sequence, exhausted))
+            prefilled.failed.append(sequence)
+
+        compute_isolated(group, compute, on_error, fail)
+
+    def _prefill_chunk(self, sequence: Sequence, prefilled: Prefilled) -> None:
+        """Compute the next chunk of a prompt that exceeds the budget."""
         slot = self._last_slot
-        chunk = row.request.prompt_tokens[row.length : row.length + self._budget]
+        chunk = sequence.request.prompt_tokens[sequence.num_cached : sequence.num_cached + self._budget]
+        prefilled.tokens = len(chunk)
         try:
-            hidden = self._model.prefill_chunk(slot, chunk, row.length)
-            row.length += len(chunk)
-            if row.unread:
-                return Prefilled(tokens=len(chunk))
-            if first != slot:
-                self._model.move(slot, first, row.length)
-        except Exception as error:  # noqa: BLE001 - the row must get an answer, and the others go on
-            size = len(row.request.prompt_tokens)
-            exhausted = self._on_error(error, f"reading {len(chunk)} of the {size} prompt tokens of {named([row])}")
-            self._model.wipe(slot, slot + 1)
+            hidden = self._model.prefill_chunk(slot, chunk, sequence.num_cached)
+            sequence.num_cached += len(chunk)
+            if sequence.num_uncached:
+                return
+            if self._next_slot(prefilled) != slot:
+                self._batch.kv_cache.copy(slot, self._next_slot(prefilled), sequence.num_cached)
+        except Exception as error:  # noqa: BLE001 - any failure: this sequence gets an error, the others go on
+            size = sequence.num_prompt_tokens
+            exhausted = self._on_error(
+                error, f"prefill of {len(chunk)} of the {size} prompt tokens of {names_of([sequence])}"
+            )
+            self._batch.kv_cache.zero(slot, slot + 1)
             self._partial = None
-            return Prefilled(tokens=len(chunk), failed=[(row, exhausted)])
+            sequence.finish(failure(sequence, exhausted))
+            prefilled.failed.append(sequence)
+            return
         self._partial = None
-        return Prefilled([row], [hidden], len(chunk))
+        prefilled.sequences.append(sequence)
+        prefilled.hidden.append(hidden)
+
+    def _next_slot(self, prefilled: Prefilled) -> int:
+        return len(self._batch) + len(prefilled.sequences)
+
+
+def _width(sequences: list[Sequence]) -> int:
+    return max(sequence.num_prompt_tokens for sequence in sequences)

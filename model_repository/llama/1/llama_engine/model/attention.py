@@ -1,7 +1,7 @@
-"""The model's attention over slots: in a decode step every row by itself, in a prefill what PyTorch has.
+"""Decode attention over each row's own length, registered with transformers as an attention implementation.
 
-transformers calls an attention by its name in the model's config, with whatever the caller of the forward pass gave
-along; a decode step gives along what answers for its rows. Knows neither the cache nor who sits where.
+transformers looks an attention up by its name in the model's config and passes it the forward call's extra arguments. A
+decode step passes `by_row`; a prefill doesn't and gets PyTorch's SDPA. Used only with a fused decode attention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "slots"
 
 
 class ByRow(Protocol):
-    """A decode attention that knows the lengths of its rows."""
+    """Decode attention bound to the lengths of its rows."""
 
     def __call__(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, scaling: float
@@ -28,14 +28,14 @@ class ByRow(Protocol):
 
 
 def by_row(attention: DecodeAttention, lengths: torch.Tensor) -> ByRow:
-    """Return what a decode step over rows of these lengths, [rows], gives along to the model as `by_row`."""
+    """Bind the lengths, [rows], of a decode step; the model takes the result as `by_row`."""
     return partial(_by_row, attention, lengths)
 
 
 def attend_by_row(model: LlamaForCausalLM) -> None:
-    """Let the model's forward passes take `by_row`; without it they are what they were.
+    """Make the model's forward passes accept `by_row`; without it they compute what they did before.
 
-    No mask is ever made for an attention that transformers doesn't know; a mask that is given is used.
+    transformers makes no mask for an attention implementation that it doesn't know; a mask that is passed is used.
     """
     AttentionInterface.register(NAME, _attend)
     model.set_attn_implementation(NAME)
@@ -64,7 +64,10 @@ def _attend(
     by_row: ByRow | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Return [rows, width, heads, head dim]. query: [rows, heads, width, head dim]. key, value: as the cache gives."""
+    """Return [rows, width, heads, head dim].
+
+    query: [rows, heads, width, head dim]. key, value: as the cache returns them.
+    """
     if by_row is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling)
     return by_row(query[:, :, 0], key, value, scaling=scaling)[:, None], None

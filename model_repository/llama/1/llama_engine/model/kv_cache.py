@@ -1,15 +1,14 @@
-"""The slot cache: keys and values of every row, allocated once.
+"""The KV cache: keys and values of every slot, allocated once.
 
-Per layer two tensors of [slots, key-value heads, max_model_len, head dim]. The rows in use are always the first ones,
-so that what attention is given is a view and not a copy: a row that ends is replaced by the last one (`move`). A
-forward pass covers neighbouring rows, each at its own positions; `aim` says which before the model calls `update`.
+Per layer two tensors of [slots, KV heads, max_model_len, head dim]. The slots in use are always the first ones, so that
+attention reads a view and not a copy. A forward pass covers consecutive slots, each at its own positions; `bind`
+selects them before the model calls `update`.
 
-The cache knows nothing about requests, lengths or masks: what lies beyond a row's length is stale, and the mask of
-the forward pass hides it. It is finite, though: a masked score times a stale NaN would still be NaN, hence zeros at
-the start and `wipe` after a row that overflowed.
+Positions beyond a sequence's length hold stale values, which the attention mask hides. They must be finite: a masked
+score times a stale NaN is NaN. Hence zeros at the start, and `zero` after a sequence that overflowed.
 
-Where a pass has rows that are only padding, every slot has a spare position behind its last one: such a row has to
-write somewhere, and the slot that it has the number of may be another row's.
+With `spare`, every slot has one more position: padding rows of a captured decode step write there, because the slot
+they stand in may belong to another sequence.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from transformers.cache_utils import Cache
 
 @dataclass
 class _SlotLayer:
-    """One layer's share; the flags are what transformers asks every cache layer for."""
+    """One layer; transformers reads the flags of every cache layer."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -33,7 +32,7 @@ class _SlotLayer:
 
 @dataclass(frozen=True)
 class KVCacheShape:
-    """What a slot cache is made of. spare: positions of a slot that are written and never read, 0 or 1."""
+    """Dimensions of the KV cache. spare: extra positions per slot that are written and never read, 0 or 1."""
 
     layers: int
     slots: int
@@ -45,7 +44,7 @@ class KVCacheShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one position of one row takes, keys and values, all layers."""
+        """Bytes per position and slot: keys and values of all layers."""
         return 2 * self.layers * self.key_value_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -65,17 +64,17 @@ class KVCache(Cache):
             )
             for _ in range(shape.layers)
         ]
-        super().__init__(layers=self.slot_layers)  # type: ignore[arg-type]  # the flags are all it is asked for
+        super().__init__(layers=self.slot_layers)  # type: ignore[arg-type]  # transformers reads the flags only
         self.shape = shape
         self._rows = slice(0, 0)
         self._span = 0
         self._slot_index = torch.arange(shape.slots, device=device)[:, None]
         self._positions = torch.empty(0, dtype=torch.long, device=device)
 
-    def aim(self, first: int, positions: torch.Tensor, span: int) -> None:
-        """Point the next forward pass at the slots `first` … `first + rows − 1`.
+    def bind(self, first: int, positions: torch.Tensor, span: int) -> None:
+        """Select the slots `first` … `first + rows − 1` for the next forward pass.
 
-        positions: [rows, width], where each of the pass's tokens is written. span: attention reads positions
+        positions: [rows, width], where each token of the pass is written. span: attention reads positions
         0 … span − 1, so span exceeds every position that is not padding.
         """
         self._rows = slice(first, first + positions.shape[0])
@@ -94,25 +93,25 @@ class KVCache(Cache):
         return layer.keys[self._rows, :, : self._span], layer.values[self._rows, :, : self._span]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the span of the current pass: rows have lengths of their own, which the engine keeps."""
+        """Return the span of the current pass; each sequence has a length of its own."""
         return self._span
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Return how many positions the current pass reads, and that they start at 0."""
+        """Return the number of positions that the current pass reads, and their offset."""
         return self._span, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Return 0: only a prefill asks, and it starts at the first position."""
         return 0
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of slot `source` over slot `target`."""
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of slot `source` to slot `target`."""
         for layer in self.slot_layers:
             layer.keys[target, :, :length] = layer.keys[source, :, :length]
             layer.values[target, :, :length] = layer.values[source, :, :length]
 
-    def wipe(self, slot: int) -> None:
-        """Zero a slot, so that nothing that isn't finite is left to its next row."""
+    def zero(self, first: int, last: int) -> None:
+        """Zero the slots `first` … `last` − 1, so that their next sequences find only finite values."""
         for layer in self.slot_layers:
-            layer.keys[slot].zero_()
-            layer.values[slot].zero_()
+            layer.keys[first:last].zero_()
+            layer.values[first:last].zero_()

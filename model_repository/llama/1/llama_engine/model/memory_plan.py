@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
+from llama_engine.cuda_graphs import graph_count, unsupported_reason
 from llama_engine.errors import OutOfMemoryPlan
-from llama_engine.model.cuda_graphs import graph_count, why_not
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sampling.sampler import Sampler
+from llama_engine.sampling.sampler import SamplingState
 from llama_engine.settings import Settings
 
 _MIB = 1 << 20
@@ -74,7 +74,7 @@ class MemoryPlan:
 def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
     """Return the plan of a loaded checkpoint with `slots` slots. `MemoryPlan.check` tells whether it fits."""
     config, info = checkpoint.config, checkpoint.info
-    graphs = settings.cuda_graphs == "on" and why_not(checkpoint) is None
+    graphs = settings.cuda_graphs == "on" and unsupported_reason(checkpoint) is None
     shape = KVCacheShape(
         layers=config.num_hidden_layers,
         slots=slots,
@@ -87,7 +87,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
     return MemoryPlan(
         weights=info.weight_bytes,
         cache=shape.bytes,
-        sampling=Sampler.bytes_for(slots, config.vocab_size),
+        sampling=SamplingState.bytes_for(slots, config.vocab_size),
         reserve=activation_reserve(
             min(settings.prefill_tokens, slots * checkpoint.max_model_len),
             slots,

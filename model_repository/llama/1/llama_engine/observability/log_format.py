@@ -1,8 +1,8 @@
-"""How the engine's log lines look: text for Triton's log, or JSON lines.
+"""Log lines: text for Triton's log, or JSON lines.
 
-A record's `fields` (see `fields_of`) are what a program may want to read of it: in text they follow the message as
-name=value, in JSON they are members of the object. Whatever a client wrote, a line stays one line of printable ASCII,
-and can't pass for another field. Knows the standard library's log records and not what they are about.
+A record's `fields` (see `fields_of`) are for programs to parse: in text they follow the message as name=value, in JSON
+they are members of the object. Whatever a client wrote, a line is one line of printable ASCII, and a value can't pass
+for another field.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _BARE = re.compile(r"[\w.,:/@+#-]+", re.ASCII)
 
 
 def fields_of(record: logging.LogRecord) -> Fields:
-    """Return the fields that a line was logged with: `log.info(message, extra={"fields": {...}})`."""
+    """Return the fields of a record, logged as `log.info(message, extra={"fields": {...}})`."""
     fields: Fields = getattr(record, "fields", {})
     return fields
 
 
 class TextFormatter(logging.Formatter):
-    """The message, its fields, and behind them the exception if there is one."""
+    """The message, its fields, and the exception if there is one."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the message and its fields in one line."""
@@ -52,9 +52,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def write_json(logger: logging.Logger) -> None:
-    """Let a logger write JSON lines to standard error from now on, and nothing anywhere else.
+    """Make a logger write JSON lines to standard error, and only there.
 
-    Past Triton's log, which would put its own header before each line and quotes around it.
+    It bypasses Triton's log, which would put a header before each line and quotes around it.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
@@ -64,5 +64,5 @@ def write_json(logger: logging.Logger) -> None:
 def _text(value: Value) -> str:
     if isinstance(value, str):
         return value if _BARE.fullmatch(value) else json.dumps(value)
-    # Times in seconds: what is beyond milliseconds is noise.
+    # Times in seconds: digits beyond milliseconds are noise.
     return f"{value:.3f}" if isinstance(value, float) else json.dumps(value)

@@ -1,7 +1,7 @@
-"""One log line for every request that was answered: what it asked for, how it ended and where its time went.
+"""The request log: one line for every answered request, with what it asked for, how it finished and its times.
 
-Knows tickets and their outcomes; how a line looks is `log_format.py`'s. A prompt is in it only where the setting
-`log_requests` says so, a completion never. Ids and error messages hold what clients wrote: both are bounded here.
+A prompt is logged only where the setting `log_requests` says so, a completion never. Ids and error messages hold what
+clients wrote: both are bounded here.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
 
 from llama_engine.errors import GenerationError, RequestError
 from llama_engine.observability.log_format import Value
-from llama_engine.rows import Outcome, reason
-from llama_engine.tickets import Ticket
+from llama_engine.sequence import Result, Sequence, finish_reason
 
 ID_CHARACTERS = 128
 ERROR_CHARACTERS = 300
@@ -25,61 +23,61 @@ _log = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """Notes requests as the setting `log_requests` says: none, summary or prompts. Any thread may use it."""
+    """Logs requests as the setting `log_requests` says: none, summary or prompts. Thread-safe."""
 
     def __init__(self, level: str) -> None:
         self._level = level
         self._numbers = itertools.count(1)
 
-    def name(self, given: str) -> str:
-        """Return what the log calls a request: its client's id, escaped and cut, or a number if it has none.
+    def name(self, request_id: str) -> str:
+        """Return the request's name in the log: its client's id, escaped and cut, or "#" and a number without one.
 
-        The result is printable ASCII, at most ID_CHARACTERS of it. A number begins with #.
+        Printable ASCII, at most ID_CHARACTERS of it.
         """
-        # Cut before, too: a client may send megabytes.
-        escaped = given[: ID_CHARACTERS + 1].encode("unicode_escape").decode()
+        # Cut before escaping, too: a client may send megabytes.
+        escaped = request_id[: ID_CHARACTERS + 1].encode("unicode_escape").decode()
         return _cut(escaped, ID_CHARACTERS) or f"#{next(self._numbers)}"
 
-    def answered(self, name: str, tickets: Sequence[Ticket], streams: bool, refusal: RequestError | None) -> None:
-        """Note a request whose rows have all ended. refusal: what was wrong with one that never became rows."""
+    def record(self, name: str, sequences: list[Sequence], stream: bool, refusal: RequestError | None) -> None:
+        """Log a request whose sequences have all finished. refusal: why it never became sequences."""
         if self._level == "none":
             return
-        outcomes: list[Outcome] = [ticket.outcome for ticket in tickets if ticket.outcome is not None]
+        results: list[Result] = [sequence.result for sequence in sequences if sequence.result is not None]
         if refusal is not None:
-            outcomes = [refusal]
+            results = [refusal]
         fields: dict[str, Value] = {
             "id": name,
-            "rows": len(tickets),
-            "stream": streams,
-            "finish_reason": ",".join(dict.fromkeys(map(reason, outcomes))),
-            "input_tokens": sum(len(ticket.row.request.prompt_tokens) for ticket in tickets),
-            "output_tokens": sum(ticket.row.transcript.num_tokens for ticket in tickets),
-            **_times(tickets),
+            "rows": len(sequences),
+            "stream": stream,
+            "finish_reason": ",".join(dict.fromkeys(map(finish_reason, results))),
+            "input_tokens": sum(sequence.num_prompt_tokens for sequence in sequences),
+            "output_tokens": sum(sequence.num_output_tokens for sequence in sequences),
+            **_times(sequences),
         }
-        errors = [outcome for outcome in outcomes if isinstance(outcome, RequestError)]
+        errors = [result for result in results if isinstance(result, RequestError)]
         if errors:
             fields["error"] = _cut(str(errors[0]), ERROR_CHARACTERS)
-        if self._level == "prompts" and tickets:
-            share = PROMPT_CHARACTERS // len(tickets)
-            fields["prompts"] = [_cut(ticket.row.request.prompt, share) for ticket in tickets]
+        if self._level == "prompts" and sequences:
+            share = PROMPT_CHARACTERS // len(sequences)
+            fields["prompts"] = [_cut(sequence.request.prompt, share) for sequence in sequences]
         ours = any(isinstance(error, GenerationError) for error in errors)
         _log.log(logging.WARNING if ours else logging.INFO, "request answered", extra={"fields": fields})
 
 
-def _times(tickets: Sequence[Ticket]) -> dict[str, Value]:
-    """Return the request's times, in seconds from its arrival in the model; those it never came to are left out.
+def _times(sequences: list[Sequence]) -> dict[str, Value]:
+    """Return the request's times, in seconds from its arrival in the model, without those it never reached.
 
-    queue_seconds: until all its rows had slots. first_token_seconds: until all had a token. seconds: until all ended.
+    queue_seconds: until all sequences had slots. first_token_seconds: until all had a token. seconds: until all
+    finished.
     """
-    arrived = min((ticket.arrived for ticket in tickets), default=math.nan)
-    moments = {
-        "queue_seconds": [ticket.entered for ticket in tickets],
-        "first_token_seconds": [ticket.started for ticket in tickets],
-        "seconds": [ticket.ended for ticket in tickets],
+    arrived = min((sequence.arrived_at for sequence in sequences), default=math.nan)
+    times = {
+        "queue_seconds": [sequence.admitted_at for sequence in sequences],
+        "first_token_seconds": [sequence.first_token_at for sequence in sequences],
+        "seconds": [sequence.finished_at for sequence in sequences],
     }
-    # NaN: it never had a slot, or a token.
-    reached = {name: [moment for moment in all_of_it if not math.isnan(moment)] for name, all_of_it in moments.items()}
-    return {name: round(max(those) - arrived, 6) for name, those in reached.items() if those}
+    reached = {name: [time for time in of_all if not math.isnan(time)] for name, of_all in times.items()}
+    return {name: round(max(of_all) - arrived, 6) for name, of_all in reached.items() if of_all}
 
 
 def _cut(text: str, characters: int) -> str:

@@ -1,7 +1,4 @@
-"""The engine's log records in the log of the program that it runs in (Triton's).
-
-Knows three ways to write a line, handed in by whoever loads the model, and nothing of what writes them.
-"""
+"""The engine's log records in Triton's log."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ Write = Callable[[str], object]
 
 
 class TritonLogHandler(logging.Handler):
-    """Passes log records on, each at the host's nearest level."""
+    """Passes log records on, each at Triton's nearest level."""
 
     def __init__(self, info: Write, warning: Write, error: Write) -> None:
         super().__init__()

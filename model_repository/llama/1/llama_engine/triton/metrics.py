@@ -1,14 +1,13 @@
-"""Our metrics on the metrics endpoint of the program that the engine runs in (Triton's).
+"""Our metrics on Triton's metrics endpoint.
 
-Instances of one model are processes that write into the same series wherever the labels are the same. Of counters and
-histograms that is the sum, as it should be; of a gauge the last one to write would win, so each has gauges of its own.
-Knows families and series as Triton's Python backend has them; who makes the families is handed in.
+The instances of a model are processes that write into the same series wherever the labels are the same. For counters
+and histograms that yields the sum; of a gauge the last writer would win, so each instance has gauges of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from llama_engine.observability.metrics import METRICS, Metric
@@ -17,7 +16,7 @@ INSTANCE_LABEL = "model_instance"
 
 
 class Series(Protocol):
-    """One metric under its labels. Which of these it takes depends on its kind."""
+    """One metric under its labels. Which of these methods work depends on its kind."""
 
     def increment(self, value: float) -> None:
         """Increase a counter."""
@@ -26,26 +25,50 @@ class Series(Protocol):
         """Set a gauge."""
 
     def observe(self, value: float) -> None:
-        """Put a value into a histogram."""
+        """Observe a value in a histogram."""
 
 
 class Family(Protocol):
-    """What the series of one metric have in common."""
+    """The series of one metric."""
 
     def Metric(self, labels: dict[str, str] = ..., buckets: list[float] = ...) -> Series:  # noqa: N802 - Triton's name
         """Make a series."""
 
 
+class MakeFamily(Protocol):
+    """pb_utils.MetricFamily."""
+
+    @property
+    def COUNTER(self) -> int:  # noqa: N802 - Triton's name
+        """The kind of a counter."""
+
+    @property
+    def GAUGE(self) -> int:  # noqa: N802 - Triton's name
+        """The kind of a gauge."""
+
+    @property
+    def HISTOGRAM(self) -> int:  # noqa: N802 - Triton's name
+        """The kind of a histogram."""
+
+    def __call__(self, name: str, description: str, kind: int) -> Family:
+        """Make the family of a metric."""
+
+
 class TritonMetrics:
     """The metrics of one instance: a Registry."""
 
-    def __init__(self, make_family: Callable[[Metric], Family], labels: Mapping[str, str], instance: str) -> None:
-        """labels: of every series. instance: the name of this process among those of the model."""
+    def __init__(self, make_family: MakeFamily, labels: Mapping[str, str], instance: str) -> None:
+        """labels: of every series. instance: unique among the instances of the model."""
+        kinds = {
+            "counter": make_family.COUNTER,
+            "gauge": make_family.GAUGE,
+            "histogram": make_family.HISTOGRAM,
+        }
         # A family must outlive its metrics.
         self._families: list[Family] = []
         self._series: dict[tuple[Metric, str], Series] = {}
         for metric in METRICS:
-            family = make_family(metric)
+            family = make_family(name=metric.name, description=metric.help, kind=kinds[metric.kind])
             self._families.append(family)
             for value in metric.values:
                 own = {
@@ -68,14 +91,14 @@ class TritonMetrics:
         self._series[metric, ""].set(amount)
 
     def observe(self, metric: Metric, amount: float) -> None:
-        """Put a value into a histogram."""
+        """Observe a value in a histogram."""
         self._series[metric, ""].observe(amount)
 
     def close(self) -> None:
-        """Leave series and families to Triton: never destroy them, not even with the interpreter.
+        """Keep series and families alive forever, even past the interpreter's end.
 
-        Destroyed at the interpreter's end they end the process in signal 11 on Triton 2.51: what they talk to Triton by
-        is gone by then. Destroyed sooner they would take the last counts of an unloaded model off the endpoint.
+        Destroyed at the interpreter's end, they end the process with signal 11 on Triton 2.51: their channel to Triton
+        is gone by then. Destroyed sooner, they would take the last counts of an unloaded model off the endpoint.
         """
-        for one in [*self._series.values(), *self._families]:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+        for kept in [*self._series.values(), *self._families]:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

@@ -1,0 +1,74 @@
+"""The model config and arguments that Triton passes when it loads the model, as plain values.
+
+Triton applies the queue policy to its own queue; `QueuePolicy` applies it to the requests that Triton has handed over.
+How long those have waited before is unknown here, so their time counts from their arrival in the model.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BACKEND_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
+"""Config parameters of Triton's Python backend itself."""
+
+_MICROSECOND = 1e-6
+
+
+def settings_parameters(model_config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the config's parameters as text, without those of the backend."""
+    parameters: dict[str, dict[str, str]] = model_config.get("parameters", {})
+    return {name: value["string_value"] for name, value in parameters.items() if name not in BACKEND_PARAMETERS}
+
+
+def is_decoupled(model_config: Mapping[str, Any]) -> bool:
+    """Return whether a request may have several responses."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def gpu_of(args: Mapping[str, str]) -> int | None:
+    """Return the GPU that Triton placed this instance on, None for a CPU instance."""
+    return int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
+
+
+def instance_name(args: Mapping[str, str]) -> str:
+    """Return a name that is unique among the instances of the model."""
+    # Instances of one group on several GPUs may have the same name.
+    gpu = gpu_of(args)
+    return args["model_instance_name"] if gpu is None else f"{args['model_instance_name']}_gpu{gpu}"
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """Triton's ModelQueuePolicy. default_timeout: seconds, infinite is no limit. size: requests, 0 is no limit."""
+
+    default_timeout: float = math.inf
+    allow_override: bool = False
+    delays: bool = False
+    size: int = 0
+
+    @classmethod
+    def of(cls, model_config: Mapping[str, Any]) -> QueuePolicy:
+        """Read the default queue policy of a model's config (JSON, as Triton passes it to the model)."""
+        policy = (model_config.get("dynamic_batching") or {}).get("default_queue_policy") or {}
+        microseconds = int(policy.get("default_timeout_microseconds", 0))
+        return cls(
+            default_timeout=microseconds * _MICROSECOND if microseconds else math.inf,
+            allow_override=bool(policy.get("allow_timeout_override", False)),
+            delays=policy.get("timeout_action", "REJECT") == "DELAY",
+            size=int(policy.get("max_queue_size", 0)),
+        )
+
+    def deadline(self, timeout_microseconds: int) -> float:
+        """Return by when a request that arrives now must have a slot, on the monotonic clock; infinite for no limit.
+
+        timeout_microseconds: the request's own, 0 if it has none. It counts only where the config allows it, and can
+        only shorten. Requests that the policy would delay instead of rejecting have no deadline.
+        """
+        seconds = self.default_timeout
+        if self.allow_override and timeout_microseconds:
+            seconds = min(seconds, timeout_microseconds * _MICROSECOND)
+        return math.inf if self.delays else time.monotonic() + seconds

@@ -1,0 +1,144 @@
+"""Responses: from results and chunks to Triton's tensors, and through a response sender to the client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.observability.request_log import RequestLog
+from llama_engine.sequence import Chunk, Completion, Event, Sequence
+
+_log = logging.getLogger(__name__)
+
+
+class Response:
+    """The response to one request: the sink of its sequences, with Triton at its other end."""
+
+    def __init__(self, request: pb_utils.InferenceRequest, log: RequestLog, name: str, sends: bool) -> None:
+        """name: of the request in the log. sends: through a response sender; otherwise `execute` returns `build`."""
+        self.name = name
+        self._log = log
+        self._sender = request.get_response_sender() if sends else None
+        # The request with its tensors is kept only where there is no sender to ask.
+        self._cancellable = self._sender or request
+        self._complete = False
+        # Triton crashes when it is asked about a request whose final response is sent, or just being sent.
+        self._sending = threading.Lock()
+        self.stream = False
+        self.sequences: list[Sequence] = []
+        self.refusal: RequestError | None = None
+        """Why the request never became sequences."""
+
+    def send(self, events: list[Event]) -> None:
+        """Send a stream's chunks as they come, and any other response once all sequences have finished."""
+        if self._sender is None or self._complete:
+            return
+        try:
+            self._send_events(self._sender, events)
+        except Exception:  # noqa: BLE001 - a text with a hole must not look complete, and silence is no response
+            _log.exception("the response to request %s could not be sent; its client gets an error", self.name)
+            self.refusal = GenerationError("the answer could not be sent; the server's log has the reason")
+            self._send(self._sender, _error(self.refusal), final=True)
+        finally:
+            if self._complete:
+                self._record()
+                # Each sequence refers to its sink: without the cycle both are freed at once.
+                self.sequences = []
+
+    def build(self) -> pb_utils.InferenceResponse:
+        """Return the response of a request whose sequences have all finished, for Triton to send."""
+        with self._sending:
+            self._complete = True
+        self._record()
+        return self._encode()
+
+    def is_cancelled(self) -> bool:
+        """Ask Triton whether the client has cancelled the request."""
+        with self._sending:
+            return not self._complete and self._cancellable.is_cancelled()
+
+    def _record(self) -> None:
+        self._log.record(self.name, self.sequences, self.stream, self.refusal)
+
+    def _encode(self) -> pb_utils.InferenceResponse:
+        results = [sequence.result for sequence in self.sequences]
+        errors = [result for result in (self.refusal, *results) if isinstance(result, RequestError)]
+        if errors:
+            return _error(errors[0])
+        completions = [result for result in results if isinstance(result, Completion)]
+        return _tensors(
+            [completion.text for completion in completions],
+            [completion.finish_reason for completion in completions],
+            [completion.num_input_tokens for completion in completions],
+            [completion.num_output_tokens for completion in completions],
+        )
+
+    def _send_events(self, sender: pb_utils.InferenceResponseSender, events: list[Event]) -> None:
+        if not self.stream:
+            if all(sequence.result is not None for sequence in self.sequences):
+                self._send(sender, self._encode(), final=True)
+            return
+        last = events[-1]
+        chunks = [event for event in events if isinstance(event, Chunk)]
+        if not isinstance(last, RequestError):
+            self._send(sender, _chunk(chunks, last), final=isinstance(last, Completion))
+            return
+        if chunks:
+            self._send(sender, _chunk(chunks, chunks[-1]), final=False)
+        self._send(sender, _error(last), final=True)
+
+    def _send(
+        self, sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse, final: bool
+    ) -> None:
+        with self._sending:
+            # First: nothing may follow a final flag, not even after a failure to send it.
+            self._complete = final
+            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+
+
+def _chunk(chunks: list[Chunk], last: Chunk | Completion) -> pb_utils.InferenceResponse:
+    """Join the chunks that accumulated; finish reason and prompt tokens come with the last one of the sequence."""
+    return _tensors(
+        ["".join(chunk.text for chunk in chunks)],
+        [last.finish_reason if isinstance(last, Completion) else ""],
+        [last.num_input_tokens if isinstance(last, Completion) else 0],
+        [sum(chunk.num_tokens for chunk in chunks)],
+    )
+
+
+def _error(error: RequestError) -> pb_utils.InferenceResponse:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), _code(error)))
+
+
+def _code(error: RequestError) -> int:
+    if isinstance(error, InvalidRequest):
+        return pb_utils.TritonError.INVALID_ARG
+    if isinstance(error, Cancelled):
+        return pb_utils.TritonError.CANCELLED
+    return pb_utils.TritonError.UNAVAILABLE if isinstance(error, Unavailable) else pb_utils.TritonError.INTERNAL
+
+
+def _tensors(
+    texts: list[str], finish_reasons: list[str], num_input_tokens: list[int], num_output_tokens: list[int]
+) -> pb_utils.InferenceResponse:
+    """Build a response of one row per list element."""
+    return pb_utils.InferenceResponse(
+        [
+            _strings("text_output", texts),
+            _strings("finish_reason", finish_reasons),
+            _counts("num_input_tokens", num_input_tokens),
+            _counts("num_output_tokens", num_output_tokens),
+        ]
+    )
+
+
+def _strings(name: str, values: list[str]) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.array([[value.encode()] for value in values], dtype=np.object_))
+
+
+def _counts(name: str, values: list[int]) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.array(values, dtype=np.int32).reshape(-1, 1))

@@ -75,7 +75,7 @@ def exactness(checkpoint: Checkpoint, batches: int, seconds: float, graphs: bool
     passed = not wrong and 1000 * tally.ties <= max(TIES_A_THOUSAND * tally.requests, 1000)
     return {
         "what": "greedy FP32 tokens against generate() on the prompt alone",
-        "decode_steps": engines[0].describe_steps(),
+        "decode_steps": engines[0].describe_decode(),
         "batches": done,
         **vars(tally),
         **({"wrong": wrong} if wrong else {}),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from llama_engine.model.cuda_graphs import cuda_capture
+from llama_engine.cuda_graphs import cuda_capture
 
 from perf.course import reason
 

@@ -32,19 +32,19 @@ def _measure(bound: int, newcomers: int) -> dict[str, object]:
     firsts: list[float] = []
     _fill(engine)
     entered = time.perf_counter()
-    newcomer = engine.row(GenerationRequest(prompt="", prompt_tokens=PROMPT, max_tokens=1))
-    engine.enter(newcomer)
+    newcomer = engine.sequence(GenerationRequest(prompt="", prompt_tokens=PROMPT, max_tokens=1))
+    engine.add(newcomer)
     while len(firsts) < newcomers:
         began = time.perf_counter()
         step = engine.step()
         now = time.perf_counter()
         assert step.decoded == DECODING, "a decoding row has ended: fewer newcomers, please"
         gaps.append(now - began)
-        if newcomer in step.ended:
+        if newcomer in step.finished:
             firsts.append(now - entered)
             entered = now
-            newcomer = engine.row(GenerationRequest(prompt="", prompt_tokens=PROMPT, max_tokens=1))
-            engine.enter(newcomer)
+            newcomer = engine.sequence(GenerationRequest(prompt="", prompt_tokens=PROMPT, max_tokens=1))
+            engine.add(newcomer)
     gaps.sort()
     return {
         "prefill_tokens": bound,
@@ -61,6 +61,6 @@ def _measure(bound: int, newcomers: int) -> dict[str, object]:
 def _fill(engine: Engine) -> None:
     request = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=400, min_tokens=400)
     for _ in range(DECODING):
-        engine.enter(engine.row(request))
+        engine.add(engine.sequence(request))
     while engine.step().decoded < DECODING:
         pass

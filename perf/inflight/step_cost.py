@@ -54,7 +54,7 @@ def _running(checkpoint: Checkpoint, settings: Settings, rows: int, context: int
             seed=row,
             **SAMPLING[sampling],  # type: ignore[arg-type]  # float parameters by name
         )
-        engine.enter(engine.row(request))
+        engine.add(engine.sequence(request))
     while engine.step().decoded < rows:
         pass
     return engine
@@ -62,6 +62,7 @@ def _running(checkpoint: Checkpoint, settings: Settings, rows: int, context: int
 
 def _times(checkpoint: Checkpoint, engine: Engine, rows: int, context: int, repetitions: int) -> dict[str, object]:
     model = engine._model  # the measurement looks inside on purpose: what a step does without the rest of the engine
+    batch = engine._batch
     cache = DynamicCache(config=checkpoint.config)
     tokens = torch.full((rows, 1), 5)
     with torch.inference_mode():
@@ -71,7 +72,8 @@ def _times(checkpoint: Checkpoint, engine: Engine, rows: int, context: int, repe
             checkpoint.model(tokens, past_key_values=cache)
 
         def forward() -> None:
-            model.logits(model.step(0, rows, max(row.length for row in engine._rows)))
+            span = model.decode_span(max(sequence.num_cached for sequence in batch.sequences))
+            model.logits(model.decode(0, batch.tokens[:rows], batch.positions[:rows], span))
 
         def whole_step() -> None:
             assert engine.step().decoded == rows, "a row has ended: fewer repetitions, please"

@@ -15,7 +15,7 @@ import torch
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import choose_device, load_checkpoint
-from llama_engine.rows import Completion
+from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 
 from perf.load.protocols import Request
@@ -68,7 +68,7 @@ class BareEngine:
         requests = self._requests[:count]
         began, worked = time.perf_counter(), time.process_time()
         encode = self.checkpoint.tokenizer.encode
-        outcomes = self.engine.complete(
+        outcomes = self.engine.generate(
             [
                 GenerationRequest(
                     prompt=request.prompt,

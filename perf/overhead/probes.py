@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.rows import Row
-from llama_engine.sampling.sampler import Sampler
+from llama_engine.sampling.sampler import Sampler, SamplingState
+from llama_engine.sequence import Sequence
+from llama_engine.slot_batch import SlotBatch
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Tokenizer
 from transformers import LlamaForCausalLM
@@ -28,19 +29,19 @@ _PROBES = (
     Probe(Tokenizer, "encode", TOKENIZATION),
     Probe(ModelRunner, "prefill", PREFILL),
     Probe(ModelRunner, "prefill_chunk", PREFILL),
-    Probe(ModelRunner, "step", DECODE),
+    Probe(ModelRunner, "decode", DECODE),
     Probe(LlamaModel, "forward", FORWARD),
     Probe(torch.nn.functional, "scaled_dot_product_attention", "attention"),
     Probe(KVCache, "update", "cache"),
     Probe(ModelRunner, "logits", "head"),
     Probe(Sampler, "sample", "sampling"),
-    Probe(Sampler, "admit", "sampling"),
-    Probe(Sampler, "retire", "sampling"),
-    Probe(ModelRunner, "seat", "slots"),
-    Probe(ModelRunner, "advance", "slots"),
-    Probe(ModelRunner, "move", "slots"),
+    Probe(SamplingState, "set", "sampling"),
+    Probe(SamplingState, "copy", "sampling"),
+    Probe(SlotBatch, "add", "slots"),
+    Probe(SlotBatch, "advance", "slots"),
+    Probe(SlotBatch, "remove", "slots"),
     Probe(StopChecker, "add", "stopping"),
-    Probe(Row, "completion", "detokenization"),
+    Probe(Sequence, "completion", "detokenization"),
 )
 
 

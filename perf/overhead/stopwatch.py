@@ -1,7 +1,7 @@
 """A stopwatch around methods of other code: the time of each, by caller, as a tree of parts.
 
     with stopwatch.on([Probe(Sampler, "sample", "sampling")]), stopwatch.running():
-        engine.complete(requests)
+        engine.generate(requests)
 
 Methods are replaced from outside and restored afterwards. A timed call costs about a microsecond, most of it counted to
 its caller; `account` measures with and without. Not thread-safe: it measures one thread.

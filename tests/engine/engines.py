@@ -10,7 +10,7 @@ import torch
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint, load_checkpoint
-from llama_engine.rows import Completion
+from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 from llama_engine.text.vocabulary import Vocabulary
@@ -38,7 +38,7 @@ def tokens_in(text: str) -> list[int]:
 
 def completions(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Completion]:
     """Run the requests, each of which must succeed."""
-    outcomes = engine.complete(requests)
+    outcomes = engine.generate(requests)
     good = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
     assert len(good) == len(requests), f"failed rows among {outcomes}"
     return good

@@ -8,7 +8,7 @@ from engine.stepping import Run
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import Checkpoint
-from llama_engine.rows import Outcome
+from llama_engine.sequence import Result
 
 FAILED = "decoding failed; the server's log has the reason"
 
@@ -26,8 +26,8 @@ def penalized(checkpoint: Checkpoint, count: int) -> list[GenerationRequest]:
     return [penalized_request(checkpoint, index) for index in range(count)]
 
 
-def only_fails(run: Run, place: int, expected: Sequence[Outcome], message: str = FAILED) -> None:
-    assert isinstance(run.outcomes[place], GenerationError)
-    assert str(run.outcomes[place]) == message
-    for index, outcome in enumerate(run.outcomes):
+def only_fails(run: Run, place: int, expected: Sequence[Result], message: str = FAILED) -> None:
+    assert isinstance(run.results[place], GenerationError)
+    assert str(run.results[place]) == message
+    for index, outcome in enumerate(run.results):
         assert index == place or outcome == expected[index]

@@ -1,4 +1,4 @@
-"""Where a Meter's metrics end up in a test."""
+"""Where a Stats's metrics end up in a test."""
 
 from collections import Counter, defaultdict
 

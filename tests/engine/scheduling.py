@@ -1,8 +1,9 @@
 """A scheduler with everything around it, at a pace that a test sets: no forward pass runs before it is let through."""
 
+import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,13 +11,12 @@ from engine.engines import engine_of
 from engine.forward_passes import ForwardPass, watching
 from engine.registries import RecordingRegistry
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.delivery import Delivery, Part
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
-from llama_engine.observability.stats import Meter
-from llama_engine.rows import Outcome, Piece
+from llama_engine.observability.stats import Stats
+from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.scheduler import Scheduler
-from llama_engine.tickets import Ticket
+from llama_engine.sequence import Chunk, Event, Result, Sequence
 
 SECONDS = 60.0
 """How long a test waits for another thread before it gives up; none takes nearly so long."""
@@ -56,100 +56,103 @@ class Pace:
             self._changed.notify_all()
 
 
-class Answers:
-    """The way back to a client: keeps what it is sent. `refuses` names a method that a test wants to fail."""
+class Client:
+    """A response sink that keeps what it receives. `refuses` names a method that a test makes fail."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._questions = 0
-        self.parts: list[Part] = []
+        self._polls = 0
+        self.events: list[Event] = []
         self.cancelled = False
         self.refuses = ""
 
-    def send(self, parts: Sequence[Part]) -> None:
+    def send(self, events: list[Event]) -> None:
         self._check("send")
-        self.parts += parts
+        self.events += events
 
     def is_cancelled(self) -> bool:
         with self._changed:
-            self._questions += 1
+            self._polls += 1
             self._changed.notify_all()
         self._check("is_cancelled")
         return self.cancelled
 
     def cancel(self) -> None:
-        """Cancel, and wait until the scheduler must know: it asks a third time only after it noted the second answer.
-
-        The first one may have been on its way already.
+        """Cancel, and wait until the scheduler must know: it polls a third time only after it recorded the second
+        answer; the first one may have been on its way already.
         """
         with self._changed:
             self.cancelled = True
-            enough = self._questions + 3
-            assert self._changed.wait_for(lambda: self._questions >= enough, SECONDS), "nobody asked"
+            enough = self._polls + 3
+            assert self._changed.wait_for(lambda: self._polls >= enough, SECONDS), "the scheduler doesn't poll"
 
     def _check(self, method: str) -> None:
         if self.refuses == method:
             raise ConnectionError("gone")
 
     @property
-    def outcomes(self) -> list[Outcome]:
-        return [part.what for part in self.parts if not isinstance(part.what, Piece)]
+    def results(self) -> list[Result]:
+        return [event for event in self.events if not isinstance(event, Chunk)]
 
     @property
-    def pieces(self) -> list[Piece]:
-        return [part.what for part in self.parts if isinstance(part.what, Piece)]
+    def chunks(self) -> list[Chunk]:
+        return [event for event in self.events if isinstance(event, Chunk)]
 
 
 @dataclass
-class House:
+class Running:
     """A running scheduler and its parts."""
 
     engine: Engine
-    delivery: Delivery
+    dispatcher: ResponseDispatcher
     registry: RecordingRegistry
-    meter: Meter
+    stats: Stats
     scheduler: Scheduler
     pace: Pace
 
-    def submit(self, request: GenerationRequest, **fields: float) -> Ticket:
-        """Let one row in with an answer of its own. fields: stream, deadline."""
-        return self.submit_all([request], **fields)[0]
+    def add(self, request: GenerationRequest, stream: bool = False, deadline: float = math.inf) -> Sequence:
+        """Add one sequence with a client of its own."""
+        return self.add_all([request], stream, deadline)[0]
 
-    def submit_all(self, requests: Sequence[GenerationRequest], **fields: float) -> list[Ticket]:
-        """Let rows in together, each with an answer of its own."""
-        tickets = [Ticket(self.engine.row(one), Answers(), **fields) for one in requests]  # type: ignore[arg-type]
-        self.scheduler.submit(tickets)
-        return tickets
+    def add_all(
+        self, requests: Iterable[GenerationRequest], stream: bool = False, deadline: float = math.inf
+    ) -> list[Sequence]:
+        """Add sequences together, each with a client of its own."""
+        sequences = [
+            self.engine.sequence(request, sink=Client(), stream=stream, deadline=deadline) for request in requests
+        ]
+        self.scheduler.add(sequences)
+        return sequences
 
     def begin_to_stop(self, drain_seconds: float) -> threading.Thread:
-        """Stop the scheduler in a thread, and return when it has heard of it: when nobody is let in any more."""
+        """Stop the scheduler in a thread; return when it admits nothing any more."""
         thread = threading.Thread(target=self.scheduler.stop, args=(drain_seconds,))
         thread.start()
         probe = GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)
-        while self.submit(probe).outcome is None:
+        while self.add(probe).result is None:
             time.sleep(0.001)
         return thread
 
-    def finish(self, tickets: Sequence[Ticket]) -> list[Outcome]:
-        """Let everything run; return what became of the tickets once it has been sent."""
+    def finish(self, sequences: list[Sequence]) -> list[Result]:
+        """Let everything run; return the results once they have been sent."""
         self.pace.run_free()
-        self.scheduler.wait_for_ends(tickets)
+        self.scheduler.wait_until_finished(sequences)
         self.scheduler.stop(SECONDS)
-        assert self.delivery.close(SECONDS)
-        return [outcome_of(ticket) for ticket in tickets]
+        assert self.dispatcher.close(SECONDS)
+        return [sent_result(sequence) for sequence in sequences]
 
 
-def answers_of(ticket: Ticket) -> Answers:
-    assert isinstance(ticket.reply, Answers)
-    return ticket.reply
+def client_of(sequence: Sequence) -> Client:
+    assert isinstance(sequence.sink, Client)
+    return sequence.sink
 
 
-def outcome_of(ticket: Ticket) -> Outcome:
-    """The outcome that was sent, exactly once and after everything else."""
-    answers = answers_of(ticket)
-    (outcome,) = answers.outcomes
-    assert answers.parts[-1].what is outcome is ticket.outcome
-    return outcome
+def sent_result(sequence: Sequence) -> Result:
+    """The result that was sent, exactly once and after everything else."""
+    client = client_of(sequence)
+    (result,) = client.results
+    assert client.events[-1] is result is sequence.result
+    return result
 
 
 def scheduler_threads() -> list[threading.Thread]:
@@ -158,22 +161,17 @@ def scheduler_threads() -> list[threading.Thread]:
 
 
 @contextmanager
-def house(checkpoint: Checkpoint, slots: int, meter: type[Meter] = Meter, **parameters: str) -> Iterator[House]:
+def running(checkpoint: Checkpoint, slots: int, stats: type[Stats] = Stats, **parameters: str) -> Iterator[Running]:
     """Start a scheduler on an engine, and end it."""
-    engine, registry, pace, delivery = (
-        engine_of(checkpoint, slots, **parameters),
-        RecordingRegistry(),
-        Pace(),
-        Delivery(),
-    )
-    note = meter(registry, slots)
+    engine, registry, pace = engine_of(checkpoint, slots, **parameters), RecordingRegistry(), Pace()
+    dispatcher, recorder = ResponseDispatcher(), stats(registry, slots)
     with watching(checkpoint, pace):
-        scheduler = Scheduler(engine, delivery, note, STUCK_SECONDS)
+        scheduler = Scheduler(engine, dispatcher, recorder, STUCK_SECONDS)
         try:
-            yield House(engine, delivery, registry, note, scheduler, pace)
+            yield Running(engine, dispatcher, registry, recorder, scheduler, pace)
         finally:
             pace.run_free()
             scheduler.stop(0)
-            delivery.close(SECONDS)
-            note.close(SECONDS)
+            dispatcher.close(SECONDS)
+            recorder.close(SECONDS)
     assert scheduler_threads() == []

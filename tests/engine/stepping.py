@@ -1,49 +1,49 @@
-"""Running an engine step by step, with a record of the steps."""
+"""Run an engine step by step and record the steps."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine, Step
-from llama_engine.rows import Outcome, Row
+from llama_engine.engine import Engine, StepResult
+from llama_engine.sequence import Result, Sequence
 
 
 @dataclass
 class Run:
-    """Rows that went through an engine, in the order in which they entered, and every step of it."""
+    """Sequences that went through an engine, in the order of their arrival, and every step."""
 
-    rows: list[Row]
-    steps: list[Step] = field(default_factory=list)
+    sequences: list[Sequence]
+    steps: list[StepResult] = field(default_factory=list)
 
     @property
-    def outcomes(self) -> list[Outcome]:
-        """What each row came to; every one must have come to something."""
-        outcomes = [row.outcome for row in self.rows if row.outcome is not None]
-        assert len(outcomes) == len(self.rows), "a row ended without an outcome"
-        return outcomes
+    def results(self) -> list[Result]:
+        """The result of each sequence."""
+        results = [sequence.result for sequence in self.sequences if sequence.result is not None]
+        assert len(results) == len(self.sequences), "a sequence ended without a result"
+        return results
 
     @property
     def errors(self) -> int:
         return sum(step.errors for step in self.steps)
 
     @property
-    def ended(self) -> list[Row]:
-        """The rows in the order in which they ended."""
-        return [row for step in self.steps for row in step.ended]
+    def finished(self) -> list[Sequence]:
+        """The sequences in the order in which they finished."""
+        return [sequence for step in self.steps for sequence in step.finished]
 
 
-def run_rows(engine: Engine, rows: Sequence[Row]) -> Run:
-    """Let the rows in as soon as there are slots, and step until all have ended; nobody may end twice."""
-    run = Run(list(rows))
-    waiting = deque(rows)
-    while waiting or engine.taken:
-        while waiting and engine.taken < engine.slots:
-            engine.enter(waiting.popleft())
+def run_sequences(engine: Engine, sequences: Iterable[Sequence]) -> Run:
+    """Add the sequences as soon as there are slots, and step until all have finished, each exactly once."""
+    run = Run(list(sequences))
+    waiting = deque(run.sequences)
+    while waiting or engine.used_slots:
+        while waiting and engine.used_slots < engine.slots:
+            engine.add(waiting.popleft())
         run.steps.append(engine.step())
-    assert len(run.ended) == len(set(run.ended)) == len(rows)
+    assert len(run.finished) == len(set(run.finished)) == len(run.sequences)
     return run
 
 
-def run_requests(engine: Engine, requests: Sequence[GenerationRequest]) -> Run:
-    return run_rows(engine, [engine.row(request) for request in requests])
+def run_requests(engine: Engine, requests: Iterable[GenerationRequest]) -> Run:
+    return run_sequences(engine, [engine.sequence(request) for request in requests])

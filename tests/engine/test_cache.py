@@ -11,7 +11,7 @@ from engine.prompts import random_prompt
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.loader import Checkpoint
-from llama_engine.rows import Completion
+from llama_engine.sequence import Completion
 
 CPU = torch.device("cpu")
 SHAPE = KVCacheShape(layers=2, slots=4, key_value_heads=3, max_model_len=20, head_dim=8, dtype=torch.float32)
@@ -119,7 +119,7 @@ def test_attention_reads_more_or_less_than_the_buckets_it_should(fp32: Checkpoin
         GenerationRequest(prompt="", prompt_tokens=prompts[1], max_tokens=3, min_tokens=3),
     ]
     with before_each(fp32, lambda number, cache: spans.append(cache.get_seq_length())):
-        outcomes = engine.complete(requests)
+        outcomes = engine.generate(requests)
     assert all(isinstance(outcome, Completion) for outcome in outcomes)
     # The longer row's token goes to positions 60 to 148.
     assert spans == [60] + [64] * 4 + [128] * 64 + [150] * 21

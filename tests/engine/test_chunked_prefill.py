@@ -10,7 +10,7 @@ from engine.prompts import random_prompt
 from engine.stepping import run_requests
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.model.loader import Checkpoint
-from llama_engine.rows import Completion
+from llama_engine.sequence import Completion
 
 LONGEST = 10
 
@@ -43,19 +43,19 @@ def test_a_prompt_read_in_chunks_gives_other_tokens(
     ]
     engine = engine_of(with_tokens_as_text(fp32), slots, prefill_tokens=str(prefill_tokens))
     run = run_requests(engine, requests)
-    for request, outcome in zip(requests, run.outcomes, strict=True):
+    for request, outcome in zip(requests, run.results, strict=True):
         assert isinstance(outcome, Completion)
         ours, theirs = tokens_in(outcome.text), reference.tokens(request.prompt_tokens, request.max_tokens)
         assert ours == theirs or reference.is_tie(request.prompt_tokens, ours, theirs)
-    assert max(step.prefilled for step in run.steps) <= prefill_tokens
-    assert sum(step.prefilled for step in run.steps) >= sum(len(request.prompt_tokens) for request in requests)
+    assert max(step.prefill_tokens for step in run.steps) <= prefill_tokens
+    assert sum(step.prefill_tokens for step in run.steps) >= sum(len(request.prompt_tokens) for request in requests)
 
 
 def test_the_longest_prompt_changes_in_chunks(fp32: Checkpoint) -> None:
     prompt = random_prompt(fp32.tokenizer, range(510, 511), random.Random(8))[1]
     request = GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=2)
-    (expected,) = run_requests(engine_of(fp32, 1, prefill_tokens="512"), [request]).outcomes
-    assert run_requests(engine_of(fp32, 2, prefill_tokens="100"), [request]).outcomes == [expected]
+    (expected,) = run_requests(engine_of(fp32, 1, prefill_tokens="512"), [request]).results
+    assert run_requests(engine_of(fp32, 2, prefill_tokens="100"), [request]).results == [expected]
 
 
 def test_a_chunk_is_read_twice_or_out_of_place(fp32: Checkpoint) -> None:
@@ -71,4 +71,4 @@ def test_a_chunk_is_read_twice_or_out_of_place(fp32: Checkpoint) -> None:
     with watching(fp32, note):
         run = run_requests(engine_of(fp32, 3, prefill_tokens="32"), requests)
     assert seen == [(1, 0, 32), (1, 32, 32), (1, 64, 32), (1, 96, 4), (2, 0, 8)]
-    assert [step.prefilled for step in run.steps[:5]] == [32, 32, 32, 4, 16]
+    assert [step.prefill_tokens for step in run.steps[:5]] == [32, 32, 32, 4, 16]

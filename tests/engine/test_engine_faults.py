@@ -45,7 +45,7 @@ def test_a_pass_that_fails_once_costs_a_row_or_changes_one(
 
     with watching(fp32, fail):
         run = run_requests(engine, requests)
-    assert run.outcomes == expected
+    assert run.results == expected
     assert run.errors == 1
     assert "a secret of the machine" in caplog.text
 
@@ -69,7 +69,7 @@ def test_a_row_that_always_fails_takes_others_down(
         run = run_requests(engine, requests)
     only_fails(run, place, expected)
     assert run.errors == 3, "not 4 rows, 2 and 1"
-    assert engine.complete(requests) == expected
+    assert engine.generate(requests) == expected
 
 
 def test_a_machine_on_which_everything_fails_leaves_a_row_unanswered_or_never_recovers(
@@ -84,8 +84,8 @@ def test_a_machine_on_which_everything_fails_leaves_a_row_unanswered_or_never_re
 
     with watching(fp32, fail):
         run = run_requests(engine, requests)
-    assert {str(outcome) for outcome in run.outcomes} == {FAILED}
-    assert engine.complete(requests) == expected
+    assert {str(outcome) for outcome in run.results} == {FAILED}
+    assert engine.generate(requests) == expected
 
 
 def _exhausted_beyond(tokens: int) -> Callable[[ForwardPass], None]:
@@ -101,7 +101,7 @@ def test_prompts_that_do_not_fit_together_are_not_read_apart(fp32: Checkpoint, e
     expected = completions(engine, requests)
     with watching(fp32, _exhausted_beyond(60)):
         run = run_requests(engine, requests)
-    assert run.outcomes == expected
+    assert run.results == expected
     assert run.errors == 3, "not 4 prompts, 2 and 2"
 
 
@@ -127,11 +127,11 @@ def test_a_chunk_that_does_not_fit_takes_others_down(fp32: Checkpoint, fatal: st
 
     with watching(fp32, fail):
         run = run_requests(engine, requests)
-    failed = [index for index, outcome in enumerate(run.outcomes) if outcome != expected[index]]
+    failed = [index for index, outcome in enumerate(run.results) if outcome != expected[index]]
     assert 1 in failed
     # Nobody but those whose own chunks failed: prompts of 49 tokens and more have a first chunk of 48, too.
     assert all(len(requests[index].prompt_tokens) > 48 for index in failed)
-    assert engine.complete(requests) == expected
+    assert engine.generate(requests) == expected
 
 
 @pytest.mark.parametrize("too_many", [0, 1, 2])
@@ -147,10 +147,10 @@ def test_a_failure_of_the_head_costs_more_than_it_must(fp32: Checkpoint, engine:
     with before_each_head(fp32, fail):
         run = run_requests(engine, requests)
     if too_many:
-        assert run.outcomes == expected
+        assert run.results == expected
     else:
-        assert {str(outcome) for outcome in run.outcomes} == {FAILED}
-    assert engine.complete(requests) == expected
+        assert {str(outcome) for outcome in run.results} == {FAILED}
+    assert engine.generate(requests) == expected
 
 
 @pytest.mark.parametrize(("owner", "name"), [(KVCache, "wipe"), (KVCache, "move"), (Sampler, "admit")])
@@ -173,6 +173,6 @@ def test_a_device_that_can_do_nothing_any_more_leaves_a_row_unanswered(
     with monkeypatch.context() as broken, watching(fp32, fail):
         broken.setattr(owner, name, refuse)
         run = run_requests(engine, requests)
-    assert any(isinstance(outcome, GenerationError) for outcome in run.outcomes)
-    assert all(isinstance(outcome, GenerationError) or outcome in expected for outcome in run.outcomes)
-    assert engine.complete(requests) == expected
+    assert any(isinstance(outcome, GenerationError) for outcome in run.results)
+    assert all(isinstance(outcome, GenerationError) or outcome in expected for outcome in run.results)
+    assert engine.generate(requests) == expected

@@ -13,7 +13,7 @@ from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import Checkpoint
-from llama_engine.rows import Completion
+from llama_engine.sequence import Completion
 
 
 def _requests(checkpoint: Checkpoint, count: int, max_tokens: int = 8) -> list[GenerationRequest]:
@@ -44,11 +44,11 @@ def test_a_row_that_is_not_finite_takes_others_down_or_poisons_its_slot(fp32: Ch
                 layer.values[1, :, :100] = torch.inf
 
     with after_each(fp32, poison):
-        outcomes = engine.complete(requests)
+        outcomes = engine.generate(requests)
     assert isinstance(outcomes[1], GenerationError)
     assert str(outcomes[1]) == "the model's logits for this request were not finite"
     assert [outcomes[index] for index in (0, 2, 3)] == [expected[index] for index in (0, 2, 3)]
-    assert engine.complete(requests) == expected
+    assert engine.generate(requests) == expected
 
 
 def test_a_prompt_that_is_not_finite_takes_the_prompts_beside_it_down(fp32: Checkpoint, engine: Engine) -> None:
@@ -62,10 +62,10 @@ def test_a_prompt_that_is_not_finite_takes_the_prompts_beside_it_down(fp32: Chec
                 layer.values[0] = torch.nan
 
     with after_each(fp32, poison):
-        outcomes = engine.complete(requests)
+        outcomes = engine.generate(requests)
     assert isinstance(outcomes[0], GenerationError)
     assert outcomes[1:] == expected[1:]
-    assert engine.complete(requests) == expected
+    assert engine.generate(requests) == expected
 
 
 def test_answers_come_in_another_order_than_the_requests(fp32: Checkpoint, engine: Engine) -> None:
@@ -79,7 +79,7 @@ def test_answers_come_in_another_order_than_the_requests(fp32: Checkpoint, engin
 
 
 def test_no_requests_are_an_error(engine: Engine) -> None:
-    assert engine.complete([]) == []
+    assert engine.generate([]) == []
 
 
 def test_a_row_of_one_token_runs_a_decode_step(fp32: Checkpoint, engine: Engine) -> None:
@@ -101,18 +101,18 @@ def test_the_prompt_is_not_put_before_the_text_when_asked(fp32: Checkpoint, engi
 
 
 def test_the_proof_at_start_passes_on_a_broken_model(fp32: Checkpoint, engine: Engine) -> None:
-    engine.prove()
+    engine.warm_up()
 
     def fail(number: int, cache: KVCache) -> None:
         if number == 1:
             raise RuntimeError("no kernel")
 
     with before_each(fp32, fail), pytest.raises(GenerationError):
-        engine.prove()
+        engine.warm_up()
 
 
 def test_the_shortest_cache_cannot_be_proved(fp32: Checkpoint) -> None:
     engine = engine_of(replace(fp32, max_model_len=2), 1)
-    engine.prove()
-    outcome = engine.complete([GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)])[0]
+    engine.warm_up()
+    outcome = engine.generate([GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)])[0]
     assert isinstance(outcome, Completion)

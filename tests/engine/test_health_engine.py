@@ -11,14 +11,14 @@ from engine.forward_passes import ForwardPass, watching
 from engine.registries import RecordingRegistry
 from engine.scheduling import SECONDS, STUCK_SECONDS, House, house
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Step
+from llama_engine.engine import StepResult
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import Checkpoint
-from llama_engine.observability.health import FAILURES_IN_A_ROW, Vitals
+from llama_engine.observability.health import MAX_FAILED_STEPS, EngineHealth
 from llama_engine.observability.readiness import Readiness
-from llama_engine.observability.stats import Meter
-from llama_engine.rows import Completion, Row
+from llama_engine.observability.stats import Stats
 from llama_engine.scheduler import Scheduler
+from llama_engine.sequence import Completion, Sequence
 from llama_engine.text.stop_checker import StopChecker
 
 REQUEST = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=3, min_tokens=3)
@@ -49,8 +49,8 @@ class Fault:
         self._go.set()
 
 
-def _row() -> Row:
-    return Row(REQUEST, StopChecker(min_tokens=0, max_tokens=4, stop_words=[], end_tokens=[]), None)
+def _row() -> Sequence:
+    return Sequence(REQUEST, StopChecker(min_tokens=0, max_tokens=4, stop_words=[], end_tokens=[]), None)
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -65,8 +65,8 @@ def _fail_until_broken(home: House) -> int:
     rows = 0
     while not home.scheduler.failing:
         ticket = home.submit(REQUEST)
-        home.scheduler.wait_for_ends([ticket])
-        assert isinstance(ticket.outcome, GenerationError)
+        home.scheduler.wait_until_finished([ticket])
+        assert isinstance(ticket.result, GenerationError)
         rows += 1
     return rows
 
@@ -74,25 +74,25 @@ def _fail_until_broken(home: House) -> int:
 @pytest.mark.parametrize(
     ("step", "failed"),
     [
-        (Step([], [], chosen=2), False),
+        (StepResult([], [], sampled=2), False),
         # Somebody failed, and others didn't.
-        (Step([], [_row()], chosen=1, errors=3), False),
+        (StepResult([], [_row()], sampled=1, errors=3), False),
         # A part of a long prompt was read.
-        (Step([], [], prefilled=16), False),
-        (Step([], [_row()], prefilled=16, errors=1), True),
+        (StepResult([], [], prefill_tokens=16), False),
+        (StepResult([], [_row()], prefill_tokens=16, errors=1), True),
         # Logits that aren't finite are no exception.
-        (Step([], [_row()], decoded=1), True),
-        (Step([], [], errors=1), True),
+        (StepResult([], [_row()], decoded=1), True),
+        (StepResult([], [], errors=1), True),
     ],
 )
-def test_a_step_of_failures_counts_as_one(step: Step, failed: bool) -> None:
+def test_a_step_of_failures_counts_as_one(step: StepResult, failed: bool) -> None:
     assert step.failed is failed
 
 
 def test_a_step_of_failures_looks_like_life_to_the_probe() -> None:
     registry = RecordingRegistry()
-    meter = Meter(registry, slots=8)
-    meter.stepped(Step([], [_row()], errors=1), now=100.0, running=0, waiting=0)
+    meter = Stats(registry, slots=8)
+    meter.stepped(StepResult([], [_row()], errors=1), now=100.0, running=0, waiting=0)
     meter.close(SECONDS)
     assert registry.counts["llama_steps_total"] == 1
     assert "llama_last_step_timestamp_seconds" not in registry.levels
@@ -101,10 +101,10 @@ def test_a_step_of_failures_looks_like_life_to_the_probe() -> None:
 def test_reading_prompts_hides_that_no_token_can_be_chosen() -> None:
     """Long prompts are read in steps that choose nothing, and come while every step that should choose fails."""
     registry = RecordingRegistry()
-    meter = Meter(registry, slots=8)
-    notes = Vitals(60)
-    read, bad, good = Step([], [], prefilled=16), Step([], [_row()], prefilled=16, errors=1), Step([], [], chosen=1)
-    for step in [bad, read, read] * FAILURES_IN_A_ROW:
+    meter = Stats(registry, slots=8)
+    notes = EngineHealth(60)
+    read, bad, good = StepResult([], [], prefill_tokens=16), StepResult([], [_row()], prefill_tokens=16, errors=1), StepResult([], [], sampled=1)
+    for step in [bad, read, read] * MAX_FAILED_STEPS:
         notes.stepped(step)
         meter.stepped(step, now=100.0, running=0, waiting=0)
     assert notes.failing
@@ -116,8 +116,8 @@ def test_reading_prompts_hides_that_no_token_can_be_chosen() -> None:
 
 def test_reading_a_long_prompt_looks_like_a_stuck_engine() -> None:
     registry = RecordingRegistry()
-    meter = Meter(registry, slots=8)
-    for step in (Step([], [_row()], errors=1), Step([], [], chosen=1), Step([], [], prefilled=16)):
+    meter = Stats(registry, slots=8)
+    for step in (StepResult([], [_row()], errors=1), StepResult([], [], sampled=1), StepResult([], [], prefill_tokens=16)):
         before = time.time()
         meter.stepped(step, now=100.0, running=0, waiting=0)
     meter.close(SECONDS)
@@ -126,40 +126,40 @@ def test_reading_a_long_prompt_looks_like_a_stuck_engine() -> None:
 
 def test_a_round_that_takes_too_long_is_not_noticed() -> None:
     now = 1000.0
-    notes = Vitals(60, lambda: now)
-    assert notes.trouble() == "", "it has never had anything to do"
+    notes = EngineHealth(60, lambda: now)
+    assert notes.problem() == "", "it has never had anything to do"
     notes.working()
     now += 60
-    assert notes.trouble() == ""
+    assert notes.problem() == ""
     now += 1
-    assert notes.trouble() == "a step has been running for more than 60 s"
-    notes.stepped(Step([], [], chosen=1))
+    assert notes.problem() == "a step has been running for more than 60 s"
+    notes.stepped(StepResult([], [], sampled=1))
     notes.resting()
     now += 600
-    assert notes.trouble() == "", "it waits for work"
+    assert notes.problem() == "", "it waits for work"
 
 
 def test_a_bound_of_none_is_one() -> None:
     now = 1000.0
-    notes = Vitals(0, lambda: now)
+    notes = EngineHealth(0, lambda: now)
     notes.working()
     now += 1e6
-    assert notes.trouble() == ""
+    assert notes.problem() == ""
 
 
 def test_one_bad_request_makes_a_model_broken_or_many_do_not() -> None:
-    notes = Vitals(60)
-    bad, good = Step([], [_row()], errors=1), Step([], [], chosen=1)
-    for _ in range(FAILURES_IN_A_ROW - 1):
+    notes = EngineHealth(60)
+    bad, good = StepResult([], [_row()], errors=1), StepResult([], [], sampled=1)
+    for _ in range(MAX_FAILED_STEPS - 1):
         notes.stepped(bad)
-    assert notes.trouble() == ""
+    assert notes.problem() == ""
     notes.stepped(good)
-    for _ in range(FAILURES_IN_A_ROW - 1):
+    for _ in range(MAX_FAILED_STEPS - 1):
         notes.stepped(bad)
     assert not notes.failing
     notes.failed()
     assert notes.failing
-    assert notes.trouble()
+    assert notes.problem()
 
 
 def test_a_model_that_waits_or_works_is_not_ready(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_model_that_waits_or_works_is_not_ready(fp32: Checkpoint, monkeypatch:
         monkeypatch.setattr(home.scheduler._vitals, "_clock", lambda: time.monotonic() + STUCK_SECONDS)
         assert not readiness.check()
         home.pace.run_free()
-        home.scheduler.wait_for_ends(tickets)
+        home.scheduler.wait_until_finished(tickets)
         _until(readiness.check)
 
 
@@ -193,8 +193,8 @@ def test_a_model_that_fails_every_step_is_ready_or_for_ever_not(
         _until(readiness.check)
         _until(lambda: not home.scheduler.failing)
         good = home.submit(REQUEST)
-        home.scheduler.wait_for_ends([good])
-        assert isinstance(good.outcome, Completion)
+        home.scheduler.wait_until_finished([good])
+        assert isinstance(good.result, Completion)
     assert not readiness.check(), "its scheduler has stopped"
 
 
@@ -227,16 +227,16 @@ def test_a_model_without_its_thread_is_ready(fp32: Checkpoint, monkeypatch: pyte
         readiness = Readiness(home.engine, home.scheduler)
         monkeypatch.setattr(Scheduler, "_let_in", end)
         home.submit(REQUEST)
-        _until(lambda: home.scheduler.trouble() == "the engine's thread has ended")
+        _until(lambda: home.scheduler.problem() == "the engine's thread has ended")
         assert not readiness.check()
 
 
 def test_a_failure_outside_of_the_steps_counts_as_none(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Scheduler, step: Step) -> None:
+    def fail(self: Scheduler, step: StepResult) -> None:
         raise RuntimeError("no report")
 
     with house(fp32, 2) as home:
         home.pace.run_free()
         monkeypatch.setattr(Scheduler, "_report", fail)
-        assert _fail_until_broken(home) >= FAILURES_IN_A_ROW
-        assert "in a row have failed" in home.scheduler.trouble()
+        assert _fail_until_broken(home) >= MAX_FAILED_STEPS
+        assert "in a row have failed" in home.scheduler.problem()

@@ -10,12 +10,12 @@ import pytest
 from engine.registries import RecordingRegistry
 from engine.scheduling import SECONDS, Answers
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Step
+from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability import metrics
 from llama_engine.observability.metrics import METRICS, Metric
-from llama_engine.observability.stats import Meter
-from llama_engine.rows import Completion, Outcome, Row
+from llama_engine.observability.stats import Stats
+from llama_engine.sequence import Completion, Result, Sequence
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.tickets import Ticket
 
@@ -23,12 +23,12 @@ NO_LIMIT = {"llama_queue_limit_requests": 0}
 FAILURES = [(Cancelled("c"), "cancelled"), (Unavailable("u"), "unavailable"), (GenerationError("f"), "error")]
 
 
-def _row() -> Row:
+def _row() -> Sequence:
     request = GenerationRequest(prompt="", prompt_tokens=(1, 2, 3), max_tokens=4)
-    return Row(request, StopChecker(min_tokens=0, max_tokens=4, stop_words=[], end_tokens=[]), None)
+    return Sequence(request, StopChecker(min_tokens=0, max_tokens=4, stop_words=[], end_tokens=[]), None)
 
 
-def _ticket(outcome: Outcome, entered: float = 12.0, started: float = 15.0) -> Ticket:
+def _ticket(outcome: Result, entered: float = 12.0, started: float = 15.0) -> Ticket:
     return Ticket(_row(), Answers(), arrived=10.0, entered=entered, started=started, ended=20.0, outcome=outcome)
 
 
@@ -38,19 +38,19 @@ def registry() -> RecordingRegistry:
 
 
 @pytest.fixture
-def meter(registry: RecordingRegistry) -> Iterator[Meter]:
-    meter = Meter(registry, slots=8)
+def meter(registry: RecordingRegistry) -> Iterator[Stats]:
+    meter = Stats(registry, slots=8)
     yield meter
     meter.close(SECONDS)
 
 
-def test_a_run_of_steps_is_counted_wrong(meter: Meter, registry: RecordingRegistry) -> None:
+def test_a_run_of_steps_is_counted_wrong(meter: Stats, registry: RecordingRegistry) -> None:
     before = time.time()
     first, second = _row(), _row()
-    meter.stepped(Step([first], [], decoded=0, chosen=1, prefilled=30), now=100.0, running=1, waiting=2)
-    meter.stepped(Step([second], [], decoded=1, chosen=2, prefilled=16), now=101.0, running=2, waiting=1)
-    meter.stepped(Step([], [], decoded=2, chosen=1, prefilled=0, errors=3), now=101.5, running=2, waiting=0)
-    meter.stepped(Step([], [], decoded=0, prefilled=16), now=107.5, running=1, waiting=0)
+    meter.stepped(StepResult([first], [], decoded=0, sampled=1, prefill_tokens=30), now=100.0, running=1, waiting=2)
+    meter.stepped(StepResult([second], [], decoded=1, sampled=2, prefill_tokens=16), now=101.0, running=2, waiting=1)
+    meter.stepped(StepResult([], [], decoded=2, sampled=1, prefill_tokens=0, errors=3), now=101.5, running=2, waiting=0)
+    meter.stepped(StepResult([], [], decoded=0, prefill_tokens=16), now=107.5, running=1, waiting=0)
     meter.failed()
     meter.close(SECONDS)
     assert registry.counts == {"llama_steps_total": 4, "llama_step_errors_total": 4, "llama_generated_tokens_total": 4}
@@ -64,7 +64,7 @@ def test_a_run_of_steps_is_counted_wrong(meter: Meter, registry: RecordingRegist
     assert registry.levels == {"llama_slots": 8, "llama_slots_in_use": 1, "llama_waiting_rows": 0, **NO_LIMIT}
 
 
-def test_a_row_that_ends_is_counted_wrong(meter: Meter, registry: RecordingRegistry) -> None:
+def test_a_row_that_ends_is_counted_wrong(meter: Stats, registry: RecordingRegistry) -> None:
     meter.ended(_ticket(Completion("", "stop", 3, 4)))
     meter.ended(_ticket(Completion("", "length", 3, 4), started=14.0))
     meter.close(SECONDS)
@@ -82,7 +82,7 @@ def test_a_row_that_ends_is_counted_wrong(meter: Meter, registry: RecordingRegis
 
 @pytest.mark.parametrize(("outcome", "reason"), FAILURES)
 def test_a_row_that_fails_counts_as_another_kind_or_as_completed(
-    meter: Meter, registry: RecordingRegistry, outcome: RequestError, reason: str
+    meter: Stats, registry: RecordingRegistry, outcome: RequestError, reason: str
 ) -> None:
     """One that ran, and one that never had a slot."""
     meter.ended(_ticket(outcome))
@@ -96,7 +96,7 @@ def test_a_row_that_fails_counts_as_another_kind_or_as_completed(
     }
 
 
-def test_a_refused_request_is_not_counted(meter: Meter, registry: RecordingRegistry) -> None:
+def test_a_refused_request_is_not_counted(meter: Stats, registry: RecordingRegistry) -> None:
     meter.refused(InvalidRequest("top_p is 2; it must be at most 1"))
     meter.refused(GenerationError("the request could not be read"))
     meter.level(0, 5)
@@ -105,12 +105,12 @@ def test_a_refused_request_is_not_counted(meter: Meter, registry: RecordingRegis
     assert (registry.levels["llama_slots_in_use"], registry.levels["llama_waiting_rows"]) == (0, 5)
 
 
-def test_an_idle_server_shows_nothing(meter: Meter, registry: RecordingRegistry) -> None:
+def test_an_idle_server_shows_nothing(meter: Stats, registry: RecordingRegistry) -> None:
     meter.close(SECONDS)
     assert registry.levels == {"llama_slots": 8, "llama_slots_in_use": 0, "llama_waiting_rows": 0, **NO_LIMIT}
 
 
-def test_the_registry_is_left_open_or_closed_before_the_last_note(meter: Meter, registry: RecordingRegistry) -> None:
+def test_the_registry_is_left_open_or_closed_before_the_last_note(meter: Stats, registry: RecordingRegistry) -> None:
     meter.failed()
     meter.close(SECONDS)
     assert registry.closed
@@ -118,7 +118,7 @@ def test_the_registry_is_left_open_or_closed_before_the_last_note(meter: Meter, 
 
 
 def test_the_limit_of_the_queue_is_not_shown(registry: RecordingRegistry) -> None:
-    Meter(registry, slots=8, queue_limit=64).close(SECONDS)
+    Stats(registry, slots=8, queue_limit=64).close(SECONDS)
     assert registry.levels["llama_queue_limit_requests"] == 64
 
 
@@ -154,7 +154,7 @@ def test_a_registry_that_fails_loses_counts_or_the_thread(
 ) -> None:
     """Counters and levels are passed on with the next flush; of the observations only the one that failed is lost."""
     registry = _RefusingOnce(kind)
-    meter = Meter(registry, slots=8)
+    meter = Stats(registry, slots=8)
     meter.ended(_ticket(Completion("", "stop", 3, 4)))
     assert registry.refused.wait(SECONDS)
     meter.ended(_ticket(Completion("", "stop", 3, 4)))

@@ -9,7 +9,7 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log_format import Fields, fields_of
 from llama_engine.observability.request_log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog
-from llama_engine.rows import Completion, Outcome, Row, named
+from llama_engine.sequence import Completion, Result, Sequence, names_of
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.tickets import Ticket
 
@@ -17,13 +17,13 @@ PROMPT = "a secret prompt"
 STOPPED = Completion("a secret completion", "stop", 3, 2)
 
 
-def _ticket(outcome: Outcome, prompt: str = PROMPT, tokens: int = 2, **times: float) -> Ticket:
+def _ticket(outcome: Result, prompt: str = PROMPT, tokens: int = 2, **times: float) -> Ticket:
     request = GenerationRequest(prompt=prompt, prompt_tokens=(1, 2, 3), max_tokens=9)
     transcript = StopChecker(min_tokens=0, max_tokens=9, stop_words=[], end_tokens=[])
     for token in range(tokens):
         transcript.add(token, b"x")
     moments = {"arrived": 10.0, "entered": 10.5, "started": 11.25, "ended": 12.0} | times
-    return Ticket(Row(request, transcript, None), Answers(), outcome=outcome, **moments)  # type: ignore[arg-type]
+    return Ticket(Sequence(request, transcript, None), Answers(), outcome=outcome, **moments)  # type: ignore[arg-type]
 
 
 def _line(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
@@ -143,7 +143,7 @@ def test_requests_without_an_id_have_the_same_name() -> None:
 
 def test_a_row_alone_is_not_called_by_its_request() -> None:
     row = _ticket(STOPPED).row
-    assert named([row]) == "1 rows"
+    assert names_of([row]) == "1 rows"
     row.name = "job-7"
-    assert named([row]) == "request job-7"
-    assert named([row, row]) == "2 rows"
+    assert names_of([row]) == "request job-7"
+    assert names_of([row, row]) == "2 rows"

@@ -43,10 +43,10 @@ class _Broken(BadWords):
 def test_a_sampler_that_fails_once_counts_a_token_twice(fp32: Checkpoint, engine: Engine, place: int) -> None:
     requests = penalized(fp32, 4)
     expected = completions(engine, requests)
-    rows = [engine.row(request) for request in requests]
+    rows = [engine.sequence(request) for request in requests]
     rows[place].banned = _Broken(fp32.tokenizer.vocabulary, "completing", times=2)
     run = run_rows(engine, rows)
-    assert run.outcomes == expected
+    assert run.results == expected
     assert run.errors == 2
 
 
@@ -54,10 +54,10 @@ def test_a_sampler_that_fails_once_counts_a_token_twice(fp32: Checkpoint, engine
 def test_bad_words_that_fail_take_other_rows_down(fp32: Checkpoint, engine: Engine, where: str) -> None:
     requests = penalized(fp32, 4)
     expected = completions(engine, requests)
-    rows = [engine.row(request) for request in requests]
+    rows = [engine.sequence(request) for request in requests]
     rows[1].banned = _Broken(fp32.tokenizer.vocabulary, where, times=100)
     only_fails(run_rows(engine, rows), 1, expected)
-    assert engine.complete(requests) == expected
+    assert engine.generate(requests) == expected
 
 
 class _BrokenTranscript(StopChecker):
@@ -71,7 +71,7 @@ class _BrokenTranscript(StopChecker):
 def test_a_text_that_fails_takes_other_rows_down(fp32: Checkpoint, engine: Engine, place: int) -> None:
     requests = penalized(fp32, 4)
     expected = completions(engine, requests)
-    rows = [engine.row(request) for request in requests]
-    rows[place].transcript = _BrokenTranscript(min_tokens=8, max_tokens=8, stop_words=[], end_tokens=[])
+    rows = [engine.sequence(request) for request in requests]
+    rows[place].stop_checker = _BrokenTranscript(min_tokens=8, max_tokens=8, stop_words=[], end_tokens=[])
     only_fails(run_rows(engine, rows), place, expected)
-    assert engine.complete(requests) == expected
+    assert engine.generate(requests) == expected

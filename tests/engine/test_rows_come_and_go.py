@@ -9,9 +9,9 @@ import pytest
 from engine.engines import completions, engine_of
 from engine.prompts import random_prompt
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine, Step
+from llama_engine.engine import Engine, StepResult
 from llama_engine.model.loader import Checkpoint
-from llama_engine.rows import Outcome, Row
+from llama_engine.sequence import Result, Sequence
 
 
 def _request(checkpoint: Checkpoint, size: int, randomness: random.Random, max_tokens: int = 6) -> GenerationRequest:
@@ -29,42 +29,42 @@ class _Life:
 
     engine: Engine
     budget: int
-    decoding: set[Row] = field(default_factory=set)
-    inside: list[Row] = field(default_factory=list)
-    dropped: set[Row] = field(default_factory=set)
-    entered: list[Row] = field(default_factory=list)
-    started: list[Row] = field(default_factory=list)
+    decoding: set[Sequence] = field(default_factory=set)
+    inside: list[Sequence] = field(default_factory=list)
+    dropped: set[Sequence] = field(default_factory=set)
+    entered: list[Sequence] = field(default_factory=list)
+    started: list[Sequence] = field(default_factory=list)
     drops: Counter[str] = field(default_factory=Counter)
 
-    def enter(self, row: Row) -> None:
-        self.engine.enter(row)
+    def enter(self, row: Sequence) -> None:
+        self.engine.add(row)
         self.inside.append(row)
         self.entered.append(row)
 
-    def drop(self, row: Row) -> None:
-        what = "decoding" if row in self.decoding else "half read" if row.length else "waiting"
+    def drop(self, row: Sequence) -> None:
+        what = "decoding" if row in self.decoding else "half read" if row.num_cached else "waiting"
         self.drops[what] += 1
-        taken = self.engine.taken
-        self.engine.drop(row)
-        assert self.engine.taken == taken - 1, "the slot isn't free at once"
+        taken = self.engine.used_slots
+        self.engine.remove(row)
+        assert self.engine.used_slots == taken - 1, "the slot isn't free at once"
         self.inside.remove(row)
         self.decoding.discard(row)
         self.dropped.add(row)
 
-    def step(self) -> Step:
+    def step(self) -> StepResult:
         step = self.engine.step()
         assert step.errors == 0
-        assert step.prefilled <= self.budget
+        assert step.prefill_tokens <= self.budget
         assert step.decoded == len(self.decoding), "a row that decodes got no token"
-        assert step.prefilled or len(self.inside) == len(self.decoding), "nobody read the prompts that wait"
+        assert step.prefill_tokens or len(self.inside) == len(self.decoding), "nobody read the prompts that wait"
         assert not self.decoding & set(step.started)
         self.started += step.started
         self.decoding |= set(step.started)
-        for row in step.ended:
-            assert row.outcome is not None
+        for row in step.finished:
+            assert row.result is not None
             self.decoding.remove(row)
             self.inside.remove(row)
-        assert self.engine.taken == len(self.inside)
+        assert self.engine.used_slots == len(self.inside)
         return step
 
 
@@ -73,23 +73,23 @@ def test_who_leaves_changes_the_others_or_the_order(fp32: Checkpoint, slots: int
     randomness = random.Random(slots)
     sizes = (3, 8, 8, 20, 70, 70)
     pool = [_request(fp32, size, randomness, randomness.randint(2, 8)) for size in sizes]
-    alone: list[Outcome] = [completions(engine_of(fp32, 1), [request])[0] for request in pool]
+    alone: list[Result] = [completions(engine_of(fp32, 1), [request])[0] for request in pool]
     engine = engine_of(fp32, slots, prefill_tokens=str(budget))
-    life, rows = _Life(engine, budget), dict[Row, int]()
+    life, rows = _Life(engine, budget), dict[Sequence, int]()
     for _ in range(90):
-        while engine.taken < slots and randomness.random() < 0.7:
+        while engine.used_slots < slots and randomness.random() < 0.7:
             index = randomness.randrange(len(pool))
-            row = engine.row(pool[index])
+            row = engine.sequence(pool[index])
             rows[row] = index
             life.enter(row)
         if life.inside and randomness.random() < 0.15:
-            half_read = [row for row in life.inside if row.length and row not in life.decoding]
+            half_read = [row for row in life.inside if row.num_cached and row not in life.decoding]
             life.drop(randomness.choice(half_read or life.inside))
         life.step()
     while life.inside:
         life.step()
     for row, index in rows.items():
-        assert row.outcome == (None if row in life.dropped else alone[index])
+        assert row.result == (None if row in life.dropped else alone[index])
     survivors = [row for row in life.entered if row not in life.dropped or row in life.started]
     assert life.started == survivors, "somebody was overtaken"
     assert life.drops["half read"]
@@ -101,34 +101,34 @@ def test_a_running_row_waits_while_a_long_prompt_is_read(fp32: Checkpoint) -> No
     randomness = random.Random(2)
     engine = engine_of(fp32, 3, prefill_tokens="16")
     life = _Life(engine, 16)
-    running = [engine.row(_request(fp32, 5, randomness, 30)) for _ in range(2)]
+    running = [engine.sequence(_request(fp32, 5, randomness, 30)) for _ in range(2)]
     for row in running:
         life.enter(row)
     life.step()
-    long = engine.row(_request(fp32, 160, randomness, 4))
+    long = engine.sequence(_request(fp32, 160, randomness, 4))
     life.enter(long)
-    counts = [row.transcript.num_tokens for row in running]
+    counts = [row.stop_checker.num_tokens for row in running]
     for done in range(1, 10):
         step = life.step()
-        assert (step.decoded, step.prefilled, list(step.started)) == (2, 16, [])
-        assert [row.transcript.num_tokens for row in running] == [count + done for count in counts]
+        assert (step.decoded, step.prefill_tokens, list(step.started)) == (2, 16, [])
+        assert [row.stop_checker.num_tokens for row in running] == [count + done for count in counts]
     assert list(life.step().started) == [long]
 
 
 def test_a_row_dropped_twice_or_after_its_end_frees_a_slot_of_another(fp32: Checkpoint) -> None:
     randomness = random.Random(6)
     engine = engine_of(fp32, 3)
-    rows = [engine.row(_request(fp32, 9, randomness, count)) for count in (1, 4, 4)]
+    rows = [engine.sequence(_request(fp32, 9, randomness, count)) for count in (1, 4, 4)]
     for row in rows:
-        engine.enter(row)
+        engine.add(row)
     assert engine.step().ended == rows[:1]
     for row in (rows[0], rows[1], rows[1]):
-        engine.drop(row)
-    assert engine.taken == 1
-    while engine.taken:
+        engine.remove(row)
+    assert engine.used_slots == 1
+    while engine.used_slots:
         engine.step()
-    assert rows[2].outcome == completions(engine, [rows[2].request])[0]
+    assert rows[2].result == completions(engine, [rows[2].request])[0]
 
 
 def test_a_step_of_an_empty_engine_does_something(fp32: Checkpoint) -> None:
-    assert engine_of(fp32, 2).step() == Step([], [])
+    assert engine_of(fp32, 2).step() == StepResult([], [])

@@ -11,7 +11,7 @@ from engine.scheduling import SECONDS, answers_of, house
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import Checkpoint
-from llama_engine.rows import Completion
+from llama_engine.sequence import Completion
 from llama_engine.tickets import Ticket
 
 
@@ -38,10 +38,10 @@ def test_a_short_row_waits_for_a_long_one_that_came_before(fp32: Checkpoint) -> 
         home.pace.let(4)
         short = home.submit(_request(fp32, 2, 3))
         home.pace.let(8)
-        assert short.outcome is not None
-        assert long.outcome is None
+        assert short.result is not None
+        assert long.result is None
         # Pass 5 had begun when the short one came; it is read by pass 6, with one decode step of its own in 7 and in 8.
-        assert long.row.transcript.num_tokens < 14
+        assert long.row.stop_checker.num_tokens < 14
         assert home.finish([long, short]) == _alone(fp32, [long, short])
 
 
@@ -78,13 +78,13 @@ def test_waiting_for_seats_returns_before_there_is_one(fp32: Checkpoint) -> None
     with house(fp32, 2) as home:
         taken = home.submit_all([_request(fp32, index, count) for index, count in enumerate((6, 9))])
         home.pace.let(1)
-        home.scheduler.wait_for_seats(taken)
+        home.scheduler.wait_until_admitted(taken)
         third = home.submit(_request(fp32, 3, 2))
         seen: list[int] = []
 
         def wait() -> None:
-            home.scheduler.wait_for_seats([third])
-            seen.append(sum(ticket.outcome is not None for ticket in taken))
+            home.scheduler.wait_until_admitted([third])
+            seen.append(sum(ticket.result is not None for ticket in taken))
 
         waiter = threading.Thread(target=wait)
         waiter.start()
@@ -104,7 +104,7 @@ def test_waiting_for_a_seat_that_is_sure_takes_a_step(fp32: Checkpoint) -> None:
         home.pace.let(1)
         # The next step is held, so nobody enters a slot; one is free.
         sure = home.submit(_request(fp32, 1, 4))
-        home.scheduler.wait_for_seats([sure])
+        home.scheduler.wait_until_admitted([sure])
         assert not sure.left_the_queue
         unsure = home.submit(_request(fp32, 2, 4))
         waiter = threading.Thread(target=home.scheduler.wait_for_seats, args=([unsure],))
@@ -148,7 +148,7 @@ def test_a_failure_of_everything_is_not_answered_or_the_last_that_is(fp32: Check
     with house(fp32, 2) as home, watching(fp32, fail):
         home.pace.run_free()
         failed = [home.submit(_request(fp32, index, 5), stream=True) for index in range(5)]
-        home.scheduler.wait_for_ends(failed)
+        home.scheduler.wait_until_finished(failed)
         broken.clear()
         good = home.submit(_request(fp32, 9, 5))
         *outcomes, last = home.finish([*failed, good])

@@ -22,7 +22,7 @@ def _request(checkpoint: Checkpoint, size: int, max_tokens: int = 40) -> Generat
 
 
 def _is_as_alone(checkpoint: Checkpoint, ticket: Ticket) -> bool:
-    return [ticket.outcome] == completions(engine_of(checkpoint, 1), [ticket.row.request])
+    return [ticket.result] == completions(engine_of(checkpoint, 1), [ticket.row.request])
 
 
 def test_a_row_out_of_time_is_read_or_not_told(fp32: Checkpoint) -> None:
@@ -32,11 +32,11 @@ def test_a_row_out_of_time_is_read_or_not_told(fp32: Checkpoint) -> None:
         late = home.submit(_request(fp32, 33), deadline=time.monotonic() - 1)
         patient = home.submit(_request(fp32, 21, 3), deadline=time.monotonic() + 3600)
         home.pace.let(1)
-        assert running.outcome is None, "it waited for the slot instead of its time"
-        assert isinstance(late.outcome, Unavailable)
-        home.scheduler.wait_for_seats([late])
+        assert running.result is None, "it waited for the slot instead of its time"
+        assert isinstance(late.result, Unavailable)
+        home.scheduler.wait_until_admitted([late])
         home.finish([running, late, patient])
-        assert str(late.outcome) == "the request's time was up before it got a slot"
+        assert str(late.result) == "the request's time was up before it got a slot"
         assert home.pace.prompts == [10, 21]
         assert _is_as_alone(fp32, running)
         assert _is_as_alone(fp32, patient)
@@ -58,8 +58,8 @@ def test_a_row_cancelled_while_it_waits_is_read(fp32: Checkpoint) -> None:
         gone, other = home.submit(_request(fp32, 33)), home.submit(_request(fp32, 21, 3))
         answers_of(gone).cancel()
         home.pace.let(1)
-        assert isinstance(gone.outcome, Cancelled)
-        assert running.outcome is None
+        assert isinstance(gone.result, Cancelled)
+        assert running.result is None
         home.finish([running, gone, other])
         assert home.pace.prompts == [10, 21]
         assert _is_as_alone(fp32, running)
@@ -74,15 +74,15 @@ def test_a_cancelled_row_keeps_its_slot_or_changes_its_neighbours(fp32: Checkpoi
         waiting = home.submit(_request(fp32, 21, 3))
         answers_of(tickets[0]).cancel()
         assert not waiting.left_the_queue
-        tokens = tickets[0].row.transcript.num_tokens
+        tokens = tickets[0].row.stop_checker.num_tokens
         home.pace.let(1)
         # The pass that was on when it was noticed, and none after it.
-        assert tickets[0].row.transcript.num_tokens == tokens + 1
-        assert isinstance(tickets[0].outcome, Cancelled)
+        assert tickets[0].row.stop_checker.num_tokens == tokens + 1
+        assert isinstance(tickets[0].result, Cancelled)
         assert waiting.left_the_queue
         home.finish([*tickets, waiting])
         assert all(_is_as_alone(fp32, ticket) for ticket in (*tickets[1:], waiting))
-        assert str(tickets[0].outcome) == "the request was cancelled"
+        assert str(tickets[0].result) == "the request was cancelled"
 
 
 def test_a_row_cancelled_in_the_middle_of_its_prompt_is_read_on(fp32: Checkpoint) -> None:
@@ -94,7 +94,7 @@ def test_a_row_cancelled_in_the_middle_of_its_prompt_is_read_on(fp32: Checkpoint
         answers_of(long).cancel()
         home.pace.let(1)
         home.finish([running, long])
-        assert isinstance(long.outcome, Cancelled)
+        assert isinstance(long.result, Cancelled)
         assert 1 <= home.pace.prompts.count(16) <= 3
         assert _is_as_alone(fp32, running)
 
@@ -106,6 +106,6 @@ def test_a_reply_that_cannot_be_asked_is_taken_for_cancelled_or_hides_the_others
         answers_of(first).refuses = "is_cancelled"
         answers_of(gone).cancel()
         home.pace.let(1)
-        assert isinstance(gone.outcome, Cancelled)
+        assert isinstance(gone.result, Cancelled)
         home.finish([first, gone])
         assert _is_as_alone(fp32, first)

@@ -8,11 +8,11 @@ from engine.prompts import random_prompt
 from engine.scheduling import SECONDS, House, answers_of, house, outcome_of, scheduler_threads
 from llama_engine import scheduler
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine, Step
+from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import GenerationError, Unavailable
 from llama_engine.model.loader import Checkpoint
-from llama_engine.observability.stats import Meter
-from llama_engine.rows import Completion, Row
+from llama_engine.observability.stats import Stats
+from llama_engine.sequence import Completion, Sequence
 from llama_engine.tickets import Ticket
 
 STOPPING = "the server is stopping"
@@ -35,8 +35,8 @@ def test_stopping_cuts_running_rows_short_or_lets_waiting_ones_in(fp32: Checkpoi
         tickets = _crowd(home, fp32)
         stopping = home.begin_to_stop(SECONDS)
         home.pace.let(1)
-        assert all(ticket.outcome is not None for ticket in tickets[2:])
-        assert all(ticket.outcome is None for ticket in tickets[:2])
+        assert all(ticket.result is not None for ticket in tickets[2:])
+        assert all(ticket.result is None for ticket in tickets[:2])
         home.pace.run_free()
         stopping.join(SECONDS)
         assert home.delivery.close(SECONDS)
@@ -45,7 +45,7 @@ def test_stopping_cuts_running_rows_short_or_lets_waiting_ones_in(fp32: Checkpoi
         alone = completions(engine_of(fp32, 1), [ticket.row.request for ticket in tickets[:2]])
         assert [outcome_of(ticket) for ticket in tickets[:2]] == alone
         for ticket in tickets[2:]:
-            assert isinstance(ticket.outcome, Unavailable)
+            assert isinstance(ticket.result, Unavailable)
             assert str(outcome_of(ticket)) == STOPPING
 
 
@@ -58,16 +58,16 @@ def test_rows_outlast_the_bound_or_are_not_answered(fp32: Checkpoint) -> None:
         assert scheduler_threads() == []
         assert home.delivery.close(SECONDS)
         assert [str(outcome_of(ticket)) for ticket in tickets] == [STOPPING] * 5
-        assert home.engine.taken == 0
-        assert tickets[0].row.transcript.num_tokens == 3, "steps after the bound"
+        assert home.engine.used_slots == 0
+        assert tickets[0].row.stop_checker.num_tokens == 3, "steps after the bound"
 
 
 def test_who_comes_after_the_end_waits_for_ever(fp32: Checkpoint) -> None:
     with house(fp32, 2) as home:
         home.scheduler.stop(SECONDS)
         late = home.submit(_request(fp32, 1))
-        home.scheduler.wait_for_seats([late])
-        home.scheduler.wait_for_ends([late])
+        home.scheduler.wait_until_admitted([late])
+        home.scheduler.wait_until_finished([late])
         assert home.delivery.close(SECONDS)
         assert str(outcome_of(late)) == STOPPING
 
@@ -77,7 +77,7 @@ def test_a_step_that_hangs_keeps_the_end_or_the_answers(fp32: Checkpoint, monkey
     with house(fp32, 2) as home:
         tickets = _crowd(home, fp32)
         home.scheduler.stop(0)
-        assert [str(ticket.outcome) for ticket in tickets] == [STOPPING] * 5
+        assert [str(ticket.result) for ticket in tickets] == [STOPPING] * 5
         (hanging,) = scheduler_threads()
         assert hanging.name == "engine"
         # It comes back after all, with tokens for rows that were answered long ago.
@@ -90,7 +90,7 @@ def test_a_step_that_hangs_keeps_the_end_or_the_answers(fp32: Checkpoint, monkey
         assert home.registry.counts["llama_step_errors_total"] == 0
 
 
-class _BrokenMeter(Meter):
+class _BrokenMeter(Stats):
     """Fails at the end of every row, and at every third step."""
 
     steps = 0
@@ -98,7 +98,7 @@ class _BrokenMeter(Meter):
     def ended(self, ticket: Ticket) -> None:
         raise RuntimeError("no number")
 
-    def stepped(self, step: Step, now: float, running: int, waiting: int) -> None:
+    def stepped(self, step: StepResult, now: float, running: int, waiting: int) -> None:
         self.steps += 1
         if self.steps % 3 == 0:
             raise RuntimeError("no number")
@@ -109,12 +109,12 @@ def test_an_error_of_the_scheduler_itself_leaves_a_row_unanswered_or_is_the_end(
         home.pace.run_free()
         tickets = [home.submit(_request(fp32, index, 1 + index % 3), stream=index % 2 == 0) for index in range(12)]
         home.finish(tickets)
-        good = [ticket for ticket in tickets if isinstance(ticket.outcome, Completion)]
+        good = [ticket for ticket in tickets if isinstance(ticket.result, Completion)]
         assert len(good) >= 2
         alone = completions(engine_of(fp32, 1), [ticket.row.request for ticket in good])
-        assert [ticket.outcome for ticket in good] == alone
-        assert all(isinstance(ticket.outcome, GenerationError | Completion) for ticket in tickets)
-        assert home.engine.taken == 0, "rows that were answered keep their slots"
+        assert [ticket.result for ticket in good] == alone
+        assert all(isinstance(ticket.result, GenerationError | Completion) for ticket in tickets)
+        assert home.engine.used_slots == 0, "rows that were answered keep their slots"
 
 
 def test_an_engine_that_cannot_drop_a_row_leaves_others_unanswered(
@@ -126,7 +126,7 @@ def test_an_engine_that_cannot_drop_a_row_leaves_others_unanswered(
         answers_of(tickets[0]).cancel()
         drop, failures = Engine.drop, iter([True])
 
-        def refuse_once(engine: Engine, row: Row) -> None:
+        def refuse_once(engine: Engine, row: Sequence) -> None:
             if next(failures, False):
                 raise RuntimeError("device lost")
             drop(engine, row)
@@ -143,7 +143,7 @@ def test_a_reply_that_raises_takes_other_answers_with_it(fp32: Checkpoint) -> No
         tickets = home.submit_all([_request(fp32, index) for index in range(4)], stream=True)
         answers_of(tickets[1]).refuses = "send"
         home.pace.run_free()
-        home.scheduler.wait_for_ends(tickets)
+        home.scheduler.wait_until_finished(tickets)
         home.scheduler.stop(SECONDS)
         assert home.delivery.close(SECONDS)
         others = [tickets[0], *tickets[2:]]

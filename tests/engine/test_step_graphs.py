@@ -15,16 +15,16 @@ from engine.forward_passes import before_each
 from engine.prompts import random_prompt
 from engine.recorded_graphs import Recorder
 from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets, span_buckets, unsupported_reason
 from llama_engine.engine import Engine
 from llama_engine.kernels import reference
 from llama_engine.kernels.selection import Kernels
 from llama_engine.model import cuda_graphs as step_graphs
 from llama_engine.model import memory_plan as memory
-from llama_engine.model.cuda_graphs import KINDS, Action, Capture, row_buckets, span_buckets, why_not
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
-from llama_engine.rows import Outcome, Row
 from llama_engine.sampling import logits_processors as sampling
+from llama_engine.sequence import Result, Sequence
 from llama_engine.settings import Settings
 
 SLOTS = 6
@@ -39,7 +39,7 @@ def as_on_a_gpu() -> Iterator[None]:
         patch.setattr(sampling, "CANDIDATES", 1 << 30)
         patch.setattr(step_graphs, "LEAST_SPAN", 32)
         # The plan of a GPU.
-        patch.setattr(memory, "why_not", lambda checkpoint: None)
+        patch.setattr(memory, "unsupported_reason", lambda checkpoint: None)
         yield
 
 
@@ -60,8 +60,8 @@ class Graphed:
 
 def graphed(checkpoint: Checkpoint, slots: int = SLOTS, **parameters: str) -> Graphed:
     found = Graphed(engine_of(checkpoint, slots, cuda_graphs="on", **parameters), Recorder())
-    found.engine.record_graphs(found.recorder)
-    assert found.recorder.captured == len(row_buckets(slots)) * (SPANS + len(KINDS))
+    found.engine.capture_graphs(found.recorder)
+    assert found.recorder.captured == len(row_buckets(slots)) * (SPANS + len(FEATURE_SETS))
     found.recorder.replayed = 0
     return found
 
@@ -86,18 +86,18 @@ def request_of(checkpoint: Checkpoint, randomness: random.Random, **given: objec
     return GenerationRequest(prompt="", prompt_tokens=tokens, **chosen)  # type: ignore[arg-type]
 
 
-def come_and_go(engine: Engine, rows: list[Row], randomness: random.Random) -> tuple[int, int]:
+def come_and_go(engine: Engine, rows: list[Sequence], randomness: random.Random) -> tuple[int, int]:
     """Let rows enter one by one and drop some; return decode steps and steps that chose any token."""
     waiting, decoded, chose = list(rows), 0, 0
-    while waiting or engine.taken:
-        while waiting and engine.taken < engine.slots and randomness.random() < 0.5:
-            engine.enter(waiting.pop(0))
+    while waiting or engine.used_slots:
+        while waiting and engine.used_slots < engine.slots and randomness.random() < 0.5:
+            engine.add(waiting.pop(0))
         if randomness.random() < 0.05:
-            engine.drop(randomness.choice(rows))
+            engine.remove(randomness.choice(rows))
         step = engine.step()
         assert step.errors == 0
         decoded += bool(step.decoded)
-        chose += bool(step.chosen)
+        chose += bool(step.sampled)
     return decoded, chose
 
 
@@ -105,10 +105,10 @@ def test_a_replayed_step_chooses_otherwise_than_a_launched_one(small: Checkpoint
     randomness = random.Random(3)
     graphs = graphed(small, prefill_tokens="24")
     requests = [request_of(small, randomness) for _ in range(40)]
-    alone: list[Outcome] = [*completions(engine_of(small, 1), requests)]
-    rows = [graphs.engine.row(request) for request in requests]
+    alone: list[Result] = [*completions(engine_of(small, 1), requests)]
+    rows = [graphs.engine.sequence(request) for request in requests]
     decoded, chose = come_and_go(graphs.engine, rows, randomness)
-    found = [(row.outcome, expected) for row, expected in zip(rows, alone, strict=True) if row.outcome is not None]
+    found = [(row.result, expected) for row, expected in zip(rows, alone, strict=True) if row.result is not None]
     assert len(found) > len(requests) / 2
     assert [outcome for outcome, _ in found] == [expected for _, expected in found]
     # Every decode step was a replay; every choice was one too, but for those beside bad words.
@@ -138,10 +138,10 @@ def plain_requests(count: int, tokens: int = 6) -> list[GenerationRequest]:
     ]
 
 
-def entered(engine: Engine, requests: list[GenerationRequest]) -> list[Row]:
-    rows = [engine.row(request) for request in requests]
+def entered(engine: Engine, requests: list[GenerationRequest]) -> list[Sequence]:
+    rows = [engine.sequence(request) for request in requests]
     for row in rows:
-        engine.enter(row)
+        engine.add(row)
     return rows
 
 
@@ -156,7 +156,7 @@ def test_a_step_is_launched_or_replayed_more_than_once(small: Checkpoint) -> Non
         for done in range(1, 6):
             assert graphs.engine.step().decoded == 3
             assert (len(launched), graphs.recorder.replayed) == (1, 1 + 2 * done)
-    assert graphs.engine.taken == 0
+    assert graphs.engine.used_slots == 0
 
 
 @pytest.mark.parametrize("place", range(4))
@@ -171,9 +171,9 @@ def test_a_row_that_is_not_finite_spoils_another_or_the_padding(small: Checkpoin
     assert [engine.step().errors for _ in range(6)] == [0] * 6
     for index, row in enumerate(rows):
         if index == place:
-            assert str(row.outcome) == "the model's logits for this request were not finite"
+            assert str(row.result) == "the model's logits for this request were not finite"
         else:
-            assert row.outcome == expected[index]
+            assert row.result == expected[index]
     # Nothing of it is left to who comes next.
     assert completions(engine, requests) == expected
 
@@ -188,10 +188,10 @@ def test_a_replay_that_fails_costs_a_row_or_counts_a_token_twice(small: Checkpoi
     graphs.recorder.failing = range(number, number + 1)
     rows = entered(graphs.engine, requests)
     errors = 0
-    while graphs.engine.taken:
+    while graphs.engine.used_slots:
         errors += graphs.engine.step().errors
     assert errors == 1
-    assert [row.outcome for row in rows] == [*expected]
+    assert [row.result for row in rows] == [*expected]
 
 
 def keys_of(engine: Engine, slot: int, length: int) -> torch.Tensor:
@@ -207,12 +207,12 @@ def test_padding_writes_over_a_prompt_that_is_being_read(small: Checkpoint) -> N
     engine = graphed(small, prefill_tokens="24").engine
     # The last slot has been somebody's, and still has the position of that row's next token.
     entered(engine, [*plain_requests(SLOTS - 1, tokens=20), *plain_requests(1, tokens=3)])
-    while engine.taken == SLOTS:
+    while engine.used_slots == SLOTS:
         engine.step()
     assert 0 < int(engine._model._positions[SLOTS - 1, 0]) < size
     (row,) = entered(engine, [long])
     while row not in engine.step().started:
-        assert engine.taken == SLOTS
+        assert engine.used_slots == SLOTS
     assert torch.allclose(keys_of(engine, SLOTS - 1, size), keys_of(alone, 0, size), atol=1e-4)
 
 
@@ -224,8 +224,8 @@ def test_replays_that_keep_failing_are_tried_for_ever(small: Checkpoint) -> None
     rows = entered(graphs.engine, requests)
     errors = [graphs.engine.step().errors for _ in range(12)]
     assert errors == [1, 1, 1, *[0] * 9]
-    assert [row.outcome for row in rows] == [*expected]
-    assert graphs.engine.describe_steps().endswith(", launched")
+    assert [row.result for row in rows] == [*expected]
+    assert graphs.engine.describe_decode().endswith(", launched")
 
 
 def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -253,7 +253,7 @@ def test_graphs_that_cannot_be_made_fail_the_load_or_go_unsaid(
 ) -> None:
     requests = plain_requests(3)
     engine = engine_of(small, SLOTS, cuda_graphs="on")
-    engine.record_graphs(capture)
+    engine.capture_graphs(capture)
     assert log_lines(caplog) == [f"decode steps can't be CUDA graphs, they are launched kernel by kernel: {reason}"]
     assert completions(engine, requests) == completions(engine_of(small, 1), requests)
 
@@ -263,28 +263,28 @@ def test_graphs_that_nobody_asked_for_are_made_or_a_proof_makes_none(
 ) -> None:
     caplog.set_level(logging.DEBUG, step_graphs.__name__)
     recorder = Recorder()
-    engine_of(small, 2).record_graphs(recorder)
+    engine_of(small, 2).capture_graphs(recorder)
     assert recorder.captured == 0
     engine_of(small, 2).prove()
     assert log_lines(caplog) == []
-    assert engine_of(small, 2).describe_steps().endswith(", launched")
+    assert engine_of(small, 2).describe_decode().endswith(", launched")
     engine_of(small, 2, cuda_graphs="on").prove()
     assert len(log_lines(caplog)) == 1
-    assert graphed(small).engine.describe_steps().endswith(", replayed as 24 CUDA graphs")
+    assert graphed(small).engine.describe_decode().endswith(", replayed as 24 CUDA graphs")
 
 
 def test_a_checkpoint_that_waits_for_the_device_is_captured(fp32: Checkpoint) -> None:
     on_a_gpu = replace(fp32, info=replace(fp32.info, device=torch.device("cuda")))
-    assert why_not(on_a_gpu) is None
+    assert unsupported_reason(on_a_gpu) is None
     outliers = replace(on_a_gpu.info, threshold=6.0, rounds_activations=True)
-    assert why_not(replace(on_a_gpu, info=outliers)) == (
+    assert unsupported_reason(replace(on_a_gpu, info=outliers)) == (
         "at int8_threshold 6 bitsandbytes waits for the device in every layer"
     )
-    assert why_not(replace(on_a_gpu, info=replace(outliers, threshold=0.0))) is None
+    assert unsupported_reason(replace(on_a_gpu, info=replace(outliers, threshold=0.0))) is None
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fp32.config, "rope_parameters", rope)
-        assert why_not(on_a_gpu) == "the rotation of this checkpoint (dynamic) depends on the longest row"
+        assert unsupported_reason(on_a_gpu) == "the rotation of this checkpoint (dynamic) depends on the longest row"
 
 
 def test_the_plan_leaves_out_what_graphs_need(small: Checkpoint) -> None:
@@ -298,7 +298,7 @@ def test_the_plan_leaves_out_what_graphs_need(small: Checkpoint) -> None:
     assert planned.cache == sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.slot_layers)
     assert planned.cache == without.cache * 129 // 128
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "why_not", lambda checkpoint: "it is no GPU")
+        patch.setattr(memory, "unsupported_reason", lambda checkpoint: "it is no GPU")
         assert plan_memory(small, Settings(cuda_graphs="on"), SLOTS).total == without.total
 
 

@@ -12,10 +12,10 @@ from typing import cast
 import pytest
 from engine.registries import RecordingRegistry
 from engine.scheduling import SECONDS
-from llama_engine.engine import Step
+from llama_engine.engine import StepResult
 from llama_engine.errors import InvalidRequest
 from llama_engine.observability.metrics import Metric
-from llama_engine.observability.stats import Meter
+from llama_engine.observability.stats import Stats
 from triton_local.server import LocalTriton
 
 from perf.soak.resources import settled
@@ -48,20 +48,20 @@ class _SlowRegistry(RecordingRegistry):
 class _Server:
     """A server with a meter that refuses every request. url: host:port."""
 
-    def __init__(self, url: str, meter: Meter) -> None:
+    def __init__(self, url: str, meter: Stats) -> None:
         self.http_url = self.metrics_url = url
         self.meter = meter
 
     def serve(self, steps: int) -> None:
         """Count that many steps of one row."""
         for left in reversed(range(steps)):
-            self.meter.stepped(Step([], [], decoded=1, chosen=1, prefilled=0), time.monotonic(), int(left > 0), 0)
+            self.meter.stepped(StepResult([], [], decoded=1, sampled=1, prefill_tokens=0), time.monotonic(), int(left > 0), 0)
 
 
 @contextmanager
 def _serving() -> Iterator[_Server]:
     registry = _SlowRegistry()
-    meter = Meter(registry, slots=8)
+    meter = Stats(registry, slots=8)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
-from llama_engine.delivery import Delivery, Part
-from llama_engine.rows import Piece
+from llama_engine.response_dispatcher import Part, ResponseDispatcher
+from llama_engine.sequence import Chunk
 
 SECONDS = 30.0
 """How long a test waits for another thread before it gives up; none takes nearly so long."""
@@ -37,21 +37,21 @@ class _Reply:
     @property
     def texts(self) -> list[str]:
         """The pieces of each send, joined by commas."""
-        return [",".join(part.what.text for part in parts if isinstance(part.what, Piece)) for parts in self.sent]
+        return [",".join(part.what.text for part in parts if isinstance(part.what, Chunk)) for parts in self.sent]
 
 
 def _part(number: int) -> Part:
-    return Part(0, Piece(str(number), 1))
+    return Part(0, Chunk(str(number), 1))
 
 
 @pytest.fixture
-def delivery() -> Iterator[Delivery]:
-    delivery = Delivery()
+def delivery() -> Iterator[ResponseDispatcher]:
+    delivery = ResponseDispatcher()
     yield delivery
     assert delivery.close(SECONDS)
 
 
-def test_what_waits_is_not_joined_or_out_of_order_or_out_of_turn(delivery: Delivery) -> None:
+def test_what_waits_is_not_joined_or_out_of_order_or_out_of_turn(delivery: ResponseDispatcher) -> None:
     log: list[str] = []
     gate = threading.Event()
     slow, a, b = _Reply("slow", log, gate), _Reply("a", log), _Reply("b", log)
@@ -65,7 +65,7 @@ def test_what_waits_is_not_joined_or_out_of_order_or_out_of_turn(delivery: Deliv
     assert (a.texts, b.texts, slow.texts) == (["1,2,3,4,5"], ["-1,-2,-3,-4,-5"], ["0", "1,2,3,4,5"])
 
 
-def test_one_that_always_has_more_keeps_the_others_waiting(delivery: Delivery) -> None:
+def test_one_that_always_has_more_keeps_the_others_waiting(delivery: ResponseDispatcher) -> None:
     """Each send of the greedy one is followed by another part of it before its turn is over."""
     log: list[str] = []
     gate = threading.Event()
@@ -85,7 +85,7 @@ def test_one_that_always_has_more_keeps_the_others_waiting(delivery: Delivery) -
     assert log == ["greedy", "x", "y", "z", "greedy", "greedy", "greedy"]
 
 
-def test_parts_posted_by_several_threads_are_lost_or_out_of_order(delivery: Delivery) -> None:
+def test_parts_posted_by_several_threads_are_lost_or_out_of_order(delivery: ResponseDispatcher) -> None:
     log: list[str] = []
     replies = [_Reply(str(index), log) for index in range(6)]
 
@@ -103,7 +103,7 @@ def test_parts_posted_by_several_threads_are_lost_or_out_of_order(delivery: Deli
         assert ",".join(reply.texts) == ",".join(map(str, range(200)))
 
 
-def test_an_answer_that_cannot_be_sent_stops_the_others(delivery: Delivery, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_cannot_be_sent_stops_the_others(delivery: ResponseDispatcher, caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
     broken, good = _Reply("broken", log, broken=True), _Reply("good", log)
     delivery.post([(broken, _part(1)), (good, _part(1))])
@@ -115,7 +115,7 @@ def test_an_answer_that_cannot_be_sent_stops_the_others(delivery: Delivery, capl
 
 
 def test_close_drops_what_is_due_or_does_not_say_that_it_could_not_wait() -> None:
-    delivery, log = Delivery(), list[str]()
+    delivery, log = ResponseDispatcher(), list[str]()
     gate = threading.Event()
     stuck, behind = _Reply("stuck", log, gate), _Reply("behind", log)
     delivery.post([(stuck, _part(1)), (behind, _part(1))])

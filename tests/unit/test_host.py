@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 from llama_engine.observability.metrics import LAST_STEP, METRICS, REQUESTS, SLOTS, STEP_ROWS, STEPS, Metric
+from llama_engine.triton.config import gpu_of, instance_name, is_decoupled, settings_parameters
 from llama_engine.triton.logger import TritonLogHandler
 from llama_engine.triton.metrics import INSTANCE_LABEL, TritonMetrics
-from llama_engine.triton.model_config import gpu_of, instance_of, is_decoupled, own_parameters
 
 CPU = {"model_instance_name": "llama_0_0", "model_instance_kind": "CPU", "model_instance_device_id": "0"}
 LABELS = {"model": "llama", "version": "1"}
@@ -105,7 +105,7 @@ def test_a_record_is_written_at_another_level_or_not_at_all() -> None:
 def test_two_instances_have_one_name() -> None:
     """Those of one group on several GPUs have, in Triton's own words."""
     gpus = [{**CPU, "model_instance_kind": "GPU", "model_instance_device_id": str(gpu)} for gpu in range(2)]
-    names = [instance_of(args) for args in (CPU, *gpus)]
+    names = [instance_name(args) for args in (CPU, *gpus)]
     assert names == ["llama_0_0", "llama_0_0_gpu0", "llama_0_0_gpu1"]
     assert [gpu_of(args) for args in (CPU, *gpus)] == [None, 0, 1]
 
@@ -119,7 +119,7 @@ def test_the_backends_parameters_are_taken_for_settings() -> None:
         },
         "model_transaction_policy": {"decoupled": True},
     }
-    assert own_parameters(config) == {"quantization": "int8"}
+    assert settings_parameters(config) == {"quantization": "int8"}
     assert is_decoupled(config)
-    assert own_parameters({}) == {}
+    assert settings_parameters({}) == {}
     assert not is_decoupled({})

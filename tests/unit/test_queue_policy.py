@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from llama_engine.triton.queue_policy import QueuePolicy
+from llama_engine.triton.config import QueuePolicy
 
 HOUR = 3600 * 1_000_000
 

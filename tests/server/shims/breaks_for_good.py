@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections.abc
+from typing import Any
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 import torch
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
-from llama_engine.rows import Row
+from llama_engine.sequence import Sequence
 from llama_engine.settings import Settings
 from real_model import TritonPythonModel
 
@@ -25,23 +26,23 @@ class BreakingEngine(Engine):
         super().__init__(checkpoint, settings, slots)
         self._broken = False
         model = self._model
-        prefill, step = model.prefill, model.step
+        prefill, decode = model.prefill, model.decode
 
-        def fail_to_prefill(first: int, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        def fail_to_prefill(first: int, prompts: collections.abc.Sequence[collections.abc.Sequence[int]]) -> torch.Tensor:
             self._check()
             return prefill(first, prompts)
 
-        def fail_to_step(first: int, last: int, longest: int) -> torch.Tensor:
+        def fail_to_decode(first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
             self._check()
-            return step(first, last, longest)
+            return decode(first, tokens, positions, span)
 
         # Changed on the one object: a class of its own would have to be put in its place by the engine.
-        for name, faulty in (("prefill", fail_to_prefill), ("step", fail_to_step)):
+        for name, faulty in (("prefill", fail_to_prefill), ("decode", fail_to_decode)):
             setattr(model, name, faulty)
 
-    def row(self, request: GenerationRequest, name: str = "") -> Row:
+    def sequence(self, request: GenerationRequest, *arguments: Any, **options: Any) -> Sequence:
         self._broken = self._broken or WORDS in request.prompt
-        return super().row(request, name)
+        return super().sequence(request, *arguments, **options)
 
     def _check(self) -> None:
         if self._broken:

@@ -41,7 +41,7 @@ class TritonPythonModel(real_model.TritonPythonModel):  # type: ignore[misc]  # 
     def _begin(self, name: str, value: str) -> None:
         self.finalize()
         # Its metrics are the next one's, too: freed, they would vanish from the endpoint.
-        self._unloaded.append(self._meter)
+        self._unloaded.append(self._stats)
         # Or every line would be in the log twice.
         logging.getLogger("llama_engine").handlers.clear()
         os.environ[name] = value

@@ -214,9 +214,11 @@ class Scheduler:
                 self._finish(sequence, error)
             elif sequence in self._running:
                 self._running.remove(sequence)
-                # Before the slot is freed, which may raise.
-                self._finish(sequence, error)
-                self._engine.remove(sequence)
+                try:
+                    # Before the slot is freed, which may raise.
+                    self._finish(sequence, error)
+                finally:
+                    self._engine.remove(sequence)
 
     def _finish(self, sequence: Sequence, error: RequestError) -> None:
         """Finish a sequence that neither waits nor runs any more, and dispatch its result."""

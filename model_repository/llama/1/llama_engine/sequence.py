@@ -142,7 +142,7 @@ class Sequence:
     def append(self, token: int, token_bytes: bytes) -> None:
         """Take the next token and its bytes; finish if it is the last one."""
         if self.stop_checker.add(token, token_bytes):
-            self.finish(self._completion())
+            self.finish(self.completion())
         elif self.bad_words is not None:
             self.bad_words.append(token_bytes)
         if math.isnan(self.first_token_at):
@@ -175,7 +175,8 @@ class Sequence:
         self._num_chunked_tokens = stop_checker.num_tokens
         return chunk
 
-    def _completion(self) -> Completion:
+    def completion(self) -> Completion:
+        """Return the text so far, and the counts."""
         request, stop_checker = self.request, self.stop_checker
         return Completion(
             text=stop_checker.text if request.exclude_input_in_output else request.prompt + stop_checker.text,

@@ -12,11 +12,10 @@ from collections.abc import Callable
 import torch
 
 from llama_engine.cuda_graphs import DecodeGraphs
-from llama_engine.isolation import compute_isolated
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sequence import Sequence, failure, names_of
-from llama_engine.slot_batch import SlotBatch
+from llama_engine.slot_batch import SlotBatch, compute_isolated
 
 MAX_FAILED_REPLAYS = 3
 """Consecutive failures after which graphs are no longer used."""

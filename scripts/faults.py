@@ -1,0 +1,207 @@
+"""Insert faults by hand, one at a time, and show that each fails a test: `make faults`.
+
+Works on a copy of the tracked files. A fault whose text no longer occurs exactly once is an error: update it here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGINE = "model_repository/llama/1/llama_engine"
+GRAPHS = f"{ENGINE}/cuda_graphs.py"
+GRAPH_TESTS = "tests/engine/test_cuda_graphs.py"
+SECONDS = 300
+
+
+class Fault(NamedTuple):
+    """Replace `old` by `new` in `file`; one of `tests` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS = (
+    # CUDA graphs: the thirteen faults that their tests were made for.
+    Fault(
+        "padding rows write to their own position",
+        GRAPHS,
+        "torch.where(active, self._batch.positions[:rows], self._padding)",
+        "self._batch.positions[:rows].clone()",
+        GRAPH_TESTS,
+    ),
+    Fault(
+        "padding rows read their stale token, FAILED among them",
+        GRAPHS,
+        "torch.where(active, self._batch.tokens[:rows], 0)",
+        "self._batch.tokens[:rows].clone()",
+        GRAPH_TESTS,
+    ),
+    Fault("the span is one position short", GRAPHS, "longest + 1)]()", "longest)]()", GRAPH_TESTS),
+    Fault(
+        "the number of decoding rows is that of the previous step",
+        GRAPHS,
+        "        rows = len(sequences)\n        self._decoding.fill_(decoding)",
+        "        rows = len(sequences)",
+        GRAPH_TESTS,
+    ),
+    Fault(
+        "prefilled logits are lost",
+        GRAPHS,
+        "self._logits[decoding:rows] = self._model.logits",
+        "self._logits[decoding:rows].clone()[:] = self._model.logits",
+        GRAPH_TESTS,
+    ),
+    Fault(
+        "bad words are ignored",
+        GRAPHS,
+        "if any(sequence.bad_words is not None for sequence in sequences):",
+        "if not sequences:",
+        GRAPH_TESTS,
+    ),
+    Fault("sampling is always greedy", GRAPHS, "if features.cover(batch.features))", "if True)", GRAPH_TESTS),
+    Fault("random words are not renewed", GRAPHS, "if self._batch.features.noise:", "if False:", GRAPH_TESTS),
+    Fault("min_tokens is ignored", GRAPHS, "too_early & self._sampler.is_end", "too_early & False", GRAPH_TESTS),
+    Fault(
+        "free slots advance, too",
+        GRAPHS,
+        "self._batch.positions[:rows] += self._active(rows)",
+        "self._batch.positions[:rows] += 1",
+        GRAPH_TESTS,
+    ),
+    Fault(
+        "sampled tokens are not stored",
+        GRAPHS,
+        "        self._batch.tokens[:rows, 0] = tokens\n\n    def _verify",
+        "\n    def _verify",
+        GRAPH_TESTS,
+    ),
+    Fault("wrong graphs are accepted", GRAPHS, "if not error <= TOLERANCE:", "if False:", GRAPH_TESTS),
+    Fault(
+        "failing replays are repeated forever",
+        f"{ENGINE}/decode.py",
+        "self._failed_replays += 1",
+        "self._failed_replays += 0",
+        GRAPH_TESTS,
+    ),
+    # Ten more, over the whole.
+    Fault(
+        "scheduler: the last sequence is admitted first",
+        f"{ENGINE}/scheduler.py",
+        "sequence = self._waiting.popleft()",
+        "sequence = self._waiting.pop()",
+        "tests/engine/test_scheduler.py",
+    ),
+    Fault(
+        "scheduler: a deadline aborts running sequences, too",
+        f"{ENGINE}/scheduler.py",
+        "late = [sequence for sequence in self._waiting if",
+        "late = [sequence for sequence in [*self._waiting, *self._running] if",
+        "tests/engine/test_scheduler_abort.py",
+    ),
+    Fault(
+        "stop strings: a match across tokens is missed",
+        f"{ENGINE}/text/stop_checker.py",
+        "max(checked - len(word) + 1, 0)",
+        "checked",
+        "tests/engine/test_stop_checker.py",
+    ),
+    Fault(
+        "stop strings: the beginning of one is streamed",
+        f"{ENGINE}/text/stop_checker.py",
+        "self._output.next_delta(held_back, final=False)",
+        "self._output.next_delta(0, final=False)",
+        "tests/engine/test_stop_checker.py",
+    ),
+    Fault(
+        "sampling: the repetition penalty forgets the prompt",
+        f"{ENGINE}/sampling/sampler.py",
+        "seen = state.in_prompt[rows] | (state.counts[rows] > 0)",
+        "seen = state.counts[rows] > 0",
+        "tests/engine/test_sampler_pipeline.py",
+    ),
+    Fault(
+        "sampling: a moved sequence draws with the seed of its new slot",
+        f"{ENGINE}/sampling/sampler.py",
+        "        self.seeds[target] = self.seeds[source]\n",
+        "",
+        "tests/engine/test_sampler_pipeline.py tests/engine/test_reproducible.py tests/engine/test_slots.py",
+    ),
+    Fault(
+        "KV cache: the last position is not copied",
+        f"{ENGINE}/model/kv_cache.py",
+        "layer.keys[target, :, :length] = layer.keys[source, :, :length]",
+        "layer.keys[target, :, : length - 1] = layer.keys[source, :, : length - 1]",
+        "tests/engine/test_kv_cache.py tests/engine/test_slots.py",
+    ),
+    Fault(
+        "KV cache: an overflowed slot is not zeroed",
+        f"{ENGINE}/engine.py",
+        "                self._batch.kv_cache.zero(slot, slot + 1)\n",
+        "",
+        "tests/engine/test_kv_cache.py tests/engine/test_engine_faults.py",
+    ),
+)
+
+
+def copy_tracked(target: Path) -> None:
+    """Copy the tracked files, as they are in the working tree."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def failing_test(tree: Path, tests: str) -> str | None:
+    """Run tests in the tree until one fails; return its name, None if all pass."""
+    paths = [tree / folder for folder in ("client", "deploy/local", "deploy/prepare", "deploy/supervisor")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if failed is None:
+        raise SystemExit(f"pytest ended with {done.returncode} and names no test:\n{done.stdout[-2000:]}{done.stderr}")
+    return failed[1]
+
+
+def main() -> None:
+    """Insert every fault; exit with 1 if a test doesn't notice one."""
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        copy_tracked(tree)
+        for tests in dict.fromkeys(fault.tests for fault in FAULTS):
+            if (failed := failing_test(tree, tests)) is not None:
+                raise SystemExit(f"without a fault, {failed} fails")
+        for fault in FAULTS:
+            file = tree / fault.file
+            text = file.read_text()
+            if text.count(fault.old) != 1:
+                raise SystemExit(f"{fault.name}: {fault.file} has {text.count(fault.old)} times {fault.old!r}")
+            file.write_text(text.replace(fault.old, fault.new))
+            failed = failing_test(tree, fault.tests)
+            file.write_text(text)
+            missed += failed is None
+            verdict = "NOT NOTICED" if failed is None else "noticed"
+            print(f"{verdict}: {fault.name}: {failed or fault.tests}", flush=True)
+    print(f"{len(FAULTS) - missed} of {len(FAULTS)} faults fail a test")
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()

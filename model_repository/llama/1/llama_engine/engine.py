@@ -228,7 +228,7 @@ class Engine:
                 piece = self.tokenizer.vocabulary.token_bytes[token]
                 self._result.sampled += 1
                 sequence.append(token, piece)
-            except Exception as error:  # noqa: BLE001 - any failure: this sequence gets an error, the others go on
+            except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
                 self._on_error(error, f"appending token {token} to {names_of([sequence])}")
                 sequence.finish(FAILURE)
 

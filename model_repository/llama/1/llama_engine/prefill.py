@@ -142,7 +142,7 @@ class Prefill:
                 return
             if self._next_slot(prefilled) != slot:
                 self._batch.kv_cache.copy(slot, self._next_slot(prefilled), sequence.num_cached)
-        except Exception as error:  # noqa: BLE001 - any failure: this sequence gets an error, the others go on
+        except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
             size = sequence.num_prompt_tokens
             exhausted = self._on_error(
                 error, f"prefill of {len(chunk)} of the {size} prompt tokens of {names_of([sequence])}"

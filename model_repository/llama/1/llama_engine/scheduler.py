@@ -197,7 +197,7 @@ class Scheduler:
                 continue
             try:
                 chunk = sequence.next_chunk()
-            except Exception:  # noqa: BLE001 - any failure: this sequence gets an error, the others go on
+            except Exception:  # noqa: BLE001 - any failure: only this sequence gets an error
                 _log.exception("making a chunk of %s failed", names_of([sequence]))
                 self._stats.record_error()
                 self._abort([sequence], FAILURE)

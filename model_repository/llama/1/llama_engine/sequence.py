@@ -193,7 +193,7 @@ def names_of(sequences: Iterable[Sequence]) -> str:
 
 
 def failure(sequence: Sequence, exhausted: bool) -> GenerationError:
-    """Return what the client is told about a failed sequence. exhausted: it took all of the device's memory."""
+    """Return the error of a failed sequence, for its client. exhausted: it took all of the device's memory."""
     if exhausted:
         return GenerationError(
             f"the device's memory was exhausted by this request alone, of {sequence.num_prompt_tokens} prompt tokens"

@@ -1,6 +1,6 @@
 """The request log: one line for every answered request, with what it asked for, how it finished and its times.
 
-A prompt is logged only where the setting `log_requests` says so, a completion never. Ids and error messages hold what
+Prompts are logged only under `log_requests: prompts`, completions never. Ids and error messages hold what
 clients wrote: both are bounded here.
 """
 

@@ -141,12 +141,13 @@ class Sequence:
 
     def append(self, token: int, token_bytes: bytes) -> None:
         """Take the next token and its bytes; finish if it is the last one."""
-        if self.stop_checker.add(token, token_bytes):
+        finished = self.stop_checker.add(token, token_bytes)
+        if math.isnan(self.first_token_at):
+            self.first_token_at = time.monotonic()
+        if finished:
             self.finish(self.completion())
         elif self.bad_words is not None:
             self.bad_words.append(token_bytes)
-        if math.isnan(self.first_token_at):
-            self.first_token_at = time.monotonic()
 
     def finish(self, result: Result) -> None:
         """Set the result. An error replaces a completion that isn't sent yet; nothing replaces an error.

@@ -1,9 +1,9 @@
-"""Short ways to a checkpoint, an engine and a request, for tests that need a real one.
+"""Shortcuts to a real checkpoint and engine.
 
-Settings come from the arguments alone: what the machine's environment sets must not change what is tested.
+Settings come from the arguments alone, never from the machine's environment.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -36,9 +36,13 @@ def tokens_in(text: str) -> list[int]:
     return [int(token) for token in text.split()]
 
 
-def completions(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Completion]:
+def completions(engine: Engine, requests: Iterable[GenerationRequest]) -> list[Completion]:
     """Run the requests, each of which must succeed."""
-    outcomes = engine.generate(requests)
-    good = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
-    assert len(good) == len(requests), f"failed rows among {outcomes}"
-    return good
+    results = engine.generate(requests)
+    assert all(isinstance(result, Completion) for result in results), results
+    return [result for result in results if isinstance(result, Completion)]
+
+
+def alone(checkpoint: Checkpoint, requests: Iterable[GenerationRequest]) -> list[Completion]:
+    """Run the requests one after the other on an engine of one slot."""
+    return completions(engine_of(checkpoint, 1), requests)

@@ -1,4 +1,4 @@
-"""A scheduler with everything around it, at a pace that a test sets: no forward pass runs before it is let through."""
+"""A scheduler with everything around it. A test controls its pace: no forward pass runs before the test allows it."""
 
 import math
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engine.engines import engine_of
+from engine.engines import alone, engine_of
 from engine.forward_passes import ForwardPass, watching
 from engine.registries import RecordingRegistry
 from llama_engine.api.request_parser import GenerationRequest
@@ -16,17 +16,17 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.scheduler import Scheduler
-from llama_engine.sequence import Chunk, Event, Result, Sequence
+from llama_engine.sequence import Chunk, Completion, Event, Result, Sequence
 
 SECONDS = 60.0
-"""How long a test waits for another thread before it gives up; none takes nearly so long."""
+"""How long a test waits for another thread before it fails."""
 
 STUCK_SECONDS = 3600
-"""How long a step may take: they are held up by tests."""
+"""How long a step may take: tests hold steps."""
 
 
 class Pace:
-    """Holds every forward pass up until it is let through, and keeps the widths of those that read prompts."""
+    """Holds every forward pass until it is allowed. prompts: the widths of the prefill passes."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -44,7 +44,7 @@ class Pace:
             assert self._changed.wait_for(lambda: number <= self._allowed, SECONDS)
 
     def let(self, passes: int) -> None:
-        """Let so many passes through, and wait until the one after them is about to run."""
+        """Allow this many passes, and wait until the next one is about to run."""
         with self._changed:
             self._allowed += passes
             self._changed.notify_all()
@@ -153,6 +153,11 @@ def sent_result(sequence: Sequence) -> Result:
     (result,) = client.results
     assert client.events[-1] is result is sequence.result
     return result
+
+
+def results_alone(checkpoint: Checkpoint, *sequences: Sequence) -> list[Completion]:
+    """The results of the same requests, each alone in an engine."""
+    return alone(checkpoint, [sequence.request for sequence in sequences])
 
 
 def scheduler_threads() -> list[threading.Thread]:

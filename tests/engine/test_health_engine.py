@@ -103,7 +103,11 @@ def test_reading_prompts_hides_that_no_token_can_be_chosen() -> None:
     registry = RecordingRegistry()
     meter = Stats(registry, slots=8)
     notes = EngineHealth(60)
-    read, bad, good = StepResult([], [], prefill_tokens=16), StepResult([], [_row()], prefill_tokens=16, errors=1), StepResult([], [], sampled=1)
+    read, bad, good = (
+        StepResult([], [], prefill_tokens=16),
+        StepResult([], [_row()], prefill_tokens=16, errors=1),
+        StepResult([], [], sampled=1),
+    )
     for step in [bad, read, read] * MAX_FAILED_STEPS:
         notes.stepped(step)
         meter.stepped(step, now=100.0, running=0, waiting=0)
@@ -117,7 +121,11 @@ def test_reading_prompts_hides_that_no_token_can_be_chosen() -> None:
 def test_reading_a_long_prompt_looks_like_a_stuck_engine() -> None:
     registry = RecordingRegistry()
     meter = Stats(registry, slots=8)
-    for step in (StepResult([], [_row()], errors=1), StepResult([], [], sampled=1), StepResult([], [], prefill_tokens=16)):
+    for step in (
+        StepResult([], [_row()], errors=1),
+        StepResult([], [], sampled=1),
+        StepResult([], [], prefill_tokens=16),
+    ):
         before = time.time()
         meter.stepped(step, now=100.0, running=0, waiting=0)
     meter.close(SECONDS)

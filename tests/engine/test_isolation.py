@@ -227,9 +227,7 @@ def test_sampling_that_fails_before_it_counts_a_token_counts_none_twice(
     assert run.errors == 2
 
 
-@pytest.mark.parametrize(
-    ("broken", "place"), [("completing", 1), ("append", 1), ("text", 0), ("text", 2), ("text", 3)]
-)
+@pytest.mark.parametrize(("broken", "place"), [("completing", 1), ("append", 1), ("text", 0), ("text", 2), ("text", 3)])
 def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result(
     fp32: Checkpoint, engine: Engine, broken: str, place: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Requests of all kinds through an engine, held against `generate()` on each prompt alone: how promise 2 is tested."""
+"""Compare an engine's greedy tokens with those of `generate()` on each prompt alone: how promise 2 is tested."""
 
 import random
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from llama_engine.engine import Engine
 from llama_engine.text.tokenizer import Tokenizer
 
 LONGEST = 16
-"""Tokens of a completion, at most."""
+"""Maximum tokens of a completion."""
 
 
 @dataclass
 class Tally:
-    """What was compared. ties: requests that are other ones than generate()'s, with promise 2's excuse."""
+    """What was compared. ties: requests whose tokens differ from generate()'s, with promise 2's excuse."""
 
     requests: int = 0
     tokens: int = 0
@@ -26,7 +26,7 @@ class Tally:
 def compare(
     engine: Engine, requests: list[GenerationRequest], references: dict[float, GreedyReference], tally: Tally
 ) -> None:
-    """Compare every row with the reference of its repetition penalty; an AssertionError has both rows."""
+    """Compare every completion with the reference of its repetition penalty; an AssertionError shows both."""
     for request, completion in zip(requests, completions(engine, requests), strict=True):
         reference = references[request.repetition_penalty]
         ours = tokens_in(completion.text)
@@ -42,7 +42,7 @@ def compare(
 
 
 def pool(tokenizer: Tokenizer, size: int, randomness: random.Random) -> list[tuple[int, ...]]:
-    """Distinct prompts: half of them short, so that prefill pads a lot; all lengths on both sides of a span bucket."""
+    """Random prompts, half of them short, so that prefill pads a lot; lengths on both sides of a span bucket."""
     short = [random_prompt(tokenizer, range(2, 24), randomness)[1] for _ in range(size // 2)]
     return short + [random_prompt(tokenizer, range(1, 201), randomness)[1] for _ in range(size - len(short))]
 
@@ -50,7 +50,7 @@ def pool(tokenizer: Tokenizer, size: int, randomness: random.Random) -> list[tup
 def mix(
     prompts: list[tuple[int, ...]], rows: int, randomness: random.Random, penalty: float = 1.0
 ) -> list[GenerationRequest]:
-    """Requests of one batch, for prompts of a pool."""
+    """Requests of one batch, with prompts from a pool."""
     return [
         GenerationRequest(
             prompt="",

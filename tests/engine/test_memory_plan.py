@@ -12,7 +12,7 @@ from llama_engine.model import memory_plan
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import MemoryPlan, activation_reserve, free_bytes, plan_memory
-from llama_engine.sampling.sampler import Sampler
+from llama_engine.sampling.sampler import SamplingState
 from llama_engine.settings import Settings
 
 MIB = 1 << 20
@@ -21,7 +21,7 @@ SHAPE = KVCacheShape(layers=32, slots=32, key_value_heads=8, max_model_len=4096,
 
 def plan_of(slots: int, free: int) -> MemoryPlan:
     shape = replace(SHAPE, slots=slots)
-    sampling = Sampler.bytes_for(slots, 128_256)
+    sampling = SamplingState.bytes_for(slots, 128_256)
     return MemoryPlan(8000 * MIB, shape.bytes, sampling, 700 * MIB, free, 0.9, "cuda:0", shape)
 
 
@@ -111,9 +111,9 @@ def test_only_unrounded_int8_on_a_gpu_reserves_a_widened_weight(
 
 
 def test_the_sampler_holds_what_is_planned() -> None:
-    held = vars(Sampler(7, 1000, (2,), torch.device("cpu"))).values()
+    held = vars(SamplingState(7, 1000, torch.device("cpu"))).values()
     large = [value.nbytes for value in held if isinstance(value, torch.Tensor) and value.shape == (7, 1000)]
-    assert sum(large) == Sampler.bytes_for(7, 1000)
+    assert sum(large) == SamplingState.bytes_for(7, 1000)
 
 
 def test_free_memory_is_less_than_the_machine_has() -> None:

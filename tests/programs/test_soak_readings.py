@@ -55,7 +55,9 @@ class _Server:
     def serve(self, steps: int) -> None:
         """Count that many steps of one row."""
         for left in reversed(range(steps)):
-            self.meter.stepped(StepResult([], [], decoded=1, sampled=1, prefill_tokens=0), time.monotonic(), int(left > 0), 0)
+            self.meter.stepped(
+                StepResult([], [], decoded=1, sampled=1, prefill_tokens=0), time.monotonic(), int(left > 0), 0
+            )
 
 
 @contextmanager

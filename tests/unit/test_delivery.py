@@ -103,7 +103,9 @@ def test_parts_posted_by_several_threads_are_lost_or_out_of_order(delivery: Resp
         assert ",".join(reply.texts) == ",".join(map(str, range(200)))
 
 
-def test_an_answer_that_cannot_be_sent_stops_the_others(delivery: ResponseDispatcher, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_cannot_be_sent_stops_the_others(
+    delivery: ResponseDispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
     log: list[str] = []
     broken, good = _Reply("broken", log, broken=True), _Reply("good", log)
     delivery.post([(broken, _part(1)), (good, _part(1))])

@@ -1,14 +1,17 @@
-"""The sampler: all parameters together against transformers' chain, and every row as if it were alone."""
+"""The sampler: all parameters together as in transformers' chain, and every row as if it were alone."""
 
 import random
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
+from engine.slot_sampler import SlotSampler
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.sampling.logits_processors import draw, penalize_output
 from llama_engine.sampling.philox import step_keys
-from llama_engine.sampling.sampler import Sampler
+from llama_engine.text.bad_words import BadWords
+from llama_engine.text.vocabulary import Vocabulary
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -19,7 +22,6 @@ from transformers.generation.logits_process import (
 )
 
 VOCABULARY, ENDS, STEPS = 200, (2, 7), 16
-CPU = torch.device("cpu")
 
 
 def _random_request(randomness: random.Random) -> GenerationRequest:
@@ -75,46 +77,45 @@ def _reference(request: GenerationRequest, logits: torch.Tensor) -> list[int]:
 
 
 def _alone(request: GenerationRequest, logits: torch.Tensor) -> list[int]:
-    sampler = Sampler(1, VOCABULARY, ENDS, CPU)
-    sampler.admit([request])
-    return [int(sampler.sample(logits[step : step + 1], 0, [step], [None])) for step in range(STEPS)]
+    sampler = SlotSampler(1, VOCABULARY, ENDS)
+    sampler.add(request)
+    return [sampler.step(logits[step : step + 1])[0] for step in range(STEPS)]
 
 
 def _together(requests: Sequence[GenerationRequest], logits: Sequence[torch.Tensor], slots: int) -> list[list[int]]:
-    """Rows enter one after the other while others decode, and leave at their last step: slots are handed on."""
-    sampler = Sampler(slots, VOCABULARY, ENDS, CPU)
+    """Add rows one by one while others decode, and remove each after its last step, so that slots are reused."""
+    sampler = SlotSampler(slots, VOCABULARY, ENDS)
     tokens: list[list[int]] = [[] for _ in requests]
-    waiting, present = list(range(len(requests))), list[int]()
+    waiting = list(range(len(requests)))
+    rows: dict[object, int] = {}
 
-    def sample(first: int) -> None:
-        steps = [len(tokens[row]) for row in present[first:]]
-        now = torch.stack([logits[row][step] for row, step in zip(present[first:], steps, strict=True)])
-        for row, token in zip(present[first:], sampler.sample(now, first, steps, [None] * len(now)), strict=True):
-            tokens[row].append(int(token))
-        for slot in range(len(present) - 1, first - 1, -1):
-            if len(tokens[present[slot]]) == STEPS:
-                sampler.retire(slot)
-                present[slot] = present[-1]
-                present.pop()
+    def step(first: int) -> None:
+        present = [rows[sequence] for sequence in sampler.batch.sequences[first:]]
+        now = torch.stack([logits[row][len(tokens[row])] for row in present])
+        for row, token in zip(present, sampler.step(now, first), strict=True):
+            tokens[row].append(token)
+        for slot in reversed(range(first, len(sampler.batch))):
+            if len(tokens[rows[sampler.batch.sequences[slot]]]) == STEPS:
+                sampler.batch.remove(slot)
 
-    while waiting or present:
-        if waiting and len(present) < slots:
-            present.append(waiting.pop(0))
-            sampler.admit([requests[present[-1]]])
-            sample(len(present) - 1)
-        if present:
-            sample(0)
+    while waiting or len(sampler.batch):
+        if waiting and len(sampler.batch) < slots:
+            row = waiting.pop(0)
+            rows[sampler.add(requests[row])] = row
+            step(len(sampler.batch) - 1)
+        if len(sampler.batch):
+            step(0)
     return tokens
 
 
-def test_parameters_together_give_other_tokens_than_transformers() -> None:
+def test_all_parameters_together_give_the_tokens_of_transformers() -> None:
     randomness = random.Random(1)
     for index in range(40):
         request = _random_request(randomness)
         assert _alone(request, _random_logits(index)) == _reference(request, _random_logits(index)), request
 
 
-def test_a_row_depends_on_its_neighbours() -> None:
+def test_a_row_gets_the_same_tokens_alone_and_among_others() -> None:
     randomness = random.Random(2)
     requests = [_random_request(randomness) for _ in range(40)]
     logits = [_random_logits(index) for index in range(40)]
@@ -123,11 +124,23 @@ def test_a_row_depends_on_its_neighbours() -> None:
         assert together[index] == _alone(request, logits[index]), f"row {index}: {request}"
 
 
-def test_an_end_token_comes_before_min_tokens() -> None:
+def test_no_end_token_comes_before_min_tokens() -> None:
     logits = torch.zeros(1, VOCABULARY)
     logits[0, ENDS[1]] = 50.0
-    sampler = Sampler(1, VOCABULARY, ENDS, CPU)
-    sampler.admit([GenerationRequest(prompt="", prompt_tokens=(1,), max_tokens=9, min_tokens=3, temperature=1.0)])
-    tokens = [int(sampler.sample(logits, 0, [step], [None])) for step in range(5)]
+    sampler = SlotSampler(1, VOCABULARY, ENDS)
+    sampler.add(GenerationRequest(prompt="", prompt_tokens=(1,), max_tokens=9, min_tokens=3, temperature=1.0))
+    tokens = [sampler.step(logits)[0] for _ in range(5)]
     assert not set(tokens[:3]) & set(ENDS)
     assert tokens[3:] == [ENDS[1], ENDS[1]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_every_token_banned_ends_even_before_min_tokens(temperature: float) -> None:
+    sampler = SlotSampler(2, 6, (4,))
+    everything = BadWords([b"a"], Vocabulary([b"a1", b"a2", b"2a", b"aa", b"", b"a"]), torch.device("cpu"))
+    request = GenerationRequest(prompt="", prompt_tokens=(1,), max_tokens=9, min_tokens=5, temperature=temperature)
+    for bad_words in (everything, None):
+        sampler.add(request, bad_words)
+    ended, free = sampler.step(torch.tensor([[3.0, 1.0, 2.0, 5.0, -9.0, 0.0]]).expand(2, -1))
+    assert ended == 4
+    assert free != 4

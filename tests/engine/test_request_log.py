@@ -1,74 +1,66 @@
-"""What is logged of a request that was answered, of whom nothing is, and what an id of a client's may look like."""
+"""The request log: what a line holds, what is never logged, and how a client's id is escaped."""
 
 import logging
 import math
 
 import pytest
-from engine.scheduling import Answers
-from llama_engine.api.request_parser import GenerationRequest
+from engine.sequences import finished_sequence
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
-from llama_engine.observability.log_format import Fields, fields_of
+from llama_engine.observability.log_format import fields_of
 from llama_engine.observability.request_log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog
 from llama_engine.sequence import Completion, Result, Sequence, names_of
-from llama_engine.text.stop_checker import StopChecker
-from llama_engine.tickets import Ticket
 
 PROMPT = "a secret prompt"
 STOPPED = Completion("a secret completion", "stop", 3, 2)
 
 
-def _ticket(outcome: Result, prompt: str = PROMPT, tokens: int = 2, **times: float) -> Ticket:
-    request = GenerationRequest(prompt=prompt, prompt_tokens=(1, 2, 3), max_tokens=9)
-    transcript = StopChecker(min_tokens=0, max_tokens=9, stop_words=[], end_tokens=[])
-    for token in range(tokens):
-        transcript.add(token, b"x")
-    moments = {"arrived": 10.0, "entered": 10.5, "started": 11.25, "ended": 12.0} | times
-    return Ticket(Sequence(request, transcript, None), Answers(), outcome=outcome, **moments)  # type: ignore[arg-type]
+def _sequence(result: Result = STOPPED, prompt: str = PROMPT, tokens: int = 2) -> Sequence:
+    return finished_sequence(result, prompt, tokens, admitted_at=10.5, first_token_at=11.25, finished_at=12.0)
 
 
-def _line(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
-    (record,) = caplog.records
-    return record
-
-
-def _fields(caplog: pytest.LogCaptureFixture) -> Fields:
-    return fields_of(_line(caplog))
-
-
-@pytest.fixture(autouse=True)
-def _everything(caplog: pytest.LogCaptureFixture) -> None:
+def _logged(
+    caplog: pytest.LogCaptureFixture, level: str, *sequences: Sequence, refusal: RequestError | None = None
+) -> tuple[int, dict[str, object]]:
+    """Record a request; return the level and the fields of its line."""
+    caplog.clear()
     caplog.set_level(logging.DEBUG, "llama_engine")
+    RequestLog(level).record("job-7", list(sequences), False, refusal)
+    (record,) = caplog.records
+    assert record.getMessage() == "request answered"
+    return record.levelno, dict(fields_of(record))
 
 
-def test_a_request_alone_is_noted_wrong(caplog: pytest.LogCaptureFixture) -> None:
-    RequestLog("summary").answered("job-7", [_ticket(STOPPED)], True, None)
-    assert _fields(caplog) == {
-        "id": "job-7",
-        "rows": 1,
-        "stream": True,
-        "finish_reason": "stop",
-        "input_tokens": 3,
-        "output_tokens": 2,
-        "queue_seconds": 0.5,
-        "first_token_seconds": 1.25,
-        "seconds": 2.0,
-    }
-    assert (_line(caplog).levelno, _line(caplog).getMessage()) == (logging.INFO, "request answered")
+def test_a_request_is_logged_with_its_counts_and_times(caplog: pytest.LogCaptureFixture) -> None:
+    assert _logged(caplog, "summary", _sequence()) == (
+        logging.INFO,
+        {
+            "id": "job-7",
+            "rows": 1,
+            "stream": False,
+            "finish_reason": "stop",
+            "input_tokens": 3,
+            "output_tokens": 2,
+            "queue_seconds": 0.5,
+            "first_token_seconds": 1.25,
+            "seconds": 2.0,
+        },
+    )
 
 
-def test_rows_of_one_request_are_several_lines_or_their_times_are_one_rows(caplog: pytest.LogCaptureFixture) -> None:
-    late = _ticket(Completion("", "length", 3, 4), tokens=4, entered=13.0, started=14.0, ended=15.0)
-    RequestLog("summary").answered("a", [_ticket(STOPPED), late, _ticket(STOPPED)], False, None)
-    fields = _fields(caplog)
+def test_the_rows_of_a_request_share_a_line_with_sums_and_the_latest_times(caplog: pytest.LogCaptureFixture) -> None:
+    late = finished_sequence(
+        Completion("", "length", 3, 4), tokens=4, admitted_at=13.0, first_token_at=14.0, finished_at=15.0
+    )
+    _, fields = _logged(caplog, "summary", _sequence(), late, _sequence())
     assert (fields["rows"], fields["input_tokens"], fields["output_tokens"]) == (3, 9, 8)
     assert fields["finish_reason"] == "stop,length"
     assert (fields["queue_seconds"], fields["first_token_seconds"], fields["seconds"]) == (3.0, 4.0, 5.0)
 
 
-def test_a_request_that_never_became_rows_is_not_noted(caplog: pytest.LogCaptureFixture) -> None:
-    RequestLog("prompts").answered("a", [], False, InvalidRequest("top_p is 2; it must be at most 1"))
-    assert _fields(caplog) == {
-        "id": "a",
+def test_a_refused_request_is_logged_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    _, fields = _logged(caplog, "prompts", refusal=InvalidRequest("top_p is 2; it must be at most 1"))
+    assert fields == {
+        "id": "job-7",
         "rows": 0,
         "stream": False,
         "finish_reason": "invalid",
@@ -86,34 +78,36 @@ def test_a_request_that_never_became_rows_is_not_noted(caplog: pytest.LogCapture
         (GenerationError("ours"), "error", logging.WARNING),
     ],
 )
-def test_a_row_that_failed_looks_like_one_that_did_not(
+def test_a_failed_sequence_is_logged_without_the_times_it_never_reached(
     caplog: pytest.LogCaptureFixture, error: RequestError, reason: str, level: int
 ) -> None:
-    never = _ticket(error, tokens=0, entered=math.nan, started=math.nan)
-    RequestLog("summary").answered("a", [never], False, None)
-    fields = _fields(caplog)
+    never = finished_sequence(error, admitted_at=math.nan, first_token_at=math.nan, finished_at=12.0)
+    logged, fields = _logged(caplog, "summary", never)
     assert (fields["finish_reason"], fields["error"], fields["seconds"]) == (reason, str(error), 2.0)
     assert {"queue_seconds", "first_token_seconds"} & fields.keys() == set()
-    assert _line(caplog).levelno == level
+    assert logged == level
 
 
-def test_prompts_are_logged_unasked_or_not_logged_when_asked(caplog: pytest.LogCaptureFixture) -> None:
-    RequestLog("none").answered("a", [_ticket(STOPPED)], False, None)
+def test_a_stream_is_logged_as_one_and_the_level_none_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "llama_engine")
+    RequestLog("none").record("a", [_sequence()], False, None)
     assert caplog.records == []
-    RequestLog("summary").answered("a", [_ticket(STOPPED)], False, None)
-    assert "secret" not in str(_fields(caplog))
-    caplog.clear()
-    RequestLog("prompts").answered("a", [_ticket(STOPPED), _ticket(STOPPED, "another")], False, None)
-    assert _fields(caplog)["prompts"] == [PROMPT, "another"]
-    assert "completion" not in str(_fields(caplog))
+    RequestLog("summary").record("a", [_sequence()], True, None)
+    assert fields_of(caplog.records[0])["stream"] is True
 
 
-def test_a_long_prompt_or_error_makes_a_long_line(caplog: pytest.LogCaptureFixture) -> None:
-    rows = [_ticket(GenerationError("e" * 5000), "p" * 50_000) for _ in range(32)]
-    RequestLog("prompts").answered("a", rows, False, None)
-    fields = _fields(caplog)
-    assert len(str(fields["error"])) == ERROR_CHARACTERS
+def test_prompts_are_logged_only_on_request_and_completions_never(caplog: pytest.LogCaptureFixture) -> None:
+    assert "secret" not in str(_logged(caplog, "summary", _sequence()))
+    _, fields = _logged(caplog, "prompts", _sequence(), _sequence(prompt="another"))
+    assert fields["prompts"] == [PROMPT, "another"]
+    assert "completion" not in str(fields)
+
+
+def test_long_prompts_and_errors_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    sequences = [_sequence(GenerationError("e" * 5000), "p" * 50_000) for _ in range(32)]
+    _, fields = _logged(caplog, "prompts", *sequences)
     prompts = fields["prompts"]
+    assert len(str(fields["error"])) == ERROR_CHARACTERS
     assert isinstance(prompts, list)
     assert len(prompts) == 32
     assert sum(map(len, prompts)) <= PROMPT_CHARACTERS
@@ -132,18 +126,18 @@ def test_a_long_prompt_or_error_makes_a_long_line(caplog: pytest.LogCaptureFixtu
         ("\n" * 1_000_000, "\\n" * (ID_CHARACTERS // 2 - 1) + "\\~"),
     ],
 )
-def test_an_id_gets_into_the_log_as_it_came(given: str, name: str) -> None:
+def test_an_id_is_escaped_and_cut(given: str, name: str) -> None:
     assert RequestLog("summary").name(given) == name
 
 
-def test_requests_without_an_id_have_the_same_name() -> None:
+def test_requests_without_an_id_are_numbered() -> None:
     log = RequestLog("summary")
     assert [log.name(given) for given in ("", "a", "", "a")] == ["#1", "a", "#2", "a"]
 
 
-def test_a_row_alone_is_not_called_by_its_request() -> None:
-    row = _ticket(STOPPED).row
-    assert names_of([row]) == "1 rows"
-    row.name = "job-7"
-    assert names_of([row]) == "request job-7"
-    assert names_of([row, row]) == "2 rows"
+def test_one_sequence_is_named_by_its_request_and_several_by_their_number() -> None:
+    sequence = _sequence()
+    assert names_of([sequence]) == "1 sequences"
+    sequence.name = "job-7"
+    assert names_of([sequence]) == "request job-7"
+    assert names_of([sequence, sequence]) == "2 sequences"

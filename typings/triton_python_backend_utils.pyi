@@ -1,4 +1,4 @@
-"""The part of Triton's Python backend API that model.py and llama_engine.triton use; the module itself exists only inside Triton."""
+"""The part of Triton's Python backend API that the model uses; the module itself exists only inside Triton."""
 
 from typing import Any, ClassVar
 

@@ -22,7 +22,7 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import MemoryPlan, graph_reserve
-from llama_engine.rows import Completion
+from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 
 from perf import workload
@@ -78,7 +78,7 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
     failed, steps = sum(stretch.errors for stretch in stretches), sum(stretch.steps for stretch in stretches)
     found: dict[str, object] = {
         "plan": engine.plan.describe(),
-        "decode_steps": engine.describe_steps(),
+        "decode_steps": engine.describe_decode(),
         "slots": extent.slots,
         "max_model_len": extent.max_model_len,
         "steps": steps,
@@ -136,7 +136,7 @@ def scarce(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
         GenerationRequest(prompt="", prompt_tokens=(5 + row,) * width, max_tokens=4, min_tokens=4)
         for row in range(extent.scarce_rows)
     ]
-    engine.complete(requests[:1])
+    engine.generate(requests[:1])
     if device.type == "cuda" and extent.scarce_mib is not None:
         how = f"the allocator's bound at {extent.scarce_mib} MiB above what the engine holds"
         errors, answered = _bounded(engine, requests, device, extent.scarce_mib * MIB)
@@ -179,10 +179,10 @@ def _run(
     done = ended = errors = 0
     until = time.monotonic() + seconds
     while done < steps and (not done or time.monotonic() < until):
-        while engine.taken < engine.slots:
-            engine.enter(engine.row(next(supply)))
+        while engine.used_slots < engine.slots:
+            engine.add(engine.sequence(next(supply)))
         step = engine.step()
-        done, ended, errors = done + 1, ended + len(step.ended), errors + step.errors
+        done, ended, errors = done + 1, ended + len(step.finished), errors + step.errors
     if device.type != "cuda":
         return _Stretch(done, ended, errors, 0, 0)
     torch.cuda.synchronize(device)
@@ -229,13 +229,13 @@ def _bounded(engine: Engine, requests: list[GenerationRequest], device: torch.de
 
 def _answered(engine: Engine, requests: list[GenerationRequest]) -> tuple[int, int]:
     """Run the requests; return the numbers of failed passes and of completed rows."""
-    rows = [engine.row(request) for request in requests]
+    rows = [engine.sequence(request) for request in requests]
     for row in rows:
-        engine.enter(row)
+        engine.add(row)
     errors = 0
-    while engine.taken:
+    while engine.used_slots:
         errors += engine.step().errors
-    return errors, sum(isinstance(row.outcome, Completion) for row in rows)
+    return errors, sum(isinstance(row.result, Completion) for row in rows)
 
 
 @contextmanager

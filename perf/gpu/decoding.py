@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.cuda_graphs import unsupported_reason
 from llama_engine.engine import Engine
-from llama_engine.model.cuda_graphs import why_not
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import SPAN_BUCKET
-from llama_engine.rows import Completion
+from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 
 from perf.gpu.models import Precision
@@ -84,7 +84,7 @@ def engine(
         "first_token_ms": percentiles(steps.first_tokens),
         **_step(checkpoint, precision, wave, steps.full, rates),
         **_memory(device),
-        "steps": made.describe_steps(),
+        "steps": made.describe_decode(),
         "proving_s": proving_s,
         "texts": steps.texts,
     }
@@ -92,7 +92,7 @@ def engine(
 
 def refuse_without(checkpoint: Checkpoint) -> None:
     """Raise RuntimeError if the checkpoint's steps can't be CUDA graphs."""
-    if reason := why_not(checkpoint):
+    if reason := unsupported_reason(checkpoint):
         raise RuntimeError(reason)
 
 
@@ -102,8 +102,8 @@ def proved(made: Engine, graphs: bool) -> float:
     A server only logs that a step can't be captured; here it would be a measurement under a wrong name.
     """
     began = time.perf_counter()
-    made.prove()
-    if graphs and not made.replays:
+    made.warm_up()
+    if graphs and not made.uses_cuda_graphs:
         raise RuntimeError("the steps can't be captured as CUDA graphs; the log has the reason")
     return round(time.perf_counter() - began, 2)
 
@@ -156,20 +156,20 @@ class _Steps:
 
 def _run(made: Engine, requests: Sequence[GenerationRequest]) -> _Steps:
     began = time.perf_counter()
-    rows = [made.row(request) for request in requests]
+    rows = [made.sequence(request) for request in requests]
     for row in rows:
-        made.enter(row)
+        made.add(row)
     full: list[float] = []
     first: list[float] = []
     before = began
-    while made.taken:
+    while made.used_slots:
         step = made.step()
         now = time.perf_counter()
-        if step.decoded == len(rows) and not step.prefilled:
+        if step.decoded == len(rows) and not step.prefill_tokens:
             full.append(now - before)
-        first += [now - began] * len(step.started)
+        first += [now - began] * (sum(row.num_output_tokens > 0 for row in rows) - len(first))
         before = now
-    outcomes = [row.outcome for row in rows]
+    outcomes = [row.result for row in rows]
     good = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
     if len(good) != len(rows):
         wrong = next(outcome for outcome in outcomes if not isinstance(outcome, Completion))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from engine.prompts import random_prompt
-from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.model.model_runner import ModelRunner
@@ -65,14 +65,14 @@ def texts(checkpoint: Checkpoint, rows: int, steps: int, seed: int = 5) -> list[
 def through_slots(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps: int) -> list[torch.Tensor]:
     """Return each text's logits [steps + 1, vocabulary] after its last `steps` + 1 tokens, all rows in one batch."""
     lengths = [len(text) - steps for text in given]
-    model = ModelRunner(checkpoint, _shape(checkpoint, len(given), max(map(len, given))))
+    device = checkpoint.info.device
+    model = ModelRunner(checkpoint, KVCache(_shape(checkpoint, len(given), max(map(len, given))), device))
     found = [model.logits(model.prefill(0, [text[:length] for text, length in zip(given, lengths, strict=True)]))]
-    model.seat(0, lengths)
     for step in range(steps):
         tokens = [text[length + step] for text, length in zip(given, lengths, strict=True)]
-        # No row has decoded before its first token; after that, all have.
-        model.advance(len(given) if step else 0, torch.tensor(tokens, device=checkpoint.info.device))
-        found.append(model.logits(model.step(0, len(given), max(lengths) + step)))
+        positions = torch.tensor([[length + step] for length in lengths], device=device)
+        span = model.decode_span(max(lengths) + step)
+        found.append(model.logits(model.decode(0, torch.tensor(tokens, device=device)[:, None], positions, span)))
     return list(torch.stack(found, dim=1).cpu())
 
 

@@ -25,12 +25,14 @@ def test_correct_logits_are_within_the_bounds(fp32: Checkpoint) -> None:
 def test_a_step_at_a_wrong_position_exceeds_the_bounds(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     given = logits.texts(fp32, ROWS, STEPS)
     plain = logits.alone(fp32, given, STEPS)
-    advance = ModelRunner.advance
+    decode = ModelRunner.decode
 
-    def forgetful(model: ModelRunner, stepped: int, tokens: torch.Tensor) -> None:
-        advance(model, 0, tokens)
+    def one_position_late(
+        model: ModelRunner, first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int
+    ) -> torch.Tensor:
+        return decode(model, first, tokens, positions - 1, span)
 
-    monkeypatch.setattr(ModelRunner, "advance", forgetful)
+    monkeypatch.setattr(ModelRunner, "decode", one_position_late)
     found = logits.distance(plain, logits.through_slots(fp32, given, STEPS))
     for weights in ("fp16", "int8"):
         assert not found.within(SAME_WEIGHTS[weights])

@@ -106,11 +106,11 @@ def test_attention_by_row_ignores_stale_cache_entries(by_row: Checkpoint, reques
 
 
 @pytest.mark.parametrize(("checkpoint", "slots"), [("masked", 1), ("by_row", 20)])
-def test_a_rehearsal_before_the_first_row_changes_no_token(
+def test_warming_up_changes_no_token(
     checkpoint: str, slots: int, requests: list[GenerationRequest], request: pytest.FixtureRequest
 ) -> None:
     loaded: Checkpoint = request.getfixturevalue(checkpoint)
     engine = engine_of(loaded, slots)
     with torch.inference_mode():
-        engine._model.rehearse()
+        engine._model.warm_up()
     assert completions(engine, requests) == completions(engine_of(loaded, slots), requests)

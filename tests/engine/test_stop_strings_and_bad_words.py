@@ -3,15 +3,11 @@
 import random
 from dataclasses import replace
 
-import pytest
 import torch
 from engine.engines import completions, engine_of
 from engine.prompts import random_prompt
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sampling.sampler import Sampler
-from llama_engine.text.bad_words import BadWords
-from llama_engine.text.vocabulary import Vocabulary
 
 CPU = torch.device("cpu")
 
@@ -76,15 +72,3 @@ def test_with_every_byte_banned_the_text_is_empty(fp32: Checkpoint) -> None:
     every_byte = tuple(bytes([byte]) for byte in range(256))
     request = request_of(fp32, max_tokens=8, temperature=1.0, bad_words=every_byte)
     assert completions(engine_of(fp32, 1), [request])[0].text == ""
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_with_every_token_banned_the_row_ends_even_before_min_tokens(temperature: float) -> None:
-    sampler = Sampler(2, 6, (4,), CPU)
-    request = GenerationRequest(prompt="", prompt_tokens=(1,), max_tokens=9, min_tokens=5, temperature=temperature)
-    sampler.admit([request, request])
-    logits = torch.tensor([[3.0, 1.0, 2.0, 5.0, -9.0, 0.0]]).expand(2, -1)
-    everything = BadWords([b"a"], Vocabulary([b"a1", b"a2", b"2a", b"aa", b"", b"a"]), CPU)
-    ended, free = sampler.sample(logits, 0, [0, 0], [everything, None]).tolist()
-    assert ended == 4
-    assert free != 4

@@ -81,7 +81,7 @@ def test_a_view_of_the_kv_cache_is_read_in_place() -> None:
     layer = cache.slot_layers[0]
     layer.keys.copy_(normal(*layer.keys.shape, seed=4))
     layer.values.copy_(normal(*layer.values.shape, seed=5))
-    cache.aim(1, torch.tensor([[30], [69]], device=DEVICE), 70)
+    cache.bind(1, torch.tensor([[30], [69]], device=DEVICE), 70)
     new = normal(2, 2, 1, 64, seed=6)
     keys, values = cache.update(new, new, 0)
     # As in the model: [rows, heads, width, head dim], a view of [rows, width, heads, head dim].

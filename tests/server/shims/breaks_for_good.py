@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import collections.abc
-from typing import Any
+import math
+from collections import abc
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 import torch
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sequence import Sequence
+from llama_engine.sequence import ResponseSink, Sequence
 from llama_engine.settings import Settings
 from real_model import TritonPythonModel
 
@@ -28,7 +28,7 @@ class BreakingEngine(Engine):
         model = self._model
         prefill, decode = model.prefill, model.decode
 
-        def fail_to_prefill(first: int, prompts: collections.abc.Sequence[collections.abc.Sequence[int]]) -> torch.Tensor:
+        def fail_to_prefill(first: int, prompts: abc.Sequence[abc.Sequence[int]]) -> torch.Tensor:
             self._check()
             return prefill(first, prompts)
 
@@ -40,9 +40,16 @@ class BreakingEngine(Engine):
         for name, faulty in (("prefill", fail_to_prefill), ("decode", fail_to_decode)):
             setattr(model, name, faulty)
 
-    def sequence(self, request: GenerationRequest, *arguments: Any, **options: Any) -> Sequence:
+    def sequence(
+        self,
+        request: GenerationRequest,
+        name: str = "",
+        sink: ResponseSink | None = None,
+        stream: bool = False,
+        deadline: float = math.inf,
+    ) -> Sequence:
         self._broken = self._broken or WORDS in request.prompt
-        return super().sequence(request, *arguments, **options)
+        return super().sequence(request, name, sink, stream, deadline)
 
     def _check(self) -> None:
         if self._broken:

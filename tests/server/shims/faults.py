@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import collections.abc
-from typing import Any
+import math
+from collections import abc
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 import torch
@@ -12,7 +12,7 @@ from llama_engine.engine import Engine, StepResult
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.stats import Stats
 from llama_engine.scheduler import Scheduler
-from llama_engine.sequence import Sequence
+from llama_engine.sequence import ResponseSink, Sequence
 from llama_engine.settings import Settings
 from llama_engine.triton.responses import Response
 from real_model import TritonPythonModel
@@ -52,7 +52,7 @@ class FaultyEngine(Engine):
         prefill, chunk, decode, logits = model.prefill, model.prefill_chunk, model.decode, model.logits
         self._poisoned: list[int] = []
 
-        def fail_to_prefill(first: int, prompts: collections.abc.Sequence[collections.abc.Sequence[int]]) -> torch.Tensor:
+        def fail_to_prefill(first: int, prompts: abc.Sequence[abc.Sequence[int]]) -> torch.Tensor:
             said = " ".join(str(texts(list(prompt))) for prompt in prompts)
             if "fault prefill" in said:
                 raise RuntimeError(SECRET)
@@ -60,7 +60,7 @@ class FaultyEngine(Engine):
                 raise torch.OutOfMemoryError(SECRET)
             return prefill(first, prompts)
 
-        def fail_in_a_chunk(slot: int, tokens: collections.abc.Sequence[int], start: int) -> torch.Tensor:
+        def fail_in_a_chunk(slot: int, tokens: abc.Sequence[int], start: int) -> torch.Tensor:
             if "fault chunk" in str(texts(list(tokens))):
                 raise RuntimeError(SECRET)
             return chunk(slot, tokens, start)
@@ -92,8 +92,15 @@ class FaultyEngine(Engine):
         ):
             setattr(model, name, faulty)
 
-    def sequence(self, request: GenerationRequest, *arguments: Any, **options: Any) -> Sequence:
-        row = super().sequence(request, *arguments, **options)
+    def sequence(
+        self,
+        request: GenerationRequest,
+        name: str = "",
+        sink: ResponseSink | None = None,
+        stream: bool = False,
+        deadline: float = math.inf,
+    ) -> Sequence:
+        row = super().sequence(request, name, sink, stream, deadline)
         add, take = row.stop_checker.add, row.stop_checker.next_delta
 
         def fail_to_add(token: int, piece: bytes) -> bool:

@@ -76,7 +76,7 @@ def recording() -> Iterator[list[Pass]]:
     notes: dict[str, Callable[..., Pass]] = {
         "prefill": lambda first, prompts: Prompts(first, tuple(map(len, prompts))),
         "prefill_chunk": lambda slot, tokens, start: Chunk(slot, len(tokens), start),
-        "step": Step,
+        "decode": lambda first, tokens, positions, span: Step(first, first + len(tokens), int(positions.max())),
         "logits": lambda hidden: Head(len(hidden)),
     }
     with ExitStack() as replaced:
@@ -90,12 +90,14 @@ def through_slots(
     checkpoint: Checkpoint, shape: KVCacheShape, passes: Sequence[Pass], settle: Callable[[], None]
 ) -> float:
     """Repeat the passes through a new model runner; return the seconds of the passes alone."""
-    model = ModelRunner(checkpoint, shape)
+    device = checkpoint.info.device
+    model = ModelRunner(checkpoint, KVCache(shape, device))
     hidden = _hidden(checkpoint, shape.slots)
     seconds = 0.0
     for one in passes:
-        if isinstance(one, Step):
-            model.seat(one.first, [one.longest] * (one.last - one.first))
+        rows = one.last - one.first if isinstance(one, Step) else 0
+        last_tokens = torch.full((rows, 1), _TOKEN, device=device)
+        positions = torch.full((rows, 1), one.longest if isinstance(one, Step) else 0, device=device)
         settle()
         began = time.perf_counter()
         match one:
@@ -103,10 +105,10 @@ def through_slots(
                 model.prefill(first, [(_TOKEN,) * length for length in lengths])
             case Chunk(slot, tokens, start):
                 model.prefill_chunk(slot, (_TOKEN,) * tokens, start)
-            case Step(first, last, longest):
-                model.step(first, last, longest)
-            case Head(rows):
-                model.logits(hidden[:rows])
+            case Step(first, _, longest):
+                model.decode(first, last_tokens, positions, model.decode_span(longest))
+            case Head(count):
+                model.logits(hidden[:count])
         settle()
         seconds += time.perf_counter() - began
     return seconds
@@ -133,7 +135,7 @@ def through_forward(
                 rows, start, width = _extent(one)
                 cache.start = start
                 positions = columns[start : start + width].expand(rows, width)
-                cache.aim(0, positions, start + width)
+                cache.bind(0, positions, start + width)
                 checkpoint.model.model(
                     input_ids=tokens[:rows, :width], position_ids=positions, past_key_values=cache, use_cache=True
                 )

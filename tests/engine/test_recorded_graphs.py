@@ -1,4 +1,4 @@
-"""The stand-in for a CUDA graph: what it can tell of a computation that isn't fit for one."""
+"""The stand-in for CUDA graphs: what it replays, and what it refuses to capture."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 from engine.recorded_graphs import Recording
 
+REFUSED = "not permitted when stream is capturing"
 
-def test_a_value_of_python_is_read_anew_or_a_tensor_is_not() -> None:
+
+def test_a_replay_reads_tensors_anew_and_python_values_as_captured() -> None:
     static, result, factor = torch.ones(3), torch.zeros(3), 2.0
     with Recording() as recording:
         result[1:] = (static * factor)[1:]
@@ -19,7 +21,7 @@ def test_a_value_of_python_is_read_anew_or_a_tensor_is_not() -> None:
     assert result.tolist() == [0.0, 14.0, 14.0]
 
 
-def test_what_adds_up_does_not_add_up_when_replayed() -> None:
+def test_sums_add_up_over_replays() -> None:
     static, total = torch.ones(2, 2), torch.zeros(4)
     with Recording() as recording:
         total += static.t().reshape(4)
@@ -29,17 +31,17 @@ def test_what_adds_up_does_not_add_up_when_replayed() -> None:
 
 
 @pytest.mark.parametrize("look", [float, bool, torch.Tensor.item, torch.nonzero])
-def test_looking_at_a_value_can_be_recorded(look: Callable[[torch.Tensor], object]) -> None:
-    with Recording(), pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+def test_operations_that_look_at_a_value_cannot_be_captured(look: Callable[[torch.Tensor], object]) -> None:
+    with Recording(), pytest.raises(RuntimeError, match=REFUSED):
         look(torch.ones(1).sum())
 
 
-def test_values_of_the_host_can_be_recorded() -> None:
+def test_a_value_from_the_host_can_be_captured_and_a_tensor_cannot() -> None:
     static = torch.zeros(2)
     with Recording() as recording:
         static[0] = 3.0
     static.zero_()
     recording.replay()
     assert static.tolist() == [3.0, 0.0]
-    with Recording(), pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+    with Recording(), pytest.raises(RuntimeError, match=REFUSED):
         static += torch.tensor([1.0, 2.0])

@@ -46,24 +46,22 @@ class _SlowRegistry(RecordingRegistry):
 
 
 class _Server:
-    """A server with a meter that refuses every request. url: host:port."""
+    """Has stats and their metrics, and refuses every request. url: host:port."""
 
-    def __init__(self, url: str, meter: Stats) -> None:
+    def __init__(self, url: str, stats: Stats) -> None:
         self.http_url = self.metrics_url = url
-        self.meter = meter
+        self.stats = stats
 
     def serve(self, steps: int) -> None:
         """Count that many steps of one row."""
         for left in reversed(range(steps)):
-            self.meter.stepped(
-                StepResult([], [], decoded=1, sampled=1, prefill_tokens=0), time.monotonic(), int(left > 0), 0
-            )
+            self.stats.record_step(StepResult(decoded=1, sampled=1), time.monotonic(), int(left > 0), 0)
 
 
 @contextmanager
 def _serving() -> Iterator[_Server]:
     registry = _SlowRegistry()
-    meter = Stats(registry, slots=8)
+    stats = Stats(registry, slots=8)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -71,7 +69,7 @@ def _serving() -> Iterator[_Server]:
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            meter.refused(InvalidRequest("text_input is empty"))
+            stats.record_refused(InvalidRequest("text_input is empty"))
             self._answer(400, b"{}")
 
         def log_message(self, format: str, *args: object) -> None:
@@ -87,18 +85,18 @@ def _serving() -> Iterator[_Server]:
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
         try:
-            yield _Server(f"127.0.0.1:{http.server_port}", meter)
+            yield _Server(f"127.0.0.1:{http.server_port}", stats)
         finally:
             http.shutdown()
             thread.join()
-            meter.close(SECONDS)
+            stats.close(SECONDS)
 
 
 @pytest.mark.parametrize("later", [0.0, 0.25], ids=["before", "meanwhile"])
 def test_settled_metrics_contain_every_token_of_earlier_requests(later: float) -> None:
     """Rows whose last step is before the call, or a moment later, as after a client's disconnect."""
     with _serving() as server:
-        server.meter.level(1, 0)
+        server.stats.record_load(1, 0)
         rows = threading.Timer(later, server.serve, [ROWS])
         rows.start()
         if not later:

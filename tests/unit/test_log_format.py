@@ -1,4 +1,4 @@
-"""How a log line looks in text and in JSON, and that nothing a client wrote breaks out of its field."""
+"""Log lines in text and in JSON; nothing that a client wrote leaves its field."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def _record(message: str = "request answered", fields: Fields | None = None) -> 
     return record
 
 
-def test_a_line_of_text_is_not_its_message_and_its_fields() -> None:
+def test_a_text_line_is_the_message_and_its_fields() -> None:
     assert TextFormatter().format(_record("settings: a=b")) == "settings: a=b"
     fields: Fields = {
         "id": "job/7:a.b@c,d#1+2-3",
@@ -45,7 +45,7 @@ def test_a_line_of_text_is_not_its_message_and_its_fields() -> None:
     )
 
 
-def test_a_line_of_json_is_not_an_object_with_time_level_message_and_fields() -> None:
+def test_a_json_line_is_an_object_of_time_level_message_and_fields() -> None:
     record = _record(fields={"id": "a", "rows": 2, "seconds": 0.25, "stream": True, "prompts": ["ä"]})
     line = json.loads(JsonFormatter().format(record))
     time = datetime.fromisoformat(line.pop("time"))
@@ -63,23 +63,23 @@ def test_a_line_of_json_is_not_an_object_with_time_level_message_and_fields() ->
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_a_client_wrote_becomes_lines_or_fields_of_its_own(text: str) -> None:
+def test_what_a_client_wrote_stays_in_its_line_and_field(text: str) -> None:
     fields: Fields = {"id": text, "rows": 1}
     line = TextFormatter().format(_record(fields=fields))
     assert line.isascii()
     assert line.isprintable()
-    assert line.startswith("request answered id=")
-    assert line.endswith(" rows=1")
-    given, end = json.JSONDecoder().raw_decode(line.removeprefix("request answered id="))
-    assert given == text
-    assert line.removeprefix("request answered id=")[end:] == " rows=1"
+    start = "request answered id="
+    assert line.startswith(start)
+    written, end = json.JSONDecoder().raw_decode(line.removeprefix(start))
+    assert written == text
+    assert line.removeprefix(start)[end:] == " rows=1"
     whole = JsonFormatter().format(_record(fields=fields))
     assert whole.isascii()
     assert "\n" not in whole
     assert json.loads(whole)["id"] == text
 
 
-def test_an_exception_is_left_out() -> None:
+def test_an_exception_follows_the_fields() -> None:
     try:
         raise ValueError("broken")
     except ValueError:
@@ -93,13 +93,13 @@ def test_an_exception_is_left_out() -> None:
     assert line["exception"].splitlines()[-1] == "ValueError: broken"
 
 
-def test_json_goes_to_triton_too_or_is_no_line_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_go_to_standard_error_only(capfd: pytest.CaptureFixture[str]) -> None:
     logger = logging.Logger("llama_engine")
     before = io.StringIO()
     logger.addHandler(logging.StreamHandler(before))
     write_json(logger)
     logger.info("one")
     logger.warning("two", extra={"fields": {"id": "a\nb"}})
-    said = capfd.readouterr().err.splitlines()
-    assert [json.loads(line)["message"] for line in said] == ["one", "two"]
+    written = capfd.readouterr().err.splitlines()
+    assert [json.loads(line)["message"] for line in written] == ["one", "two"]
     assert before.getvalue() == ""

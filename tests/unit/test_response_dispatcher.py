@@ -1,0 +1,129 @@
+"""The thread that sends: order, joining while it is behind, turns, and that nothing is lost or delayed by another."""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+from llama_engine.response_dispatcher import ResponseDispatcher
+from llama_engine.sequence import Chunk, Event
+
+SECONDS = 30.0
+"""How long a test waits for another thread before it fails."""
+
+
+class _Sink:
+    """Keeps what it receives. gate: send waits for it. broken: send raises."""
+
+    def __init__(self, name: str, log: list[str], gate: threading.Event | None = None, broken: bool = False) -> None:
+        self.name = name
+        self.sent: list[list[Event]] = []
+        self.reached = threading.Event()
+        self._log = log
+        self._gate = gate
+        self._broken = broken
+
+    def send(self, events: list[Event]) -> None:
+        self.reached.set()
+        if self._gate is not None:
+            assert self._gate.wait(SECONDS)
+        self._log.append(self.name)
+        self.sent.append(list(events))
+        if self._broken:
+            raise ConnectionError("gone")
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    @property
+    def texts(self) -> list[str]:
+        """The chunks of each send, joined by commas."""
+        return [",".join(event.text for event in events if isinstance(event, Chunk)) for events in self.sent]
+
+
+def _chunk(number: int) -> Chunk:
+    return Chunk(str(number), 1)
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[ResponseDispatcher]:
+    dispatcher = ResponseDispatcher()
+    yield dispatcher
+    assert dispatcher.close(SECONDS)
+
+
+def test_events_that_wait_are_joined_in_order_and_sinks_take_turns(dispatcher: ResponseDispatcher) -> None:
+    log: list[str] = []
+    gate = threading.Event()
+    slow, a, b = _Sink("slow", log, gate), _Sink("a", log), _Sink("b", log)
+    dispatcher.post([(slow, _chunk(0))])
+    assert slow.reached.wait(SECONDS)
+    for number in range(1, 6):
+        dispatcher.post([(a, _chunk(number)), (b, _chunk(-number)), (slow, _chunk(number))])
+    gate.set()
+    assert dispatcher.close(SECONDS)
+    assert log == ["slow", "a", "b", "slow"]
+    assert (a.texts, b.texts, slow.texts) == (["1,2,3,4,5"], ["-1,-2,-3,-4,-5"], ["0", "1,2,3,4,5"])
+
+
+def test_a_sink_that_always_has_more_does_not_delay_the_others(dispatcher: ResponseDispatcher) -> None:
+    """Another chunk of the greedy one is posted before each of its sends returns."""
+    log: list[str] = []
+    gate = threading.Event()
+
+    class _Greedy(_Sink):
+        def send(self, events: list[Event]) -> None:
+            super().send(events)
+            if len(self.sent) < 4:
+                dispatcher.post([(self, _chunk(len(self.sent)))])
+
+    greedy, others = _Greedy("greedy", log, gate), [_Sink(name, log) for name in "xyz"]
+    dispatcher.post([(greedy, _chunk(0))])
+    assert greedy.reached.wait(SECONDS)
+    dispatcher.post([(other, _chunk(1)) for other in others])
+    gate.set()
+    assert dispatcher.close(SECONDS)
+    assert log == ["greedy", "x", "y", "z", "greedy", "greedy", "greedy"]
+
+
+def test_events_posted_by_several_threads_all_arrive_in_order(dispatcher: ResponseDispatcher) -> None:
+    log: list[str] = []
+    sinks = [_Sink(str(index), log) for index in range(6)]
+
+    def post(mine: Sequence[_Sink]) -> None:
+        for number in range(200):
+            dispatcher.post([(sink, _chunk(number)) for sink in mine])
+
+    threads = [threading.Thread(target=post, args=(sinks[index : index + 2],)) for index in (0, 2, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert dispatcher.close(SECONDS)
+    for sink in sinks:
+        assert ",".join(sink.texts) == ",".join(map(str, range(200)))
+
+
+def test_a_response_that_cannot_be_sent_is_logged_and_stops_no_other(
+    dispatcher: ResponseDispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    log: list[str] = []
+    broken, good = _Sink("broken", log, broken=True), _Sink("good", log)
+    dispatcher.post([(broken, _chunk(1)), (good, _chunk(1))])
+    assert good.reached.wait(SECONDS)
+    dispatcher.post([(broken, _chunk(2))])
+    assert dispatcher.close(SECONDS)
+    assert log == ["broken", "good", "broken"]
+    assert caplog.text.count("a response could not be sent") == 2
+
+
+def test_close_sends_what_is_pending_and_returns_whether_it_could() -> None:
+    dispatcher, log = ResponseDispatcher(), list[str]()
+    gate = threading.Event()
+    stuck, behind = _Sink("stuck", log, gate), _Sink("behind", log)
+    dispatcher.post([(stuck, _chunk(1)), (behind, _chunk(1))])
+    assert stuck.reached.wait(SECONDS)
+    assert not dispatcher.close(0.05)
+    gate.set()
+    for _ in range(2):
+        assert dispatcher.close(SECONDS)
+    assert log == ["stuck", "behind"]

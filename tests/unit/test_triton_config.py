@@ -41,7 +41,9 @@ def test_every_instance_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        *(QueuePolicy.of(config) for config in ({}, {"dynamic_batching": {}}, {"dynamic_batching": None})),
+        QueuePolicy.of({}),
+        QueuePolicy.of({"dynamic_batching": {}}),
+        QueuePolicy.of({"dynamic_batching": None}),
         _policy(max_queue_size=4),
         # A request that the policy delays isn't rejected.
         _policy(default_timeout_microseconds=10, timeout_action="DELAY", allow_timeout_override=True),

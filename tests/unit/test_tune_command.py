@@ -102,7 +102,7 @@ def test_the_recommended_config_has_the_recommended_settings_and_their_origin() 
     assert findings.config is not None
     assert knobs_of(parsed(findings.config)) == slots(64)
     assert "p95 of at most 1000 ms" in findings.config.splitlines()[0]
-    assert "# No kind: one instance on every GPU" in findings.config
+    assert "# Without a kind: one instance per GPU" in findings.config
 
 
 def test_the_json_has_every_point_and_the_recommendation() -> None:

@@ -273,16 +273,12 @@ class Steps(NamedTuple):
 
         Empty for a model with one instance: the other evidence is about that instance.
         """
-        if len(self.instances) < 2:
-            return []
+        old = before.instances if len(self.instances) > 1 else {}
         return [
             one
             for name, one in self.instances.items()
-            if one.busy
-            and name in before.instances
-            and before.instances[name].busy
-            and one.last_step == before.instances[name].last_step
-            and self.now - one.last_step > step_age
+            # The same last step, and slots in use, at both looks.
+            if one.busy and one == old.get(name) and self.now - one.last_step > step_age
         ]
 
     def describe_oldest(self) -> str:
@@ -313,14 +309,13 @@ def read_steps(page: Address | None, model: str) -> Steps:
     series: dict[str, dict[str, str]] = {}
     for metric, labels, value in _SERIES.findall(response.body):
         series.setdefault(labels, {})[metric] = value
+    instances = {}
     try:
-        instances = {
-            labels: Instance(
-                named.get("model_instance", model), float(values[LAST_STEP]), float(values.get(SLOTS_IN_USE, "0")) > 0
-            )
-            for labels, values in series.items()
-            if LAST_STEP in values and (named := dict(_LABEL.findall(labels))).get("model") == model
-        }
+        for labels, values in series.items():
+            named = dict(_LABEL.findall(labels))
+            if LAST_STEP in values and named.get("model") == model:
+                busy = float(values.get(SLOTS_IN_USE, "0")) > 0
+                instances[labels] = Instance(named.get("model_instance", model), float(values[LAST_STEP]), busy)
     except ValueError as error:
         return Steps({}, now, f"{page}: {error}")
     if response.status != 200 or not instances:
@@ -333,23 +328,10 @@ def read_steps(page: Address | None, model: str) -> Steps:
 # min_tokens: without it a checkpoint that generates an end token first would count as dead. The other fields are there
 # because Triton batches only requests with the same set of inputs, and the client library sends all of these. `stream`
 # is absent, hence false: one response, so that /generate works under the streaming config.
-REQUEST: dict[str, object] = {
-    "text_input": "Python is",
-    "max_tokens": 1,
-    "min_tokens": 1,
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "seed": 0,
-    "stop_words": [""],
-    "bad_words": [""],
-    "exclude_input_in_output": True,
-}
-REQUEST_ID = "health"
-"""The request's id in the server's log."""
+REQUEST: dict[str, object] = {"text_input": "Python is", "max_tokens": 1, "min_tokens": 1, "temperature": 0.0}
+REQUEST |= {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+REQUEST |= {"seed": 0, "stop_words": [""], "bad_words": [""], "exclude_input_in_output": True}
+REQUEST_ID = "health"  # in the server's log
 
 # Triton's words, and the model's own while it is being unloaded.
 _NOT_LOADED = re.compile(r"^Request for unknown model|is not at ready state|[Ss]erver is stopping")
@@ -467,23 +449,13 @@ def _no_metrics(steps: Steps) -> str:
 
 
 def healthy(
-    endpoint: Address,
-    metrics: Address | None,
-    limits: Limits,
-    *,
-    model: str = MODEL,
-    state_file: Path | None = None,
+    endpoint: Address, metrics: Address | None, limits: Limits, *, model: str = MODEL, state_file: Path | None = None
 ) -> Verdict:
     """Return whether the engine made a step recently, or else a token comes out of the model in time.
 
-    Args:
-        endpoint: Triton's HTTP endpoint.
-        metrics: Triton's metrics, by default at `endpoint.metrics`; None if it has none.
-        limits: the whole call takes at most `limits.timeout` and 2 s.
-        model: the model's name in the repository.
-        state_file: the supervisor's; None, or a missing file, means that there is no supervisor.
-
-    A server's misbehaviour never raises.
+    endpoint: Triton's HTTP endpoint. metrics: its metrics, by default at `endpoint.metrics`; None if it has none.
+    state_file: the supervisor's; None, or a missing file, means that there is no supervisor. Takes at most
+    `limits.timeout` and 2 s. A server's misbehaviour never raises.
     """
     deadline = time.monotonic() + limits.timeout
     state = read_state(state_file)
@@ -495,12 +467,7 @@ def healthy(
 
 
 def live(
-    endpoint: Address,
-    metrics: Address | None,
-    limits: Limits,
-    *,
-    model: str = MODEL,
-    state_file: Path | None = None,
+    endpoint: Address, metrics: Address | None, limits: Limits, *, model: str = MODEL, state_file: Path | None = None
 ) -> Verdict:
     """Return False only if the server needs a restart: its model is dead, stuck, or fails every step.
 
@@ -516,12 +483,7 @@ def live(
 
 
 def ready(
-    endpoint: Address,
-    metrics: Address | None,
-    limits: Limits,
-    *,
-    model: str = MODEL,
-    state_file: Path | None = None,
+    endpoint: Address, metrics: Address | None, limits: Limits, *, model: str = MODEL, state_file: Path | None = None
 ) -> Verdict:
     """Return whether to send requests: Triton says that the model is ready, the server doesn't drain, and is healthy.
 
@@ -558,6 +520,18 @@ Exit codes: 0 yes, 1 no, 2 wrong use of the command line. Standard output has on
 at most the timeout and 2 s: give it 5 s more than the timeout before you kill it."""
 
 
+_HELP = {
+    "live": "no only if the model is dead, stuck or failing; yes while it loads or drains",
+    "ready": "no also while it loads or drains, and when Triton says that the model isn't ready",
+    "url": f"Triton's HTTP endpoint (default: TRITON_LLAMA_URL, else 127.0.0.1:{HTTP_PORT})",
+    "metrics": "Triton's metrics (default: the same host, two ports above; if there are none, the probe needs a token)",
+    "no metrics": "the server has no metrics (--allow-metrics=false); ignore another server's two ports above",
+    "timeout": "time for a token to come; more than the longest step takes (default: %(default)g)",
+    "step age": "maximum age of the last step that counts as evidence (default: %(default)g)",
+    "state file": "the supervisor's state of the server (default: TRITON_STATE_FILE)",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Write the error in one line, without the usage."""
@@ -582,64 +556,22 @@ def main(arguments: Sequence[str] | None = None, prog: str = "health") -> int:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
+    url, state_file = os.environ.get("TRITON_LLAMA_URL"), os.environ.get("TRITON_STATE_FILE")
+    http, metrics = _address(HTTP_PORT), _address(METRICS_PORT)
     parser = _Parser(prog=prog, description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
-    probe = parser.add_mutually_exclusive_group()
-    probe.add_argument(
-        "--live",
-        dest="probe",
-        action="store_const",
-        const="live",
-        help="no only if the model is dead, stuck or failing; yes while it loads or drains",
-    )
-    probe.add_argument(
-        "--ready",
-        dest="probe",
-        action="store_const",
-        const="ready",
-        help="no also while it loads or drains, and when Triton says that the model isn't ready",
-    )
-    parser.add_argument(
-        "--url",
-        metavar="HOST:PORT",
-        type=_address(HTTP_PORT),
-        default=os.environ.get("TRITON_LLAMA_URL") or f"127.0.0.1:{HTTP_PORT}",
-        help=f"Triton's HTTP endpoint (default: TRITON_LLAMA_URL, else 127.0.0.1:{HTTP_PORT})",
-    )
-    metrics = parser.add_mutually_exclusive_group()
-    metrics.add_argument(
-        "--metrics-url",
-        metavar="HOST:PORT",
-        type=_address(METRICS_PORT),
-        help="Triton's metrics (default: the same host, two ports above; if there are none, the probe needs a token)",
-    )
-    metrics.add_argument(
-        "--no-metrics",
-        action="store_true",
-        help="the server has no metrics (--allow-metrics=false); ignore another server's two ports above",
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=_seconds,
-        default=DEFAULT_TIMEOUT,
-        help="time for a token to come; more than the longest step takes (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--step-age",
-        metavar="SECONDS",
-        type=_seconds,
-        default=DEFAULT_STEP_AGE,
-        help="maximum age of the last step that counts as evidence (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--state-file",
-        metavar="FILE",
-        type=Path,
-        default=os.environ.get("TRITON_STATE_FILE") or None,
-        help="the supervisor's state of the server (default: TRITON_STATE_FILE)",
-    )
-    parser.add_argument("--model", default=MODEL, help="the model's name in the repository (default: %(default)s)")
     parser.set_defaults(probe="healthy")
+    add = parser.add_argument
+    one_probe = parser.add_mutually_exclusive_group().add_argument
+    one_probe("--live", dest="probe", action="store_const", const="live", help=_HELP["live"])
+    one_probe("--ready", dest="probe", action="store_const", const="ready", help=_HELP["ready"])
+    add("--url", metavar="HOST:PORT", type=http, default=url or f"127.0.0.1:{HTTP_PORT}", help=_HELP["url"])
+    one_page = parser.add_mutually_exclusive_group().add_argument
+    one_page("--metrics-url", metavar="HOST:PORT", type=metrics, help=_HELP["metrics"])
+    one_page("--no-metrics", action="store_true", help=_HELP["no metrics"])
+    add("--timeout", metavar="SECONDS", type=_seconds, default=DEFAULT_TIMEOUT, help=_HELP["timeout"])
+    add("--step-age", metavar="SECONDS", type=_seconds, default=DEFAULT_STEP_AGE, help=_HELP["step age"])
+    add("--state-file", metavar="FILE", type=Path, default=state_file or None, help=_HELP["state file"])
+    add("--model", default=MODEL, help="the model's name in the repository (default: %(default)s)")
     return parser
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from engine.small_tokenizers import llama2_like
 from triton_llama import RejectedInputError
-from triton_llama.chat_template import ChatTemplate
+from triton_llama.tokenizer import ChatTemplate
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
 MAIN = "from triton_llama.cli import main; main()"

@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 import pytest
 from triton_llama import Completion, RejectedInputError, SamplingParams, ServerError
-from triton_llama.chat_template import Message
 from triton_llama.cli import main
 from triton_llama.cli.chat import Conversation
 from triton_llama.cli.output import on_one_line, outcome_as_json
 from triton_llama.cli.prompts import Job, read_jobs
+from triton_llama.tokenizer import Message
 
 DEFAULTS = SamplingParams()
 

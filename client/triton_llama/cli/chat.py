@@ -13,10 +13,10 @@ from typing import IO
 import click
 
 from triton_llama import Completion, RejectedInputError, SamplingParams, TritonLlamaError
-from triton_llama.chat_template import ChatTemplate, Template
 from triton_llama.cli.generate import check_streaming
 from triton_llama.cli.options import Server, sampling_options, server_options
 from triton_llama.cli.output import exit_code, report
+from triton_llama.tokenizer import ChatTemplate, Template
 
 _RESERVE = 128  # tokens of the context for an answer whose max_tokens is the server's
 _TEMPLATE = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -1,7 +1,4 @@
-"""A checkpoint's tokenizer and chat template: a conversation becomes a prompt, and its tokens are counted.
-
-Only this module needs transformers, and only when it loads a tokenizer.
-"""
+"""A checkpoint's tokenizer with its chat template. Only this module needs transformers, and only to load one."""
 
 from __future__ import annotations
 
@@ -34,10 +31,9 @@ class Template(Protocol):
 
 
 class ChatTemplate:
-    """A tokenizer and its template."""
+    """A tokenizer, its path or hub id, and a Jinja template that overrides the tokenizer's own."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, template: str | None) -> None:
-        """`source` is the tokenizer's path or hub id; `template`, in Jinja, goes over the tokenizer's own."""
         self._tokenizer = tokenizer
         self._source = source
         self._template = template
@@ -55,15 +51,11 @@ class ChatTemplate:
         try:
             import jinja2  # noqa: F401 - transformers imports it only for the first prompt
             import transformers  # noqa: F401 - fails here if it is missing
+
+            tokenizer = _load(source)
+            template = None if template_file is None else template_file.read_text(encoding="utf-8")
         except ModuleNotFoundError as error:
             raise ValueError(f"chat needs the package {error.name}: pip install 'triton-llama[chat]'") from error
-        try:
-            tokenizer = _tokenizer(source)
-        except Exception as error:
-            # tokenizers raises bare Exceptions for files it can't read.
-            raise ValueError(f"tokenizer {source!r} can't be loaded: {_first_line(error)}") from error
-        try:
-            template = None if template_file is None else template_file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"chat template {template_file} is not UTF-8 at byte {error.start}") from error
         if template is None and not tokenizer.chat_template:
@@ -78,16 +70,14 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
+        said = [dict(message) for message in messages]
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=self._template,
-                tokenize=False,
-                add_generation_prompt=True,
+            prompt = self._tokenizer.apply_chat_template(
+                said, chat_template=self._template, tokenize=False, add_generation_prompt=True
             )
         except TemplateError as error:
             raise RejectedInputError(f"the chat template refuses the conversation: {_first_line(error)}") from error
-        return str(rendered)
+        return str(prompt)
 
     def count(self, prompt: str) -> int:
         """Return the number of tokens of a prompt on the server, or one more."""
@@ -110,20 +100,24 @@ class ChatTemplate:
         return min(int(longest), LARGEST_DEFAULT_CONTEXT)
 
 
-def _tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer, without PyTorch if it has a `tokenizer.json`."""
+def _load(source: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer, without PyTorch if it has a `tokenizer.json`; raises ValueError if it can't be loaded."""
     from transformers import PreTrainedTokenizerFast
     from transformers.utils.hub import cached_file
 
     tokenizer: PreTrainedTokenizerBase
     try:
-        cached_file(source, "tokenizer.json")
-    except OSError:
-        from transformers import AutoTokenizer
+        try:
+            cached_file(source, "tokenizer.json")
+        except OSError:
+            from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        return tokenizer
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        else:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+    except Exception as error:
+        # tokenizers raises bare Exceptions for files it can't read.
+        raise ValueError(f"tokenizer {source!r} can't be loaded: {_first_line(error)}") from error
     return tokenizer
 
 

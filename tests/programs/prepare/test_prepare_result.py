@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +22,9 @@ from transformers import LlamaForCausalLM
 from triton_prepare.prepare import prepare
 
 WEIGHTS = "model.safetensors"
+
+PARTS = ("source", "files", "settings", "versions", "date")
+Damage = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
@@ -136,61 +141,65 @@ def test_weights_are_in_memory_once_and_not_mapped_from_their_file(out: Path) ->
         assert getattr(weight, "CB", weight).data_ptr() == weight.data_ptr()
 
 
-def _refused(folder: Path, quantization: str = "int8", **parameters: str) -> str:
-    with pytest.raises(CheckpointError) as refused:
-        load(quantization, model=str(folder), **parameters)
+def _change(out: Path, name: str, value: object) -> None:
+    """Change an entry of the manifest; None removes it."""
+    content = json.loads((out / MANIFEST).read_text()) | {name: value}
+    (out / MANIFEST).write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+def _without(part: str) -> Damage:
+    return lambda out: _change(out, part, None)
+
+
+def _write(text: bytes) -> Damage:
+    return lambda out: (out / MANIFEST).write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "parameters", "message"),
+    [
+        (
+            lambda out: os.truncate(out / WEIGHTS, 999),
+            {},
+            r"\.safetensors has 999 bytes; when it was prepared it had \d+$",
+        ),
+        (lambda out: (out / "config.json").unlink(), {}, r"config\.json can't be read, and the manifest lists it: "),
+        *((_write(text), {}, r"manifest\.json can't be read: ") for text in (b"", b'{"kind": ', b"\x80")),
+        (lambda out: _change(out, "format", 2), {}, r"manifest\.json is of format 2; this program reads 1$"),
+        *(
+            (_without(part), {}, "isn't a whole manifest: ")
+            for part in ("source", "files", "settings", "versions", "date")
+        ),
+        (
+            str,
+            {"quantization": "none"},
+            r"^quantization is 'none', but .* is saved in int8; set quantization to 'checkpoi",
+        ),
+        (
+            str,
+            {"quantization": "nf4"},
+            r"^quantization is 'nf4', but .* is saved in int8; set quantization to 'checkpoint'",
+        ),
+        (
+            str,
+            {"revision": "v2"},
+            r"^revision is 'v2', but the checkpoint was prepared from the folder small revision s",
+        ),
+    ],
+)
+def test_a_damaged_or_different_checkpoint_is_refused(
+    out: Path, damage: Damage, parameters: dict[str, str], message: str
+) -> None:
+    damage(out)
+    with pytest.raises(CheckpointError, match=message) as refused:
+        load(**{"quantization": "int8", "model": str(out), **parameters})
     assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
-def test_a_truncated_file_is_refused(out: Path) -> None:
-    weights = out / WEIGHTS
-    size = weights.stat().st_size
-    with weights.open("r+b") as file:
-        file.truncate(size - 1)
-    assert _refused(out) == f"{weights} has {size - 1} bytes; when it was prepared it had {size}"
-
-
-def test_a_missing_file_is_refused(out: Path) -> None:
-    (out / "generation_config.json").unlink()
-    assert _refused(out).startswith(f"{out / 'generation_config.json'} can't be read, and the manifest lists it: ")
-
-
-@pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_another_quantization_is_refused(out: Path, quantization: str) -> None:
-    assert _refused(out, quantization) == (
-        f"quantization is {quantization!r}, but {out} is saved in int8; "
-        "set quantization to 'checkpoint' to serve it as it is"
-    )
-
-
-def test_another_revision_is_refused(out: Path) -> None:
+def test_the_prepared_revision_is_accepted(out: Path) -> None:
     manifest = Manifest.read(out)
     assert manifest is not None
     assert load("int8", model=str(out), revision=manifest.source.revision).prepared == manifest
-    assert _refused(out, revision="v2") == (
-        f"revision is 'v2', but the checkpoint was prepared from the folder small revision {manifest.source.revision}"
-    )
-
-
-@pytest.mark.parametrize("text", ["", '{"kind": ', "\x80"])
-def test_an_unreadable_manifest_is_refused(out: Path, text: str) -> None:
-    (out / MANIFEST).write_bytes(text.encode("latin-1"))
-    assert _refused(out).startswith(f"{out / MANIFEST} can't be read: ")
-
-
-def test_a_manifest_of_a_later_format_is_refused(out: Path) -> None:
-    content = json.loads((out / MANIFEST).read_text())
-    (out / MANIFEST).write_text(json.dumps({**content, "format": 2}))
-    assert _refused(out) == f"{out / MANIFEST} is of format 2; this program reads 1"
-
-
-@pytest.mark.parametrize("part", ["source", "files", "settings", "versions", "date"])
-def test_a_manifest_without_a_part_is_refused(out: Path, part: str) -> None:
-    content = json.loads((out / MANIFEST).read_text())
-    del content[part]
-    (out / MANIFEST).write_text(json.dumps(content))
-    assert _refused(out).startswith(f"{out / MANIFEST} isn't a whole manifest: ")
 
 
 @pytest.mark.parametrize("text", ["[]", '{"version": 3}', '{"kind": "of another tool", "files": {}}'])

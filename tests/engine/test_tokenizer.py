@@ -42,6 +42,12 @@ def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
     assert text_of(tokenizer.vocabulary, special) == ""
 
 
+def test_a_prompt_that_contains_the_bos_token_gets_no_second_one(tokenizer: Tokenizer) -> None:
+    bos = tokenizer.pretrained.bos_token
+    assert isinstance(bos, str)
+    assert tokenizer.encode(f"{bos}def") == tokenizer.encode("def")
+
+
 def test_a_prompt_beyond_the_tokenizers_own_limit_is_neither_cut_nor_warned_about(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode(" def" * 2000)) > tokenizer.pretrained.model_max_length
 

@@ -73,11 +73,10 @@ class Vocabulary:
         position = joined.find(text)
         while position >= 0:
             index = bisect_right(starts, position) - 1
-            inside = position + len(text) <= starts[index + 1]
-            if inside:
+            if position + len(text) <= starts[index + 1]:
                 found.append(index)
-            # Inside a token: continue at the next token. Across a boundary: another match may start one byte later.
-            position = joined.find(text, starts[index + 1] if inside else position + 1)
+            # A later match that starts in the same token is of the same token, or crosses its end, too.
+            position = joined.find(text, starts[index + 1])
         return found
 
     def starting_with(self, text: bytes) -> list[int]:

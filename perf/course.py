@@ -1,6 +1,6 @@
 """The course of a run: task after task, each once, within a time budget, each result written at once.
 
-A task that fails is recorded with its reason and the others go on: a run of an hour is not lost to one server.
+A task that fails is recorded with its reason and the run continues: one server can't spoil a run of an hour.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from triton_llama.health import Address
 from unit.peers import HOST
 
 SECONDS = 60.0
-"""How long a request that hangs does so if nobody lets it go; none needs nearly so long."""
+"""Longest time that a request hangs; tests release it much sooner."""
 
 DEAD = (
     400,
@@ -114,7 +114,7 @@ def _two_servers() -> Iterator[tuple[_Server, _Server]]:
             try:
                 metrics = _Server((HOST, http.server_port + 2), _Handler)
             except (OSError, OverflowError):
-                # Somebody else's, or there is none: two others, then.
+                # The port is in use or out of range: try two others.
                 continue
             with metrics:
                 yield http, metrics
@@ -149,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except ConnectionError:
-            # Whoever asked has left.
+            # The client has disconnected.
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:

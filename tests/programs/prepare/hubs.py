@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-MODEL = "somebody/small-llama"
+MODEL = "example/small-llama"
 
 
 class LocalHub(ThreadingHTTPServer):

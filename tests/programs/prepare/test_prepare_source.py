@@ -170,7 +170,7 @@ def test_a_gated_model_is_refused_until_the_token_has_access(
 @pytest.mark.parametrize(
     ("model", "revision", "message"),
     [
-        ("somebody/else", None, "the hub has no somebody/else, or it is private: check the id, or set HF_TOKEN"),
+        ("example/else", None, "the hub has no example/else, or it is private: check the id, or set HF_TOKEN"),
         (MODEL, "v9", f"{MODEL} has no revision 'v9' on the hub"),
         ("not an id", None, "'not an id' is neither an existing folder nor a hub id (organisation/name)"),
     ],

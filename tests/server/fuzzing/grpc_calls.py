@@ -1,6 +1,6 @@
 """Hypothesis strategies for calls to the gRPC port: messages of the right type with wrong contents, and wrong bytes.
 
-Only methods that tell or infer: what changes the server needs a key, which is another test's business.
+Only methods that read or infer: those that change the server need a key (test_restricted.py).
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
     config = checkpoint.config
     sizes = (config.hidden_size, config.intermediate_size, config.vocab_size)
     graphs_planned = graph_reserve(engine.plan.shape, *sizes)
-    memory, flat, in_short = _memory(engine.plan, stretches)
+    memory, flat, in_short = against_plan(engine.plan, stretches)
     found["memory"] = {
         "weights_mib": _mib(before),
         "engine_mib": _mib(holds - before),
@@ -106,7 +106,7 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
     }
 
 
-def _memory(plan: MemoryPlan, stretches: Sequence[_Stretch]) -> tuple[dict[str, object], bool, str]:
+def against_plan(plan: MemoryPlan, stretches: Sequence[Stretch]) -> tuple[dict[str, object], bool, str]:
     """Compare the stretches' memory with the plan: the figures, whether it was within the plan and flat, in words."""
     _, first, second = stretches
     peak = max(stretch.peak for stretch in stretches)
@@ -161,7 +161,7 @@ def scarce(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class Stretch:
     """peak, left: bytes that PyTorch had allocated at most and at the end; 0 without CUDA."""
 
     steps: int
@@ -173,7 +173,7 @@ class _Stretch:
 
 def _run(
     engine: Engine, supply: Iterator[GenerationRequest], steps: int, seconds: float, device: torch.device
-) -> _Stretch:
+) -> Stretch:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     done = ended = errors = 0
@@ -184,9 +184,9 @@ def _run(
         step = engine.step()
         done, ended, errors = done + 1, ended + len(step.finished), errors + step.errors
     if device.type != "cuda":
-        return _Stretch(done, ended, errors, 0, 0)
+        return Stretch(done, ended, errors, 0, 0)
     torch.cuda.synchronize(device)
-    return _Stretch(
+    return Stretch(
         done, ended, errors, torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
     )  # fmt: skip
 

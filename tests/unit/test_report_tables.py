@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 from unit import made_up_results
-from unit.markdown_cells import column
 
 from perf.report import tables
 from perf.report.results import Result, ResultError, parse
@@ -15,6 +14,13 @@ from perf.report.text import Table, figure, percent, terminal
 
 FILE = "perf/results/made_up.json"
 Make = Callable[[Result], Table | None]
+
+
+def column(markdown: str, title: str) -> list[str]:
+    """Return the cells of a Markdown table's column."""
+    lines = [line for line in markdown.splitlines() if line.startswith("| ")]
+    titles, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row[titles.index(title)] for row in rows]
 
 
 def made(make: Make, content: made_up_results.Content) -> Table:

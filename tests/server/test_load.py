@@ -1,4 +1,4 @@
-"""The load generator against the real thing: both of Triton's protocols, good answers and refused ones."""
+"""The load generator against a real Triton, over both of its protocols."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def target(server: LocalTriton, protocol: Protocol) -> Target:
     return Target("ours", protocol, f"http://{server.http_url}", "llama")
 
 
-def test_tokens_of_joined_pieces_are_counted_wrong(streaming: LocalTriton) -> None:
+def test_all_tokens_of_joined_chunks_are_counted(streaming: LocalTriton) -> None:
     run = drive(target(streaming, "triton_stream"), REQUESTS, Closed(3), 1, 120.0)
     *records, refused = run
     assert [record.error for record in records] == [""] * 5
@@ -34,7 +34,7 @@ def test_tokens_of_joined_pieces_are_counted_wrong(streaming: LocalTriton) -> No
     assert summary["whole_run"]["output_tokens"] == 32  # type: ignore[index]
 
 
-def test_an_answer_in_one_response_is_counted_wrong(triton: LocalTriton) -> None:
+def test_all_tokens_of_a_unary_answer_are_counted(triton: LocalTriton) -> None:
     *records, refused = drive(target(triton, "triton_generate"), REQUESTS, Poisson(100.0, 1), 0, 120.0)
     assert [(record.error, record.output_tokens) for record in records] == [("", n) for n in (2, 12, 5, 1, 3, 9)]
     assert {(record.first_token, record.token_times) for record in records} == {(None, ())}

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 import click
-from triton_supervisor.settings import DEFAULT_STUCK_S
-from triton_supervisor.supervision import DEAD
+from triton_supervisor.settings import DEAD, DEFAULT_STUCK_S
 
 from triton_local.errors import InterruptedStartError, LauncherError
 from triton_local.log import TerminalView, gpu_driver_present

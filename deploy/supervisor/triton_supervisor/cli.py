@@ -27,8 +27,9 @@ from triton_supervisor.process import (
     remove_shared_memory,
     start_server,
 )
+from triton_supervisor.ready_port import ReadyPort
 from triton_supervisor.settings import RefusedError, Settings
-from triton_supervisor.state import ReadyPort, StateFile, announcement_file
+from triton_supervisor.state import StateFile, announcement_file
 from triton_supervisor.supervision import supervise
 
 REFUSED = 2

@@ -25,6 +25,13 @@ UNLOAD_S = 10.0
 FLUSH_S = 10.0
 """Part of it, for clients that read their responses slowly."""
 
+# Exit codes of the supervisor.
+DRAINED = 0
+CUT_OFF = 1
+"""The model wasn't unloaded in time: sequences still ran, or its `finalize` hung."""
+DEAD = 70
+"""The model died (EX_SOFTWARE of sysexits.h). An orchestrator restarts the server."""
+
 MODEL_PREFIX = "LLAMA_"
 MOST_SECONDS = 3600
 """Upper bound of every duration here, and of the model's drain_seconds and stuck_seconds."""

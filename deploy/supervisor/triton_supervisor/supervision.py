@@ -19,15 +19,9 @@ from triton_supervisor.liveness import Liveness, Pace, Watch, live_probe
 from triton_supervisor.loop import Unwatched
 from triton_supervisor.process import ServerProcess
 from triton_supervisor.repository_api import ApiError, NotListeningError, RepositoryApi
-from triton_supervisor.settings import FLUSH_S, UNLOAD_S
+from triton_supervisor.settings import CUT_OFF, DEAD, DRAINED, FLUSH_S, UNLOAD_S
 from triton_supervisor.sockets import flush
 from triton_supervisor.state import StateFile
-
-DRAINED = 0
-CUT_OFF = 1
-"""The model wasn't unloaded in time: sequences still ran, or its `finalize` hung."""
-DEAD = 70
-"""The model died (EX_SOFTWARE of sysexits.h). An orchestrator restarts the server."""
 
 _LOADING_ENDS_S = 2.0
 _UNLOADS_WITHOUT_PROCESS_S = 3.0

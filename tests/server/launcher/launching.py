@@ -3,11 +3,13 @@
 import json
 import os
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from programs.supervisor.supervisors import until
+from triton_supervisor.process_table import children, model_processes
 
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 SOON_S = 20.0
@@ -28,13 +30,6 @@ class Launcher:
 
 
 Launch = Callable[..., Launcher]
-
-
-def until(condition: Callable[[], bool], seconds: float = SOON_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)
 
 
 def get(url: str) -> str:
@@ -69,34 +64,14 @@ def loading_tritonserver(launcher: Launcher) -> int:
 
     def stub_runs() -> bool:
         assert launcher.process.poll() is None, launcher.process.communicate()
-        for command in Path("/proc").glob("[0-9]*/comm"):
-            try:
-                # The kernel keeps 15 characters of a name.
-                if command.read_text().strip() == "triton_python_b" and guard_of(int(command.parent.name), launcher):
-                    found.append(parent_of(int(command.parent.name)))
-            except (OSError, IndexError):
-                continue  # it has ended
+        servers = [server.pid for guard in children(launcher.process.pid) for server in children(guard.pid)]
+        found.extend(server for server in servers if model_processes(server))
         return bool(found)
 
     until(stub_runs)
     return found[0]
 
 
-def guard_of(stub: int, launcher: Launcher) -> bool:
-    return parent_of(parent_of(parent_of(stub))) == launcher.process.pid
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def shared_memory_of(pid: int) -> set[Path]:
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {Path(line.split()[-1]) for line in maps if "/dev/shm/triton_python_backend_shm_region_" in line}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

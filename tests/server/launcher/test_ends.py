@@ -11,17 +11,16 @@ from pathlib import Path
 from urllib.error import URLError
 
 import pytest
+from programs.supervisor.supervisors import alive, until
 from server.launcher.launching import (
     FREE_PORTS,
     SOON_S,
     Launch,
-    alive,
     generate,
     get,
     loading_tritonserver,
     session_of,
     shared_memory_of,
-    until,
 )
 from triton_supervisor.process_table import model_processes
 

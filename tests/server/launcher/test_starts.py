@@ -5,7 +5,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from server.launcher.launching import FREE_PORTS, SOON_S, Launch, alive, generate, get, loading_tritonserver, session_of
+from programs.supervisor.supervisors import alive
+from server.launcher.launching import FREE_PORTS, SOON_S, Launch, generate, get, loading_tritonserver, session_of
 from triton_local.errors import StartFailedError
 from triton_local.ports import HeldPorts
 from triton_local.server import LocalTriton

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -455,6 +455,9 @@ class _Tune:
     recommended: Recommendation | None = None
 
 
+# Cached: building one takes milliseconds.
+_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
+
 _SERVERS = ("article", "peers", "sweep")
 DECODING = ("graph", "decode", "stock_engine", "stock")
 """First parts of a GPU run's keys, in the order of the table."""
@@ -511,7 +514,10 @@ def parse(content: object, file: str) -> Result:
 def _as(kind: type[Parsed], content: object, where: str) -> Parsed:
     try:
         # Only JSON input makes dataclasses of objects in strict mode.
-        return TypeAdapter(kind).validate_json(json.dumps(content), strict=True)
+        if kind not in _ADAPTERS:
+            _ADAPTERS[kind] = TypeAdapter(kind)
+        parsed: Parsed = _ADAPTERS[kind].validate_json(json.dumps(content), strict=True)
+        return parsed
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f": {part}" for part in first["loc"])

@@ -48,22 +48,41 @@ class Piece:
         return self.text
 
 
-class _Stream:
-    """The pieces of one request so far."""
+class _Joined:
+    """The pieces so far."""
 
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.num_output_tokens = 0
+        self.last: Piece | None = None
+
+    def add(self, piece: Piece) -> Piece:
+        if self.last is not None:
+            raise ServerError(f"the server sent a piece after the one with finish_reason {self.last.finish_reason!r}")
+        self.texts.append(piece.text)
+        self.num_output_tokens += piece.num_output_tokens
+        if piece.finish_reason:
+            self.last = piece
+        return piece
+
+    def end(self) -> None:
+        # Without a last piece the text may be cut off anywhere.
+        if self.last is None:
+            raise ServerError(f"the stream ended after {len(self.texts)} pieces without a finish_reason")
+
+
+class _Stream:
     def __init__(self, request: PreparedRequest) -> None:
         self.request_id = request.request_id
         """The request's id, in the server's log too."""
         self.seed = request.seed
         """The seed sent: with it the same request gives the same text."""
-        self._texts: list[str] = []
-        self._num_output_tokens = 0
-        self._last: Piece | None = None
+        self._joined = _Joined()
 
     @property
     def text(self) -> str:
         """The text so far; complete once the stream has ended."""
-        return "".join(self._texts)
+        return "".join(self._joined.texts)
 
     @property
     def completion(self) -> Completion:
@@ -72,30 +91,11 @@ class _Stream:
         Raises:
             RuntimeError: the last piece hasn't come, or the stream was closed before it.
         """
-        if self._last is None:
+        last = self._joined.last
+        if last is None:
             raise RuntimeError("a stream has no completion before its last piece")
-        return Completion(
-            text=self.text,
-            finish_reason=self._last.finish_reason,
-            num_input_tokens=self._last.num_input_tokens,
-            num_output_tokens=self._num_output_tokens,
-            request_id=self.request_id,
-            seed=self.seed,
-        )
-
-    def _add(self, piece: Piece) -> Piece:
-        if self._last is not None:
-            raise ServerError(f"the server sent a piece after the one with finish_reason {self._last.finish_reason!r}")
-        self._texts.append(piece.text)
-        self._num_output_tokens += piece.num_output_tokens
-        if piece.finish_reason:
-            self._last = piece
-        return piece
-
-    def _end(self) -> None:
-        # Without a last piece the text may be cut off anywhere.
-        if self._last is None:
-            raise ServerError(f"the stream ended after {len(self._texts)} pieces without a finish_reason")
+        tokens = last.num_input_tokens, self._joined.num_output_tokens
+        return Completion(self.text, last.finish_reason, *tokens, self.request_id, self.seed)
 
 
 class CompletionStream(_Stream):
@@ -107,18 +107,12 @@ class CompletionStream(_Stream):
         print(stream.completion.finish_reason)
 
     The first `next` sends the request. Leaving the `with` block before the last piece cancels the request on the
-    server; so does `close`, and the garbage collector once nothing refers to the stream.
+    server; so does `close`, and dropping the last reference to the stream.
     """
 
     def __init__(self, pieces: Generator[Piece, None, None], request: PreparedRequest) -> None:
         super().__init__(request)
-        self._pieces = self._read(pieces)
-
-    def _read(self, pieces: Generator[Piece, None, None]) -> Generator[Piece, None, None]:
-        with closing(pieces):
-            for piece in pieces:
-                yield self._add(piece)
-        self._end()
+        self._pieces = _checked(pieces, self._joined)
 
     def __iter__(self) -> Self:
         return self
@@ -142,13 +136,7 @@ class AsyncCompletionStream(_Stream):
 
     def __init__(self, pieces: AsyncGenerator[Piece, None], request: PreparedRequest) -> None:
         super().__init__(request)
-        self._pieces = self._read(pieces)
-
-    async def _read(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield self._add(piece)
-        self._end()
+        self._pieces = _checked_async(pieces, self._joined)
 
     def __aiter__(self) -> Self:
         return self
@@ -165,3 +153,19 @@ class AsyncCompletionStream(_Stream):
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+
+# Functions, not methods: a generator that refers to its stream would keep an abandoned one, and its request, alive
+# until the next run of the garbage collector.
+def _checked(pieces: Generator[Piece, None, None], joined: _Joined) -> Generator[Piece, None, None]:
+    with closing(pieces):
+        for piece in pieces:
+            yield joined.add(piece)
+    joined.end()
+
+
+async def _checked_async(pieces: AsyncGenerator[Piece, None], joined: _Joined) -> AsyncGenerator[Piece, None]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield joined.add(piece)
+    joined.end()

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 import triton_llama
-from triton_llama import Completion, LlamaClient, OverloadedError, RejectedInputError, SamplingParams, ServerError
+from triton_llama import (
+    AsyncLlamaClient,
+    Completion,
+    LlamaClient,
+    OverloadedError,
+    RejectedInputError,
+    SamplingParams,
+    ServerError,
+)
 from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.many import ManyRequests
 from triton_llama.status import ModelConfig, read_config
@@ -151,3 +159,12 @@ def test_every_public_name_can_be_imported(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'triton_llama' has no attribute 'Completions'"):
         getattr(triton_llama, "Completions")  # noqa: B009 - mypy would refuse the attribute
+
+
+def test_both_clients_have_the_same_methods_and_arguments() -> None:
+    def public(kind: type[object]) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert public(LlamaClient) == public(AsyncLlamaClient)
+    for name in ("__init__", "generate", "status"):
+        assert getattr(LlamaClient, name).__annotations__ == getattr(AsyncLlamaClient, name).__annotations__

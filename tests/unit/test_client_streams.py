@@ -287,12 +287,22 @@ def test_leaving_the_block_cancels_the_request(protocol: Protocol) -> None:
             _ = stream.completion
 
 
-def test_a_loop_that_is_left_without_a_block_cancels_the_request() -> None:
-    with stream_server("http", "a") as peer, LlamaClient(f"{HOST}:{peer.port}") as client:
-        for _ in client.stream("def"):
-            break
-        gc.collect()
-        assert peer.left.wait(20)
+@both_protocols
+async def test_a_loop_that_is_left_without_a_block_cancels_the_request(protocol: Protocol) -> None:
+    """Without the garbage collector, which may run much later."""
+    gc.disable()
+    try:
+        with stream_server(protocol, "a") as peer, LlamaClient(f"{HOST}:{peer.port}", protocol) as client:
+            for _ in client.stream("def"):
+                break
+            assert peer.left.wait(20)
+        with stream_server(protocol, "a") as peer:
+            async with AsyncLlamaClient(f"{HOST}:{peer.port}", protocol) as twin:
+                async for _ in twin.stream("def"):
+                    break
+                assert await asyncio.to_thread(peer.left.wait, 20)
+    finally:
+        gc.enable()
 
 
 @both_protocols

@@ -114,10 +114,11 @@ bench-inflight: $(READY_PERF) ## in-flight batching against batches, the cost of
 bench-gpu: $(READY_ANALYZER) ## on a GPU: correctness, memory plan, distance from the limit (BUDGET minutes, GPU options, such as --smoke)
 	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m perf.gpu $(if $(BUDGET),--budget '$(BUDGET)') $(GPU)
 
-check: $(READY_PERF) ## ruff and mypy --strict
+check: $(READY_PERF) ## ruff, mypy --strict and phrases to avoid (scripts/words.py)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/words.py
 
 house: $(READY) ## lines, functions, a request's files, phrases and test seconds, each beside its bound (HOUSE=--trace)
 	@$(BIN)/python scripts/house.py $(HOUSE)

@@ -1,4 +1,4 @@
-"""A program on a terminal of its own, and somebody who types and reads there."""
+"""A program on its own terminal, with a user who types and reads there."""
 
 from __future__ import annotations
 

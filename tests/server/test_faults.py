@@ -77,7 +77,7 @@ def _beside(faulty: LocalTriton, alone: Sequence[str], requests: Sequence[dict[s
     [
         ("prefill", {}),
         ("step", {}),
-        ("transcript", {}),
+        ("append", {}),
         ("chunk", {"text_input": "word " * 90 + "fault chunk" + " word" * 90}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

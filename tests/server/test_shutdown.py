@@ -90,7 +90,7 @@ def _begin(server: LocalTriton, drain_seconds: int) -> None:
         settings = [line for line in server.log_text().splitlines() if "llama: settings: " in line]
         return f"drain_seconds={drain_seconds}," in settings[-1]
 
-    until(begun, lambda: "the log says so")
+    until(begun, lambda: "the log shows the setting")
 
 
 @pytest.mark.parametrize("drain", [60, 0])

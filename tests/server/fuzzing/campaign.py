@@ -124,7 +124,7 @@ class Campaign:
     def _ask(self, good: Good) -> None:
         try:
             answer = good.ask()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request was spoiled, and the others go on
+        except Exception as error:  # noqa: BLE001 - any error spoils this request only
             spoiled = f"{type(error).__name__}: {error}"
         else:
             spoiled = "" if answer == good.answer else f"{answer} instead of {good.answer}"

@@ -1,4 +1,4 @@
-"""The model that breaks for good: once a prompt says so, every pass fails, as after a fault of the device."""
+"""The model that breaks for good: after a prompt that asks for it every pass fails, as after a device fault."""
 
 from __future__ import annotations
 

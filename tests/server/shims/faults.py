@@ -27,7 +27,7 @@ _had: set[tuple[str, Sequence]] = set()
 
 
 def _fail(row: Sequence, fault: str, after: int = 0) -> None:
-    """Raise if the row's prompt says so and it has `after` tokens."""
+    """Raise if the prompt names the fault and the row has `after` tokens."""
     if f"fault {fault}" in row.request.prompt and row.stop_checker.num_tokens >= after:
         raise RuntimeError(SECRET)
 
@@ -47,7 +47,7 @@ class FaultyEngine(Engine):
     def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
         super().__init__(checkpoint, settings, slots)
         model = self._model
-        # Tokens are all that a pass over prompts is told.
+        # A prefill pass gets tokens only, not prompts.
         texts = checkpoint.tokenizer.pretrained.decode
         prefill, chunk, decode, logits = model.prefill, model.prefill_chunk, model.decode, model.logits
         self._poisoned: list[int] = []
@@ -104,7 +104,7 @@ class FaultyEngine(Engine):
         add, take = row.stop_checker.add, row.stop_checker.next_delta
 
         def fail_to_add(token: int, piece: bytes) -> bool:
-            _fail(row, "transcript", after=3)
+            _fail(row, "append", after=3)
             return add(token, piece)
 
         def fail_to_take() -> str:

@@ -1,4 +1,4 @@
-"""The model that is told to unload while rows run and wait, which this Triton itself never does.
+"""A model that is unloaded while rows run and wait, which this Triton never does.
 
 It can be loaded again within its process, under other settings, because a process of its own costs many seconds.
 """
@@ -17,7 +17,7 @@ import real_model  # type: ignore[import-not-found]  # the name that model.py ha
 class TritonPythonModel(real_model.TritonPythonModel):  # type: ignore[misc]  # as above
     """Unloads itself as soon as a request with "stop now" in its prompt waits for a slot.
 
-    A prompt with "begin with LLAMA_NAME=value", while nobody else is there, has it loaded anew first.
+    A prompt with "begin with LLAMA_NAME=value", with no other request in the model, reloads it first.
     """
 
     def initialize(self, args: dict[str, str]) -> None:

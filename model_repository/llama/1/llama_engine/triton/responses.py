@@ -24,7 +24,7 @@ class Response:
         self._log = log
         self._sender = request.get_response_sender() if sends else None
         # The request with its tensors is kept only where there is no sender to ask.
-        self._cancellable = self._sender or request
+        self._cancellable: pb_utils.InferenceResponseSender | pb_utils.InferenceRequest | None = self._sender or request
         self._complete = False
         # Triton crashes when it is asked about a request whose final response is sent, or just being sent.
         self._sending = threading.Lock()
@@ -48,6 +48,8 @@ class Response:
                 self._record()
                 # Each sequence refers to its sink: without the cycle both are freed at once.
                 self.sequences = []
+                # A sender that is destroyed with the interpreter ends the process with signal 11.
+                self._sender = self._cancellable = None
 
     def build(self) -> pb_utils.InferenceResponse:
         """Return the response of a request whose sequences have all finished, for Triton to send."""
@@ -59,7 +61,7 @@ class Response:
     def is_cancelled(self) -> bool:
         """Ask Triton whether the client has cancelled the request."""
         with self._sending:
-            return not self._complete and self._cancellable.is_cancelled()
+            return not self._complete and self._cancellable is not None and self._cancellable.is_cancelled()
 
     def _record(self) -> None:
         self._log.record(self.name, self.sequences, self.stream, self.refusal)

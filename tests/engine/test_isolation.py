@@ -1,6 +1,7 @@
 """Failed computations are repeated in halves: only the sequence at fault fails, and no token is counted twice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.vocabulary import Vocabulary
 
 FAILED = "decoding failed; the server's log has the reason"
+EXHAUSTED = torch.OutOfMemoryError
 LONG = 100
 """Prompt tokens of the request at fault, longer than the others' prompts: its passes can be told apart."""
 
@@ -31,18 +33,33 @@ def _with_a_long_one(checkpoint: Checkpoint, place: int) -> list[GenerationReque
     return requests
 
 
+def _run(
+    engine: Engine, requests: list[GenerationRequest], fault: AbstractContextManager[None]
+) -> tuple[Run, list[Completion]]:
+    """Run the requests under a fault; return also their results without it, which the engine gives again afterwards."""
+    expected = completions(engine, requests)
+    with fault:
+        run = run_requests(engine, requests)
+    assert engine.generate(requests) == expected
+    return run, expected
+
+
 def _assert_only_fails(run: Run, place: int, expected: list[Completion], message: str = FAILED) -> None:
     assert isinstance(run.results[place], GenerationError)
     assert str(run.results[place]) == message
     assert [*run.results[:place], *run.results[place + 1 :]] == [*expected[:place], *expected[place + 1 :]]
 
 
-def _exhausted_beyond(tokens: int) -> Callable[[ForwardPass], None]:
-    def fail(one: ForwardPass) -> None:
-        if one.tokens.numel() > tokens:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+def _failing(
+    checkpoint: Checkpoint, fails: Callable[[ForwardPass], bool], error: type[Exception] = RuntimeError
+) -> AbstractContextManager[None]:
+    """Fail the forward passes of which `fails` returns True."""
 
-    return fail
+    def fail(one: ForwardPass) -> None:
+        if fails(one):
+            raise error("CUDA error: a secret of the machine")
+
+    return watching(checkpoint, fail)
 
 
 @pytest.fixture
@@ -55,15 +72,7 @@ def test_a_pass_that_fails_once_changes_no_result(
     fp32: Checkpoint, engine: Engine, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Six requests on four slots: pass 0 is the prefill of four prompts, pass 8 of the other two."""
-    requests = requests_of(fp32, 6)
-    expected = completions(engine, requests)
-
-    def fail(one: ForwardPass) -> None:
-        if one.number == number:
-            raise RuntimeError("CUDA error: a secret of the machine")
-
-    with watching(fp32, fail):
-        run = run_requests(engine, requests)
+    run, expected = _run(engine, requests_of(fp32, 6), _failing(fp32, lambda one: one.number == number))
     assert run.results == expected
     assert run.errors == 1
     assert "a secret of the machine" in caplog.text
@@ -75,89 +84,60 @@ def test_a_sequence_that_always_fails_costs_no_other_its_result(
     fp32: Checkpoint, engine: Engine, place: int, first_bad_position: int | None
 ) -> None:
     """In its prefill (None), in its first decode step, and in a later one."""
-    requests = _with_a_long_one(fp32, place)
-    expected = completions(engine, requests)
 
-    def fail(one: ForwardPass) -> None:
-        prefill = one.width > 1
-        bad = one.width == LONG if prefill else int(one.positions.max()) >= (first_bad_position or 1 << 20)
-        if bad and prefill == (first_bad_position is None):
-            raise RuntimeError("no kernel for this")
+    def fails(one: ForwardPass) -> bool:
+        if first_bad_position is None:
+            return one.width == LONG
+        return one.width == 1 and int(one.positions.max()) >= first_bad_position
 
-    with watching(fp32, fail):
-        run = run_requests(engine, requests)
+    run, expected = _run(engine, _with_a_long_one(fp32, place), _failing(fp32, fails))
     _assert_only_fails(run, place, expected)
     # Passes over four sequences, two and one.
     assert run.errors == 3
-    assert engine.generate(requests) == expected
 
 
 def test_every_sequence_fails_while_every_pass_fails_and_the_engine_recovers(fp32: Checkpoint, engine: Engine) -> None:
-    requests = requests_of(fp32, 6)
-    expected = completions(engine, requests)
-
-    def fail(one: ForwardPass) -> None:
-        if one.number >= 3:
-            raise RuntimeError("no more")
-
-    with watching(fp32, fail):
-        run = run_requests(engine, requests)
+    run, _ = _run(engine, requests_of(fp32, 6), _failing(fp32, lambda one: one.number >= 3))
     assert {str(result) for result in run.results} == {FAILED}
-    assert engine.generate(requests) == expected
 
 
 def test_prompts_that_exhaust_the_memory_together_are_computed_apart(fp32: Checkpoint, engine: Engine) -> None:
     requests = requests_of(fp32, 4, range(30, 60))
-    expected = completions(engine, requests)
-    with watching(fp32, _exhausted_beyond(60)):
-        run = run_requests(engine, requests)
+    run, expected = _run(engine, requests, _failing(fp32, lambda one: one.tokens.numel() > 60, EXHAUSTED))
     assert run.results == expected
     # Four prompts, two and two.
     assert run.errors == 3
 
 
 def test_a_prompt_that_exhausts_the_memory_alone_is_named_in_its_error(fp32: Checkpoint, engine: Engine) -> None:
-    requests = _with_a_long_one(fp32, 2)
-    expected = completions(engine, requests)
-    with watching(fp32, _exhausted_beyond(LONG - 1)):
-        run = run_requests(engine, requests)
+    run, expected = _run(
+        engine, _with_a_long_one(fp32, 2), _failing(fp32, lambda one: one.tokens.numel() >= LONG, EXHAUSTED)
+    )
     message = f"the device's memory was exhausted by this request alone, of {LONG} prompt tokens"
     _assert_only_fails(run, 2, expected, message)
 
 
 @pytest.mark.parametrize(("start", "width"), [(0, 48), (96, 4)], ids=["first", "last"])
 def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(fp32: Checkpoint, start: int, width: int) -> None:
-    engine = engine_of(fp32, 4, prefill_tokens="48")
     requests = _with_a_long_one(fp32, 1)
-    expected = completions(engine, requests)
-
-    def fail(one: ForwardPass) -> None:
-        if one.width > 1 and (int(one.positions[0, 0]), one.width) == (start, width):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with watching(fp32, fail):
-        run = run_requests(engine, requests)
+    chunk = _failing(fp32, lambda one: (int(one.positions[0, 0]), one.width) == (start, width), EXHAUSTED)
+    run, expected = _run(engine_of(fp32, 4, prefill_tokens="48"), requests, chunk)
     failed = [index for index, result in enumerate(run.results) if result != expected[index]]
     assert 1 in failed
     # Prompts of 49 tokens and more have a first chunk of 48, too.
     assert all(len(requests[index].prompt_tokens) > 48 for index in failed)
-    assert engine.generate(requests) == expected
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_a_head_that_takes_fewer_rows_changes_no_result(fp32: Checkpoint, engine: Engine, most: int) -> None:
     """most: rows that the head takes at once; with 0 every sequence fails."""
-    requests = requests_of(fp32, 4)
-    expected = completions(engine, requests)
 
     def fail(rows: int) -> None:
         if rows > most:
             raise RuntimeError("no room for logits")
 
-    with before_each_head(fp32, fail):
-        run = run_requests(engine, requests)
+    run, expected = _run(engine, requests_of(fp32, 4), before_each_head(fp32, fail))
     assert run.results == expected if most else {str(result) for result in run.results} == {FAILED}
-    assert engine.generate(requests) == expected
 
 
 @pytest.mark.parametrize(("owner", "name"), [(KVCache, "zero"), (KVCache, "copy"), (SamplingState, "set")])
@@ -168,21 +148,19 @@ def test_every_sequence_has_a_result_when_the_recovery_fails_too(
     requests = requests_of(fp32, 6)
     # One that finishes before the others, so that its slot is reused.
     requests[0] = replace(requests[0], max_tokens=3, min_tokens=3)
-    expected = completions(engine, requests)
 
-    def refuse(*args: object) -> None:
-        raise RuntimeError("CUDA error: device-side assert triggered")
+    @contextmanager
+    def refusing() -> Iterator[None]:
+        def refuse(*args: object) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
 
-    def fail(one: ForwardPass) -> None:
-        if name == "zero":
-            refuse()
+        with monkeypatch.context() as broken, _failing(fp32, lambda one: name == "zero"):
+            broken.setattr(owner, name, refuse)
+            yield
 
-    with monkeypatch.context() as broken, watching(fp32, fail):
-        broken.setattr(owner, name, refuse)
-        run = run_requests(engine, requests)
+    run, expected = _run(engine, requests, refusing())
     assert any(isinstance(result, GenerationError) for result in run.results)
     assert all(isinstance(result, GenerationError) or result in expected for result in run.results)
-    assert engine.generate(requests) == expected
 
 
 class _BrokenBadWords(BadWords):
@@ -214,16 +192,20 @@ class _BrokenStopChecker(StopChecker):
         return super().add(token, token_bytes)
 
 
-@pytest.mark.parametrize("place", [0, 3])
-def test_sampling_that_fails_before_it_counts_a_token_counts_none_twice(
-    fp32: Checkpoint, engine: Engine, place: int
-) -> None:
-    requests = requests_of(fp32, 4)
-    expected = completions(engine, requests)
+def _run_one_broken(engine: Engine, requests: list[GenerationRequest], place: int, **broken: object) -> Run:
+    """Run the requests; the sequence at `place` has these attributes replaced."""
     sequences = [engine.sequence(request) for request in requests]
-    sequences[place].bad_words = _BrokenBadWords(fp32.tokenizer.vocabulary, "completing", times=2)
-    run = run_sequences(engine, sequences)
-    assert run.results == expected
+    for name, value in broken.items():
+        setattr(sequences[place], name, value)
+    return run_sequences(engine, sequences)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_sampling_that_is_repeated_counts_no_token_twice(fp32: Checkpoint, engine: Engine, place: int) -> None:
+    requests = requests_of(fp32, 4)
+    bad_words = _BrokenBadWords(fp32.tokenizer.vocabulary, "completing", times=2)
+    run = _run_one_broken(engine, requests, place, bad_words=bad_words)
+    assert run.results == completions(engine, requests)
     assert run.errors == 2
 
 
@@ -232,11 +214,10 @@ def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result(
     fp32: Checkpoint, engine: Engine, broken: str, place: int
 ) -> None:
     requests = requests_of(fp32, 4)
-    expected = completions(engine, requests)
-    sequences = [engine.sequence(request) for request in requests]
     if broken == "text":
-        sequences[place].stop_checker = _BrokenStopChecker(min_tokens=8, max_tokens=8, stop_words=[], end_tokens=[])
+        stop_checker = _BrokenStopChecker(min_tokens=8, max_tokens=8, stop_words=[], end_tokens=[])
+        run = _run_one_broken(engine, requests, place, stop_checker=stop_checker)
     else:
-        sequences[place].bad_words = _BrokenBadWords(fp32.tokenizer.vocabulary, broken, times=100)
-    _assert_only_fails(run_sequences(engine, sequences), place, expected)
-    assert engine.generate(requests) == expected
+        bad_words = _BrokenBadWords(fp32.tokenizer.vocabulary, broken, times=100)
+        run = _run_one_broken(engine, requests, place, bad_words=bad_words)
+    _assert_only_fails(run, place, completions(engine, requests))

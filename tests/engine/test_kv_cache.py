@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -15,40 +16,21 @@ CPU = torch.device("cpu")
 SHAPE = KVCacheShape(layers=2, slots=4, key_value_heads=3, max_model_len=20, head_dim=8, dtype=torch.float32)
 
 
-class _NaiveCache:
-    """The same interface over one dictionary: keys and values by layer, slot and position."""
-
-    def __init__(self) -> None:
-        self._states: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        copied = {place: states for place, states in self._states.items() if place[1] == source and place[2] < length}
-        self._states = {
-            place: states for place, states in self._states.items() if place[1] != target or place[2] >= length
-        } | {(layer, target, position): states for (layer, _, position), states in copied.items()}
-
-    def write(self, layer: int, slot: int, position: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        self._states[layer, slot, position] = key, value
-
-    def read(self, layer: int, slot: int, span: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first `span` positions: [heads, span, head dim]."""
-        nothing = (torch.zeros(SHAPE.key_value_heads, SHAPE.head_dim),) * 2
-        found = [self._states.get((layer, slot, position), nothing) for position in range(span)]
-        return torch.stack([key for key, _ in found], 1), torch.stack([value for _, value in found], 1)
-
-
 def _random_states(rows: int, width: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(rows, SHAPE.key_value_heads, width, SHAPE.head_dim, generator=generator)
 
 
 def test_random_writes_reads_and_copies_agree_with_a_naive_cache() -> None:
+    """naive: keys and values, [2, layers, slots, heads, positions, head dim], written one position at a time."""
     randomness, generator = random.Random(1), torch.Generator().manual_seed(1)
-    cache, naive = KVCache(SHAPE, CPU), _NaiveCache()
+    cache = KVCache(SHAPE, CPU)
+    naive = torch.zeros(2, SHAPE.layers, SHAPE.slots, SHAPE.key_value_heads, SHAPE.max_model_len, SHAPE.head_dim)
     for _ in range(300):
         if randomness.random() < 0.2:
             source, target, length = randomness.randrange(4), randomness.randrange(4), randomness.randint(0, 20)
             cache.copy(source, target, length)
-            naive.copy(source, target, length)
+            for position in range(length):
+                naive[:, :, target, :, position] = naive[:, :, source, :, position].clone()
             continue
         first = randomness.randrange(4)
         rows, width = randomness.randint(1, 4 - first), randomness.choice((1, 1, 5))
@@ -58,17 +40,14 @@ def test_random_writes_reads_and_copies_agree_with_a_naive_cache() -> None:
         cache.bind(first, positions, span)
         assert cache.get_seq_length() == span
         for layer in range(SHAPE.layers):
-            keys, values = _random_states(rows, width, generator), _random_states(rows, width, generator)
-            for row in range(rows):
-                for column in range(width):
-                    position = int(positions[row, column])
-                    naive.write(layer, first + row, position, keys[row, :, column], values[row, :, column])
-            seen_keys, seen_values = cache.update(keys, values, layer)
-            assert seen_keys.shape == seen_values.shape == (rows, SHAPE.key_value_heads, span, SHAPE.head_dim)
-            for row in range(rows):
-                expected_keys, expected_values = naive.read(layer, first + row, span)
-                assert torch.equal(seen_keys[row], expected_keys)
-                assert torch.equal(seen_values[row], expected_values)
+            states = [_random_states(rows, width, generator) for _ in ("keys", "values")]
+            for row, column in product(range(rows), range(width)):
+                for which in (0, 1):
+                    place = naive[which, layer, first + row, :, int(positions[row, column])]
+                    place.copy_(states[which][row, :, column])
+            seen = cache.update(*states, layer)
+            for which in (0, 1):
+                assert torch.equal(seen[which], naive[which, layer, first : first + rows, :, :span])
 
 
 def test_reading_returns_views_of_the_cache() -> None:

@@ -127,45 +127,28 @@ def test_a_prefill_after_a_step_that_sampled_is_a_sign_of_life(stats: Stats, reg
     assert registry.levels[LAST_STEP] >= before
 
 
-class _RefusingOnce(RecordingRegistry):
-    """Refuses the first update of a metric of one kind, and sets `refused`."""
+@pytest.mark.parametrize("method", ["add", "set", "observe"])
+def test_a_failed_update_is_retried_and_only_an_observation_is_lost(
+    registry: RecordingRegistry, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused, update = threading.Event(), getattr(registry, method)
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.refused = threading.Event()
-        self._kind = kind
-
-    def add(self, metric: Metric, amount: float, value: str = "") -> None:
-        self._check(metric)
-        super().add(metric, amount, value)
-
-    def set(self, metric: Metric, amount: float) -> None:
-        self._check(metric)
-        super().set(metric, amount)
-
-    def observe(self, metric: Metric, amount: float) -> None:
-        self._check(metric)
-        super().observe(metric, amount)
-
-    def _check(self, metric: Metric) -> None:
-        if metric.kind == self._kind and not self.refused.is_set():
-            self.refused.set()
+    def refuse_once(*arguments: object) -> None:
+        if refused.is_set():
+            update(*arguments)
+        else:
+            refused.set()
             raise RuntimeError("Triton's metrics are off")
 
-
-@pytest.mark.parametrize("kind", ["counter", "gauge", "histogram"])
-def test_a_failed_update_is_retried_and_only_an_observation_is_lost(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    registry = _RefusingOnce(kind)
+    monkeypatch.setattr(registry, method, refuse_once)
     stats = Stats(registry, slots=8)
     stats.record_finished(finished_sequence(STOPPED))
-    assert registry.refused.wait(SECONDS)
+    assert refused.wait(SECONDS)
     stats.record_finished(finished_sequence(STOPPED))
     stats.close(SECONDS)
     assert registry.counts == {"llama_requests_total stop": 2, "llama_prompt_tokens_total": 6}
     assert registry.levels == IDLE
-    assert sum(map(len, registry.observations.values())) == (5 if kind == "histogram" else 6)
+    assert sum(map(len, registry.observations.values())) == (5 if method == "observe" else 6)
     assert "1 updates of the metrics failed" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Doing something before or after the forward passes of a checkpoint's decoder, through PyTorch's own hooks."""
+"""Actions before or after the forward passes of a checkpoint's decoder, through PyTorch's hooks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A pass that is about to run. number: from 0. tokens, positions: [rows, width]. cache: what it is aimed at."""
+    """A pass that is about to run. number: from 0. tokens, positions: [rows, width]. cache: the one it is bound to."""
 
     number: int
     tokens: torch.Tensor
@@ -22,13 +22,13 @@ class ForwardPass:
 
     @property
     def width(self) -> int:
-        """Tokens of each row; 1 is a decode step, where no prompt has a single token."""
+        """Tokens per row; 1 is a decode step, if no prompt has a single token."""
         return self.tokens.shape[1]
 
 
 @contextmanager
 def watching(checkpoint: Checkpoint, action: Callable[[ForwardPass], None]) -> Iterator[None]:
-    """Call `action` before each pass, which doesn't take place if it raises."""
+    """Call `action` before each pass, which doesn't run if it raises."""
     passes = iter(range(1 << 30))
 
     def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -47,14 +47,14 @@ def watching(checkpoint: Checkpoint, action: Callable[[ForwardPass], None]) -> I
 
 @contextmanager
 def before_each(checkpoint: Checkpoint, action: Callable[[int, KVCache], None]) -> Iterator[None]:
-    """Call `action` with the number of the pass, from 0, and the cache it is aimed at."""
+    """Call `action` before each pass with its number, from 0, and its cache."""
     with watching(checkpoint, lambda one: action(one.number, one.cache)):
         yield
 
 
 @contextmanager
 def after_each(checkpoint: Checkpoint, action: Callable[[int, KVCache, torch.Tensor], None]) -> Iterator[None]:
-    """Call `action` with the number of the pass, the cache, and the hidden states that it may change in place."""
+    """Call `action` after each pass with its number, its cache, and its hidden states, to change in place."""
     passes = iter(range(1 << 30))
 
     def hook(
@@ -74,7 +74,7 @@ def after_each(checkpoint: Checkpoint, action: Callable[[int, KVCache, torch.Ten
 
 @contextmanager
 def before_each_head(checkpoint: Checkpoint, action: Callable[[int], None]) -> Iterator[None]:
-    """Call `action` with the number of rows before the head turns their hidden states into logits."""
+    """Call `action` with the number of rows before the head computes their logits."""
 
     def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         action(args[0].shape[0])

@@ -1,9 +1,9 @@
-"""A stand-in for CUDA graphs that runs on a CPU: the same operations on the same memory, and no host code.
+"""A stand-in for CUDA graphs that runs on a CPU: the same operations on the same memory, without host code.
 
-What makes a computation fit for a CUDA graph can be seen without a GPU: everything that Python decided while it was
-captured is fixed, everything it read from a tensor is read anew, results lie where they lay, and nothing may look at a
-value on the host. This keeps PyTorch's operations (below autograd, where kernels are chosen) and runs them again.
-Unlike a GPU's, a capture here also computes, and a CPU tensor's `tolist()` reads memory without an operation to see.
+It shows without a GPU whether a computation can be captured: what Python decides during the capture is fixed, tensors
+are read anew, results keep their memory, and the host may look at no value. It records PyTorch's operations (below
+autograd, where kernels are chosen) and runs them again. Unlike on a GPU, a capture also computes, and a CPU tensor's
+`tolist()` reads memory without an operation that could be refused.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ WAITING = {
     "aten.masked_select.default",
     "aten.equal.default",
 }
-"""Operations whose result the host has to know; a stream that is being captured doesn't permit them."""
+"""Operations whose result the host needs; a stream in capture refuses them."""
 
 FROM_THE_HOST = "aten.lift_fresh.default"
-"""A tensor that Python made of values: on a GPU a copy from the host, unless it is a single one, which is a fill."""
+"""A tensor made of Python values: on a GPU a copy from the host, except for a single value, which is a fill."""
 
 
 @dataclass
 class _Operation:
-    """One operation with its arguments and the tensors that it returned."""
+    """One operation, its arguments and the tensors it returned."""
 
     function: Callable[..., object]
     arguments: tuple[object, ...]
@@ -39,16 +39,16 @@ class _Operation:
     results: list[torch.Tensor]
 
     def again(self) -> None:
-        """Compute it from what its arguments hold now, into the memory it had."""
+        """Compute it from the present values of its arguments, into the same memory."""
         results = _tensors(self.function(*self.arguments, **self.named))
         for old, new in zip(self.results, results, strict=True):
-            # A view, or what was written to in place, lies there already.
+            # Views and results of in-place operations are there already.
             if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
                 old.copy_(new)
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDispatchMode isn't annotated
-    """Keeps the operations that are made under it."""
+    """Records the operations that run under it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDis
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Make one operation and keep it."""
+        """Run one operation and record it."""
         result = func(*args, **(kwargs or {}))
         copied = str(func) == FROM_THE_HOST and any(tensor.dim() for tensor in _tensors(result))
         if str(func) in WAITING or copied:
@@ -70,16 +70,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDis
         return result
 
     def replay(self) -> None:
-        """Make all of them again."""
+        """Run all of them again."""
         for operation in self.operations:
             operation.again()
 
 
 class Recorder:
-    """A `Capture` that counts. captured: actions that were kept. replayed: how often they were made again.
-
-    failing: the numbers of the replays, from 0, that raise instead.
-    """
+    """A `Capture` that counts captures and replays. failing: numbers of the replays, from 0, that raise instead."""
 
     def __init__(self) -> None:
         self.captured = 0
@@ -87,7 +84,7 @@ class Recorder:
         self.failing = range(0)
 
     def __call__(self, action: Action) -> Action:
-        """Keep what an action does; as on a GPU it is run once before."""
+        """Record what an action does; as on a GPU it runs once before."""
         action()
         with Recording() as recording:
             action()

@@ -1,4 +1,4 @@
-"""Where a Stats's metrics end up in a test."""
+"""A metrics registry that records."""
 
 from collections import Counter, defaultdict
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,6 +15,7 @@ from engine.forward_passes import before_each
 from engine.prompts import random_prompt
 from engine.recorded_graphs import Recorder
 from engine.requests import requests_of
+from engine.stepping import run_requests
 from llama_engine import cuda_graphs
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets, span_buckets, unsupported_reason
@@ -56,20 +57,13 @@ def attending(request: pytest.FixtureRequest, small: Checkpoint) -> Checkpoint:
     return replace(small, kernels=Kernels(attention=attention))
 
 
-@dataclass(frozen=True)
-class _Graphed:
-    """An engine whose steps are graphs."""
-
-    engine: Engine
-    recorder: Recorder
-
-
-def _graphed(checkpoint: Checkpoint, slots: int = SLOTS, **parameters: str) -> _Graphed:
-    found = _Graphed(engine_of(checkpoint, slots, cuda_graphs="on", **parameters), Recorder())
-    found.engine.capture_graphs(found.recorder)
-    assert found.recorder.captured == len(row_buckets(slots)) * (SPANS + len(FEATURE_SETS))
-    found.recorder.replayed = 0
-    return found
+def _graphed(checkpoint: Checkpoint, slots: int = SLOTS, **parameters: str) -> tuple[Engine, Recorder]:
+    """An engine whose steps are graphs, and what recorded them."""
+    engine, recorder = engine_of(checkpoint, slots, cuda_graphs="on", **parameters), Recorder()
+    engine.capture_graphs(recorder)
+    assert recorder.captured == len(row_buckets(slots)) * (SPANS + len(FEATURE_SETS))
+    recorder.replayed = 0
+    return engine, recorder
 
 
 def _random_request(checkpoint: Checkpoint, randomness: random.Random) -> GenerationRequest:
@@ -112,8 +106,7 @@ def _keys(engine: Engine, slot: int, length: int) -> torch.Tensor:
 def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) -> None:
     """Sequences are added one by one, and some are removed."""
     randomness = random.Random(3)
-    graphed = _graphed(attending, prefill_tokens="24")
-    engine = graphed.engine
+    engine, recorder = _graphed(attending, prefill_tokens="24")
     requests = [_random_request(attending, randomness) for _ in range(40)]
     expected = alone(attending, requests)
     sequences = [engine.sequence(request) for request in requests]
@@ -131,7 +124,7 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) 
     assert len(found) > len(requests) / 2
     assert [result for result, _ in found] == [other for _, other in found]
     # Every decode step was a replay; every sampling was one too, except beside bad words.
-    assert decoded < graphed.recorder.replayed < decoded + sampled
+    assert decoded < recorder.replayed < decoded + sampled
 
 
 @pytest.mark.parametrize("size", [30, 31, 32, 33, 62, 63, 64])
@@ -139,7 +132,7 @@ def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(attending: Chec
     request = GenerationRequest(
         prompt="", prompt_tokens=tuple(range(40, 40 + size)), max_tokens=6, min_tokens=6, temperature=1.0, seed=size
     )
-    launched, replayed = engine_of(attending, 1), _graphed(attending, 1).engine
+    launched, (replayed, _) = engine_of(attending, 1), _graphed(attending, 1)
     _add(launched, [request])
     (sequence,) = _add(replayed, [request])
     for _ in range(5):
@@ -150,24 +143,24 @@ def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(attending: Chec
 
 
 def test_each_decode_step_is_replayed_once_and_never_launched(small: Checkpoint) -> None:
-    graphed = _graphed(small)
-    _add(graphed.engine, _greedy(3))
+    engine, recorder = _graphed(small)
+    _add(engine, _greedy(3))
     launched: list[int] = []
     with before_each(small, lambda number, _: launched.append(number)):
         # The prefill, and the sampling of the first tokens.
-        assert graphed.engine.step().sampled == 3
-        assert (len(launched), graphed.recorder.replayed) == (1, 1)
+        assert engine.step().sampled == 3
+        assert (len(launched), recorder.replayed) == (1, 1)
         for done in range(1, 6):
-            assert graphed.engine.step().decoded == 3
-            assert (len(launched), graphed.recorder.replayed) == (1, 1 + 2 * done)
-    assert graphed.engine.used_slots == 0
+            assert engine.step().decoded == 3
+            assert (len(launched), recorder.replayed) == (1, 1 + 2 * done)
+    assert engine.used_slots == 0
 
 
 @pytest.mark.parametrize("place", range(4))
 def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(attending: Checkpoint, place: int) -> None:
     requests = _greedy(4)
     expected = alone(attending, requests)
-    engine = _graphed(attending).engine
+    engine, _ = _graphed(attending)
     sequences = _add(engine, requests)
     engine.step()
     for layer in engine._batch.kv_cache.slot_layers:
@@ -184,24 +177,21 @@ def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(attend
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 6])
 def test_a_replay_that_fails_once_changes_no_result(small: Checkpoint, number: int) -> None:
     requests = requests_of(small, 3, max_tokens=7)
-    graphed = _graphed(small)
-    graphed.recorder.failing = range(number, number + 1)
-    sequences = _add(graphed.engine, requests)
-    errors = 0
-    while graphed.engine.used_slots:
-        errors += graphed.engine.step().errors
-    assert errors == 1
-    assert [sequence.result for sequence in sequences] == alone(small, requests)
+    engine, recorder = _graphed(small)
+    recorder.failing = range(number, number + 1)
+    run = run_requests(engine, requests)
+    assert run.errors == 1
+    assert run.results == alone(small, requests)
 
 
 def test_graphs_are_not_used_after_three_consecutive_failed_replays(small: Checkpoint) -> None:
     requests = _greedy(3, tokens=12)
-    graphed = _graphed(small)
-    graphed.recorder.failing = range(1000)
-    sequences = _add(graphed.engine, requests)
-    assert [graphed.engine.step().errors for _ in range(12)] == [1, 1, 1, *[0] * 9]
-    assert [sequence.result for sequence in sequences] == alone(small, requests)
-    assert graphed.engine.describe_decode().endswith(", launched")
+    engine, recorder = _graphed(small)
+    recorder.failing = range(1000)
+    run = run_requests(engine, requests)
+    assert [step.errors for step in run.steps] == [1, 1, 1, *[0] * 9]
+    assert run.results == alone(small, requests)
+    assert engine.describe_decode().endswith(", launched")
 
 
 def test_padding_does_not_overwrite_a_prompt_that_is_partly_cached(attending: Checkpoint) -> None:
@@ -210,7 +200,7 @@ def test_padding_does_not_overwrite_a_prompt_that_is_partly_cached(attending: Ch
     undisturbed = engine_of(attending, 1)
     _add(undisturbed, [long])
     undisturbed.step()
-    engine = _graphed(attending, prefill_tokens="24").engine
+    engine, _ = _graphed(attending, prefill_tokens="24")
     # The last slot has been used, and still has the position of that sequence's next token.
     _add(engine, [*_greedy(SLOTS - 1, tokens=20), *_greedy(1, tokens=3)])
     while engine.used_slots == SLOTS:
@@ -264,7 +254,7 @@ def test_only_the_setting_has_steps_captured_during_warm_up(
     assert engine.describe_decode().endswith(", launched")
     engine_of(small, 2, cuda_graphs="on").warm_up()
     assert len(_log_lines(caplog)) == 1
-    assert _graphed(small).engine.describe_decode().endswith(", replayed as 24 CUDA graphs")
+    assert _graphed(small)[0].describe_decode().endswith(", replayed as 24 CUDA graphs")
 
 
 def test_checkpoints_whose_steps_wait_for_the_device_are_not_captured(fp32: Checkpoint) -> None:
@@ -301,7 +291,7 @@ def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:
 @pytest.mark.parametrize("slots", [1, 2, 3, 8, 31, 32, 33, 128, 1000])
 def test_every_number_of_rows_has_a_bucket_that_is_not_far_larger(slots: int) -> None:
     buckets = row_buckets(slots)
-    assert buckets == tuple(sorted(set(buckets)))
+    assert list(buckets) == sorted(set(buckets))
     assert buckets[-1] == slots
     for rows in range(1, slots + 1):
         bucket = next(bucket for bucket in buckets if bucket >= rows)
@@ -311,6 +301,6 @@ def test_every_number_of_rows_has_a_bucket_that_is_not_far_larger(slots: int) ->
 @pytest.mark.parametrize("length", [2, 31, 32, 33, 4096, 5000])
 def test_every_length_has_a_span_at_most_twice_as_long(length: int) -> None:
     buckets = span_buckets(length)
-    assert buckets == tuple(sorted(set(buckets)))
+    assert list(buckets) == sorted(set(buckets))
     assert buckets[-1] == length
     assert all(longer <= 2 * shorter for shorter, longer in pairwise(buckets))

@@ -40,12 +40,12 @@ def test_random_writes_reads_and_copies_agree_with_a_naive_cache() -> None:
         cache.bind(first, positions, span)
         assert cache.get_seq_length() == span
         for layer in range(SHAPE.layers):
-            states = [_random_states(rows, width, generator) for _ in ("keys", "values")]
+            states = _random_states(rows, width, generator), _random_states(rows, width, generator)
             for row, column in product(range(rows), range(width)):
                 for which in (0, 1):
                     place = naive[which, layer, first + row, :, int(positions[row, column])]
                     place.copy_(states[which][row, :, column])
-            seen = cache.update(*states, layer)
+            seen = cache.update(states[0], states[1], layer)
             for which in (0, 1):
                 assert torch.equal(seen[which], naive[which, layer, first : first + rows, :, :span])
 

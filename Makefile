@@ -36,7 +36,7 @@ READY_KERNELS := .venv/.ready-kernels
 TESTS := $(BIN)/python scripts/run_tests.py
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-all test-unit test-contract test-engine test-programs test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check house words \
+.PHONY: help demo serve prepare test test-all test-unit test-contract test-engine test-programs test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check house faults words \
   format lock sbom train clean
 
 help: ## this list
@@ -122,6 +122,9 @@ check: $(READY_PERF) ## ruff, mypy --strict and phrases to avoid (scripts/words.
 
 house: $(READY) ## lines, functions, a request's files, phrases and test seconds, each beside its bound (HOUSE=--trace)
 	@$(BIN)/python scripts/house.py $(HOUSE)
+
+faults: $(READY_PERF) ## insert faults by hand, one at a time, and show that each fails a test (some minutes)
+	@$(BIN)/python scripts/faults.py
 
 words: ## phrases to avoid (scripts/words.py), counted by folder
 	@$(PYTHON) scripts/words.py --per-folder

@@ -151,6 +151,20 @@ FAULTS = (
         "",
         "tests/engine/test_engine.py tests/engine/test_cuda_graphs.py",
     ),
+    Fault(
+        "client: a full queue is no overload",
+        "client/triton_llama/translate.py",
+        "    503: OverloadedError,\n",
+        "",
+        "tests/unit/test_client_translate.py",
+    ),
+    Fault(
+        "supervisor: a passed liveness probe doesn't reset the failures",
+        "deploy/supervisor/triton_supervisor/liveness.py",
+        "failures = 0 if verdict.ok else failures + 1",
+        "failures += not verdict.ok",
+        "tests/programs/supervisor/test_supervisor_watch.py",
+    ),
 )
 
 

@@ -28,6 +28,7 @@ from llama_engine.model.memory_plan import activation_reserve, plan_memory
 from llama_engine.sampling import logits_processors
 from llama_engine.sequence import Sequence
 from llama_engine.settings import Settings
+from transformers import GenerationConfig
 
 SLOTS = 6
 """With five sequences there is padding in the last slot, where a long prompt is prefilled in chunks."""
@@ -125,6 +126,17 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) 
     assert [result for result, _ in found] == [other for _, other in found]
     # Every decode step was a replay; every sampling was one too, except beside bad words.
     assert decoded < recorder.replayed < decoded + sampled
+
+
+def test_replayed_steps_end_no_text_before_min_tokens(attending: Checkpoint) -> None:
+    # Half of the vocabulary ends a text: without the mask, the first tokens would.
+    ends = GenerationConfig(eos_token_id=list(range(attending.config.vocab_size // 2)))
+    checkpoint = replace(attending, generation_config=ends)
+    requests = [replace(request, min_tokens=4, max_tokens=12) for request in _greedy(SLOTS)]
+    replayed = completions(_graphed(checkpoint)[0], requests)
+    assert replayed == completions(engine_of(checkpoint, SLOTS), requests)
+    assert "stop" in {completion.finish_reason for completion in replayed}
+    assert all(completion.num_output_tokens >= 4 for completion in replayed)
 
 
 @pytest.mark.parametrize("size", [30, 31, 32, 33, 62, 63, 64])

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from unit.tuning import DEFAULT, measurement, point, slots
+from unit.tuning import DEFAULT, measurement, point
 
 from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed, Poisson
@@ -17,6 +17,7 @@ from perf.tune.measuring import Demand
 from perf.tune.points import Point, measured_noise
 from perf.workload import lengths
 
+SLOTS_64 = replace(DEFAULT, slots=64)
 DEMAND = Demand("uniform", Closed(4), requests=8, warmup=2, output_tokens=10, timeout=60.0)
 
 
@@ -41,34 +42,29 @@ def test_the_command_repeats_the_run(arguments: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "variable", "said"),
     [
-        ("--slo-p95-ms 0", "--slo-p95-ms: must be a number from 1 to 3600000, got '0'"),
-        ("--slo-p95-ms nan", "--slo-p95-ms: must be a number from 1 to 3600000, got 'nan'"),
-        ("--slo-p95-ms fast", "--slo-p95-ms: must be a number from 1 to 3600000, got 'fast'"),
-        ("--slo-p95-ms 9 --concurrency 0", "--concurrency: must be a whole number from 1 to 1024, got '0'"),
-        ("--slo-p95-ms 9 --rate -1", "--rate"),
-        ("--slo-p95-ms 9 --rate 1 --concurrency 2", "not allowed with argument"),
-        ("--slo-p95-ms 9 --budget inf", "--budget: must be a number from 0.1 to 1440, got 'inf'"),
-        ("--slo-p95-ms 9 --mix mixed", "invalid choice: 'mixed'"),
-        ("--mix uniform", "the following arguments are required: --slo-p95-ms"),
+        ("--slo-p95-ms 0", "", "--slo-p95-ms: must be a number from 1 to 3600000, got '0'"),
+        ("--slo-p95-ms nan", "", "--slo-p95-ms: must be a number from 1 to 3600000, got 'nan'"),
+        ("--slo-p95-ms fast", "", "--slo-p95-ms: must be a number from 1 to 3600000, got 'fast'"),
+        ("--slo-p95-ms 9 --concurrency 0", "", "--concurrency: must be a whole number from 1 to 1024, got '0'"),
+        ("--slo-p95-ms 9 --rate -1", "", "--rate"),
+        ("--slo-p95-ms 9 --rate 1 --concurrency 2", "", "not allowed with argument"),
+        ("--slo-p95-ms 9 --budget inf", "", "--budget: must be a number from 0.1 to 1440, got 'inf'"),
+        ("--slo-p95-ms 9 --mix mixed", "", "invalid choice: 'mixed'"),
+        ("--mix uniform", "", "the following arguments are required: --slo-p95-ms"),
+        ("--slo-p95-ms 9", "LLAMA_SLOTS", "the environment variable LLAMA_SLOTS"),
+        ("--slo-p95-ms 9", "LLAMA_MODEL", "the environment variable LLAMA_MODEL"),
+        ("--slo-p95-ms 9", "OMP_NUM_THREADS", "the environment variable OMP_NUM_THREADS"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_with_its_bound(
-    arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_a_value_out_of_bounds_or_a_variable_that_overrides_the_config_is_refused(
+    arguments: str, variable: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        read(arguments.split(), {})
+        read(arguments.split(), {variable: "many"} if variable else {})
     assert end.value.code == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("name", ["LLAMA_SLOTS", "LLAMA_MODEL", "OMP_NUM_THREADS"])
-def test_variables_that_override_the_config_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        read(["--slo-p95-ms", "9"], {name: "many"})
-    assert end.value.code == 2
-    assert f"the environment variable {name}" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_load_is_closed_unless_a_rate_is_given() -> None:
@@ -97,17 +93,9 @@ def test_the_warm_up_leaves_the_measured_lengths_unchanged() -> None:
     assert [request.output_tokens for request in replace(DEMAND, warmup=0).sent(EMBEDDED)] == lengths("uniform", 8, 10)
 
 
-def test_the_recommended_config_has_the_recommended_settings_and_their_origin() -> None:
-    findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64), runs=2)])
-    assert findings.config is not None
-    assert knobs_of(parsed(findings.config)) == slots(64)
-    assert "p95 of at most 1000 ms" in findings.config.splitlines()[0]
-    assert "# Without a kind: one instance per GPU" in findings.config
-
-
-def test_the_json_has_every_point_and_the_recommendation() -> None:
-    failed = point(9, 9, slots(1024), errors=1)
-    findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64), runs=3), point(400, 1600), failed])
+def test_the_findings_have_every_point_and_the_recommendation_with_its_config() -> None:
+    failed = point(9, 9, 1024, errors=1)
+    findings = _findings([point(100, 500, runs=2), point(300, 600, 64, runs=3), point(400, 1600), failed])
     sections = json.loads(json.dumps(findings.sections(), allow_nan=False))
     default, best, late, broken = sections["points"]
     assert (default["repeats"], default["pareto"], default["meets_slo"]) == (2, True, True)
@@ -115,33 +103,33 @@ def test_the_json_has_every_point_and_the_recommendation() -> None:
     assert (best["tokens_per_second"], best["p95_ms"], best["repeats"]) == (300.0, 600.0, 3)
     assert (late["pareto"], late["meets_slo"]) == (True, False)
     assert (broken["tokens_per_second"], broken["pareto"], broken["meets_slo"]) == (None, False, False)
-    assert sections["recommended"]["settings"] == slots(64).settings()
-    assert sections["recommended"]["config"] == findings.config
-    assert sections["recommended"]["command"] == "make serve VARIANT=tuned"
+    assert sections["recommended"] == {
+        "settings": SLOTS_64.settings(), "config": findings.config, "command": "make serve VARIANT=tuned"
+    }  # fmt: skip
+    assert findings.config is not None
+    assert knobs_of(parsed(findings.config)) == SLOTS_64
+    assert "p95 of at most 1000 ms" in findings.config.splitlines()[0]
+    assert "# Without a kind: one instance per GPU" in findings.config
+    rows = table(findings).splitlines()
+    assert rows[-3].endswith("recommended")
+    assert rows[-2].endswith("present config")
+    assert "Recommended: delay 10000 us, preferred 4 8 16 32, slots 64, prefill 512: 300.0" in conclusion(findings)
+    assert "The present config: 100.0 tokens/s at a p95 of 500 ms" in conclusion(findings)
 
 
 def test_an_unknown_noise_is_null_in_the_json() -> None:
     assert _findings([point(100, 500)]).sections()["noise"] is None
 
 
-def test_the_table_marks_the_recommended_point_and_the_present_config() -> None:
-    findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64), runs=2)])
-    first, second = table(findings).splitlines()[-2:]
-    assert first.endswith("recommended")
-    assert second.endswith("present config")
-    assert "Recommended: delay 10000 us, preferred 4 8 16 32, slots 64, prefill 512: 300.0" in conclusion(findings)
-    assert "The present config: 100.0 tokens/s at a p95 of 500 ms" in conclusion(findings)
-
-
 def test_within_the_noise_the_present_config_is_recommended() -> None:
     noisy = Point(DEFAULT, [measurement(100, 500), measurement(120, 500)])
-    findings = _findings([noisy, point(115, 500, slots(64), runs=2)])
-    assert "Recommended: the present config" in conclusion(findings)
-    assert "Nothing is better by more than the noise." in conclusion(findings)
+    said = conclusion(_findings([noisy, point(115, 500, 64, runs=2)]))
+    assert "Recommended: the present config" in said
+    assert "Nothing is better by more than the noise." in said
 
 
 def test_an_unmet_bound_is_reported_with_the_lowest_latency() -> None:
-    findings = _findings([point(100, 500, runs=2), point(300, 600, slots(64))], slo_p95_ms=400)
+    findings = _findings([point(100, 500, runs=2), point(300, 600, 64)], slo_p95_ms=400)
     assert findings.config is None
     assert findings.sections()["recommended"] is None
     assert "Nothing is recommended: no point has a p95 of at most 400 ms" in conclusion(findings)

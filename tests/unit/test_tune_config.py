@@ -115,14 +115,16 @@ def test_a_form_that_is_not_understood_is_refused(text: str) -> None:
         edited(text, Knobs(Batcher(6, (5,)), 5, 64))
 
 
-def test_a_config_with_a_syntax_error_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Triton could not read the config: 1:\d+"):
-        parsed("max_batch_sizes: 8")
-
-
-def test_a_parameter_slots_is_refused() -> None:
-    with pytest.raises(ConfigError, match="remove it"):
-        knobs_of(parsed(SMALL + 'parameters: { key: "slots", value: { string_value: "9" } }\n'))
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_batch_sizes: 8", r"Triton could not read the config: 1:\d+"),
+        (SMALL + 'parameters: { key: "slots", value: { string_value: "9" } }\n', "remove it"),
+    ],
+)
+def test_a_syntax_error_and_a_parameter_slots_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        knobs_of(parsed(text))
 
 
 def test_the_copied_repository_has_the_changed_config_and_the_original_does_not(tmp_path: Path) -> None:

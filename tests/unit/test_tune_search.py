@@ -5,162 +5,130 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from unit.tuning import DEFAULT, measurement
 
-from perf.tune.points import Batcher, Knobs, Measurement, run_key
+from perf.tune.points import Batcher, Knobs, Measurement, Point, run_key
 from perf.tune.search import AXES, FIRST_RUNS, MOST, MOST_AROUND, MOST_REPEATS, RUNS, Search, around, resized
 
-Figures = Callable[[Knobs], tuple[float, float]]
+SMALL = replace(DEFAULT, prefill_tokens=64)
+
+
+def _flat(knobs: Knobs) -> float:
+    return 100.0
+
+
+def _peak(knobs: Knobs) -> float:
+    """The highest throughput is at 64 slots and 128 tokens of prefill."""
+    return 100.0 - abs(knobs.slots - 64) / 2 - abs(knobs.prefill_tokens - 128) / 100
 
 
 class _Bench:
-    """A fake of the servers: figures by formula, each measurement a second of its own clock."""
+    """A fake of the servers: throughput by formula, each measurement a second of its own clock."""
 
-    def __init__(self, figures: Figures, seconds: float = 1e9, most: int = MOST) -> None:
-        self.figures = figures
-        self.measured: dict[str, Measurement] = {}
+    def __init__(self, throughput: Callable[[Knobs], float], **measured: Measurement) -> None:
+        self.throughput = throughput
+        self.measured = dict(measured)
         self.made: list[tuple[Knobs, int]] = []
         self.lines: list[str] = []
-        self.clock = 0.0
-        self.seconds, self.most = seconds, most
 
-    def search(self, default: Knobs = DEFAULT, most_at_once: int | None = None, slo: float = 1000) -> Search:
+    def search(
+        self, default: Knobs = DEFAULT, most_at_once: int | None = None, seconds: float = 1e9, most: int = MOST
+    ) -> Search:
         search = Search(
-            default,
-            slo,
-            most_at_once,
-            self.measured,
-            self._measure,
-            self.seconds,
-            self.most,
-            spent=lambda: self.clock,
-            say=self.lines.append,
-        )
+            default, 1000, most_at_once, self.measured, self._measure, seconds, most,
+            spent=lambda: float(len(self.made)), say=self.lines.append,
+        )  # fmt: skip
         search.run()
         return search
 
     def _measure(self, knobs: Knobs, run: int) -> None:
-        self.clock += 1
         self.made.append((knobs, run))
-        self.measured[run_key(knobs, run)] = measurement(*self.figures(knobs))
+        self.measured[run_key(knobs, run)] = measurement(self.throughput(knobs), 500.0)
 
     @property
     def first_runs(self) -> list[Knobs]:
         return [knobs for knobs, run in self.made if run == 1]
 
 
-def _flat(knobs: Knobs) -> tuple[float, float]:
-    return 100.0, 500.0
+def _all_around(knobs: Knobs) -> list[Knobs]:
+    return [point for axis in AXES for point in around(knobs, axis, None)]
 
 
-def _best_at_64_slots_and_128_prefill(knobs: Knobs) -> tuple[float, float]:
-    return 100.0 - abs(knobs.slots - 64) / 2 - abs(knobs.prefill_tokens - 128) / 100, 500.0
+def _of(search: Search, knobs: Knobs) -> Point:
+    (found,) = [point for point in search.points if point.knobs == knobs]
+    return found
 
 
-def test_the_default_is_measured_twice_and_then_each_axis_in_turn() -> None:
+def test_the_default_is_measured_twice_then_each_axis_in_turn_until_a_round_without_a_better_point() -> None:
     bench = _Bench(_flat)
     bench.search()
     assert bench.made[:FIRST_RUNS] == [(DEFAULT, 1), (DEFAULT, 2)]
-    after = [point for axis in AXES for point in around(DEFAULT, axis, None)]
-    assert bench.first_runs == [DEFAULT, *after]
+    assert bench.first_runs == [DEFAULT, *_all_around(DEFAULT)]
 
 
-def test_the_search_ends_after_one_round_without_a_better_point() -> None:
-    bench = _Bench(_flat)
-    bench.search()
-    assert (
-        len(bench.first_runs)
-        == len(set(bench.first_runs))
-        == 1 + sum(len(around(DEFAULT, axis, None)) for axis in AXES)
-    )
-
-
-def test_each_axis_and_round_starts_from_the_best_point_so_far() -> None:
-    bench = _Bench(_best_at_64_slots_and_128_prefill)
-    search = bench.search()
-    fastest = max(search.points, key=lambda point: point.tokens_per_second).knobs
+def test_each_axis_and_round_starts_from_the_best_point_so_far_and_measures_nothing_twice() -> None:
+    bench = _Bench(_peak)
+    fastest = max(bench.search().points, key=lambda point: point.tokens_per_second).knobs
     assert (fastest.slots, fastest.prefill_tokens) == (64, 128)
     # Beyond the first round's reach: four times the slots that it ended with.
     assert 256 in {knobs.slots for knobs in bench.first_runs}
     assert any("slots 64" in line and "takes the lead" in line for line in bench.lines)
-
-
-def test_no_measurement_is_made_twice() -> None:
-    bench = _Bench(_best_at_64_slots_and_128_prefill)
-    bench.search()
     assert len(bench.made) == len(set(bench.made)) <= MOST
 
 
 def test_the_leaders_and_the_default_are_measured_again() -> None:
-    bench = _Bench(_best_at_64_slots_and_128_prefill)
-    runs = {point.knobs: len(point.runs) for point in bench.search().points}
-    best = max(runs, key=lambda knobs: _best_at_64_slots_and_128_prefill(knobs)[0])
-    assert runs[DEFAULT] == runs[best] == RUNS
+    runs = {point.knobs: len(point.runs) for point in _Bench(_peak).search().points}
+    assert runs[DEFAULT] == runs[max(runs, key=_peak)] == RUNS
     assert sum(count > 1 for count in runs.values()) <= 2 + MOST_REPEATS
 
 
 def test_a_lucky_measurement_is_repeated_and_counts_as_noise() -> None:
-    lucky = replace(DEFAULT, prefill_tokens=64)
     seen: set[Knobs] = set()
 
-    def once_fast(knobs: Knobs) -> tuple[float, float]:
+    def once_fast(knobs: Knobs) -> float:
         first = knobs not in seen
         seen.add(knobs)
-        return (200.0 if first and knobs == lucky else 100.0), 500.0
+        return 200.0 if first and knobs == SMALL else 100.0
 
     search = _Bench(once_fast).search()
-    (found,) = [point for point in search.points if point.knobs == lucky]
-    assert len(found.runs) > 1
+    assert len(_of(search, SMALL).runs) > 1
     assert search.noise.throughput > 0.3
 
 
 def test_the_search_keeps_to_its_time_and_reserves_some_for_repeats() -> None:
-    bench = _Bench(_best_at_64_slots_and_128_prefill, seconds=11.0)
-    bench.search()
-    assert bench.clock <= 11.0
-    assert len(bench.made) >= 9
-    repeats = [run for _, run in bench.made[FIRST_RUNS:] if run > 1]
-    assert len(repeats) >= 2
+    bench = _Bench(_peak)
+    bench.search(seconds=11.0)
+    assert 9 <= len(bench.made) <= 11
+    assert sum(run > 1 for _, run in bench.made[FIRST_RUNS:]) >= 2
+    assert _Bench(_flat).search(seconds=0.0).points == []
 
 
-def test_without_time_nothing_is_measured() -> None:
-    bench = _Bench(_flat, seconds=0.0)
-    assert bench.search().points == []
-
-
-def test_the_number_of_measurements_is_bounded() -> None:
-    for most in (1, 2, 5):
-        bench = _Bench(_flat, most=most)
-        bench.search()
-        assert len(bench.made) == most
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_the_number_of_measurements_is_bounded(most: int) -> None:
+    bench = _Bench(_flat)
+    bench.search(most=most)
+    assert len(bench.made) == most
 
 
 def test_a_resumed_search_makes_only_missing_measurements() -> None:
-    whole = _Bench(_best_at_64_slots_and_128_prefill)
-    expected = whole.search()
-    cut = _Bench(_best_at_64_slots_and_128_prefill, most=7)
-    cut.search()
-    resumed = _Bench(_best_at_64_slots_and_128_prefill)
-    resumed.measured |= cut.measured
+    expected = _Bench(_peak).search()
+    cut = _Bench(_peak)
+    cut.search(most=7)
+    resumed = _Bench(_peak, **cut.measured)
     found = resumed.search()
     assert {point.knobs for point in found.points} >= {point.knobs for point in expected.points}
     assert not set(resumed.made) & set(cut.made)
 
 
 def test_a_point_that_the_server_refuses_is_not_tried_again() -> None:
-    bench = _Bench(_flat)
-    refused = replace(DEFAULT, prefill_tokens=64)
-    bench.measured[run_key(refused, 1)] = {"not_run": "does not fit"}
-    search = bench.search()
-    (found,) = [point for point in search.points if point.knobs == refused]
-    assert found.failure == "does not fit"
-    assert refused not in {knobs for knobs, _ in bench.made}
+    bench = _Bench(_flat, **{run_key(SMALL, 1): {"not_run": "does not fit"}})
+    assert _of(bench.search(), SMALL).failure == "does not fit"
+    assert SMALL not in {knobs for knobs, _ in bench.made}
 
 
 def test_the_search_works_from_a_default_that_does_not_start() -> None:
-    bench = _Bench(_flat)
-    bench.measured[run_key(DEFAULT, 1)] = {"not_run": "does not fit"}
-    search = bench.search()
+    search = _Bench(_flat, **{run_key(DEFAULT, 1): {"not_run": "does not fit"}}).search()
     assert any(len(point.runs) == RUNS for point in search.points if point.knobs != DEFAULT)
 
 
@@ -178,24 +146,30 @@ def test_a_config_without_a_batcher_has_two_axes() -> None:
     assert {knobs.slots for knobs in bench.first_runs} == {1, 2, 4}
 
 
-def test_every_value_is_within_the_engines_bounds() -> None:
-    lowest = Knobs(Batcher(0, (1,)), 1, 1)
-    highest = Knobs(Batcher(0, (1024,)), 1024, 1 << 20)
-    for knobs in (lowest, highest):
-        for point in (point for axis in AXES for point in around(knobs, axis, None)):
-            assert 1 <= point.slots <= 1024
-            assert 1 <= point.prefill_tokens <= 1 << 20
+@pytest.mark.parametrize("knobs", [Knobs(Batcher(0, (1,)), 1, 1), Knobs(Batcher(0, (1024,)), 1024, 1 << 20)], ids=str)
+def test_every_value_is_within_the_engines_bounds(knobs: Knobs) -> None:
+    for point in _all_around(knobs):
+        assert 1 <= point.slots <= 1024
+        assert 1 <= point.prefill_tokens <= 1 << 20
 
 
-def test_the_axes_have_at_most_the_stated_number_of_points() -> None:
-    for knobs in (DEFAULT, Knobs(Batcher(7, (3,)), 33, 500)):
-        assert sum(len(around(knobs, axis, None)) for axis in AXES) <= MOST_AROUND
+@pytest.mark.parametrize("knobs", [DEFAULT, Knobs(Batcher(7, (3,)), 33, 500)], ids=str)
+def test_the_axes_have_at_most_the_stated_number_of_points(knobs: Knobs) -> None:
+    assert len(_all_around(knobs)) <= MOST_AROUND
 
 
-def test_preferred_sizes_follow_the_slots() -> None:
-    assert resized((4, 8, 16, 32), 32, 8) == (4, 8)
-    assert resized((4, 8, 16, 32), 32, 128) == (4, 8, 16, 32, 64, 128)
-    assert resized((4, 8, 16, 32), 32, 48) == (4, 8, 16, 32, 48)
-    assert resized((32,), 32, 128) == (128,)
-    assert resized((4,), 32, 128) == (4,)
-    assert resized((16,), 32, 8) == (8,)
+@pytest.mark.parametrize(
+    ("preferred", "before", "after", "expected"),
+    [
+        ((4, 8, 16, 32), 32, 8, (4, 8)),
+        ((4, 8, 16, 32), 32, 128, (4, 8, 16, 32, 64, 128)),
+        ((4, 8, 16, 32), 32, 48, (4, 8, 16, 32, 48)),
+        ((32,), 32, 128, (128,)),
+        ((4,), 32, 128, (4,)),
+        ((16,), 32, 8, (8,)),
+    ],
+)
+def test_preferred_sizes_follow_the_slots(
+    preferred: tuple[int, ...], before: int, after: int, expected: tuple[int, ...]
+) -> None:
+    assert resized(preferred, before, after) == expected

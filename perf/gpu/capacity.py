@@ -60,10 +60,7 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
         refuse_without(checkpoint)
     device = checkpoint.info.device
     cuda = device.type == "cuda"
-    if cuda:
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    _reset_peak(device)
     before = torch.cuda.memory_allocated(device) if cuda else 0
     settings = Settings(cuda_graphs="on" if graphs else "off")
     engine = Engine(replace(checkpoint, max_model_len=extent.max_model_len), settings, extent.slots)
@@ -104,6 +101,14 @@ def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict
         "passed": flat and graph_bytes <= graphs_planned and failed == 0,
         "in_short": f"{in_short} in {steps:,} of {extent.steps:,} steps, {failed} errors",
     }
+
+
+def _reset_peak(device: torch.device) -> None:
+    """Return cached memory to CUDA and restart the peak; on a CPU, nothing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def against_plan(plan: MemoryPlan, stretches: Sequence[Stretch]) -> tuple[dict[str, object], bool, str]:

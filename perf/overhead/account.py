@@ -78,16 +78,11 @@ def account(
     repetitions: int = REPETITIONS,
     say: Callable[[str], None] = print,
 ) -> Account:
-    """Measure and return the account, with a server started for it.
+    """Measure and return the account, with a server started for it. Raises ValueError for a load that leaves slots empty.
 
-    quantization: the setting's value. threads: for computing, on a CPU. mean: output tokens of a request. Raises
-    ValueError for a load that would leave slots empty.
+    quantization: the setting's value. threads: for computing, on a CPU. mean: output tokens of a request.
     """
-    if not 2 * slots <= concurrency <= count:
-        raise ValueError(
-            f"concurrency is {concurrency} and requests {count}; with {slots} slots concurrency must be at least "
-            f"{2 * slots}, and the requests as many as that"
-        )
+    _check_load(slots, concurrency, count)
     torch.set_num_threads(threads)
     asked = requests(checkpoint, mix, count, mean)
     tokens = sum(one.output_tokens for one in asked)
@@ -95,12 +90,8 @@ def account(
     say(f"warm-up, then the bare engine under the stopwatch: {count} requests, {tokens:,} tokens")
     bare.run(slots)
     split = bare.split()
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        "LLAMA_QUANTIZATION": quantization,
-        "LLAMA_SLOTS": str(slots),
-        "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len),
-    }
+    environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": quantization}
+    environment |= {"LLAMA_SLOTS": str(slots), "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len)}
     with local_triton(VARIANT, checkpoint, environment) as server:
         runs_with = {"variant": VARIANT, **read_back(server).to_json()}
         serve(server, asked[:slots], concurrency)
@@ -124,6 +115,15 @@ def account(
         "ratios": _ratios(runs),
         "parts": _parts(turns.served[-1], split),
     }
+
+
+def _check_load(slots: int, concurrency: int, count: int) -> None:
+    """Raise ValueError for a load that leaves slots empty."""
+    if not 2 * slots <= concurrency <= count:
+        raise ValueError(
+            f"concurrency is {concurrency} and requests {count}; with {slots} slots concurrency must be at least "
+            f"{2 * slots}, and the requests as many as that"
+        )
 
 
 def _in_turns(

@@ -62,16 +62,7 @@ def generate(
     stderr and the exit code then tell.
     """
     if prompts_file is None:
-        text = read_prompt(prompt)
-        # In asyncio Ctrl-C cancels the task: an exception at an arbitrary point can leave gRPC's locks locked.
-        if streamed:
-            with click.open_file(output, "w", encoding="utf-8", lazy=True) as target:
-                asyncio.run(_stream(server, text, params, target, json_lines))
-            return 0
-        with server.open() as client:
-            completion = client.generate(text, params)
-        with click.open_file(output, "w", encoding="utf-8") as target:
-            _write(target, as_json(completion) if json_lines else completion.text)
+        _generate_one(server, read_prompt(prompt), params, output, json_lines, streamed)
         return 0
     if prompt is not None:
         raise click.UsageError("give either PROMPT or --prompts-file, not both", click.get_current_context())
@@ -80,6 +71,20 @@ def generate(
     jobs = read_jobs(prompts_file, params)
     with click.open_file(output, "w", encoding="utf-8") as target:
         return asyncio.run(_generate_many(server, jobs, concurrency, target, json_lines, progress))
+
+
+def _generate_one(
+    server: Server, prompt: str, params: SamplingParams, output: str, json_lines: bool, streamed: bool
+) -> None:
+    if streamed:
+        # In asyncio Ctrl-C cancels the task: an exception at an arbitrary point can leave gRPC's locks locked.
+        with click.open_file(output, "w", encoding="utf-8", lazy=True) as target:
+            asyncio.run(_stream(server, prompt, params, target, json_lines))
+        return
+    with server.open() as client:
+        completion = client.generate(prompt, params)
+    with click.open_file(output, "w", encoding="utf-8") as target:
+        _write(target, as_json(completion) if json_lines else completion.text)
 
 
 async def check_streaming(server: Server) -> None:

@@ -78,7 +78,7 @@ def account(
     repetitions: int = REPETITIONS,
     say: Callable[[str], None] = print,
 ) -> Account:
-    """Measure and return the account, with a server started for it. Raises ValueError for a load that leaves slots empty.
+    """Measure and return the account, with a server of its own. Raises ValueError for a load that leaves slots empty.
 
     quantization: the setting's value. threads: for computing, on a CPU. mean: output tokens of a request.
     """

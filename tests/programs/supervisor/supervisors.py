@@ -10,12 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from triton_supervisor.process_table import model_processes
-from triton_supervisor.state import announcement_file
+from triton_supervisor.process_table import children, model_processes
 
 PATIENCE_S = 30.0
 PROGRAM = ("-m", "triton_supervisor")
@@ -31,60 +30,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def free_port() -> int:
-    """Return a port that is free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
-
-
-class Supervisor:
-    """A running supervisor."""
-
-    def __init__(self, process: subprocess.Popen[str], state_file: Path) -> None:
-        self.process = process
-        self.state_file = state_file
-
-    def condition(self) -> dict[str, str]:
-        """Return the content of the state file."""
-        condition: dict[str, str] = json.loads(self.state_file.read_text())
-        return condition
-
-    def is_in(self, state: str) -> bool:
-        """Return whether the state file has this state."""
-        return self.state_file.exists() and self.condition()["state"] == state
-
-    def wait_for(self, state: str) -> None:
-        """Wait for a state; fail if the supervisor ends before."""
-        until(lambda: self.is_in(state) or self.process.poll() is not None)
-        assert self.is_in(state), self.process.communicate()
-
-    def announce(self) -> None:
-        """Announce the shutdown."""
-        announcement_file(self.state_file).touch()
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the supervisor."""
-        self.process.send_signal(number)
-
-    def has_child(self) -> bool:
-        """Return whether it has started tritonserver."""
-        return bool(_children(self.process.pid))
-
-    def tritonserver(self) -> int:
-        """Return the process id of its tritonserver."""
-        (pid,) = _children(self.process.pid)
-        return pid
-
-    def model_process(self) -> int:
-        """Return the process id of the model's process."""
-        (process,) = model_processes(self.tritonserver())
-        return process.pid
-
-    def ends(self) -> tuple[int, list[str]]:
-        """Wait for its end; return the exit code and the supervisor's own lines. Fails on a traceback."""
-        _, errors = self.process.communicate(timeout=PATIENCE_S)
-        assert "Traceback" not in errors, errors
-        own = "triton_supervisor: "
-        return self.process.returncode, [line.removeprefix(own) for line in errors.splitlines() if line.startswith(own)]
 
 
 def alive(pid: int) -> bool:
@@ -95,24 +42,58 @@ def alive(pid: int) -> bool:
         return False
 
 
-@contextmanager
-def supervisor(
-    folder: Path, environment: Mapping[str, str], *options: str, program: Sequence[str] = PROGRAM
-) -> Iterator[Supervisor]:
-    """Run one in a session of its own; kill it at the end if it still runs.
+class Supervisor:
+    """A running supervisor."""
 
-    options: for tritonserver, beside its port. program: what Python runs.
-    """
+    def __init__(self, process: subprocess.Popen[str], state_file: Path) -> None:
+        self.process = process
+        self.state_file = state_file
+        self.send = process.send_signal
+
+    def condition(self) -> dict[str, str]:
+        """Return the content of the state file."""
+        condition: dict[str, str] = json.loads(self.state_file.read_text())
+        return condition
+
+    def wait_for(self, state: str) -> None:
+        """Wait until the state file has this state; fail if the supervisor ends before."""
+
+        def is_reached() -> bool:
+            return self.state_file.exists() and self.condition()["state"] == state
+
+        until(lambda: is_reached() or self.process.poll() is not None)
+        assert is_reached(), self.process.communicate()
+
+    def tritonserver(self) -> int:
+        """Return the process id of its tritonserver, once it is started."""
+        until(lambda: bool(children(self.process.pid)))
+        (child,) = children(self.process.pid)
+        return child.pid
+
+    def models(self) -> list[int]:
+        """Return the process ids of the model's instances."""
+        return [process.pid for process in model_processes(self.tritonserver())]
+
+    def ends(self) -> tuple[int, list[str]]:
+        """Wait for its end; return the exit code and the supervisor's own lines. Fails on a traceback."""
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in errors, errors
+        own = "triton_supervisor: "
+        return self.process.returncode, [line.removeprefix(own) for line in errors.splitlines() if line.startswith(own)]
+
+
+@contextmanager
+def supervisor(folder: Path, program: Sequence[str] = PROGRAM, **environment: str | Path) -> Iterator[Supervisor]:
+    """Run one in a session of its own; kill it at the end if it still runs. program: what Python runs."""
     fake = folder / "bin" / "tritonserver"
     fake.parent.mkdir()
     fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{_FAKE}" "$@"\n')
     fake.chmod(0o755)
     state_file = folder / "state" / "state.json"
     own = {"PATH": f"{fake.parent}:{os.environ['PATH']}", "TRITON_STATE_FILE": str(state_file)}
-    arguments = ("--allow-metrics=false", f"--http-port={free_port()}", *options)
     process = subprocess.Popen(
-        [sys.executable, "-P", *program, *arguments],
-        env={**os.environ, **own, **environment},
+        [sys.executable, "-P", *program, "--allow-metrics=false", f"--http-port={free_port()}"],
+        env=os.environ | own | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -122,14 +103,9 @@ def supervisor(
         yield Supervisor(process, state_file)
     finally:
         # tritonserver and the model, in a group of their own, would hold the pipe open.
-        groups = _children(process.pid) if process.poll() is None else []
+        groups = children(process.pid) if process.poll() is None else []
         process.kill()
         for group in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
+                os.killpg(group.pid, signal.SIGKILL)
         process.communicate()
-
-
-def _children(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in children.read_text().split()]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+UNWRITABLE = "TRITON_STATE_FILE is /nowhere/state: nothing can be announced: No such file or directory"
 PATHS = [str(ROOT / folder) for folder in ("client", "deploy/supervisor", "deploy/local")]
 
 
@@ -32,11 +33,7 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     ("arguments", "environment", "line"),
     [
         (["announce"], {}, "TRITON_STATE_FILE is not set; it must be the server's, which looks beside it"),
-        (
-            ["announce"],
-            {"TRITON_STATE_FILE": "/nowhere/state"},
-            "TRITON_STATE_FILE is /nowhere/state: nothing can be announced: No such file or directory",
-        ),
+        (["announce"], {"TRITON_STATE_FILE": "/nowhere/state"}, UNWRITABLE),
         (["announce", "--seconds", "-1"], {}, "--seconds is -1; it must be 0 ... 3600"),
         ([], {"TRITON_GRACE_SECONDS": "x"}, "TRITON_GRACE_SECONDS is 'x'; it must be a whole number, 1 ... 3600"),
     ],

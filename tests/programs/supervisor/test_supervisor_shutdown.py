@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from programs.supervisor.supervisors import PROGRAM, Supervisor, alive, free_port, supervisor, until
-from triton_supervisor.process_table import model_processes
+from programs.supervisor.supervisors import PROGRAM, Supervisor, alive, free_port, supervisor
+from triton_supervisor.state import announcement_file
 
 # Without the ten seconds for the model's own end.
 UNLOADS_QUICKLY = """
@@ -42,22 +42,24 @@ GONE = "the model process {} is gone: it crashed, or was killed; the server ends
 @pytest.fixture
 def busy(tmp_path: Path) -> Path:
     """A file: while it exists, a request is running that unloading waits for."""
-    path = tmp_path / "busy"
-    path.touch()
-    return path
+    (tmp_path / "busy").touch()
+    return tmp_path / "busy"
 
 
 @pytest.fixture
-def loads(tmp_path: Path) -> Path:
-    """A file: while it exists, the model is loading."""
-    path = tmp_path / "loads"
-    path.touch()
-    return path
+def loading(tmp_path: Path) -> Iterator[tuple[Supervisor, Path]]:
+    """A supervisor whose model is loading while a file exists."""
+    loads = tmp_path / "loads"
+    loads.touch()
+    with supervisor(tmp_path, FAKE_LOADS=loads) as one:
+        one.wait_for("starting")
+        one.tritonserver()
+        yield one, loads
 
 
 @contextmanager
 def _serving(folder: Path, program: Sequence[str] = PROGRAM, **environment: str | Path) -> Iterator[Supervisor]:
-    with supervisor(folder, {name: str(value) for name, value in environment.items()}, program=program) as one:
+    with supervisor(folder, program, **environment) as one:
         one.wait_for("serving")
         yield one
 
@@ -65,7 +67,7 @@ def _serving(folder: Path, program: Sequence[str] = PROGRAM, **environment: str 
 @pytest.mark.parametrize("terminal", [False, True], ids=["SIGTERM", "Ctrl-C"])
 def test_accepted_requests_are_answered_before_the_end(tmp_path: Path, busy: Path, terminal: bool) -> None:
     with _serving(tmp_path, FAKE_BUSY=busy) as one:
-        model = one.model_process()
+        (model,) = one.models()
         if terminal:
             # A terminal signals the whole group of its first process.
             os.killpg(one.process.pid, signal.SIGINT)
@@ -79,17 +81,36 @@ def test_accepted_requests_are_answered_before_the_end(tmp_path: Path, busy: Pat
     assert one.condition()["reason"] == "everything that was accepted is answered"
 
 
-def test_idle_connections_do_not_delay_the_end(tmp_path: Path) -> None:
-    with _serving(tmp_path, FAKE_WAITS="1") as one:
-        tritonserver = one.tritonserver()
+REFUSED = 'the model can\'t be unloaded (HTTP 503: {"error": "not today"}); tritonserver gets SIGTERM instead'
+CUT_OFF = "the model isn't unloaded within 1.5 s; requests that still ran are cut off"
+
+
+@pytest.mark.parametrize(
+    ("environment", "program", "code", "lines"),
+    [
+        # An idle connection.
+        ({"FAKE_WAITS": "1"}, PROGRAM, 0, []),
+        ({"FAKE_REFUSES": "not today"}, PROGRAM, 0, [REFUSED]),
+        ({"FAKE_FINALIZES": "600", "TRITON_GRACE_SECONDS": "1"}, ("-c", UNLOADS_QUICKLY), 1, [CUT_OFF]),
+        # One after the other, longer than a model without processes has to be unloaded.
+        pytest.param({"FAKE_INSTANCES": "2", "FAKE_FINALIZES": "4"}, PROGRAM, 0, [], marks=pytest.mark.long),
+    ],
+    ids=["idle", "refused", "hanging", "two"],
+)
+def test_sigterm_ends_the_server_and_its_model(
+    tmp_path: Path, environment: dict[str, str], program: Sequence[str], code: int, lines: list[str]
+) -> None:
+    with _serving(tmp_path, program, **environment) as one:
+        tritonserver, models = one.tritonserver(), one.models()
+        assert len(models) == int(environment.get("FAKE_INSTANCES", "1"))
         one.send(signal.SIGTERM)
-        assert one.ends() == (0, [])
-        assert not alive(tritonserver)
+        assert one.ends() == (code, lines)
+        assert not any(alive(pid) for pid in (tritonserver, *models))
 
 
 def test_a_second_signal_kills(tmp_path: Path, busy: Path) -> None:
     with _serving(tmp_path, FAKE_BUSY=busy) as one:
-        model = one.model_process()
+        (model,) = one.models()
         one.send(signal.SIGTERM)
         one.wait_for("draining")
         one.send(signal.SIGTERM)
@@ -97,51 +118,29 @@ def test_a_second_signal_kills(tmp_path: Path, busy: Path) -> None:
         assert not alive(model)
 
 
-def test_a_model_that_hangs_in_finalize_is_killed_after_the_grace_period(tmp_path: Path) -> None:
-    with _serving(tmp_path, ("-c", UNLOADS_QUICKLY), FAKE_FINALIZES="600", TRITON_GRACE_SECONDS="1") as one:
-        model = one.model_process()
-        one.send(signal.SIGTERM)
-        assert one.ends() == (1, ["the model isn't unloaded within 1.5 s; requests that still ran are cut off"])
-        assert not alive(model)
-
-
-@pytest.mark.long
-def test_instances_may_end_one_after_the_other(tmp_path: Path) -> None:
-    """Longer than a model without processes has to be unloaded."""
-    with _serving(tmp_path, FAKE_INSTANCES="2", FAKE_FINALIZES="4") as one:
-        assert len(model_processes(one.tritonserver())) == 2
-        one.send(signal.SIGTERM)
-        assert one.ends() == (0, [])
-
-
-def test_the_death_of_one_of_two_instances_ends_the_server(tmp_path: Path) -> None:
-    with _serving(tmp_path, FAKE_INSTANCES="2") as one:
-        first, second = (process.pid for process in model_processes(one.tritonserver()))
-        os.kill(second, signal.SIGKILL)
-        assert one.ends() == (70, [GONE.format(second)])
-        assert not alive(first)
-
-
-@pytest.mark.parametrize("draining", [False, True])
-def test_a_dead_model_process_ends_the_server_with_code_70(tmp_path: Path, busy: Path, draining: bool) -> None:
-    with _serving(tmp_path, FAKE_BUSY=busy) as one:
-        model, tritonserver = one.model_process(), one.tritonserver()
+@pytest.mark.parametrize(("instances", "draining"), [(1, False), (1, True), (2, False)])
+def test_a_dead_model_process_ends_the_server_with_code_70(
+    tmp_path: Path, busy: Path, instances: int, draining: bool
+) -> None:
+    with _serving(tmp_path, FAKE_BUSY=busy, FAKE_INSTANCES=str(instances)) as one:
+        tritonserver, models = one.tritonserver(), one.models()
+        assert len(models) == instances
         if draining:
             one.send(signal.SIGTERM)
             one.wait_for("draining")
-        os.kill(model, signal.SIGKILL)
+        os.kill(models[-1], signal.SIGKILL)
         code, (line,) = one.ends()
         assert code == 70
-        assert line.startswith(f"the model process {model} ")
-        assert draining or line == GONE.format(model)
-        assert not alive(tritonserver)
+        assert line.startswith(f"the model process {models[-1]} ")
+        assert draining or line == GONE.format(models[-1])
+        assert not any(alive(pid) for pid in (tritonserver, *models))
     assert one.condition()["state"] == "failed"
-    assert str(model) in one.condition()["reason"]
+    assert str(models[-1]) in one.condition()["reason"]
 
 
 def test_a_signal_during_the_imports_ends_the_server_in_order(tmp_path: Path) -> None:
     """The kernel drops a signal that process 1 neither handles nor blocks; another process would die of it."""
-    with supervisor(tmp_path, {}, program=("-c", ENDED_AT_ONCE)) as one:
+    with supervisor(tmp_path, ("-c", ENDED_AT_ONCE)) as one:
         assert one.ends() == (0, [])
 
 
@@ -150,35 +149,31 @@ def test_a_signal_ends_an_announcement() -> None:
     assert announcing.returncode == -signal.SIGTERM
 
 
-def test_a_state_that_could_not_be_written_is_written_later(tmp_path: Path, loads: Path) -> None:
-    with supervisor(tmp_path, {"FAKE_LOADS": str(loads)}) as one:
-        one.wait_for("starting")
-        until(one.has_child)
-        shutil.rmtree(one.state_file.parent)
-        loads.unlink()
-        assert one.process.stderr is not None
-        line = one.process.stderr.readline()
-        assert line.startswith(f"triton_supervisor: the state file {one.state_file} can't be written any more: ")
-        one.state_file.parent.mkdir()
-        one.wait_for("serving")
-        one.send(signal.SIGTERM)
-        assert one.ends() == (0, [])
+def test_a_state_that_could_not_be_written_is_written_later(loading: tuple[Supervisor, Path]) -> None:
+    one, loads = loading
+    shutil.rmtree(one.state_file.parent)
+    loads.unlink()
+    assert one.process.stderr is not None
+    line = one.process.stderr.readline()
+    assert line.startswith(f"triton_supervisor: the state file {one.state_file} can't be written any more: ")
+    one.state_file.parent.mkdir()
+    one.wait_for("serving")
+    one.send(signal.SIGTERM)
+    assert one.ends() == (0, [])
 
 
-def test_a_loading_server_ends_at_once(tmp_path: Path, loads: Path) -> None:
-    with supervisor(tmp_path, {"FAKE_LOADS": str(loads)}) as one:
-        one.wait_for("starting")
-        until(one.has_child)
-        one.send(signal.SIGTERM)
-        assert one.ends() == (0, [])
+def test_a_loading_server_ends_at_once(loading: tuple[Supervisor, Path]) -> None:
+    one, _ = loading
+    one.send(signal.SIGTERM)
+    assert one.ends() == (0, [])
 
 
 def test_an_announced_shutdown_has_no_second_notice(tmp_path: Path) -> None:
     with _serving(tmp_path, TRITON_NOTICE_SECONDS="3600") as one:
-        one.announce()
+        announcement_file(one.state_file).touch()
         one.wait_for("draining")
         assert one.condition()["reason"] == "the end is announced; still serving"
-        assert alive(one.model_process())
+        assert len(one.models()) == 1
         one.send(signal.SIGTERM)
         assert one.ends() == (0, [])
 
@@ -191,23 +186,14 @@ def test_the_ready_port_answers_503_during_the_notice(tmp_path: Path) -> None:
         one.send(signal.SIGTERM)
         one.wait_for("draining")
         assert _ready(port) == (503, "told to end\n")
-        assert alive(one.model_process()), "the notice is over before its time"
+        assert len(one.models()) == 1, "the notice is over before its time"
         one.send(signal.SIGTERM)
         assert one.ends()[0] == 128 + signal.SIGKILL
 
 
-def test_a_model_that_cannot_be_unloaded_gets_sigterm(tmp_path: Path) -> None:
-    with _serving(tmp_path, FAKE_REFUSES="not today") as one:
-        one.send(signal.SIGTERM)
-        assert one.ends() == (
-            0,
-            ['the model can\'t be unloaded (HTTP 503: {"error": "not today"}); tritonserver gets SIGTERM instead'],
-        )
-
-
 def test_the_code_of_a_server_that_ends_by_itself_is_returned(tmp_path: Path) -> None:
     with _serving(tmp_path) as one:
-        model = one.model_process()
+        (model,) = one.models()
         os.kill(one.tritonserver(), signal.SIGKILL)
         assert one.ends() == (128 + signal.SIGKILL, [])
         assert not alive(model), "an orphan of the server outlives process 1"

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 
 import pytest
 from programs.supervisor.fake_tritonserver import MODEL_PROCESS
@@ -36,13 +35,9 @@ def model() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def _of(model: subprocess.Popen[bytes]) -> ModelProcess:
-    (found,) = (process for process in model_processes(os.getpid()) if process.pid == model.pid)
-    return found
-
-
 def test_a_stopped_process_runs_and_a_zombie_does_not(model: subprocess.Popen[bytes]) -> None:
-    process = _of(model)
+    (process,) = model_processes(os.getpid())
+    assert process.pid == model.pid
     os.kill(model.pid, signal.SIGSTOP)
     assert process.runs()
     os.kill(model.pid, signal.SIGKILL)
@@ -51,18 +46,14 @@ def test_a_stopped_process_runs_and_a_zombie_does_not(model: subprocess.Popen[by
     assert process not in model_processes(os.getpid())
 
 
-def test_a_later_process_with_the_same_pid_is_another_one(model: subprocess.Popen[bytes]) -> None:
-    assert not ModelProcess(model.pid, started="1").runs()
-
-
-def test_only_children_of_the_server_are_model_processes(model: subprocess.Popen[bytes]) -> None:
+def test_a_model_process_is_a_child_of_the_server_and_known_by_its_start(model: subprocess.Popen[bytes]) -> None:
     assert model_processes(model.pid) == frozenset()
+    assert not ModelProcess(model.pid, started="1").runs()
 
 
 def test_a_gone_process_is_a_death_while_the_server_listens(model: subprocess.Popen[bytes]) -> None:
     listens = True
-    lines: list[str] = []
-    watch = Watch(os.getpid(), lambda: listens, None, lines.append)
+    watch = Watch(os.getpid(), lambda: listens, None, pytest.fail)
     watch.begin()
     assert watch.death() is None
     model.kill()
@@ -71,11 +62,10 @@ def test_a_gone_process_is_a_death_while_the_server_listens(model: subprocess.Po
     # Another process has terminated Triton, which ends the model itself.
     listens = False
     assert watch.death() is None
-    assert lines == []
 
 
 def test_a_process_that_dies_as_the_model_gets_ready_is_a_death(model: subprocess.Popen[bytes]) -> None:
-    watch = Watch(os.getpid(), lambda: True, None, lambda line: pytest.fail(line))
+    watch = Watch(os.getpid(), lambda: True, None, pytest.fail)
     watch.wait()
     model.kill()
     until(lambda: model_processes(os.getpid()) == frozenset())
@@ -100,7 +90,7 @@ def test_only_consecutive_probe_failures_are_a_death() -> None:
         asked.append(answers[len(asked)])
         return Verdict(asked[-1], f"answer {len(asked)}")
 
-    liveness = Liveness(probe, QUICK, lambda line: pytest.fail(line))
+    liveness = Liveness(probe, QUICK, pytest.fail)
     liveness.begin()
     until(lambda: liveness.death() is not None)
     assert liveness.death() == f"answer {len(answers)}"
@@ -125,7 +115,7 @@ def test_a_probe_that_raises_is_reported_and_repeated() -> None:
 
 
 def test_a_probe_result_during_unloading_is_discarded() -> None:
-    liveness = Liveness(lambda: Verdict(False, "no token"), QUICK, lambda line: pytest.fail(line))
+    liveness = Liveness(lambda: Verdict(False, "no token"), QUICK, pytest.fail)
     liveness.begin()
     until(lambda: liveness.death() == "no token")
     liveness.end()
@@ -140,33 +130,50 @@ def test_a_stuck_model_is_declared_dead_in_time() -> None:
         assert pace.step_age + FAILURES * (pace.timeout + pace.every) <= seconds
 
 
-@contextmanager
-def _stopped_client() -> Iterator[tuple[socket.socket, int]]:
-    """A client that reads nothing, and how many bytes this process has written to it: until the buffers were full."""
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flushing, "PAUSE_S", 0.05)
+    monkeypatch.setattr(flushing, "STALLED_S", 600.0)
+
+
+@pytest.fixture
+def stopped_client() -> Iterator[Callable[[int], None]]:
+    """A client that reads nothing of what this process has written to it, until the buffers were full.
+
+    The fixture is a function that makes it read a fraction: all for 1, a half for 2.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert port in listening_ports(os.getpid())
-        before = unsent_bytes(os.getpid())
+        before, written = unsent_bytes(os.getpid()), 0
         with socket.create_connection(("127.0.0.1", port)) as client:
             server, _ = listener.accept()
             with server:
                 server.setblocking(False)
-                written = 0
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         written += server.send(b"x" * 65536)
                 until(lambda: unsent_bytes(os.getpid()) > before)
-                yield client, written
+
+                def read(parts: int) -> None:
+                    size = written // parts
+                    while size > 0:
+                        size -= len(client.recv(min(size, 1 << 20)))
+
+                yield read
     assert port not in listening_ports(os.getpid())
 
 
-def _read(client: socket.socket, size: int) -> None:
-    while size > 0:
-        size -= len(client.recv(min(size, 1 << 20)))
+def _waits(waiting: Iterator[None], seconds: float) -> None:
+    """Check that it goes on for this time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        next(waiting)
+        time.sleep(0.01)
 
 
 def _ends(waiting: Iterator[None]) -> float:
-    """Iterate to the end."""
+    """Iterate to the end; return the seconds."""
     began = time.monotonic()
     for _ in waiting:
         assert time.monotonic() - began < PATIENCE_S
@@ -174,50 +181,33 @@ def _ends(waiting: Iterator[None]) -> float:
     return time.monotonic() - began
 
 
-def test_unsent_bytes_are_those_a_client_has_not_read() -> None:
-    before = unsent_bytes(os.getpid())
-    with _stopped_client() as (client, written):
-        _read(client, written)
-        until(lambda: unsent_bytes(os.getpid()) == before)
+def test_unsent_bytes_are_those_a_client_has_not_read(stopped_client: Callable[[int], None]) -> None:
+    stopped_client(1)
+    until(lambda: unsent_bytes(os.getpid()) == 0)
 
 
-def test_flush_ends_when_clients_have_read_everything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(flushing, "PAUSE_S", 0.05)
-    monkeypatch.setattr(flushing, "STALLED_S", 600.0)
-    with _stopped_client() as (client, written):
-        waiting = flush(os.getpid(), time.monotonic() + 600)
-        until_then = time.monotonic() + 10 * flushing.PAUSE_S
-        while time.monotonic() < until_then:
-            next(waiting)
-            time.sleep(0.01)
-        _read(client, written)
-        _ends(waiting)
+def test_flush_ends_when_clients_have_read_everything(stopped_client: Callable[[int], None]) -> None:
+    waiting = flush(os.getpid(), time.monotonic() + 600)
+    _waits(waiting, 10 * flushing.PAUSE_S)
+    stopped_client(1)
+    _ends(waiting)
 
 
 def test_flush_waits_for_a_slow_client_and_abandons_a_stalled_one(
-    monkeypatch: pytest.MonkeyPatch,
+    stopped_client: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flushing, "PAUSE_S", 0.05)
     monkeypatch.setattr(flushing, "STALLED_S", 1.0)
-    with _stopped_client() as (client, written):
-        waiting = flush(os.getpid(), time.monotonic() + 600)
-        # A sixteenth at a time: for twice as long as one that reads nothing has.
-        for _ in range(8):
-            _read(client, written // 16)
-            until_then = time.monotonic() + flushing.STALLED_S / 4
-            while time.monotonic() < until_then:
-                next(waiting)
-                time.sleep(0.01)
-        assert flushing.STALLED_S / 2 < _ends(waiting) < PATIENCE_S / 2
+    waiting = flush(os.getpid(), time.monotonic() + 600)
+    # A sixteenth at a time: for twice as long as one that reads nothing has.
+    for _ in range(8):
+        stopped_client(16)
+        _waits(waiting, flushing.STALLED_S / 4)
+    assert flushing.STALLED_S / 2 < _ends(waiting) < PATIENCE_S / 2
 
 
-def test_flush_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flushing, "PAUSE_S", 0.05)
-    monkeypatch.setattr(flushing, "STALLED_S", 600.0)
-    with _stopped_client():
-        assert _ends(flush(os.getpid(), time.monotonic() + 0.3)) >= 0.25
+@pytest.mark.usefixtures("stopped_client")
+def test_flush_ends_at_the_deadline() -> None:
+    assert _ends(flush(os.getpid(), time.monotonic() + 0.3)) >= 0.25
 
 
 def test_a_gone_process_has_no_sockets(model: subprocess.Popen[bytes]) -> None:

@@ -1,14 +1,15 @@
 """A launcher in a process of its own, and its processes as seen from outside."""
 
+import contextlib
 import json
 import os
 import subprocess
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from programs.supervisor.supervisors import until
+from programs.supervisor.supervisors import alive, until
 from triton_supervisor.process_table import children, model_processes
 
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -17,19 +18,66 @@ SOON_S = 20.0
 
 @dataclass
 class Launcher:
-    """A launcher in a process of its own; `facts` is the content of its ready file."""
+    """A launcher in a process of its own, and what it must not leave behind."""
 
     process: subprocess.Popen[str]
     ready_file: Path
+    processes: set[int] = field(default_factory=set)
+    regions: set[Path] = field(default_factory=set)
 
     def facts(self) -> dict[str, str]:
+        """Return the content of the ready file, once it is there."""
         until(lambda: self.ready_file.exists() or self.process.poll() is not None)
         assert self.ready_file.exists(), self.process.communicate()
         facts: dict[str, str] = json.loads(self.ready_file.read_text())
+        self._watch(int(facts["pid"]))
+        assert len(self.processes) == 3, "guard, tritonserver, stub"
         return facts
+
+    def loading_tritonserver(self) -> int:
+        """Return the pid of tritonserver, once the stub is loading the model."""
+        found: list[int] = []
+
+        def stub_runs() -> bool:
+            assert self.process.poll() is None, self.process.communicate()
+            servers = [server.pid for guard in children(self.process.pid) for server in children(guard.pid)]
+            found.extend(server for server in servers if model_processes(server))
+            return bool(found)
+
+        until(stub_runs)
+        self._watch(found[0])
+        return found[0]
+
+    def is_gone(self) -> bool:
+        """Return whether none of its processes and of the stub's shared memory is left."""
+        return not any(map(alive, self.processes)) and not any(region.exists() for region in self.regions)
+
+    def ends(self, within: float = SOON_S) -> tuple[int, str, str]:
+        """Wait for its end, which leaves nothing behind; return the exit code, stdout and stderr."""
+        output, errors = self.process.communicate(timeout=within)
+        assert self.is_gone()
+        assert not self.ready_file.exists()
+        return self.process.returncode, output, errors
+
+    def _watch(self, tritonserver: int) -> None:
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+                if int(session) == os.getsid(tritonserver) and state != "Z":
+                    self.processes.add(int(stat.parent.name))
+        maps = Path(f"/proc/{tritonserver}/maps").read_text().splitlines()
+        self.regions |= {
+            Path(line.split()[-1]) for line in maps if "/dev/shm/triton_python_backend_shm_region_" in line
+        }
+        assert self.regions
 
 
 Launch = Callable[..., Launcher]
+
+
+def own_lines(errors: str) -> list[str]:
+    """Return the launcher's own lines among those of stderr."""
+    return [line for line in errors.splitlines() if line.startswith("triton_local: ")]
 
 
 def get(url: str) -> str:
@@ -42,36 +90,3 @@ def generate(address: str, text: str) -> str:
     request = urllib.request.Request(f"http://{address}/v2/models/llama/generate", body)
     with urllib.request.urlopen(request, timeout=20) as response:
         return str(json.load(response)["text_output"])
-
-
-def session_of(pid: int) -> set[int]:
-    """The running processes in the session of tritonserver `pid`: the guard, tritonserver, the stub."""
-    session = os.getsid(pid)
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-        except OSError:
-            continue  # it has ended
-        if int(its_session) == session and state != "Z":
-            found.add(int(stat.parent.name))
-    return found
-
-
-def loading_tritonserver(launcher: Launcher) -> int:
-    """The pid of the tritonserver below `launcher`, once the stub is loading the model."""
-    found: list[int] = []
-
-    def stub_runs() -> bool:
-        assert launcher.process.poll() is None, launcher.process.communicate()
-        servers = [server.pid for guard in children(launcher.process.pid) for server in children(guard.pid)]
-        found.extend(server for server in servers if model_processes(server))
-        return bool(found)
-
-    until(stub_runs)
-    return found[0]
-
-
-def shared_memory_of(pid: int) -> set[Path]:
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {Path(line.split()[-1]) for line in maps if "/dev/shm/triton_python_backend_shm_region_" in line}

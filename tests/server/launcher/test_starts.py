@@ -5,8 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from programs.supervisor.supervisors import alive
-from server.launcher.launching import FREE_PORTS, SOON_S, Launch, generate, get, loading_tritonserver, session_of
+from server.launcher.launching import FREE_PORTS, Launch, generate, get
 from triton_local.errors import StartFailedError
 from triton_local.ports import HeldPorts
 from triton_local.server import LocalTriton
@@ -14,17 +13,17 @@ from triton_local.server import LocalTriton
 
 def test_a_model_that_is_not_ready_in_time_ends_the_start(launch: Launch, tmp_path: Path) -> None:
     launcher = launch(*FREE_PORTS, "--ready-timeout=2", LOAD_WHEN=str(tmp_path / "never"))
-    processes = session_of(loading_tritonserver(launcher))
-    _, errors = launcher.process.communicate(timeout=SOON_S)
-    assert launcher.process.returncode == 1
+    launcher.loading_tritonserver()
+    code, _, errors = launcher.ends()
+    assert code == 1
     assert "not ready within 2 s" in errors
-    assert not any(alive(process) for process in processes)
 
 
 def test_a_free_port_taken_while_the_model_loads_is_replaced(launch: Launch, tmp_path: Path) -> None:
     launcher = launch(*FREE_PORTS, LOAD_WHEN=str(tmp_path / "go"))
-    command = Path(f"/proc/{loading_tritonserver(launcher)}/cmdline").read_text().split("\0")
+    command = Path(f"/proc/{launcher.loading_tritonserver()}/cmdline").read_text().split("\0")
     chosen = next(int(option.split("=")[1]) for option in command if option.startswith("--metrics-port="))
+    launcher.processes.clear()
     with socket.create_server(("127.0.0.1", chosen)):
         (tmp_path / "go").touch()
         facts = launcher.facts()
@@ -33,9 +32,8 @@ def test_a_free_port_taken_while_the_model_loads_is_replaced(launch: Launch, tmp
 
 
 def test_a_model_that_refuses_to_load_ends_the_start_with_its_reason(launch: Launch) -> None:
-    launcher = launch(*FREE_PORTS, REFUSE="1")
-    output, errors = launcher.process.communicate(timeout=SOON_S)
-    assert launcher.process.returncode == 1
+    code, output, errors = launch(*FREE_PORTS, REFUSE="1").ends()
+    assert code == 1
     message = errors[errors.index("triton_local: ") :]
     assert "ValueError: slots is 9000: must be in 1 ... 64" in message
     assert len(message.splitlines()) <= 4
@@ -43,9 +41,8 @@ def test_a_model_that_refuses_to_load_ends_the_start_with_its_reason(launch: Lau
 
 
 def test_a_refusal_of_tritonserver_is_one_line(launch: Launch) -> None:
-    launcher = launch(*FREE_PORTS, "--", "--no-such-option")
-    _, errors = launcher.process.communicate(timeout=SOON_S)
-    assert launcher.process.returncode == 1
+    code, _, errors = launch(*FREE_PORTS, "--", "--no-such-option").ends()
+    assert code == 1
     assert "unrecognized option '--no-such-option'" in errors.splitlines()[-1]
 
 
@@ -56,28 +53,19 @@ def test_a_refusal_of_tritonserver_is_one_line(launch: Launch) -> None:
         (["--model=./nowhere"], "model './nowhere' is neither an existing folder nor a hub id"),
         (["--", "--http-port=1"], "--http-port can't go to tritonserver directly"),
         (["--", "--exit-timeout-secs=inf"], "--exit-timeout-secs is 'inf'; it must be a whole number, 0 ... 3600"),
+        (
+            ["--grpc-port={taken}"],
+            "port {taken} (grpc) on 127.0.0.1 is in use: choose another with --grpc-port, 0 for any free one\n",
+        ),
     ],
 )
 def test_a_refusal_is_one_line_and_starts_nothing(launch: Launch, arguments: list[str], message: str) -> None:
-    launcher = launch(*FREE_PORTS, *arguments)
-    output, errors = launcher.process.communicate(timeout=SOON_S)
-    assert launcher.process.returncode == 2
-    assert message in errors
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        code, output, errors = launch(*FREE_PORTS, *(word.format(taken=taken) for word in arguments)).ends()
+    assert (code, output) == (2, "")
+    assert errors.startswith(f"triton_local: {message.format(taken=taken)}")
     assert len(errors.splitlines()) == 1
-    assert output == ""
-
-
-def test_a_taken_port_is_refused_before_the_start(launch: Launch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        launcher = launch("--http-port=0", f"--grpc-port={port}", "--metrics-port=0")
-        output, errors = launcher.process.communicate(timeout=SOON_S)
-    assert launcher.process.returncode == 2
-    assert errors == (
-        f"triton_local: port {port} (grpc) on 127.0.0.1 is in use: "
-        "choose another with --grpc-port, 0 for any free one\n"
-    )
-    assert output == ""
 
 
 def test_a_second_server_shares_the_runtime_and_has_its_own_arguments(
@@ -86,7 +74,11 @@ def test_a_second_server_shares_the_runtime_and_has_its_own_arguments(
     with LocalTriton(model_repository=repository) as first:
         with HeldPorts("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0}) as free:
             asked = free.numbers
-        before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()}
+
+        def runtimes() -> dict[str, tuple[int, int]]:
+            return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()}
+
+        before = runtimes()
         with LocalTriton(
             model_repository=repository,
             model=str(tmp_path),
@@ -97,7 +89,7 @@ def test_a_second_server_shares_the_runtime_and_has_its_own_arguments(
             grpc_port=asked["grpc"],
             metrics_port=asked["metrics"],
         ) as second:
-            assert before == {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()}
+            assert runtimes() == before
             assert len(before) == 1
             ports = {first.http_url, first.grpc_url, first.metrics_url}
             ports |= {second.http_url, second.grpc_url, second.metrics_url}

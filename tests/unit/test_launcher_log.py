@@ -26,31 +26,22 @@ SOCKET = (
     "Unavailable - Socket '127.0.0.1:18000' already in use \""
 )
 ENDING = "error: creating server: Internal - failed to load all models"
+TRACEBACK = "Traceback (most recent call last):"
 TABLE = ["I1121 00:42:12.128978 15186 server.cc:674] ", "+-------+", "| Model |", "+-------+", "", ""]
 
 
-def test_warnings_prints_and_lines_of_the_model_are_shown() -> None:
-    view = TerminalView(has_gpu=False)
-    lines = [CUDA, LOADING, MODEL_INFO, MODEL_WARNING, "Traceback (most recent call last):", *TABLE, NVML, DCGM, LOAD]
-    assert [line for line in lines if view.shows(line)] == [
-        MODEL_INFO,
-        MODEL_WARNING,
-        "Traceback (most recent call last):",
-        LOAD,
-    ]
-
-
-def test_gpu_errors_are_shown_on_a_machine_with_a_gpu() -> None:
-    view = TerminalView(has_gpu=True)
-    assert [line for line in (CUDA, NVML, DCGM) if view.shows(line)] == [CUDA, NVML, DCGM]
-
-
-def test_tables_of_the_model_are_shown() -> None:
-    view = TerminalView(has_gpu=False)
-    assert [line for line in (MODEL_WARNING, "| weights | 6 MB |") if view.shows(line)] == [
-        MODEL_WARNING,
-        "| weights | 6 MB |",
-    ]
+@pytest.mark.parametrize(
+    ("has_gpu", "shown", "hidden"),
+    [
+        (False, [MODEL_INFO, MODEL_WARNING, TRACEBACK], [CUDA, LOADING, *TABLE, NVML, DCGM]),
+        # A table of the model follows a line of the model.
+        (False, [MODEL_WARNING, "| weights | 6 MB |", LOAD], []),
+        (True, [CUDA, NVML, DCGM], [LOADING]),
+    ],
+)
+def test_warnings_prints_and_lines_of_the_model_are_shown(has_gpu: bool, shown: list[str], hidden: list[str]) -> None:
+    view = TerminalView(has_gpu=has_gpu)
+    assert [line for line in (*shown, *hidden) if view.shows(line)] == shown
 
 
 def test_a_quoted_message_is_unquoted() -> None:

@@ -60,13 +60,6 @@ def test_a_model_path_that_does_not_exist_is_refused(
         resolve_model(typo)
 
 
-def test_a_taken_port_is_refused_with_its_option() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(PortInUseError, match=rf"port {port} \(grpc\) on 127\.0\.0\.1 is in use.*--grpc-port"):
-            HeldPorts("127.0.0.1", {**FREE, "grpc": port})
-
-
 def test_one_port_for_two_services_is_refused() -> None:
     with pytest.raises(PortInUseError, match="port 18123 is set twice: http and metrics"):
         HeldPorts("127.0.0.1", {"http": 18123, "grpc": 0, "metrics": 18123})
@@ -85,35 +78,31 @@ def test_a_host_without_an_ipv4_address_is_refused(host: str) -> None:
         resolve_host(host)
 
 
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "--http-port=1",
-        "--model-config-name=x",
-        "--grpc-address",
-        "stray",
-        # tritonserver accepts abbreviations.
-        "--exit-timeout=5",
-        "--http-p=1",
-        "--allow-met=off",
-    ],
-)
+# tritonserver accepts abbreviations.
+SHORT = ("--exit-timeout=5", "--http-p=1", "--allow-met=off")
+
+
+@pytest.mark.parametrize("argument", ["--http-port=1", "--model-config-name=x", "--grpc-address", "stray", *SHORT])
 @pytest.mark.parametrize("supervised", [True, False])
 def test_arguments_that_the_launcher_sets_are_refused(argument: str, supervised: bool) -> None:
     with pytest.raises(ReservedArgumentError, match=argument.split("=")[0]):
         check_extra_arguments([argument], supervised)
 
 
-def test_arguments_that_the_supervisor_sets_are_refused() -> None:
-    with pytest.raises(ReservedArgumentError, match=r"--model-control-mode .* use --unsupervised"):
-        check_extra_arguments(["--model-control-mode=poll"], supervised=True)
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--model-control-mode=poll", "--model-control-mode .* use --unsupervised"),
+        ("--http-restricted-api=inference:k=v", "a supervised tritonserver, .*; use a proxy"),
+        ("--grpc-restricted-protocol=health:k=v", "a supervised tritonserver, .*; use a proxy"),
+    ],
+)
+def test_arguments_that_the_supervisor_sets_are_refused(argument: str, message: str) -> None:
+    with pytest.raises(ReservedArgumentError, match=message):
+        check_extra_arguments([argument], supervised=True)
     with pytest.raises(ReservedArgumentError, match="--model-control is cut short"):
         check_extra_arguments(["--model-control=none"], supervised=True)
-    for restricted in ("--http-restricted-api=inference:k=v", "--grpc-restricted-protocol=health:k=v"):
-        with pytest.raises(ReservedArgumentError, match=r"a supervised tritonserver, .*; use a proxy"):
-            check_extra_arguments([restricted], supervised=True)
-        check_extra_arguments([restricted], supervised=False)
-    check_extra_arguments(["--model-control-mode=poll"], supervised=False)
+    check_extra_arguments([argument], supervised=False)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from triton_local.errors import (
 )
 from triton_local.installation import Interpreter, TritonWheel, find_wheel
 from triton_local.process import Supervised
-from triton_local.runtime import cache_root, prepare_runtime
+from triton_local.runtime import Runtime, cache_root, prepare_runtime
 
 INTERPRETER = Interpreter.current()
 
@@ -25,6 +26,11 @@ INTERPRETER = Interpreter.current()
 @pytest.fixture
 def wheel() -> TritonWheel:
     return find_wheel(INTERPRETER.site_packages)
+
+
+@pytest.fixture
+def runtime(wheel: TritonWheel, tmp_path: Path) -> Runtime:
+    return prepare_runtime(wheel, INTERPRETER, tmp_path)
 
 
 def test_a_missing_libpython_is_refused_with_its_debian_package(tmp_path: Path) -> None:
@@ -46,9 +52,7 @@ def test_a_missing_wheel_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_half_installed_wheel_is_refused_with_the_missing_part(tmp_path: Path, wheel: TritonWheel) -> None:
     metadata_folder = tmp_path / f"nvidia_pytriton-{wheel.version}.dist-info"
     metadata_folder.mkdir()
-    (metadata_folder / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: {wheel.version}\n"
-    )
+    (metadata_folder / "METADATA").write_text(f"Name: nvidia-pytriton\nVersion: {wheel.version}\n")
     with pytest.raises(MissingWheelError, match=r"is installed without .*tritonserver"):
         find_wheel([tmp_path])
 
@@ -71,24 +75,19 @@ def test_the_environment_sets_the_cache() -> None:
 
 
 def test_concurrent_first_starts_share_one_runtime(tmp_path: Path, wheel: TritonWheel) -> None:
-    roots: list[Path] = []
     together = threading.Barrier(8)
 
-    def start() -> None:
+    def start(_: int) -> Path:
         together.wait()
-        roots.append(prepare_runtime(wheel, INTERPRETER, tmp_path).root)
+        return prepare_runtime(wheel, INTERPRETER, tmp_path).root
 
-    threads = [threading.Thread(target=start) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(roots) == 8
-    assert set(roots) == set(tmp_path.iterdir()), "a half-built runtime is left"
+    with ThreadPoolExecutor(8) as pool:
+        roots = set(pool.map(start, range(8)))
+    assert roots == set(tmp_path.iterdir()), "a half-built runtime is left"
+    assert len(roots) == 1
 
 
-def test_a_runtime_that_lost_a_file_is_rebuilt(tmp_path: Path, wheel: TritonWheel) -> None:
-    runtime = prepare_runtime(wheel, INTERPRETER, tmp_path)
+def test_a_runtime_that_lost_a_file_is_rebuilt(runtime: Runtime, tmp_path: Path, wheel: TritonWheel) -> None:
     stub = runtime.backends / "python" / "triton_python_backend_stub"
     stub.unlink()
     assert prepare_runtime(wheel, INTERPRETER, tmp_path).root == runtime.root
@@ -96,17 +95,11 @@ def test_a_runtime_that_lost_a_file_is_rebuilt(tmp_path: Path, wheel: TritonWhee
     assert list(tmp_path.iterdir()) == [runtime.root]
 
 
-def test_the_stub_links_this_interpreters_libpython(tmp_path: Path, wheel: TritonWheel) -> None:
-    runtime = prepare_runtime(wheel, INTERPRETER, tmp_path)
+def test_the_stub_links_this_interpreters_libpython(runtime: Runtime) -> None:
     inherited = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/cuda"}
     environment = server_environment(runtime, inherited, "gpt2", {"A": "b"}, grace=90, stuck=30.0)
-    linked = subprocess.run(
-        ["ldd", str(runtime.backends / "python" / "triton_python_backend_stub")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    stub = str(runtime.backends / "python" / "triton_python_backend_stub")
+    linked = subprocess.run(["ldd", stub], env=environment, capture_output=True, text=True, check=True).stdout
     assert f"{runtime.root}/lib/{INTERPRETER.libpython().name}" in linked
     assert "not found" not in linked
     assert environment["PATH"].split(":")[0] == str(INTERPRETER.executable.parent)
@@ -115,9 +108,7 @@ def test_the_stub_links_this_interpreters_libpython(tmp_path: Path, wheel: Trito
     assert environment["A"] == "b"
 
 
-def test_the_model_has_the_launchers_seconds_unless_set(tmp_path: Path, wheel: TritonWheel) -> None:
-    runtime = prepare_runtime(wheel, INTERPRETER, tmp_path)
-
+def test_the_model_has_the_launchers_seconds_unless_set(runtime: Runtime) -> None:
     def seconds(inherited: dict[str, str], overrides: dict[str, str], stuck: float | None = 30.0) -> list[str | None]:
         environment = server_environment(runtime, inherited, None, overrides, grace=90, stuck=stuck)
         return [environment.get(f"LLAMA_{name}_SECONDS") for name in ("DRAIN", "STUCK")]

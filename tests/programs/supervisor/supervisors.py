@@ -90,10 +90,10 @@ def supervisor(folder: Path, program: Sequence[str] = PROGRAM, **environment: st
     fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{_FAKE}" "$@"\n')
     fake.chmod(0o755)
     state_file = folder / "state" / "state.json"
-    own = {"PATH": f"{fake.parent}:{os.environ['PATH']}", "TRITON_STATE_FILE": str(state_file)}
+    path = f"{fake.parent}:{os.environ['PATH']}"
     process = subprocess.Popen(
         [sys.executable, "-P", *program, "--allow-metrics=false", f"--http-port={free_port()}"],
-        env=os.environ | own | environment,
+        env={**os.environ, "PATH": path, "TRITON_STATE_FILE": state_file, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

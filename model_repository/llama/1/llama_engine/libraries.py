@@ -26,17 +26,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _compile_on_first_call(function: Callable[P, T] | None = None, *, dynamic: bool | None = None) -> object:
-    """Stand in for `torch.compile` as a decorator, with the only option that bitsandbytes gives it."""
-    if function is None:
-        return functools.partial(_compile_on_first_call, dynamic=dynamic)
-    compiled = functools.cache(lambda: torch.compile(function, dynamic=dynamic))
+def _compile_on_first_call(function: Callable[P, T] | None = None, **options: object) -> object:
+    """Stand in for `torch.compile` as a decorator, with or without options."""
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return compiled()(*args, **kwargs)
+    def decorate(decorated: Callable[P, T]) -> Callable[P, T]:
+        @functools.cache
+        def compiled() -> Callable[P, T]:
+            function: Callable[P, T] = torch.compile(decorated, **options)  # type: ignore[call-overload]  # any options
+            return function
 
-    return call
+        @functools.wraps(decorated)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            return compiled()(*args, **kwargs)
+
+        return call
+
+    return decorate if function is None else decorate(function)
 
 
 def _drop(logger: str, text: str) -> None:

@@ -25,27 +25,16 @@ PEERS = {
 STREAMED = ("triton_llama_int8", "triton_llama_fp32", "transformers_serve")
 
 
-def machine() -> Content:
-    return {
-        "commit": "0123456789abcdef0123456789abcdef01234567",
-        "uncommitted_changes": False,
-        "device": "CPU: Made-up 9000",
-        "cores": 2,
-        "memory_gib": 4.0,
-        "python": "3.11.7",
-        "versions": {"torch": "2.13.0+cpu", "transformers": "5.23.0", "locust": "2.47.0"},
-    }
-
-
 def result(kind: str, command: str, measurements: Content, **sections: object) -> Content:
-    """A result's file in the form that setting.results writes."""
-    head = {
-        "kind": kind,
-        "date": "2001-01-01T00:00:00+00:00",
-        "machine": machine(),
-        "settings": {"model": "a made-up Llama", "threads": 1},
-    }
-    return {**head, "command": command, "measurements": measurements, **sections}
+    """A result's file in the form that perf.results writes."""
+    machine = {
+        "commit": "0123456789abcdef0123456789abcdef01234567", "uncommitted_changes": False,
+        "device": "CPU: Made-up 9000", "cores": 2, "python": "3.11.7",
+        "versions": {"torch": "2.13.0+cpu", "transformers": "5.23.0", "locust": "2.47.0"},
+    }  # fmt: skip
+    head = {"kind": kind, "date": "2001-01-01T00:00:00+00:00", "machine": machine, "command": command}
+    settings = {"model": "a made-up Llama", "threads": 1}
+    return {**head, "settings": settings, "measurements": measurements, **sections}
 
 
 def times(median: float) -> Content:
@@ -55,81 +44,48 @@ def times(median: float) -> Content:
 def measurement(server: str, title: str, weights: str, rate: float, mix: str, concurrency: int = 32) -> Content:
     """One server's measurement at `rate` tokens per second; latencies follow from Little's law."""
     return {
-        "server": server, "title": title, "family": "ours", "weights": weights, "generator": "locust",
-        "settings": {}, "command": "made up",
-        "load": {
-            "mix": mix, "arrivals": "closed", "concurrency": concurrency, "rate_per_second": None, "requests": 64,
-            "warmup_requests": 32, "prompt_tokens": 100, "mean_output_tokens": 200,
-        },
-        "requests": 64, "errors": 0, "duration_s": 12800 / rate, "output_tokens": 12800,
-        "requests_per_second": round(rate / 200, 4), "tokens_per_second": rate,
+        "server": server, "title": title, "weights": weights,
+        "load": {"mix": mix, "concurrency": concurrency, "rate_per_second": None, "mean_output_tokens": 200},
+        "requests": 64, "errors": 0, "requests_per_second": round(rate / 200, 4), "tokens_per_second": rate,
         "latency_ms": times(1e3 * concurrency * 200 / rate),
     }  # fmt: skip
+
+
+def limit(rate: float, highest: float, bound_by: str = "operations") -> Content:
+    return {"tokens_per_second": highest, "fraction": round(rate / highest, 4), "bound_by": bound_by}
 
 
 def of_ours(mix: str, slower: float = 1.0) -> Content:
     """The article's servers at one mix of lengths."""
     found: Content = {}
-    for server, (title, weights, rate, rows, limit) in OURS.items():
-        one = measurement(server, title, weights, round(rate / (slower if rows > 1 else 1), 1), mix)
-        one["memory"] = {"kind": "PSS", "weights_mib": 58.1 if weights == "FP16" else 33.4, "process_mib": 1234.5}
-        one["mean_rows"], one["mean_batch"] = rows * 0.93, min(rows, 8) * 0.97
-        one["limit"] = {
-            "tokens_per_second": limit,
-            "fraction": round(rate / slower / limit, 4),
-            "bound_by": "operations" if rows > 1 else "bandwidth",
-        }
-        found[server] = one
+    for server, (title, weights, rate, rows, highest) in OURS.items():
+        found[server] = {
+            **measurement(server, title, weights, round(rate / (slower if rows > 1 else 1), 1), mix),
+            "memory": {"kind": "PSS", "weights_mib": 58.1 if weights == "FP16" else 33.4, "process_mib": 1234.5},
+            "mean_rows": rows * 0.93, "mean_batch": min(rows, 8) * 0.97,
+            "limit": limit(rate / slower, highest, "operations" if rows > 1 else "bandwidth"),
+        }  # fmt: skip
     return found
 
 
-def of_peers(mix: str, slower: float = 1.0) -> Content:
-    """The peers in a closed loop; one of them couldn't run."""
-    found: Content = {}
+def of_peers(mix: str, slower: float = 1.0, poisson: float | None = None) -> Content:
+    """The baselines in a closed loop, or at `poisson` requests per second with goodput; one of them couldn't run."""
+    found: Content = {"vllm": {"server": "vllm", "title": "vLLM", "not_run": "no wheel for this made-up machine"}}
     for server, (title, weights, rate) in PEERS.items():
         one = measurement(server, title, weights, round(rate / slower, 1), mix)
-        one["family"] = "ours" if server.startswith("triton_llama") else "peer"
         one["memory"] = {"kind": "PSS", "weights_mib": 116.0, "process_mib": 987.6}
-        one["limit"] = {"tokens_per_second": 4300.0, "fraction": round(rate / 4300, 4), "bound_by": "operations"}
+        one["limit"] = limit(rate, 4300.0)
         if server in STREAMED:
             one["time_to_first_token_ms"] = times(400.0 + 0.5 * (700 - rate))
             one["inter_token_latency_ms"] = times(1e3 * 32 / rate)
+        if poisson is not None:
+            one["load"] = {"mix": mix, "concurrency": None, "rate_per_second": poisson, "mean_output_tokens": 200}
+            slo, share = (
+                {"time_to_first_token_s": 2.0, "inter_token_latency_s": 0.1},
+                0.97 if server in STREAMED else 0.05,
+            )
+            one["goodput"] = {"slo": slo, "requests_per_second": round(share * poisson, 4), "share": share}
         found[server] = one
-    found["vllm"] = {"server": "vllm", "title": "vLLM", "not_run": "no wheel for this made-up machine"}
-    return found
-
-
-def under_poisson(mix: str, rate: float) -> Content:
-    """The baselines under Poisson arrivals at `rate` requests per second, with goodput."""
-    found: Content = {}
-    for server, one in of_peers(mix, 1.2).items():
-        assert isinstance(one, dict)
-        if "not_run" not in one:
-            one["load"] = {**one["load"], "arrivals": "poisson", "concurrency": None, "rate_per_second": rate}
-            share = 0.97 if server in STREAMED else 0.05
-            one["goodput"] = {
-                "slo": {"time_to_first_token_s": 2.0, "inter_token_latency_s": 0.1},
-                "requests_per_second": round(share * rate, 4),
-                "share": share,
-            }
-        found[server] = one
-    return found
-
-
-def of_sweep() -> Content:
-    """Three of the servers at 1 … 128 requests at a time."""
-    found: Content = {}
-    for server in ("naive_fp16", "batched_int8", "inflight_int8"):
-        title, weights, rate, rows, limit = OURS[server]
-        for concurrency in (1, 2, 4, 8, 16, 32, 64, 128):
-            filled = min(concurrency, rows) / rows
-            one = measurement(server, title, weights, round(rate * filled**0.6, 1), "uniform", concurrency)
-            one["limit"] = {
-                "tokens_per_second": limit * filled**0.8,
-                "fraction": round(rate * filled**0.6 / (limit * filled**0.8), 4),
-                "bound_by": "operations",
-            }
-            found[f"{server}/{concurrency}"] = one
     return found
 
 
@@ -137,20 +93,15 @@ def account() -> Content:
     """An overhead account: runs, and the parts of two wholes."""
 
     def part(name: str, share: float, whole: float) -> Content:
-        return {
-            "name": name, "parent": name.rpartition("/")[0], "seconds": share * whole, "share": share,
-            "per_token_us": 1e6 * share * whole / 12800,
-        }  # fmt: skip
+        seconds, parent = share * whole, name.rpartition("/")[0]
+        return {"name": name, "parent": parent, "seconds": seconds, "share": share, "per_token_us": 78.125 * seconds}
 
     engine = {"": 1.0, "/step": 0.9, "/step/forward": 0.8, "/step/sampling": 0.1, "/the rest of engine": 0.1}
     request = {"": 1.0, "/queue": 0.4, "/tokenization": 0.002}
+    rates = {"server": 610.0, "engine": 640.0, "slot_forward": 700.0, "forward": 710.0}
     return {
         "settings": {"mix": "uniform", "requests": 128, "slots": 32, "quantization": "int8"},
-        "runs": {
-            name: {"seconds": [20.0], "processor_seconds": [], "tokens_per_second": rate}
-            for name, rate in (("server", 610.0), ("engine", 640.0), ("slot_forward", 700.0), ("forward", 710.0))
-        },
-        "ratios": {"server_over_engine": 0.9531},
+        "runs": {name: {"tokens_per_second": rate} for name, rate in rates.items()},
         "parts": [
             *(part(f"bare engine{name}", share, 20.0) for name, share in engine.items()),
             *(part(f"mean request{name}", share, 10.0) for name, share in request.items()),
@@ -166,21 +117,24 @@ def bench() -> Content:
         "article/geometric": of_ours("geometric", 1.8),
         "peers/closed/equal": of_peers("equal"),
         "peers/closed/uniform": of_peers("uniform", 1.2),
-        "peers/poisson/uniform": under_poisson("uniform", 1.5),
+        "peers/poisson/uniform": of_peers("uniform", 1.2, poisson=1.5),
     }
     measurements = {f"{prefix}/{key}": one for prefix, part in parts.items() for key, one in part.items()}
-    rates = {
-        "device": "cpu",
-        "threads": 1,
-        "bandwidth": {"33554432": 3.6e10},
-        "operations": {"fp32": 9.5e10, "fp16": 1.25e10},
-    }
+    rates: Content = {"device": "cpu", "threads": 1, "bandwidth": {"33554432": 3.6e10}}
+    rates["operations"] = {"fp32": 9.5e10, "fp16": 1.25e10}
     return result("bench", "make bench", measurements, rates=rates, overhead=account())
 
 
 def sweep() -> Content:
-    """A whole sweep.json."""
-    return result("sweep", "make sweep", {f"sweep/{key}": one for key, one in of_sweep().items()})
+    """A whole sweep.json: three of the servers at 1 … 128 requests at a time."""
+    found: Content = {}
+    for server in ("naive_fp16", "batched_int8", "inflight_int8"):
+        title, weights, rate, rows, highest = OURS[server]
+        for concurrency in (1, 2, 4, 8, 16, 32, 64, 128):
+            filled = min(concurrency, rows) / rows
+            one = measurement(server, title, weights, round(rate * filled**0.6, 1), "uniform", concurrency)
+            found[f"sweep/{server}/{concurrency}"] = {**one, "limit": limit(rate * filled**0.6, highest * filled**0.8)}
+    return result("sweep", "make sweep", found)
 
 
 def quality() -> Content:
@@ -188,15 +142,14 @@ def quality() -> Content:
 
     def int8(threshold: int) -> Content:
         return {
-            "title": f"INT8, threshold {threshold}", "weights": "INT8", "weights_mib": 7.6, "threshold": threshold,
-            "perplexity": 35.811, "kl_nats": {"mean": 0.00042, "p99": 0.0031, "max": 0.02},
-            "top1_agreement": 0.9876, "loss_difference": {"mean": 0.00039, "standard_error": 0.00021},
+            "title": f"INT8, threshold {threshold}", "weights_mib": 7.6, "perplexity": 35.811,
+            "kl_nats": {"mean": 0.00042, "p99": 0.0031}, "top1_agreement": 0.9876,
+            "loss_difference": {"mean": 0.00039, "standard_error": 0.00021},
         }  # fmt: skip
 
-    first = {"title": "FP32", "weights": "FP32", "weights_mib": 21.0, "perplexity": 35.797}
-    content = result(
-        "quality", "python -m perf.quality", {"fp32": first, "int8_threshold_6": int8(6), "int8_threshold_0": int8(0)}
-    )
+    first = {"title": "FP32", "weights_mib": 21.0, "perplexity": 35.797}
+    measurements: Content = {"fp32": first, "int8_threshold_6": int8(6), "int8_threshold_0": int8(0)}
+    content = result("quality", "python -m perf.quality", measurements)
     content["settings"] = {"model": "models/pydoc-llama", "context": 512, "text": "a made-up text", "tokens": 12345}
     return content
 
@@ -204,12 +157,11 @@ def quality() -> Content:
 def tune() -> Content:
     """A whole tune.json: slots against latency, a point that failed, and a recommendation."""
 
-    def point(slots: int, delay: int, rate: float, p95: float, pareto: bool) -> Content:
+    def point(slots: int, delay: int, rate: float | None, p95: float, pareto: bool) -> Content:
         settings = {"max_queue_delay_microseconds": delay, "preferred_batch_size": [4, slots], "slots": slots}
         return {
-            "settings": {**settings, "prefill_tokens": 512}, "key": f"{slots}/{delay}", "repeats": 1,
-            "tokens_per_second": rate, "p50_ms": p95 / 1.4, "p95_ms": p95, "pareto": pareto, "meets_slo": p95 <= 12000,
-            "failure": None,
+            "settings": {**settings, "prefill_tokens": 512}, "tokens_per_second": rate, "pareto": pareto,
+            "p50_ms": rate and p95 / 1.4, "p95_ms": rate and p95, "failure": None if rate else "memory",
         }  # fmt: skip
 
     points = [
@@ -219,15 +171,11 @@ def tune() -> Content:
         point(32, 40000, 590.0, 12100.0, False),
         point(64, 10000, 640.0, 17100.0, True),
         point(64, 0, 600.0, 17900.0, False),
+        point(128, 0, None, 0.0, False),
     ]
-    failed = {
-        **point(128, 0, 0.0, 0.0, False), "tokens_per_second": None, "p50_ms": None, "p95_ms": None,
-        "failure": "the made-up memory is too small",
-    }  # fmt: skip
-    content = result(
-        "tune", "python -m perf.tune --slo-p95-ms 12000", {}, slo_p95_ms=12000.0, points=[*points, failed],
-        recommended={"settings": points[2]["settings"], "config": "made up", "command": "make serve VARIANT=tuned"},
-    )  # fmt: skip
+    recommended = {"settings": points[2]["settings"], "config": "made up", "command": "make serve VARIANT=tuned"}
+    command = "python -m perf.tune --slo-p95-ms 12000"
+    content = result("tune", command, {}, slo_p95_ms=12000.0, points=points, recommended=recommended)
     load = measurement("x", "x", "INT8", 1.0, "uniform")["load"]
     content["settings"] = {"model": "a made-up Llama", "threads": 1, "load": load}
     return content

@@ -170,45 +170,32 @@ def test_the_notes_state_origin_window_limit_and_rates() -> None:
     assert "reads GB/s 36.0 at 32 MiB; products, 10^9 operations/s: fp32 95.0" in notes[4]
 
 
-def test_the_notes_of_the_baselines_state_window_and_objective() -> None:
+def test_the_notes_of_the_baselines_state_window_objective_and_servers_that_did_not_run() -> None:
     closed, poisson = (made(make, made_up_results.bench()) for make in (tables.peers_closed, tables.peers_poisson))
     assert tables.WINDOW in closed.notes[1]
     assert "over the whole run" in poisson.notes[0]
     assert any(note.startswith("Objective: the first token within 2.00 s and 100 ms") for note in poisson.notes)
+    assert "vLLM" not in str(closed.rows)
+    assert "Not run: vLLM (no wheel for this made-up machine)." in closed.notes
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
-    [
-        ({"uncommitted_changes": True}, "`0123456` with uncommitted changes;"),
-        (
-            {"uncommitted_changes": True, "changed_during_run": True},
-            "`0123456` with uncommitted changes, and changed during the run;",
-        ),
-    ],
+    [({}, ";"), ({"changed_during_run": True}, ", and changed during the run;")],
 )
 def test_the_origin_states_uncommitted_changes(flags: dict[str, bool], expected: str) -> None:
     content = made_up_results.bench()
-    cast("dict[str, object]", content["machine"]).update(flags)
-    assert expected in parse(content, FILE).origin.line()
+    cast("dict[str, object]", content["machine"]).update(flags, uncommitted_changes=True)
+    assert f"`0123456` with uncommitted changes{expected}" in parse(content, FILE).origin.line()
 
 
-def test_a_server_that_did_not_run_is_named_with_the_reason_and_has_no_row() -> None:
-    table = made(tables.peers_closed, made_up_results.bench())
-    assert "vLLM" not in str(table.rows)
-    assert "Not run: vLLM (no wheel for this made-up machine)." in table.notes
-
-
-def test_a_server_without_a_single_answer_is_named_and_has_no_row() -> None:
+def test_errors_stand_beside_the_servers_name_and_without_any_answer_it_has_no_row() -> None:
+    assert made(tables.article, changed("errors", 3)).rows[0][0] == "naive FP16 (3 errors)"
     content = changed("latency_ms", None)
     every(content)[0]["errors"] = 64
     table = made(tables.article, content)
     assert len(table.rows) == 5
     assert "Not run: naive FP16 (all 64 requests failed)." in table.notes
-
-
-def test_errors_stand_beside_the_servers_name() -> None:
-    assert made(tables.article, changed("errors", 3)).rows[0][0] == "naive FP16 (3 errors)"
 
 
 def test_the_sweep_has_a_row_per_concurrency() -> None:
@@ -240,18 +227,10 @@ def test_the_parts_are_indented_below_their_wholes_and_small_ones_are_counted() 
     assert "less than 1 % each: 1 of 8 parts" in table.notes[0]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        tables.article,
-        tables.mixed,
-        tables.sweep,
-        tables.peers_closed,
-        tables.peers_poisson,
-        tables.overhead,
-        tables.gpu_verdict,
-    ],
-)
+SERVING = [tables.article, tables.mixed, tables.sweep, tables.peers_closed, tables.peers_poisson]
+
+
+@pytest.mark.parametrize("make", [*SERVING, tables.overhead, tables.gpu_verdict])
 def test_a_table_without_measurements_is_none(make: Make) -> None:
     assert make(parse({**made_up_results.bench(), "measurements": {}, "overhead": None}, FILE)) is None
 
@@ -283,11 +262,8 @@ def test_a_product_that_failed_has_no_figure_and_one_without_a_graph_has_its_eag
 
 
 def test_an_aim_that_was_not_measured_is_neither_met_nor_missed() -> None:
-    aims = [
-        {"aim": "quick", "bound": 24.0, "measured": 25.0, "from": "decode/int8/32", "met": True},
-        {"aim": "quicker", "bound": 30.0, "measured": 25.0, "from": "decode/int8/32", "met": False},
-        {"aim": "small", "bound": None, "measured": None, "from": None, "met": None},
-    ]
+    made_up = [(24.0, 25.0, "decode/int8/32", True), (30.0, 25.0, "decode/int8/32", False), (None, None, None, None)]
+    aims = [{"aim": "quick", **dict(zip(("bound", "measured", "from", "met"), one, strict=True))} for one in made_up]
     text = made(tables.gpu_verdict, {**made_up_results.gpu(), "verdict": aims}).markdown()
     assert column(text, "met") == ["yes", "no", "–"]
     assert column(text, "measured") == ["25.0", "25.0", "–"]
@@ -309,19 +285,20 @@ def test_a_wrong_field_is_refused_with_its_file_place_and_value(path: str, value
         parse(changed(path, value), FILE)
 
 
-def test_steal_time_is_mentioned_only_where_it_is_considerable() -> None:
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (None, []),
+        (0.004, []),
+        (0.08, ["Steal time: 1.4 % of the processors' time in the mean; at most 8.0 %, with batched INT8."]),
+    ],
+)
+def test_steal_time_is_mentioned_only_where_it_is_considerable(most: float | None, expected: list[str]) -> None:
     content = made_up_results.bench()
-    measured = cast("dict[str, dict[str, object]]", content["measurements"])
-
-    def notes() -> list[str]:
-        return [note for note in made(tables.article, content).notes if note.startswith("Steal time")]
-
-    assert notes() == []
-    for server in made_up_results.OURS:
-        measured[f"article/equal/{server}"]["stolen_share"] = 0.08 if server == "batched_int8" else 0.001
-    assert notes() == ["Steal time: 1.4 % of the processors' time in the mean; at most 8.0 %, with batched INT8."]
-    measured["article/equal/batched_int8"]["stolen_share"] = 0.004
-    assert notes() == []
+    for one in every(content):
+        if most is not None:
+            one["stolen_share"] = most if one["server"] == "batched_int8" else 0.001
+    assert [note for note in made(tables.article, content).notes if note.startswith("Steal time")] == expected
 
 
 def test_the_summary_in_a_terminal_has_all_tables_and_no_line_over_120_characters() -> None:
@@ -341,16 +318,9 @@ def test_a_wide_table_continues_in_a_block_that_repeats_the_rows_names() -> None
 def test_in_a_narrow_terminal_texts_wrap_and_figures_do_not() -> None:
     titles = ["a long title of a column", "figures"]
     table = Table(titles, [False, True], [["words in a cell", "1.23 / 4.56"]], ["a `b`"])
-    assert terminal(table, 24).splitlines() == [
-        "a long           figures",
-        "title of a",
-        "column",
-        "-----------  -----------",
-        "words in a   1.23 / 4.56",
-        "cell",
-        "",
-        "a b",
-    ]
+    assert terminal(table, 24) == (
+        "a long           figures\ntitle of a\ncolumn\n-----------  -----------\nwords in a   1.23 / 4.56\ncell\n\na b"
+    )
 
 
 def test_an_unbreakable_row_is_left_wide() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from llama_engine.model.loader import Checkpoint
 from tqdm import tqdm
 
 from perf.quality import divergence
-from perf.quality.candidates import CANDIDATES, measured
+from perf.quality.candidates import CANDIDATES, Candidate, measured
 from perf.quality.divergence import both, perplexity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,24 +62,19 @@ def test_the_positions_per_pass_do_not_change_the_result(
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.key)
 def test_int8_is_close_to_the_reference_but_not_equal(
-    fp32: Checkpoint, rows: list[list[int]], candidate: object
+    fp32: Checkpoint, rows: list[list[int]], candidate: Candidate
 ) -> None:
-    assert isinstance(candidate, type(CANDIDATES[0]))
     loaded = load("int8", int8_threshold=f"{candidate.threshold:g}")
     with tqdm(disable=True) as progress:
         found = measured(candidate, fp32, loaded, rows, progress)
     assert list(found) == ["fp32", candidate.key]
-    one = found[candidate.key]
+    one: Any = found[candidate.key]
+    reference: Any = found["fp32"]
     assert one["threshold"] == candidate.threshold
-    assert isinstance(one["perplexity"], float)
-    assert isinstance(found["fp32"]["perplexity"], float)
-    assert abs(one["perplexity"] / found["fp32"]["perplexity"] - 1) < 0.02
-    distance, agreement = one["kl_nats"], one["top1_agreement"]
-    assert isinstance(distance, dict)
-    assert isinstance(agreement, float)
-    assert 0 < distance["mean"] < 0.01
-    assert distance["mean"] < distance["p99"] <= distance["max"]
-    assert 0.9 < agreement < 1
+    assert abs(one["perplexity"] / reference["perplexity"] - 1) < 0.02
+    assert 0 < one["kl_nats"]["mean"] < 0.01
+    assert one["kl_nats"]["mean"] < one["kl_nats"]["p99"] <= one["kl_nats"]["max"]
+    assert 0.9 < one["top1_agreement"] < 1
 
 
 def test_an_empty_text_is_refused(fp32: Checkpoint) -> None:

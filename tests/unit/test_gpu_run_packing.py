@@ -43,23 +43,15 @@ def test_only_the_servers_files_for_one_python_are_packed(name: str, needed: boo
     assert pack.is_of_the_server(name, "3.12") is needed
 
 
-def test_a_copy_names_the_commit_it_was_copied_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    assert environment.sources()["commit"] == "unknown"
-    carried = tmp_path / environment.CARRIED
-    carried.parent.mkdir(parents=True)
-    carried.write_text('{"commit": "45dd544", "uncommitted_changes": false, "changes_sha256": null}')
-    assert environment.sources()["commit"] == "45dd544"
-
-
-@pytest.mark.parametrize("git", ["none", "one that can't read it"])
-def test_an_unreadable_repository_falls_back_to_the_carried_commit(
+@pytest.mark.parametrize("git", ["no repository", "no git", "one that can't read it"])
+def test_without_a_readable_repository_the_commit_is_the_carried_one(
     git: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "ROOT", tmp_path)
-    # As in a worktree whose repository was not copied.
-    (tmp_path / ".git").write_text("gitdir: /nowhere/.git/worktrees/copy\n")
-    if git == "none":
+    if git != "no repository":
+        # As in a worktree whose repository was not copied.
+        (tmp_path / ".git").write_text("gitdir: /nowhere/.git/worktrees/copy\n")
+    if git == "no git":
         monkeypatch.setenv("PATH", str(tmp_path))
     assert environment.sources()["commit"] == "unknown"
     carried = tmp_path / environment.CARRIED

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perf.gpu.verdict import Measurements, failures, table, verdicts
+from perf.gpu.verdict import DEVICE, Measurements, failures, table, verdicts
 
 MEASURED: dict[str, dict[str, Any]] = {
     "decode/int8/32": {"requests_per_second": 25.0, "tokens_per_second": 5000.0},
@@ -20,25 +20,61 @@ MEASURED: dict[str, dict[str, Any]] = {
 }
 
 
-def test_an_aim_is_met_exactly_when_its_figure_is_within_the_bound() -> None:
-    assert [one.met for one in verdicts(MEASURED)] == [True, False, True, True, True, True]
-
-
-def test_an_aim_without_a_figure_is_neither_met_nor_missed() -> None:
-    assert [one.met for one in verdicts({})] == [None] * 6
-    assert [one.to_json()["measured"] for one in verdicts({})] == [None] * 6
-
-
-def test_a_measurement_that_did_not_run_is_no_figure() -> None:
-    found = verdicts({**MEASURED, "decode/int8/32": {"not_run": "CUDA error"}})
-    assert [one.met for one in found] == [None, False, None, True, None, True]
-
-
 SERVED = {
     "article/equal/inflight_int8": {"requests_per_second": 30.0},
     "article/equal/inflight_int8_quick": {"requests_per_second": 22.0},
     "article/equal/inflight_fp16_quick": {"requests_per_second": 12.0},
 }
+STOCK = {"steps": "decode steps: stock kernels, launched"}
+FUSED = {"steps": "decode steps: fused 8-bit product and attention, launched"}
+
+
+def _with(key: str, **changed: object) -> Measurements:
+    return {**MEASURED, key: {**MEASURED[key], **changed}}
+
+
+@pytest.mark.parametrize(
+    ("measured", "device", "met"),
+    [
+        pytest.param(MEASURED, DEVICE, [True, False, True, True, True, True], id="measured"),
+        pytest.param({}, DEVICE, [None] * 6, id="nothing measured"),
+        pytest.param(MEASURED, "NVIDIA H200", [None] * 6, id="another device"),
+        pytest.param(
+            {**MEASURED, "decode/int8/32": {"not_run": "CUDA error"}},
+            DEVICE,
+            [None, False, None, True, None, True],
+            id="did not run",
+        ),
+        pytest.param(
+            _with("quality/int8_fused", kl_nats={"mean": 0.0008}),
+            DEVICE,
+            [True, False, True, True, True, False],
+            id="a greater divergence than LLM.int8()'s",
+        ),
+        pytest.param(
+            {key: found for key, found in MEASURED.items() if key != "quality/int8_threshold_6"},
+            DEVICE,
+            [True, False, True, True, True, None],
+            id="no divergence of LLM.int8()",
+        ),
+    ],
+)
+def test_an_aim_is_met_exactly_when_its_figure_on_its_device_is_within_the_bound(
+    measured: Measurements, device: str, met: list[bool | None]
+) -> None:
+    assert [one.met for one in verdicts(measured, device)] == met
+
+
+def test_an_aim_without_a_figure_has_none_and_one_on_another_device_keeps_it() -> None:
+    assert [one.to_json()["measured"] for one in verdicts({})] == [None] * 6
+    elsewhere = verdicts(MEASURED, "NVIDIA H200")[0]
+    assert elsewhere.to_json()["measured"] == 25.0
+    assert elsewhere.line().startswith("not compared INT8 in-flight")
+
+
+def test_a_fallback_to_stock_kernels_is_no_figure_of_an_aim() -> None:
+    assert verdicts(_with("decode/int8/32", **STOCK))[0].figure is None
+    assert verdicts(_with("decode/int8/32", **FUSED))[0].met is True
 
 
 def test_the_servers_figure_takes_precedence_over_the_engines() -> None:
@@ -69,30 +105,10 @@ def test_replayed_steps_take_precedence_when_both_precisions_have_them() -> None
     ]
 
 
-def test_a_fallback_to_stock_kernels_is_no_figure_of_an_aim() -> None:
-    stock = {**MEASURED["decode/int8/32"], "steps": "decode steps: stock kernels, launched"}
-    assert verdicts({**MEASURED, "decode/int8/32": stock})[0].figure is None
-    fused = {**stock, "steps": "decode steps: fused 8-bit product and attention, launched"}
-    assert verdicts({**MEASURED, "decode/int8/32": fused})[0].met is True
-
-
-def test_on_another_device_no_aim_is_met_or_missed() -> None:
-    assert [one.met for one in verdicts(MEASURED, "NVIDIA H200")] == [None] * 6
-    assert verdicts(MEASURED, "NVIDIA H200")[0].to_json()["measured"] == 25.0
-    assert verdicts(MEASURED, "NVIDIA H200")[0].line().startswith("not compared INT8 in-flight")
-
-
 def test_the_faster_stock_threshold_is_the_baseline() -> None:
     ratio = verdicts(MEASURED)[4].figure
     assert ratio is not None
     assert ratio.value == pytest.approx(25.0 / 3.0)
-
-
-def test_a_greater_divergence_than_llm_int8s_misses_the_aim() -> None:
-    worse: Measurements = {**MEASURED, "quality/int8_fused": {"kl_nats": {"mean": 0.0008}}}
-    assert verdicts(worse)[5].met is False
-    alone = {key: found for key, found in MEASURED.items() if key != "quality/int8_threshold_6"}
-    assert verdicts(alone)[5].met is None
 
 
 def test_the_table_names_failed_checks_and_another_device() -> None:

@@ -12,14 +12,14 @@ from perf.quality.__main__ import main
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "somewhere"], "--model needs --text (with make: MODEL needs TEXT)"),
-        (["--context", "1"], "--context is 1; a row needs 2 tokens at least"),
+        ("--model somewhere", "--model needs --text (with make: MODEL needs TEXT)"),
+        ("--context 1", "--context is 1; a row needs 2 tokens at least"),
     ],
 )
 def test_conflicting_options_are_refused_in_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["quality", *arguments])
+    monkeypatch.setattr(sys, "argv", ["quality", *arguments.split()])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2

@@ -49,17 +49,9 @@ def test_agreement_compares_the_best_tokens() -> None:
 
 
 def test_the_summary_equals_the_one_by_hand() -> None:
-    tokens = Tokens.joined(
-        [
-            Tokens(torch.tensor([1.0]), torch.tensor([1.5]), torch.tensor([0.1]), torch.tensor([True])),
-            Tokens(
-                torch.tensor([2.0, 3.0]),
-                torch.tensor([2.0, 4.0]),
-                torch.tensor([0.3, 0.2]),
-                torch.tensor([True, False]),
-            ),
-        ]
-    )
+    first = [torch.tensor([one]) for one in (1.0, 1.5, 0.1, True)]
+    others = [torch.tensor(pair) for pair in ([2.0, 3.0], [2.0, 4.0], [0.3, 0.2], [True, False])]
+    tokens = Tokens.joined([Tokens(*first), Tokens(*others)])
     assert perplexity(tokens.reference_loss) == pytest.approx(math.exp(2))
     assert summary(tokens) == {
         "perplexity": round(math.exp(2.5), 4),

@@ -13,18 +13,15 @@ from perf.gpu.logits import AGAINST_FP32, SAME_WEIGHTS, Bounds
 ROWS, STEPS = 3, 3
 
 
-def test_correct_logits_are_within_the_bounds(fp32: Checkpoint) -> None:
+def test_correct_logits_are_within_the_bounds_and_a_step_at_a_wrong_position_is_not(
+    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = logits.texts(fp32, ROWS, STEPS)
     assert len({len(text) for text in given}) > 1, "equal lengths would need no padding"
     decoded, plain = logits.through_slots(fp32, given, STEPS), logits.alone(fp32, given, STEPS)
     assert [found.shape for found in decoded] == [found.shape for found in plain]
     assert decoded[0].shape == (STEPS + 1, fp32.config.vocab_size)
     assert logits.distance(plain, decoded).within(SAME_WEIGHTS["fp32"])
-
-
-def test_a_step_at_a_wrong_position_exceeds_the_bounds(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = logits.texts(fp32, ROWS, STEPS)
-    plain = logits.alone(fp32, given, STEPS)
     decode = ModelRunner.decode
 
     def one_position_late(

@@ -1,14 +1,16 @@
-"""A run's result file: complete or partial, resumable, and with the state of the code it was measured on."""
+"""A run's result file: complete or partial, resumable, with the state of the code; its report runs without torch."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from perf import environment
+from perf.environment import ROOT
 from perf.results import Results, load
 
 
@@ -114,3 +116,12 @@ def test_a_result_reports_code_that_changed_during_the_run(repository: Path, nam
     (repository / name).write_text("at the end\n")
     results.finish()
     assert load(repository / "perf" / "results" / "made_up.json")["machine"]["changed_during_run"] is True
+
+
+def test_the_report_imports_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys, perf.report.documents, perf.report.plots; "
+        "print(sorted({'torch', 'transformers', 'triton'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

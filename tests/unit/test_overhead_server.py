@@ -25,14 +25,11 @@ def _served() -> Served:
     return Served(10.0, 40, 2, 6.0, _counters(2, 1.0, 3.0, 9.0), {MODEL: 8.0, "tritonserver": 0.5})
 
 
-def test_counters_cover_one_load_alone() -> None:
+def test_counters_cover_one_load_alone_and_without_observations_have_no_mean() -> None:
     grown = _counters(5, 4.0, 9.0, 20.0) - _counters(3, 1.0, 2.0, 3.0)
     assert grown.metrics["llama_request_latency_seconds_sum"] == 17.0
     assert grown.mean("llama_queue_time_seconds") == 1.5
     assert grown.triton["requests"] == 2.0
-
-
-def test_a_histogram_without_observations_has_no_mean() -> None:
     with pytest.raises(ValueError, match="llama_queue_time_seconds has no observations"):
         _counters(0, 0.0, 0.0, 0.0).mean("llama_queue_time_seconds")
 
@@ -73,26 +70,24 @@ def test_the_picture_is_deterministic_and_names_all_parts_with_room() -> None:
     drawn = icicle(parts, "a made-up load")
     assert drawn == icicle(parts, "a made-up load")
     # Letters are outlines, with the text in a comment.
-    for words in (
+    shown = (
         "a made-up load",
         "mean request: 6 s of one request",
         "decode steps 50.0 %",
         "Triton's queue 16.7 %",
         MODEL,
-    ):
+    )
+    for words in shown:
         assert f"<!-- {words}" in drawn
     # A share of 1.7 % is too narrow for a name.
     assert "<!-- tokenization" not in drawn
 
 
-def test_a_negative_rest_has_no_width() -> None:
+def test_a_negative_rest_has_no_width_and_an_account_without_parts_is_refused() -> None:
     whole = Node("all", seconds=1.0)
     whole.take("more than all", 1.25)
     parts = flatten(whole, 1)
     assert [part.seconds for part in parts] == [1.0, 1.25, -0.25]
     assert "<!-- the rest of all" not in icicle(parts, "")
-
-
-def test_an_account_without_parts_is_refused() -> None:
     with pytest.raises(ValueError, match="an account without parts can't be drawn"):
         icicle([], "")

@@ -24,11 +24,14 @@ def _nothing() -> None:
     pass
 
 
-def test_calls_are_counted_under_their_callers() -> None:
+def test_calls_during_a_measurement_are_counted_under_their_callers() -> None:
     stopwatch = Stopwatch("all", _nothing)
-    with stopwatch.on(PROBES), stopwatch.running():
-        assert Work().outer() == "xx"
-        Work().inner()
+    with stopwatch.on(PROBES):
+        Work().outer()
+        assert not stopwatch.whole.parts
+        with stopwatch.running():
+            assert Work().outer() == "xx"
+            Work().inner()
     whole = stopwatch.whole
     assert {name: part.calls for name, part in whole.parts.items()} == {"out": 1, "in": 1}
     assert {name: part.calls for name, part in whole.parts["out"].parts.items()} == {"in": 2}
@@ -44,13 +47,6 @@ def test_methods_are_restored_and_a_failing_one_is_closed() -> None:
         Work().inner()
     assert {name: vars(Work)[name] for name in before} == before
     assert {name: part.calls for name, part in stopwatch.whole.parts.items()} == {"fail": 1, "in": 1}
-
-
-def test_calls_outside_a_measurement_are_not_counted() -> None:
-    stopwatch = Stopwatch("all", _nothing)
-    with stopwatch.on(PROBES):
-        assert Work().outer() == "xx"
-    assert not stopwatch.whole.parts
 
 
 def test_a_part_ends_when_the_device_is_done() -> None:

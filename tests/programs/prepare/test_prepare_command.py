@@ -21,14 +21,17 @@ FILE_BYTES = 1 << 18
 """Size that a file may have, in a process whose download is larger: as on a disk that becomes full."""
 
 
-def _start(*arguments: str, cwd: Path, stderr: int = subprocess.PIPE, **environment: str) -> subprocess.Popen[str]:
-    """Start it elsewhere, with nothing on its path but the installed packages."""
+def _environment(**settings: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "LLAMA_"))}
-    inherited.pop("PYTHONPATH", None)
+    return {**inherited, **settings}
+
+
+def _start(*arguments: str, cwd: Path, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Start it elsewhere, with nothing on its path but the installed packages."""
+    environment = _environment()
+    environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-m", "triton_prepare", *arguments]
-    return subprocess.Popen(
-        command, cwd=cwd, env=inherited | environment, stdout=subprocess.PIPE, stderr=stderr, text=True
-    )
+    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def test_the_command_says_what_it_did(
@@ -66,20 +69,17 @@ def test_a_checkpoint_that_the_server_refuses_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_first_run_prints_nothing_to_stderr(original: Path, tmp_path: Path) -> None:
-    process = _start(str(original), "--out", str(tmp_path / "out"), "--device", "cpu", cwd=tmp_path)
-    printed, errors = process.communicate(timeout=120)
-    assert (process.returncode, errors) == (0, "")
-    assert all(line.startswith("prepare: ") for line in printed.splitlines())
+def test_a_run_starts_anywhere_and_prints_nothing_to_stderr(original: Path, out: Path, tmp_path: Path) -> None:
+    for folder, last in ((tmp_path / "new", "prepare: "), (out, "prepare: nothing to do: ")):
+        process = _start(str(original), "--out", str(folder), "--device", "cpu", cwd=tmp_path)
+        printed, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (0, "")
+        assert all(line.startswith("prepare: ") for line in printed.splitlines())
+        assert printed.splitlines()[-1].startswith(last)
 
 
-def test_a_second_run_starts_anywhere_and_does_not_import_pytorch(original: Path, out: Path, tmp_path: Path) -> None:
-    asked = [str(original), "--out", str(out)]
-    process = _start(*asked, cwd=tmp_path)
-    printed, errors = process.communicate(timeout=120)
-    assert (process.returncode, errors) == (0, "")
-    assert "nothing to do: " in printed
-    code = f"import sys; from triton_prepare.__main__ import main; main({asked!r})"
+def test_a_second_run_does_not_import_pytorch(original: Path, out: Path) -> None:
+    code = f"import sys; from triton_prepare.__main__ import main; main({[str(original), '--out', str(out)]!r})"
     code += "; print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
     imports = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert imports.stdout.splitlines()[-1] == "[]"
@@ -134,17 +134,11 @@ PREPARE = f"from triton_prepare.__main__ import main; {LIMIT}; sys.exit(main(sys
 def test_a_download_that_does_not_fit_is_one_line(original: Path, tmp_path: Path, program: str, start: str) -> None:
     assert (original / "model.safetensors").stat().st_size > FILE_BYTES
     with running_hub(original) as hub:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "LLAMA_"))}
-        environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        hub_settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        environment = _environment(**hub_settings, PYTHONPATH=os.pathsep.join(sys.path))
+        command = [sys.executable, "-c", program, MODEL]
         run = subprocess.run(
-            [sys.executable, "-c", program, MODEL],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
         assert hub.downloads("model.safetensors") >= 1
     assert run.returncode == 1

@@ -155,36 +155,22 @@ def _write(text: bytes) -> Damage:
     return lambda out: (out / MANIFEST).write_bytes(text)
 
 
+CUT = r"\.safetensors has 999 bytes; when it was prepared it had \d+$"
+GONE = r"config\.json can't be read, and the manifest lists it: "
+SAVED = r"^quantization is '{}', but .* is saved in int8; set quantization to 'checkpoint'"
+REVISION = r"^revision is 'v2', but the checkpoint was prepared from the folder small revision s"
+
+
 @pytest.mark.parametrize(
     ("damage", "parameters", "message"),
     [
-        (
-            lambda out: os.truncate(out / WEIGHTS, 999),
-            {},
-            r"\.safetensors has 999 bytes; when it was prepared it had \d+$",
-        ),
-        (lambda out: (out / "config.json").unlink(), {}, r"config\.json can't be read, and the manifest lists it: "),
-        *((_write(text), {}, r"manifest\.json can't be read: ") for text in (b"", b'{"kind": ', b"\x80")),
+        (lambda out: os.truncate(out / WEIGHTS, 999), {}, CUT),
+        (lambda out: (out / "config.json").unlink(), {}, GONE),
         (lambda out: _change(out, "format", 2), {}, r"manifest\.json is of format 2; this program reads 1$"),
-        *(
-            (_without(part), {}, "isn't a whole manifest: ")
-            for part in ("source", "files", "settings", "versions", "date")
-        ),
-        (
-            str,
-            {"quantization": "none"},
-            r"^quantization is 'none', but .* is saved in int8; set quantization to 'checkpoi",
-        ),
-        (
-            str,
-            {"quantization": "nf4"},
-            r"^quantization is 'nf4', but .* is saved in int8; set quantization to 'checkpoint'",
-        ),
-        (
-            str,
-            {"revision": "v2"},
-            r"^revision is 'v2', but the checkpoint was prepared from the folder small revision s",
-        ),
+        (str, {"revision": "v2"}, REVISION),
+        *((_write(text), {}, r"manifest\.json can't be read: ") for text in (b"", b'{"kind": ', b"\x80")),
+        *((_without(part), {}, "isn't a whole manifest: ") for part in PARTS),
+        *((str, {"quantization": other}, SAVED.format(other)) for other in ("none", "nf4")),
     ],
 )
 def test_a_damaged_or_different_checkpoint_is_refused(

@@ -86,7 +86,7 @@ def test_a_result_is_restored_when_its_replacement_was_killed(
     original: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = _states(out)
-    out.rename(out.with_name(f"{out.name}.replaced"))
+    out.rename(f"{out}.replaced")
     _prepare(original, out)
     assert _states(out) == before
     assert "nothing to do: " in capsys.readouterr().out

@@ -17,6 +17,8 @@ from triton_prepare.quantize import read_weights
 from triton_prepare.source import choose_files
 
 LLAMA = json.dumps({"model_type": "llama"})
+QUANTIZED = json.dumps({"model_type": "llama", "quantization_config": {"load_in_8bit": True}})
+NEEDED = "weights in safetensors are needed, as pickles can run code"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -31,14 +33,8 @@ def _folder(folder: Path, contents: dict[str, str]) -> Path:
 
 
 def test_only_files_that_are_loaded_or_kept_are_chosen(tmp_path: Path) -> None:
-    kept = [
-        "LICENSE.txt",
-        "NOTICE",
-        "chat_template.jinja",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer.model",
-    ]
+    kept = ["LICENSE.txt", "NOTICE", "chat_template.jinja"]
+    kept += ["generation_config.json", "tokenizer.json", "tokenizer.model"]
     others = [
         *("pytorch_model.bin", "consolidated.00.pth", "consolidated.safetensors", "original/params.json", INDEX),
         *("original/LICENSE", "modeling_x.py", "README.md", "manifest.json", "adapter_config.json"),
@@ -59,14 +55,8 @@ def test_the_shards_of_an_index_are_loaded(tmp_path: Path) -> None:
         ({"config.json": "{"}, "x: config.json is not a JSON object: "),
         ({"config.json": "[]"}, "x: config.json is not a JSON object"),
         ({"config.json": '{"model_type": "gpt2"}'}, "x is a 'gpt2' checkpoint; this project serves 'llama'"),
-        (
-            {"config.json": json.dumps({"model_type": "llama", "quantization_config": {"load_in_8bit": True}})},
-            "x is quantized already: there is nothing to prepare",
-        ),
-        (
-            {"config.json": LLAMA, "pytorch_model.bin": ""},
-            f"x has no {WEIGHTS}: weights in safetensors are needed, as pickles can run code",
-        ),
+        ({"config.json": QUANTIZED}, "x is quantized already: there is nothing to prepare"),
+        ({"config.json": LLAMA, "pytorch_model.bin": ""}, f"x has no {WEIGHTS}: {NEEDED}"),
         ({"config.json": LLAMA, INDEX: SHARDED, SHARDS[0]: ""}, f"x has no {SHARDS[1]}: weights in safetensors"),
         ({"config.json": LLAMA, INDEX: "{}"}, f"x: {INDEX} has no weight_map"),
     ],

@@ -157,7 +157,7 @@ clean: ## remove the virtual environment and leftovers of tests and training
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,local,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,local,prepare,dev]'
 	@touch $@
 
 # Additions for benchmarks and their tests: the load generator, the baselines, the plots.

@@ -62,7 +62,8 @@ def _plugs(server: LocalTriton) -> list[dict[str, list[list[object]]]]:
     while the second waits. Their inputs differ, so that Triton never batches them together.
     """
     rows = int(level(server, "llama_slots")) if _is_inflight(server) else 1
-    first = {"text_input": "Wait", "max_tokens": 60, "min_tokens": 60, "temperature": 0.0}
+    # Long enough to be seen: metrics may be 0.2 s old, and 60 tokens take 0.3 s on a fast machine.
+    first = {"text_input": "Wait", "max_tokens": 150, "min_tokens": 150, "temperature": 0.0}
     return [
         {name: [[value]] * rows for name, value in first.items()},
         {name: [[value]] for name, value in {**first, "top_k": 0}.items()},

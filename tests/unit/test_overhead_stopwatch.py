@@ -27,7 +27,7 @@ def _nothing() -> None:
 def test_calls_during_a_measurement_are_counted_under_their_callers() -> None:
     stopwatch = Stopwatch("all", _nothing)
     with stopwatch.on(PROBES):
-        Work().outer()
+        assert Work().outer() == "xx"
         assert not stopwatch.whole.parts
         with stopwatch.running():
             assert Work().outer() == "xx"

@@ -45,6 +45,11 @@ def test_the_highest_throughput_within_the_bound_and_beyond_the_noise_is_recomme
     assert recommended([default, other], bound, noise, DEFAULT) is expected
 
 
+def test_of_three_points_the_fastest_within_the_bound_is_recommended() -> None:
+    too_slow, fast, quick = point(300, 1001, 64), point(200, 1000, 16), point(100, 10)
+    assert recommended([quick, too_slow, fast], 1000, NONE, DEFAULT) is fast
+
+
 def test_with_unknown_noise_a_default_within_the_bound_stays() -> None:
     default, other = point(100, 500), point(900, 50, 16)
     noise = measured_noise([default, other])

@@ -65,6 +65,7 @@ def test_the_default_is_measured_twice_then_each_axis_in_turn_until_a_round_with
     bench.search()
     assert bench.made[:FIRST_RUNS] == [(DEFAULT, 1), (DEFAULT, 2)]
     assert bench.first_runs == [DEFAULT, *_all_around(DEFAULT)]
+    assert len(bench.made) == len(set(bench.made))
 
 
 def test_each_axis_and_round_starts_from_the_best_point_so_far_and_measures_nothing_twice() -> None:

@@ -38,7 +38,7 @@ LAYERS = [
     {"text.tokenizer", "text.bad_words"},
     {"api.request_parser", "model.loader"},
     {"sequence", "model.model_runner"},
-    {"sampling.sampler", "response_dispatcher", "observability.request_log"},
+    {"isolation", "sampling.sampler", "response_dispatcher", "observability.request_log"},
     {"slot_batch"},
     {"cuda_graphs"},
     {"model.memory_plan", "prefill", "decode"},

@@ -143,8 +143,9 @@ def _times_unloaded(server: LocalTriton) -> int:
     return server.log_text().count("llama: model unloaded")
 
 
-def test_the_models_process_exits_with_code_0(tmp_path: Path) -> None:
-    """On Triton 2.51, metrics that were destroyed with the interpreter, not before, ended it with signal 11."""
+@pytest.mark.parametrize("variant", ["default", "batched_int8", "streaming"])
+def test_the_models_process_exits_with_code_0(tmp_path: Path, variant: str) -> None:
+    """Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51."""
     repository = copy_repository(tmp_path)
     status = tmp_path / "status"
     real = find_wheel([Path(folder) for folder in sys.path]).stub(f"{sys.version_info.major}.{sys.version_info.minor}")
@@ -152,7 +153,7 @@ def test_the_models_process_exits_with_code_0(tmp_path: Path) -> None:
     stub = repository / "llama" / STUB_NAME
     stub.write_text(f"#!/bin/sh\n'{real}' \"$@\"\necho $? > '{status}.new'\nmv '{status}.new' '{status}'\n")
     stub.chmod(0o755)
-    with new_server(repository=repository) as server:
+    with new_server(variant, repository=repository) as server:
         ask(server, generate, text_input="The class", max_tokens=3)
         server.terminate()
         assert server.wait() == 0

@@ -3,11 +3,19 @@
 Independent of Triton except for `triton/`; `model.py` beside this package is the Python backend's entry point.
 
 settings, errors   configuration and exceptions
+libraries          torch, transformers and bitsandbytes, imported quickly and quietly
+sequence           one request in the engine
+scheduler          the waiting queue, admission, cancellation, deadlines, shutdown
+engine             the step: prefill, decode, append, remove
+prefill, decode    the passes of a step; cuda_graphs replays captured decode steps
+slot_batch         all state per slot
+isolation          computing a batch in halves where it fails
+response_dispatcher  the thread that sends
 api/               requests: parsing, bounds, the checkpoint's defaults
 text/              tokenizer, detokenizer, stop strings, bad words
 model/             checkpoint loading, the Llama forward pass, KV cache, memory plan
 kernels/           8-bit matrix product and decode attention, with their references
 sampling/          logits processors, sampler, random numbers
 observability/     metrics, stats, request log, health
-triton/            adapters to Triton: config, logger, metrics
+triton/            adapters to Triton: config, requests, responses, logger, metrics
 """

@@ -1,7 +1,7 @@
 """The decode step: the next token of every slot in use, by replayed CUDA graphs where there are any, else launched.
 
 The slots in use are the first ones. The first `decoding` of them run a forward pass; the others have just been
-prefilled, and their last hidden states are at hand.
+prefilled, and their last hidden states are passed in.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable
 import torch
 
 from llama_engine.cuda_graphs import DecodeGraphs
+from llama_engine.isolation import compute_isolated
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sequence import Sequence, failure, names_of
-from llama_engine.slot_batch import SlotBatch, compute_isolated
+from llama_engine.slot_batch import SlotBatch
 
 MAX_FAILED_REPLAYS = 3
 """Consecutive failures after which graphs are no longer used."""

@@ -225,9 +225,9 @@ class Engine:
                 sequence.finish(GenerationError("the model's logits for this request were not finite"))
                 continue
             try:
-                piece = self.tokenizer.vocabulary.token_bytes[token]
+                token_bytes = self.tokenizer.vocabulary.token_bytes[token]
                 self._result.sampled += 1
-                sequence.append(token, piece)
+                sequence.append(token, token_bytes)
             except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
                 self._on_error(error, f"appending token {token} to {names_of([sequence])}")
                 sequence.finish(FAILURE)

@@ -1,10 +1,10 @@
 """Imports torch, transformers and bitsandbytes in half the time that they take by themselves, and without noise.
 
-- Garbage collection is paused: it takes 0.8 s of the import and finds nothing. What is imported is then exempt from it.
+- Garbage collection is paused: it takes 0.8 s of the import and finds nothing. The imported objects are then frozen.
 - bitsandbytes decorates functions for 4-bit weights and optimizers with `torch.compile`, which loads the whole compiler
   (Inductor, sympy, 0.9 s). `_compile_on_first_call` defers that to the first call; 8-bit weights never make one.
-- On CPUs with AVX512-BF16 bitsandbytes warns that the optional package `kernels`, a faster 4-bit product, is missing,
-  and at every product of a model that is not in float16 that it casts the activations.
+- Two warnings are dropped: on CPUs with AVX512-BF16, that the optional package `kernels`, a faster 4-bit product, is
+  missing; and at every 8-bit product of a model that is not in float16, that activations are cast.
 
 Import bitsandbytes' layers from here only, and this module before any other that imports transformers.
 """
@@ -18,9 +18,10 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+_collecting = gc.isenabled()
 gc.disable()
 
-import torch  # noqa: E402 - without collections
+import torch  # noqa: E402 - after gc.disable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +65,7 @@ try:
 finally:
     torch.compile = _compile_now
     gc.freeze()
-    gc.enable()
+    if _collecting:
+        gc.enable()
 
 __all__ = ["Int8Params", "Linear4bit", "Linear8bitLt", "int8_vectorwise_quant"]

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llama_engine.isolation import compute_isolated
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sequence import Sequence, failure, names_of
-from llama_engine.slot_batch import SlotBatch, compute_isolated
+from llama_engine.slot_batch import SlotBatch
 
 
 @dataclass

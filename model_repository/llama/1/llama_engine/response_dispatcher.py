@@ -1,7 +1,7 @@
 """Hand responses from the thread that steps to a thread that sends them, in order and without loss.
 
 Posting costs a list append; sending costs a round trip to Triton's process (0.3 ms). While the sender is behind, the
-events of one request accumulate and go out together, and requests take turns.
+events of one request accumulate and go out together, and requests are served round-robin.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The scheduler: the waiting queue, admission, cancellation, deadlines, graceful shutdown; and the engine's thread.
 
-Sequences are admitted in order of arrival as soon as there is a free slot. While there is none, they wait here and the
-caller of `add` blocks, so that the queue stays Triton's. A sequence that is cancelled or late while it waits is never
-computed.
+Sequences are admitted in order of arrival as soon as there is a free slot. While there is none, they wait here and
+`wait_until_admitted` blocks, so that the queue stays Triton's. A sequence that is cancelled or late while it waits is
+never computed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Scheduler:
         # Guards everything below; notified when a sequence arrives, is admitted, finishes or is cancelled.
         self._changed = threading.Condition()
         self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._running: dict[Sequence, None] = {}
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
         self._health = EngineHealth(stuck_seconds)
@@ -55,7 +55,7 @@ class Scheduler:
         self._polling.start()
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Queue sequences."""
+        """Queue sequences; after `stop`, finish them with Unavailable at once."""
         with self._changed:
             self._waiting += sequences
             self._changed.notify_all()
@@ -164,7 +164,7 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and self._engine.used_slots < self._engine.slots:
             sequence = self._waiting.popleft()
-            self._running.append(sequence)
+            self._running[sequence] = None
             self._engine.add(sequence)
             self._changed.notify_all()
 
@@ -180,7 +180,7 @@ class Scheduler:
             finished = [sequence for sequence in step.finished if sequence in self._running]
             for sequence in finished:
                 assert sequence.result is not None
-                self._running.remove(sequence)
+                del self._running[sequence]
                 events.append((sequence.sink, sequence.result))
             # Together, so that a sequence's last chunk goes out with its result.
             self._dispatcher.post(events)
@@ -213,7 +213,7 @@ class Scheduler:
                 self._waiting.remove(sequence)
                 self._finish(sequence, error)
             elif sequence in self._running:
-                self._running.remove(sequence)
+                del self._running[sequence]
                 try:
                     # Before the slot is freed, which may raise.
                     self._finish(sequence, error)

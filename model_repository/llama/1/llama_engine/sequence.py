@@ -82,7 +82,7 @@ class ResponseSink(Protocol):
 
 
 class DiscardingSink:
-    """A sink for sequences of our own, such as readiness trials."""
+    """A sink for internal sequences, such as readiness trials."""
 
     def send(self, events: list[Event]) -> None:
         """Discard the events."""
@@ -115,7 +115,6 @@ class Sequence:
     admitted_at: float = math.nan
     first_token_at: float = math.nan
     finished_at: float = math.nan
-    _num_chunks: int = 0
     _num_chunked_tokens: int = 0
     _finishing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -139,6 +138,12 @@ class Sequence:
         self.status = Status.PREFILL
         self.admitted_at = time.monotonic()
 
+    def start_decoding(self) -> None:
+        """Enter the batch: PREFILL → DECODE, unless a shutdown has finished it meanwhile."""
+        with self._finishing:
+            if self.status is Status.PREFILL:
+                self.status = Status.DECODE
+
     def append(self, token: int, token_bytes: bytes) -> None:
         """Take the next token and its bytes; finish if it is the last one."""
         finished = self.stop_checker.add(token, token_bytes)
@@ -150,7 +155,7 @@ class Sequence:
             self.bad_words.append(token_bytes)
 
     def finish(self, result: Result) -> None:
-        """Set the result. An error replaces a completion that isn't sent yet; nothing replaces an error.
+        """Set the result. An error replaces a completion; nothing replaces an error.
 
         Any thread may call it: a shutdown finishes sequences while a step that holds them hangs.
         """
@@ -167,12 +172,11 @@ class Sequence:
         if stop_checker.num_tokens == self._num_chunked_tokens:
             return None
         text = stop_checker.next_delta()
-        if not self._num_chunks and not self.request.exclude_input_in_output:
+        if not self._num_chunked_tokens and not self.request.exclude_input_in_output:
             text = self.request.prompt + text
         if not text and not stop_checker.finish_reason:
             return None
         chunk = Chunk(text, stop_checker.num_tokens - self._num_chunked_tokens)
-        self._num_chunks += 1
         self._num_chunked_tokens = stop_checker.num_tokens
         return chunk
 

@@ -1,21 +1,15 @@
 """All state per slot, behind add() and remove(): KV cache, last token, position, sampling parameters and histories.
 
-The sequences that decode occupy the first slots, so that a decode step reads views. `compute_isolated` computes for a
-batch in parts where the whole fails.
+The sequences that decode occupy the first slots, so that a decode step reads views.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.sampling.sampler import SamplingFeatures, SamplingState, features_of
-from llama_engine.sequence import Sequence, Status
-
-_Output = TypeVar("_Output")
+from llama_engine.sequence import Sequence
 
 
 class SlotBatch:
@@ -38,7 +32,10 @@ class SlotBatch:
         return len(self.sequences)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Add sequences whose prompts are cached in the next slots: PREFILL → DECODE."""
+        """Add sequences whose prompts are cached in the next slots: PREFILL → DECODE.
+
+        Raises what the device raises; the slots are then still free.
+        """
         first, last = len(self.sequences), len(self.sequences) + len(sequences)
         lengths = [sequence.num_cached for sequence in sequences]
         self.positions[first:last, 0] = torch.tensor(lengths, device=self.positions.device)
@@ -46,12 +43,13 @@ class SlotBatch:
         # After everything that can fail: until here the slots are still free.
         self._replace([*self.sequences, *sequences])
         for sequence in sequences:
-            sequence.status = Status.DECODE
+            sequence.start_decoding()
 
     def remove(self, slot: int) -> None:
         """Free a slot: the sequence in the last slot moves into it.
 
-        The list of sequences changes last: if a copy fails, every other sequence is still complete in its slot.
+        Raises what the device raises. The list of sequences changes last: if a copy fails, every other sequence is
+        still complete in its slot.
         """
         last = len(self.sequences) - 1
         remaining = self.sequences[:last]
@@ -70,35 +68,10 @@ class SlotBatch:
         return sequences
 
     def advance(self, decoded: int, tokens: torch.Tensor) -> None:
-        """Store the sampled tokens, [rows], of the first slots; the first `decoded` of them cached one position."""
+        """Store the sampled tokens, [rows], FAILED included; the first `decoded` slots have cached one position."""
         self.positions[:decoded] += 1
         self.tokens[: len(tokens), 0] = tokens
 
     def _replace(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
         self.features = features_of(sequence.request for sequence in sequences)
-
-
-def compute_isolated(
-    sequences: list[Sequence],
-    compute: Callable[[list[Sequence]], _Output],
-    on_error: Callable[[list[Sequence], Exception], bool],
-    fail: Callable[[Sequence, bool], _Output],
-) -> list[_Output]:
-    """Return the outputs of `compute` over consecutive parts of the sequences, in order; one part if nothing fails.
-
-    A part that fails is computed again in halves, down to the sequence that fails alone, whose output is `fail`'s.
-    on_error: logs a failed part and returns whether it exhausted the device's memory, which `fail` is given.
-    """
-    try:
-        return [compute(sequences)]
-    except Exception as error:  # noqa: BLE001 - any failure: the other sequences must be computed
-        exhausted = on_error(sequences, error)
-    # Outside the handler, where the exception would keep the memory of the failed computation.
-    if len(sequences) == 1:
-        return [fail(sequences[0], exhausted)]
-    half = len(sequences) // 2
-    return [
-        *compute_isolated(sequences[:half], compute, on_error, fail),
-        *compute_isolated(sequences[half:], compute, on_error, fail),
-    ]

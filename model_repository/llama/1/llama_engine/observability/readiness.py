@@ -1,7 +1,7 @@
 """Readiness: whether a request that arrived now would be computed, which `is_ready` of a Triton model returns.
 
 Never waits for a step. An engine of which every step failed gets a trial sequence of one token at each check: a load
-balancer sends it no requests any more, and without a step that works it would never become ready again.
+balancer stops sending it requests, and without a step that works it would never become ready again.
 """
 
 from __future__ import annotations

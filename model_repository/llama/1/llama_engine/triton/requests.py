@@ -41,7 +41,7 @@ class RequestDecoder:
     dispatcher: ResponseDispatcher
 
     def decode(self, request: pb_utils.InferenceRequest) -> Response:
-        """Return the response to be, with a sequence per row of the request; of a bad request, with the refusal."""
+        """Return the request's response, with one sequence per row, or with its error if the request is invalid."""
         response = Response(request, self.log, self.log.name(_request_id(request)), sends=self.inflight)
         try:
             response.sequences = self._sequences(request, response)
@@ -71,7 +71,7 @@ class RequestDecoder:
         return [self.engine.sequence(row, response.name, response, stream, deadline) for row in rows]
 
     def _refuse(self, response: Response, error: RequestError) -> None:
-        response.refusal = error
+        response.error = error
         self.stats.record_refused(error)
         self.dispatcher.post([(response, error)])
 

@@ -30,8 +30,8 @@ class Response:
         self._sending = threading.Lock()
         self.stream = False
         self.sequences: list[Sequence] = []
-        self.refusal: RequestError | None = None
-        """Why the request never became sequences."""
+        self.error: RequestError | None = None
+        """Replaces the sequences' results: the request was refused, or its response could not be sent."""
 
     def send(self, events: list[Event]) -> None:
         """Send a stream's chunks as they come, and any other response once all sequences have finished."""
@@ -41,34 +41,37 @@ class Response:
             self._send_events(self._sender, events)
         except Exception:  # noqa: BLE001 - a text with a hole must not look complete, and silence is no response
             _log.exception("the response to request %s could not be sent; its client gets an error", self.name)
-            self.refusal = GenerationError("the answer could not be sent; the server's log has the reason")
-            self._send(self._sender, _error(self.refusal), final=True)
+            self.error = GenerationError("the answer could not be sent; the server's log has the reason")
+            self._send(self._sender, _error(self.error), final=True)
         finally:
             if self._complete:
-                self._record()
-                # Each sequence refers to its sink: without the cycle both are freed at once.
-                self.sequences = []
-                # A sender that is destroyed with the interpreter ends the process with signal 11.
-                self._sender = self._cancellable = None
+                self._end()
 
     def build(self) -> pb_utils.InferenceResponse:
         """Return the response of a request whose sequences have all finished, for Triton to send."""
         with self._sending:
             self._complete = True
-        self._record()
-        return self._encode()
+        response = self._encode()
+        self._end()
+        return response
 
     def is_cancelled(self) -> bool:
         """Ask Triton whether the client has cancelled the request."""
         with self._sending:
             return not self._complete and self._cancellable is not None and self._cancellable.is_cancelled()
 
-    def _record(self) -> None:
-        self._log.record(self.name, self.sequences, self.stream, self.refusal)
+    def _end(self) -> None:
+        """Log the answered request, and drop what it refers to."""
+        self._log.record(self.name, self.sequences, self.stream, self.error)
+        # Each sequence refers to its sink: without the cycle both are freed at once.
+        self.sequences = []
+        # A request and its sender that are destroyed with the interpreter end the process with signal 11, and the
+        # engine still refers to the sequences of its last step.
+        self._sender = self._cancellable = None
 
     def _encode(self) -> pb_utils.InferenceResponse:
         results = [sequence.result for sequence in self.sequences]
-        errors = [result for result in (self.refusal, *results) if isinstance(result, RequestError)]
+        errors = [result for result in (self.error, *results) if isinstance(result, RequestError)]
         if errors:
             return _error(errors[0])
         completions = [result for result in results if isinstance(result, Completion)]

@@ -1,0 +1,35 @@
+"""Isolate a failure: compute for many sequences at once, and where that fails, for halves of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from llama_engine.sequence import Sequence
+
+_Output = TypeVar("_Output")
+
+
+def compute_isolated(
+    sequences: list[Sequence],
+    compute: Callable[[list[Sequence]], _Output],
+    on_error: Callable[[list[Sequence], Exception], bool],
+    fail: Callable[[Sequence, bool], _Output],
+) -> list[_Output]:
+    """Return the outputs of `compute` over consecutive parts of the sequences, in order; one part if nothing fails.
+
+    A part that fails is computed again in halves, down to the sequence that fails alone, whose output is `fail`'s.
+    on_error: logs a failed part and returns whether it exhausted the device's memory, which `fail` is given.
+    """
+    try:
+        return [compute(sequences)]
+    except Exception as error:  # noqa: BLE001 - any failure: the other sequences must be computed
+        exhausted = on_error(sequences, error)
+    # Outside the handler, where the exception would keep the memory of the failed computation.
+    if len(sequences) == 1:
+        return [fail(sequences[0], exhausted)]
+    half = len(sequences) // 2
+    return [
+        *compute_isolated(sequences[:half], compute, on_error, fail),
+        *compute_isolated(sequences[half:], compute, on_error, fail),
+    ]

@@ -40,12 +40,16 @@ def _refuses_decoupled(error: grpc.RpcError) -> bool:
 
 
 class GrpcTransport(_Transport):
-    """One channel to one endpoint, for any thread. gRPC connects at the first request."""
+    """Channels to one endpoint, for any thread. gRPC connects at the first request.
+
+    Streams have a channel of their own, because an interrupt may break it; both channels share one connection.
+    """
 
     def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
         super().__init__(endpoint, connect_timeout, headers)
         self._lock = Lock()
         self._channel: grpc.Channel | None = None
+        self._stream_channel: grpc.Channel | None = None
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:
         """Send one request and return its response, within `timeout` seconds; None if the model is decoupled."""
@@ -67,7 +71,8 @@ class GrpcTransport(_Transport):
         message = grpc_wire.infer_request(model, request)
         try:
             with grpc_errors(self._endpoint, timeout):
-                call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
+                stub = self._stream_stub()
+                call = stub.ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
                 try:
                     for number, response in enumerate(call):
                         yield grpc_wire.read_stream_response(response, started=number > 0)
@@ -76,9 +81,9 @@ class GrpcTransport(_Transport):
                     call.cancel()
         except KeyboardInterrupt:
             # Ctrl-C while one of grpc's locks is being taken leaves it locked for ever: every later stream on that
-            # channel would hang. The next request gets another channel.
+            # channel would hang, and so would closing it. The next stream gets another channel.
             with self._lock:
-                self._channel = None
+                self._stream_channel = None
             raise
 
     def status(self, model: str, timeout: float) -> ServerStatus:
@@ -96,23 +101,32 @@ class GrpcTransport(_Transport):
         return grpc_wire.read_status(self._endpoint, model, live, ready, metadata, model_ready, config)
 
     def close(self) -> None:
-        """Close the channel; requests in flight in other threads end with a LlamaConnectionError."""
+        """Close the channels; requests in flight in other threads end with a LlamaConnectionError."""
         with self._lock:
             self._closed = True
-            if self._channel is not None:
-                self._channel.close()
+            for channel in (self._channel, self._stream_channel):
+                if channel is not None:
+                    channel.close()
 
     def _stub(self) -> GRPCInferenceServiceStub:
         with self._lock:
             self._check_open()
             if self._channel is None:
-                target = self._endpoint.authority
-                self._channel = (
-                    grpc.secure_channel(target, grpc.ssl_channel_credentials(), options=self._options)
-                    if self._endpoint.tls
-                    else grpc.insecure_channel(target, options=self._options)
-                )
+                self._channel = self._open_channel()
             return GRPCInferenceServiceStub(self._channel)
+
+    def _stream_stub(self) -> GRPCInferenceServiceStub:
+        with self._lock:
+            self._check_open()
+            if self._stream_channel is None:
+                self._stream_channel = self._open_channel()
+            return GRPCInferenceServiceStub(self._stream_channel)
+
+    def _open_channel(self) -> grpc.Channel:
+        target = self._endpoint.authority
+        if self._endpoint.tls:
+            return grpc.secure_channel(target, grpc.ssl_channel_credentials(), options=self._options)
+        return grpc.insecure_channel(target, options=self._options)
 
 
 class AsyncGrpcTransport(_Transport):

@@ -8,6 +8,8 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, aclosing, closing, suppress
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from threading import Lock
 from weakref import WeakSet
 
 import httpcore
@@ -34,6 +36,8 @@ class _Transport:
         self._connect_timeout = connect_timeout
         # Without this header, httpx asks Triton to compress each response.
         self._headers = {"Accept-Encoding": "identity", **headers}
+        # A jar that takes no cookies: requests don't depend on earlier responses.
+        self._cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         # The system's certificates, which SSL_CERT_FILE replaces; httpx has its own.
         self._tls = ssl.create_default_context() if endpoint.tls else None
         self._closed = False
@@ -53,7 +57,7 @@ class HttpTransport(_Transport):
         transport = httpx.HTTPTransport(verify=False)
         # httpx has no parameter for the network backend of its pool.
         transport._pool = httpcore.ConnectionPool(self._tls, max_connections=None, network_backend=self._network)
-        self._client = httpx.Client(transport=transport, headers=self._headers, trust_env=False)
+        self._client = httpx.Client(transport=transport, headers=self._headers, cookies=self._cookies, trust_env=False)
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:
         """Send one request and return its response, within `timeout` seconds; None if the model is decoupled."""
@@ -111,6 +115,7 @@ class AsyncHttpTransport(_Transport):
         self._client = httpx.AsyncClient(
             verify=self._tls or False,
             headers=self._headers,
+            cookies=self._cookies,
             timeout=httpx.Timeout(None, connect=connect_timeout),
             limits=_LIMITS,
             trust_env=False,
@@ -214,6 +219,8 @@ class _Network(httpcore.NetworkBackend):
 
     def __init__(self) -> None:
         self._backend = httpcore.SyncBackend()
+        # `abort` iterates over the streams while other threads add theirs.
+        self._lock = Lock()
         self._streams: WeakSet[_Stream] = WeakSet()
         self._aborted = False
 
@@ -227,16 +234,20 @@ class _Network(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         connection = self._backend.connect_tcp(host, port, _remaining(timeout), local_address, socket_options)
         stream = _Stream(connection)
-        self._streams.add(stream)
-        if self._aborted:
+        with self._lock:
+            self._streams.add(stream)
+            aborted = self._aborted
+        if aborted:
             stream.close()
             raise httpcore.ConnectError("the client was closed")
         return stream
 
     def abort(self) -> None:
         """End every connection, those in use by other threads and those being opened included."""
-        self._aborted = True
-        for stream in list(self._streams):
+        with self._lock:
+            self._aborted = True
+            streams = list(self._streams)
+        for stream in streams:
             stream.abort()
 
 

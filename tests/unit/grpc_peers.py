@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import grpc
 import numpy as np
-from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 from tritonclient.utils import serialize_byte_tensor
 from unit.peers import HOST
@@ -18,7 +18,7 @@ Behaviour = Callable[[ModelInferRequest, grpc.ServicerContext], Responses]
 
 
 class Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated, without types
-    """Answers each stream's one request as the test says."""
+    """Answers each request as the test says."""
 
     def __init__(self, behave: Behaviour) -> None:
         self._behave = behave
@@ -28,6 +28,12 @@ class Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated, 
     ) -> Responses:
         (request,) = request_iterator
         yield from self._behave(request, context)
+
+    def ModelInfer(  # noqa: N802 - Triton's name
+        self, request: ModelInferRequest, context: grpc.ServicerContext
+    ) -> ModelInferResponse:
+        (response,) = self._behave(request, context)
+        return response.infer_response
 
 
 @contextmanager

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
+import httpcore
 import httpx
 import pytest
 from triton_llama import (
@@ -22,6 +24,7 @@ from triton_llama import (
     ServerError,
 )
 from triton_llama.endpoint import Protocol
+from triton_llama.http_transport import _Network, _Stream
 from unit.peers import HOST, hang_up, receive_request, respond, server, stay_silent
 from unit.streaming import both_protocols, stream_server
 
@@ -195,6 +198,58 @@ async def test_complete_streams_share_a_connection() -> None:
         async with AsyncLlamaClient(f"{HOST}:{peer.port}") as twin:
             for _ in range(3):
                 assert [piece.text async for piece in twin.stream("def")] == ["a", "b"]
+
+
+async def test_cookies_are_neither_kept_nor_sent() -> None:
+    heads: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        heads.append(receive_request(connection))
+        answer = b"HTTP/1.1 200 OK\r\nSet-Cookie: node=1; Path=/\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+        connection.sendall(answer)
+
+    with server(answer) as port:
+        with LlamaClient(f"{HOST}:{port}") as client:
+            for _ in range(2):
+                with pytest.raises(ServerError, match="lacks the output"):
+                    client.generate("def")
+        async with AsyncLlamaClient(f"{HOST}:{port}") as twin:
+            for _ in range(2):
+                with pytest.raises(ServerError, match="lacks the output"):
+                    await twin.generate("def")
+    assert len(heads) == 4
+    assert not any(b"\r\ncookie:" in head.lower() for head in heads)
+
+
+def test_connections_can_be_aborted_while_threads_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend connects at once, and threads are switched as often as possible, so that they meet."""
+    monkeypatch.setattr(httpcore.SyncBackend, "connect_tcp", lambda *arguments: httpcore.MockStream([]))
+    network, stop = _Network(), threading.Event()
+
+    def connect() -> None:
+        streams = []
+        for _ in range(20_000):
+            with suppress(httpcore.ConnectError):
+                streams.append(network.connect_tcp(HOST, 1, time.monotonic() + 60.0))
+            if stop.is_set():
+                return
+
+    monkeypatch.setattr(_Stream, "abort", lambda stream: None)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            connecting = [threads.submit(connect) for _ in range(4)]
+            try:
+                for _ in range(200):
+                    network.abort()
+                    network._aborted = False
+            finally:
+                stop.set()
+            for one in connecting:
+                one.result()
+    finally:
+        sys.setswitchinterval(before)
 
 
 @both_protocols

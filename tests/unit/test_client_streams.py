@@ -434,6 +434,38 @@ def test_a_client_still_streams_over_grpc_after_ctrl_c() -> None:
                 assert [piece.text for piece in stream] == [" é"]
 
 
+@pytest.mark.usefixtures("_ctrl_c")
+def test_after_ctrl_c_in_a_stream_closing_the_client_still_ends_a_request_in_another_thread() -> None:
+    waiting = threading.Semaphore(0)
+    left = threading.Event()
+
+    def wait(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
+        if request.raw_input_contents[0] == strings("whole"):
+            context.add_callback(left.set)
+        waiting.release()
+        while context.is_active():
+            threading.Event().wait(0.01)
+        yield response("a")
+
+    def press_ctrl_c() -> None:
+        assert waiting.acquire(timeout=20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with grpc_server(wait) as port, ThreadPoolExecutor(1) as threads:
+        client = LlamaClient(f"{HOST}:{port}", "grpc", timeout=20.0)
+        request = threads.submit(client.generate, "whole")
+        assert waiting.acquire(timeout=20)
+        ctrl_c = threading.Thread(target=press_ctrl_c)
+        ctrl_c.start()
+        with client.stream("def") as stream, pytest.raises(KeyboardInterrupt):
+            list(stream)
+        ctrl_c.join()
+        assert not left.is_set()
+        client.close()
+        assert isinstance(request.exception(timeout=20), LlamaConnectionError)
+        assert left.wait(20)
+
+
 @both_protocols
 async def test_a_stream_that_is_not_read_sends_nothing(protocol: Protocol) -> None:
     with LlamaClient("no-such-host.invalid", protocol) as client, client.stream("def") as unread:

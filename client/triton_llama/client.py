@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar, Unpack, cast,
 
 from triton_llama import endpoint
 from triton_llama.completion import Completion, CompletionStream
-from triton_llama.endpoint import Endpoint, Limits
+from triton_llama.endpoint import Endpoint, Limits, check_headers
 from triton_llama.errors import TritonLlamaError
 from triton_llama.many import ManyRequests
 from triton_llama.sampling_params import Options, SamplingOptions, SamplingParams
@@ -51,12 +51,13 @@ class BaseClient(Generic[TransportT]):
             headers: sent with every request (an `Authorization` for a gateway, say).
 
         Raises:
-            ValueError: a malformed URL, an unknown protocol, a timeout or concurrency that isn't positive.
+            ValueError: a malformed URL, an unknown protocol, a timeout or concurrency that isn't positive, a header
+                that the protocol can't carry.
         """
         self.endpoint = Endpoint.parse(url, protocol)
         self.model = model
         self._limits = Limits(timeout, connect_timeout, concurrency)
-        self._transport = self._open(connect_timeout, headers or {})
+        self._transport = self._open(connect_timeout, check_headers(headers or {}, protocol))
         # Set at the first refusal of a streaming (decoupled) model. Streams take every model, but over HTTP they carry
         # no status for errors, so they aren't the first choice.
         self._decoupled = False

@@ -19,13 +19,13 @@ from httpx_sse import EventSource
 from triton_llama import http_wire
 from triton_llama.completion import Completion, Piece
 from triton_llama.endpoint import Endpoint
-from triton_llama.http_wire import HttpRequest, PieceReader
+from triton_llama.http_wire import HttpRequest, PieceReader, has_data
 from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest
 from triton_llama.translate import http_errors
 
-# As many connections as there are requests in flight; an idle one stays open until the server closes it.
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
+# As many connections as there are requests in flight; a request closes those that were idle for longer than this.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=15.0)
 
 
 class _Transport:
@@ -35,7 +35,7 @@ class _Transport:
         self._endpoint = endpoint
         self._connect_timeout = connect_timeout
         # Without this header, httpx asks Triton to compress each response.
-        self._headers = {"Accept-Encoding": "identity", **headers}
+        self._headers = httpx.Headers({"Accept-Encoding": "identity", **headers}, encoding="utf-8")
         # A jar that takes no cookies: requests don't depend on earlier responses.
         self._cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         # The system's certificates, which SSL_CERT_FILE replaces; httpx has its own.
@@ -55,7 +55,9 @@ class HttpTransport(_Transport):
         super().__init__(endpoint, connect_timeout, headers)
         self._network = _Network()
         transport = httpx.HTTPTransport(verify=False)
-        # httpx has no parameter for the network backend of its pool.
+        # httpx has no parameter for the network backend of its pool, so the private attribute is replaced.
+        if not hasattr(transport, "_pool"):
+            raise RuntimeError(f"httpx {httpx.__version__} is not supported: HTTPTransport has no attribute _pool")
         transport._pool = httpcore.ConnectionPool(self._tls, max_connections=None, network_backend=self._network)
         self._client = httpx.Client(transport=transport, headers=self._headers, cookies=self._cookies, trust_env=False)
 
@@ -82,7 +84,7 @@ class HttpTransport(_Transport):
                 raise reader.error(body)
             reader.check_type()
             for event in EventSource(response).iter_sse():
-                if event.data:
+                if has_data(event):
                     yield reader.piece(event.data)
 
     def status(self, model: str, timeout: float) -> ServerStatus:
@@ -156,7 +158,7 @@ class AsyncHttpTransport(_Transport):
                             event = await anext(events, None)
                         if event is None:
                             break
-                        if event.data:
+                        if has_data(event):
                             yield reader.piece(event.data)
 
     async def status(self, model: str, timeout: float) -> ServerStatus:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
 import httpx
+from httpx_sse import ServerSentEvent
 
 from triton_llama import status
 from triton_llama.completion import Completion, Piece
@@ -29,6 +31,8 @@ LARGEST_ERROR = 65536
 """Bytes to read of a response other than 200."""
 
 _EVENTS = "text/event-stream"
+_EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -73,9 +77,13 @@ def read_infer_response(response: httpx.Response, request: PreparedRequest) -> C
     try:
         end = int(response.headers.get(_HEADER_LENGTH, len(response.content)))
         for output in json.loads(response.content[:end]).get("outputs", []):
+            name = output["name"]
+            if "data" in output:
+                # A gateway may answer in JSON alone.
+                outputs[name] = _only_value(output["data"])
+                continue
             start, end = end, end + int(output["parameters"]["binary_data_size"])
-            name, content = output["name"], response.content[start:end]
-            outputs[name] = decode(name, output["datatype"], output["shape"], content)
+            outputs[name] = decode(name, output["datatype"], output["shape"], response.content[start:end])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
     return read_completion(outputs, request)
@@ -110,18 +118,28 @@ def stream_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> 
     return HttpRequest("POST", _url(endpoint, "models", model, "generate_stream"), headers, content)
 
 
+def has_data(event: ServerSentEvent) -> bool:
+    """Return whether an event has a `data` field, which may be empty; httpx-sse also returns events without."""
+    return bool(event.data) or (event.event == "message" and not event.id and event.retry is None)
+
+
 class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
     """Decodes the events of one response, and bounds their size: httpx-sse itself reads an event of any size.
 
-    As the response's stream it counts the bytes since the last event.
+    As the response's stream it removes a byte order mark and counts the bytes since the last event.
     """
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
         self._stream = response.stream
+        self._head: bytes | None = b""
+        self._tail = b""
         self._pending = 0
         self._started = False
         response.stream = self
+        # One character per byte, so that `piece` gets the bytes back. Events are UTF-8, whatever the response's charset
+        # is, and httpx would replace bytes that are not.
+        response.encoding = "iso-8859-1"
 
     @property
     def refused(self) -> bool:
@@ -144,13 +162,12 @@ class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
             raise ServerError(f"the answer's type is {kind!r}, must be {_EVENTS}")
 
     def piece(self, data: str) -> Piece:
-        """Decode the data of one event.
+        """Decode the data of one event, one character per byte.
 
         Raises:
             TritonLlamaError: it is an error, or violates the contract.
         """
-        self._pending = 0
-        event = _read_event(data)
+        event = _read_event(data.encode("iso-8859-1"))
         if "error" in event:
             raise from_stream_error(str(event["error"]), started=self._started)
         self._started = True
@@ -158,15 +175,25 @@ class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
 
     def __iter__(self) -> Iterator[bytes]:
         assert isinstance(self._stream, httpx.SyncByteStream)
-        return map(self._counted, self._stream)
+        return map(self._checked, self._stream)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         assert isinstance(self._stream, httpx.AsyncByteStream)
         async for chunk in self._stream:
-            yield self._counted(chunk)
+            yield self._checked(chunk)
 
-    def _counted(self, chunk: bytes) -> bytes:
-        self._pending += len(chunk)
+    def _checked(self, chunk: bytes) -> bytes:
+        if self._head is not None:
+            chunk = self._head + chunk
+            if len(chunk) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(chunk):
+                self._head = chunk
+                return b""
+            chunk, self._head = chunk.removeprefix(_BYTE_ORDER_MARK), None
+        # Comments (keep-alives) end with an empty line too.
+        window = self._tail + chunk
+        ends = [match.end() for match in _EVENT_END.finditer(window)]
+        self._pending = len(window) - ends[-1] if ends else self._pending + len(chunk)
+        self._tail = window[-3:]
         if self._pending > LARGEST_EVENT and not self.refused:
             raise ServerError(f"the server sent an event of more than {LARGEST_EVENT} bytes")
         return chunk
@@ -188,6 +215,13 @@ def _url(endpoint: Endpoint, *parts: str) -> str:
     return f"{scheme}://{endpoint.authority}{endpoint.base_path}/{path}"
 
 
+def _only_value(data: object) -> object:
+    """Return the element of an array in JSON, which may be flat or nested; raises ValueError if it has several."""
+    while isinstance(data, list):
+        (data,) = data
+    return data
+
+
 def _object(response: httpx.Response) -> Mapping[str, object]:
     if response.status_code != 200:
         raise from_http_response(response.status_code, response.content)
@@ -207,7 +241,7 @@ def _json_value(tensor: Tensor) -> Value | list[Value]:
     return list(tensor.values) if tensor.name in ("stop_words", "bad_words") else tensor.values[0]
 
 
-def _read_event(data: str) -> Mapping[str, object]:
+def _read_event(data: bytes) -> Mapping[str, object]:
     try:
         event = json.loads(data)
     # JSON nested too deep is a RecursionError.

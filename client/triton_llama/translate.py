@@ -73,7 +73,8 @@ def http_errors(
         if isinstance(error, httpx.ConnectTimeout) and connect_timeout < timeout:
             raise LlamaTimeoutError(f"no connection to {endpoint} within {connect_timeout:g} s") from error
         raise _no_answer(endpoint, timeout) from error
-    except httpx.RequestError as error:
+    except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
+        # The resolver raises UnicodeError for a host with a label of more than 63 bytes.
         reason = "the client was closed" if is_closed() else _reason(error)
         raise LlamaConnectionError(f"no connection to {endpoint}: {reason}") from error
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 
 import httpcore
 import httpx
@@ -77,6 +78,14 @@ def test_a_refused_connection_is_a_connection_error_that_names_the_address(
 def test_an_unknown_host_is_a_connection_error(ask: Ask, protocol: Protocol) -> None:
     with pytest.raises(LlamaConnectionError, match=r"no connection to .*no-such-host\.invalid"):
         ask("no-such-host.invalid:8000", protocol)
+
+
+@pytest.mark.parametrize("url", ["http://exämple-.com:8000", "http://host:8000/a\x01b", f"http://{'a' * 64}.com:8000"])
+@both_clients
+def test_a_url_that_cannot_be_requested_is_a_connection_error(ask: Ask, url: str) -> None:
+    with pytest.raises(LlamaConnectionError, match="no connection to") as error:
+        ask(url, "http")
+    assert error.value.__cause__ is not None
 
 
 @both_protocols
@@ -179,6 +188,55 @@ def test_a_request_has_its_tensors_after_the_json_and_the_response_too(ask: Ask)
     assert all(output["parameters"] == {"binary_data": True} for output in fields["outputs"])
     assert request_body[length:].startswith(b"\x03\0\0\0def")
     assert len(request_body) - length == sum(one["parameters"]["binary_data_size"] for one in fields["inputs"])
+
+
+@both_clients
+def test_a_response_in_json_alone_is_a_completion(ask: Ask) -> None:
+    values = {"text_output": ["é"], "finish_reason": [["stop"]], "num_input_tokens": [3], "num_output_tokens": [5]}
+    outputs = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": data} for name, data in values.items()]
+    body = json.dumps({"outputs": outputs}).encode()
+    with server(respond(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))) as port:
+        completion = ask(port, "http")
+    assert (completion.text, completion.finish_reason) == ("é", "stop")
+    assert (completion.num_input_tokens, completion.num_output_tokens) == (3, 5)
+
+
+async def test_header_values_are_sent_as_utf_8_without_blanks_around_them() -> None:
+    heads: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        heads.append(receive_request(connection))
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+    headers = {"X-User": " Zoë\t"}
+    with server(answer) as port:
+        with LlamaClient(f"{HOST}:{port}", headers=headers) as client, pytest.raises(ServerError):
+            client.generate("def")
+        async with AsyncLlamaClient(f"{HOST}:{port}", headers=headers) as twin:
+            with pytest.raises(ServerError):
+                await twin.generate("def")
+    assert [b"\r\nX-User: Zo\xc3\xab\r\n" in head for head in heads] == [True, True]
+
+
+async def test_the_async_client_replaces_a_connection_that_was_idle_for_15_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An idle connection may have been dropped silently on the way."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("httpcore._async.http11.time", SimpleNamespace(monotonic=lambda: clock.now))
+    connections = []
+
+    def answer(connection: socket.socket) -> None:
+        connections.append(connection)
+        while receive_request(connection):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    with server(answer) as port:
+        async with AsyncLlamaClient(f"{HOST}:{port}") as client:
+            for clock.now, expected in [(0.0, 1), (14.0, 1), (30.0, 2)]:
+                with pytest.raises(ServerError, match="lacks the output"):
+                    await client.generate("def")
+                assert len(connections) == expected
 
 
 def test_a_connection_that_the_server_has_closed_is_replaced() -> None:

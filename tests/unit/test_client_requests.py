@@ -80,6 +80,31 @@ def test_an_argument_without_meaning_is_refused(arguments: dict[str, Any], messa
         LlamaClient("localhost", **arguments)
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("client", [LlamaClient, AsyncLlamaClient])
+@pytest.mark.parametrize("value", ["Bearer secret\n", "secret\r\nHost: x", "secret\0", "secret\ud800"])
+def test_a_header_that_cannot_be_sent_is_refused_without_its_value(
+    client: type[LlamaClient], protocol: Protocol, value: str
+) -> None:
+    with pytest.raises(ValueError, match="header 'Authorization'") as error:
+        client("localhost", protocol, headers={"Authorization": value})
+    assert "secret" not in str(error.value)
+    with pytest.raises(ValueError, match="headers has the name"):
+        client("localhost", protocol, headers={"Author ization": "x"})
+
+
+def test_a_grpc_header_that_is_not_ascii_is_refused_without_its_value() -> None:
+    with pytest.raises(ValueError, match="header 'X-User' must be ASCII") as error:
+        LlamaClient("localhost", "grpc", headers={"X-User": "Zoë"})
+    assert "Zo" not in str(error.value)
+
+
+def test_an_httpx_without_the_attribute_that_is_replaced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("httpx.HTTPTransport", lambda verify: object())
+    with pytest.raises(RuntimeError, match=r"httpx .* is not supported"):
+        LlamaClient("localhost")
+
+
 def completion(text: str) -> Completion:
     return Completion(text, "stop", 1, 1, "id", 0)
 

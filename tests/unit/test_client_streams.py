@@ -82,6 +82,37 @@ def test_a_bound_on_one_event_is_none_on_the_stream(stream: Stream) -> None:
         assert stream(port, "http").texts == [text, text, text, " é"]
 
 
+@pytest.mark.parametrize("charset", ["iso-8859-1", "utf-16", "utf-8"])
+@both_clients
+def test_events_are_utf_8_whatever_the_charset_says(stream: Stream, charset: str) -> None:
+    content_type = f"text/event-stream; charset={charset}"
+    with server(answer_with(event("é🙂"), LAST, content_type=content_type)) as port:
+        assert stream(port, "http").texts == ["é🙂", " é"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+@both_clients
+def test_a_byte_order_mark_before_the_first_event_is_ignored(stream: Stream, cut: int) -> None:
+    """The mark is split between chunks."""
+    whole = b"\xef\xbb\xbf" + event("a")
+    with server(answer_with(*filter(None, [whole[:cut], whole[cut:], LAST]))) as port:
+        assert stream(port, "http").texts == ["a", " é"]
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r", b"\r\n"])
+@both_clients
+def test_keep_alives_do_not_count_for_the_bound_on_one_event(stream: Stream, line_end: bytes) -> None:
+    keep_alives = [b": " + b"x" * (LARGEST_EVENT // 4) + line_end * 2] * 6
+    with server(answer_with(event("a"), *keep_alives, LAST)) as port:
+        assert stream(port, "http").texts == ["a", " é"]
+
+
+@both_clients
+def test_events_without_data_are_ignored(stream: Stream) -> None:
+    with server(answer_with(event("a"), b"event: ping\n\n", b"retry: 10\n\n", b"id: 1\n\n", LAST)) as port:
+        assert stream(port, "http").texts == ["a", " é"]
+
+
 @pytest.mark.parametrize("cut", [b"", b"5\r\nda", b"10", b"4\r\ndata\r\n"])
 @both_clients
 def test_a_connection_that_breaks_is_a_connection_error_after_the_pieces_before(stream: Stream, cut: bytes) -> None:
@@ -104,6 +135,8 @@ def test_a_connection_that_breaks_is_a_connection_error_after_the_pieces_before(
         (b"", "the stream ended after 1 pieces without a finish_reason"),
         (b"data: nonsense\n\n", "an event that is not JSON"),
         (b"data: \xff\n\n", "an event that is not JSON"),
+        (b"data:\n\n", "an event that is not JSON"),
+        (event("X").replace(b"X", b"\xff"), "an event that is not JSON"),
         (b"data: []\n\n", "must be a JSON object"),
         (b"data: {}\n\n", "lacks the output text_output"),
         (b"data: " + b"[" * 100_000 + b"\n\n", "an event that is not JSON"),

@@ -28,10 +28,8 @@ def prepare(model: str, revision: str | None, out: Path, device: str = "auto", f
     Raises PrepareError, EngineError where the server would refuse to load the source, or OSError for a file of it.
     """
     asked = find_source(model, revision)
-    # Without links: the rename must stay on one volume.
-    out = out.expanduser().resolve()
-    # Before the lock: a finished checkpoint may be on a read-only volume.
-    if (done := _finished(out, asked, force)) is not None:
+    out = out.expanduser().resolve()  # Without links: the rename must stay on one volume.
+    if (done := _finished(out, asked, force)) is not None:  # Without the lock: the volume may be read-only.
         return done
     with _locked(out):
         return _finished(out, asked, force) or _make(model, asked, out, device)
@@ -60,14 +58,12 @@ def _finished(out: Path, asked: Source, force: bool) -> Manifest | None:
 def _make(model: str, asked: Source, out: Path, device: str) -> Manifest:
     folder, source = fetch(model, asked)
     kept = choose_files(model, folder)[1]
-    # Here, because importing PyTorch takes seconds and most runs end before.
-    from triton_prepare.quantize import quantize, read_weights
+    from triton_prepare.quantize import quantize, read_weights  # Here, as importing PyTorch takes seconds.
 
     dtype, needed = read_weights(model, folder)
     part, replaced = Path(f"{out}.part"), Path(f"{out}.replaced")
     with _writing(out):
-        # First, because leftovers of a killed run take room.
-        for left in filter(Path.exists, (part, replaced)):
+        for left in filter(Path.exists, (part, replaced)):  # First, because leftovers of a killed run take room.
             shutil.rmtree(left)
         part.mkdir()
     if (free := shutil.disk_usage(part).free) < needed:
@@ -82,8 +78,7 @@ def _make(model: str, asked: Source, out: Path, device: str) -> Manifest:
     manifest = Manifest(source, settings, versions, datetime.now(UTC).isoformat(timespec="seconds"), files)
     with _writing(out):
         (part / MANIFEST).write_text(manifest.to_json())
-        # safetensors creates files that only the owner can read, and the server may run as another user.
-        for path in part.iterdir():
+        for path in part.iterdir():  # safetensors creates files that only their owner, maybe not the server, can read.
             path.chmod((part / MANIFEST).stat().st_mode)
             _flush(path)
         _flush(part)
@@ -101,8 +96,7 @@ def _locked(out: Path) -> Iterator[None]:
     """Hold OUT's lock while the block runs, after any other run has ended."""
     if out.is_mount():
         raise PrepareError(f"{out} is a mount point and can't be the target of a rename: name a folder below it")
-    # flock or nothing: the lock must end with its process, however that ends.
-    lock, replaced = FileLock(f"{out}.lock", fallback_to_soft=False), Path(f"{out}.replaced")
+    lock, replaced = FileLock(f"{out}.lock", fallback_to_soft=False), Path(f"{out}.replaced")  # flock ends with us.
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -111,8 +105,7 @@ def _locked(out: Path) -> Iterator[None]:
             say(f"another run is preparing {out}: waiting for it to end")
             lock.acquire()
         if replaced.exists() and not out.exists():
-            # A run was killed between its last two renames.
-            replaced.rename(out)
+            replaced.rename(out)  # A run was killed between its last two renames.
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """Quantize a checkpoint, save it, and prove that the saved files hold what was quantized.
 
-Loads through the server's own `load_checkpoint`, before and after saving. Tensors that aren't quantized keep the dtype
-they were saved in; the server casts them. bitsandbytes rounds from any dtype by way of float16, so the 8-bit weights
-are those that a server makes at `dtype` auto, float32 or float16; at bfloat16 it would first round finer weights to it.
+Loads through the server's own `load_checkpoint`. Tensors that aren't quantized keep the dtype they were saved in. The
+8-bit weights are those that a server makes at `dtype` auto, float32 or float16, as bitsandbytes rounds by way of
+float16; at bfloat16 it would first round finer weights to it.
 """
 
 import gc
@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from huggingface_hub import get_local_safetensors_metadata
+from huggingface_hub import errors, get_local_safetensors_metadata
 from llama_engine.errors import one_line
-from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.loader import choose_device, load_checkpoint
 from llama_engine.settings import Settings
 from transformers import GenerationConfig, LlamaForCausalLM
@@ -28,16 +27,22 @@ _Fingerprint = tuple[Mapping[str, str], torch.Tensor]
 
 
 def read_weights(model: str, folder: Path) -> tuple[str, int]:
-    """Return the dtype and the number of the saved weights. Raises CheckpointError, PrepareError for other dtypes."""
-    check_files(folder)
-    files = get_local_safetensors_metadata(folder).files_metadata.values()
-    # Older checkpoints also have tables of rotary frequencies, which are computed today.
-    tensors = [t for file in files for name, t in file.tensors.items() if name.endswith((".weight", ".bias"))]
-    dtypes = sorted({tensor.dtype for tensor in tensors})
-    if not tensors or not _DTYPES.keys() >= {*dtypes}:
-        raise PrepareError(f"{model} has weights in {', '.join(dtypes)}; {', '.join(_DTYPES)} can be quantized")
-    # float32 holds the values of mixed dtypes.
-    return _DTYPES[dtypes[0]] if len(dtypes) == 1 else "float32", sum(tensor.parameter_count for tensor in tensors)
+    """Return the dtype of the saved weights and the bytes that their INT8 files take at most. Raises PrepareError."""
+    try:
+        files = get_local_safetensors_metadata(folder).files_metadata.values()
+        tensors = [item for file in files for item in file.tensors.items()]
+        # Older checkpoints also have tables of rotary frequencies, which are computed today.
+        dtypes = sorted({tensor.dtype for name, tensor in tensors if name.endswith((".weight", ".bias"))})
+        # A byte a weight, a scale in float32 a row, and a byte for the matrix's layout.
+        linear = [t.parameter_count + 4 * t.shape[0] + 1 for name, t in tensors if name.endswith("_proj.weight")]
+        other = [t.parameter_count for name, t in tensors if not name.endswith("_proj.weight")]
+    except (errors.SafetensorsParsingError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise PrepareError(f"{model}: the weights can't be read: {one_line(error)}") from error
+    if not dtypes or not _DTYPES.keys() >= {*dtypes}:
+        found = ", ".join(dtypes) or "no dtype at all"
+        raise PrepareError(f"{model} has weights in {found}; {', '.join(_DTYPES)} can be quantized")
+    dtype, size = (_DTYPES[dtypes[0]], 2) if dtypes in (["F16"], ["BF16"]) else ("float32", 4)  # It holds mixed ones.
+    return dtype, sum(linear) + sum(other) * size + (64 << 20)  # Tokenizer, headers, and the file system's own.
 
 
 def quantize(folder: Path, kept: Sequence[str], dtype: str, out: Path, setting: str) -> torch.device:
@@ -48,17 +53,14 @@ def quantize(folder: Path, kept: Sequence[str], dtype: str, out: Path, setting: 
         expected = _fingerprint(model)
         try:
             if "generation_config.json" in kept:
-                # The file is copied; save_pretrained refuses some that from_pretrained accepts.
-                model.generation_config = GenerationConfig()
+                model.generation_config = GenerationConfig()  # save_pretrained refuses some that are copied below.
             model.save_pretrained(out)
             for name in kept:
                 shutil.copyfile(folder / name, out / name)
-        except Exception as error:
-            # safetensors reports a full disk in an error class of its own.
+        except Exception as error:  # safetensors reports a full disk in an error class of its own.
             raise PrepareError(f"{out} can't be written: {one_line(error)}") from error
     with stage("verifying: loading it as a server does"):
-        # Two models may not fit in memory.
-        del model
+        del model  # Two models may not fit in memory.
         gc.collect()
         compare(expected, _fingerprint(_load(out, dtype, device)))
     return device
@@ -71,8 +73,7 @@ def compare(expected: _Fingerprint, found: _Fingerprint) -> None:
         total = len(expected[0].keys() | found[0].keys())
         raise PrepareError(f"{len(different)} of {total} tensors are not what was quantized, first {min(different)}")
     difference, deviation = (expected[1] - found[1]).abs().max().item(), expected[1].std().item()
-    # Negated, so that a NaN on either side is refused.
-    if not difference <= deviation / 100:
+    if not difference <= deviation / 100:  # Negated, so that a NaN on either side is refused.
         raise PrepareError(f"the logits of a forward pass are up to {difference:g} off, with a spread of {deviation:g}")
 
 
@@ -90,7 +91,5 @@ def _fingerprint(model: LlamaForCausalLM) -> _Fingerprint:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    # As bytes: numpy has no bfloat16.
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data  # numpy has no bfloat16.
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}"

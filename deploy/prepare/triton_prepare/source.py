@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, errors, get_token, snapshot_download
+from huggingface_hub import HfApi, constants, errors, get_token, snapshot_download
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from llama_engine.errors import one_line
 from llama_engine.model.manifest import Source, sha256_of
@@ -43,8 +44,8 @@ def is_same(asked: Source, found: Source) -> bool:
     """Return whether a manifest's source is the one asked for. Makes no request: it still is after its branch moved."""
     if asked.kind == "folder":
         return (found.kind, found.revision) == ("folder", asked.revision)
-    names = (found.asked_revision, found.revision)
-    return (found.kind, found.model) == ("hub", asked.model) and asked.asked_revision in names
+    revisions = (found.asked_revision, found.revision)
+    return (found.kind, found.model) == ("hub", asked.model) and asked.asked_revision in revisions
 
 
 def fetch(model: str, asked: Source) -> tuple[Path, Source]:
@@ -53,18 +54,29 @@ def fetch(model: str, asked: Source) -> tuple[Path, Source]:
         return Path(model).expanduser().resolve(), asked
     if not sys.stderr.isatty():
         disable_progress_bars()
-    # The small files first: an unsuitable checkpoint is refused before its weights are downloaded.
+    commit, sizes = asked.asked_revision, None
     with _hub_errors(model, asked.asked_revision):
-        folder = Path(snapshot_download(model, revision=asked.asked_revision, allow_patterns=_SMALL))
+        if not constants.is_offline_mode():
+            # Not left to snapshot_download: if the hub is out of reach, that takes the last commit in the cache.
+            info = HfApi().model_info(model, revision=commit, files_metadata=True)
+            HfApi().resolve_revision(model, revision=commit)  # Stores the commit in the cache, for HF_HUB_OFFLINE.
+            commit, sizes = info.sha, {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        # The small files first: an unsuitable checkpoint is refused before its weights are downloaded.
+        folder = Path(snapshot_download(model, revision=commit, allow_patterns=_SMALL))
     say(f"{model} at {asked.revision} is commit {folder.name}")
-    files = [*_SMALL, *choose_files(model, folder, downloaded=False)[0]]
+    loaded, _ = choose_files(model, folder, sizes)
+    needed = sum((sizes or {}).get(name, 0) for name in loaded if not (folder / name).exists())
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise PrepareError(
+            f"{model} needs {needed / 1e9:.2f} GB in HF_HOME, and its volume has {free / 1e9:.2f} GB left"
+        )
     with stage("downloading"), _hub_errors(model, folder.name):
-        snapshot_download(model, revision=folder.name, allow_patterns=files)
+        snapshot_download(model, revision=folder.name, allow_patterns=[*_SMALL, *loaded])
     return folder, Source("hub", model, folder.name, asked.asked_revision)
 
 
-def choose_files(model: str, folder: Path, downloaded: bool = True) -> tuple[list[str], list[str]]:
-    """Return the names of the files that are loaded, and of those that are copied. downloaded: the weights are there.
+def choose_files(model: str, folder: Path, hub: Collection[str] | None = ()) -> tuple[list[str], list[str]]:
+    """Return the names of the files that are loaded, and of those that are copied. hub: further names; None: unknown.
 
     Raises PrepareError unless it is a Llama in safetensors, complete and not quantized.
     """
@@ -73,16 +85,17 @@ def choose_files(model: str, folder: Path, downloaded: bool = True) -> tuple[lis
         raise PrepareError(f"{model} is a {config.get('model_type')!r} checkpoint; this project serves 'llama'")
     if config.get("quantization_config"):
         raise PrepareError(f"{model} is quantized already: there is nothing to prepare, serve it as it is")
+    names = {*(path.name for path in folder.iterdir() if path.is_file()), *(hub or ())}
     loaded = [_CONFIG, _WEIGHTS]
-    # transformers, too, prefers a single file to an index.
-    if (folder / _INDEX).exists() and not (folder / _WEIGHTS).exists():
+    if _INDEX in names and _WEIGHTS not in names:  # transformers, too, prefers a single file to an index.
         weight_map = _json(model, folder / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise PrepareError(f"{model}: {_INDEX} has no weight_map")
         loaded = [_CONFIG, _INDEX, *sorted({str(name) for name in weight_map.values()})]
-    names = {path.name for path in folder.iterdir() if path.is_file()}
-    if downloaded and (missing := sorted({*loaded} - names)):
-        raise PrepareError(f"{model} has no {missing[0]}: weights in safetensors are needed, as pickles can run code")
+    if hub is not None and (missing := sorted({*loaded} - names)):
+        if missing[0] == _WEIGHTS:
+            raise PrepareError(f"{model} has no {_WEIGHTS}: weights in safetensors are needed, as pickles can run code")
+        raise PrepareError(f"{model} lacks {len(missing)} of {len(loaded) - 2} files of weights, first {missing[0]}")
     return loaded, [name for name in sorted(names) if name in _KEPT or name.startswith(_LEGAL)]
 
 
@@ -101,8 +114,7 @@ def _hub_errors(model: str, revision: str | None) -> Iterator[None]:
     asked = f"{model} at {revision or 'its default branch'}"
     try:
         yield
-    except Exception as error:
-        # The transport has error classes of its own, and so has the library below it.
+    except Exception as error:  # The transport has error classes of its own, and so has the library below it.
         match error:
             case errors.HFValidationError():
                 reason = f"{model!r} is neither an existing folder nor a hub id (organisation/name)"

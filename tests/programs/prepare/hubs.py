@@ -85,7 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.NOT_FOUND, "RevisionNotFound")
         sizes = {path.name: path.stat().st_size for path in self.server.folder.iterdir()}
         tree = [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in sizes.items()]
-        info = {"id": model, "sha": self.server.commit, "siblings": [{"rfilename": name} for name in sizes]}
+        siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+        info = {"id": model, "sha": self.server.commit, "siblings": siblings}
         content = json.dumps(tree if kind == "tree" else info).encode()
         return self._send(HTTPStatus.OK, content, {"Content-Type": "application/json"})
 

@@ -97,6 +97,16 @@ def test_sigterm_ends_a_run_that_waits_for_the_lock(original: Path, tmp_path: Pa
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
+def test_sigterm_ends_a_run_that_is_still_importing(tmp_path: Path) -> None:
+    # Imported in place of the package, from the working directory.
+    (tmp_path / "filelock.py").write_text("print('importing', flush=True); input()")
+    with _start("model", cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+
+
 def test_a_terminal_gets_a_progress_bar(original: Path, out: Path, tmp_path: Path) -> None:
     reading, terminal = pty.openpty()
     try:

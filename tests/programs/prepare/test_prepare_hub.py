@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import close_session
@@ -46,11 +48,30 @@ def test_a_broken_download_is_resumed(hub: LocalHub, monkeypatch: pytest.MonkeyP
     assert hub.ranges == ["bytes=1200000-"]
 
 
-def test_a_hub_out_of_reach_is_one_line(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_hub_out_of_reach_is_one_line(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
+) -> None:
+    if cached:
+        # The branch or tag may have moved since.
+        fetch(MODEL, find_source(MODEL, "v1"))
     reach(NOWHERE, tmp_path / "cache", monkeypatch)
     with pytest.raises(PrepareError, match=f"^{MODEL} at v1 can't be fetched: ConnectError: ") as refused:
         prepare(MODEL, "v1", tmp_path / "out")
     assert "\n" not in str(refused.value)
+
+
+def test_a_download_without_room_is_refused_first(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = (hub.folder / WEIGHTS).stat().st_size
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free - 1))
+    with pytest.raises(PrepareError, match=rf"^{MODEL} needs 0\.00 GB in HF_HOME, and its volume has 0\.00 GB left$"):
+        fetch(MODEL, find_source(MODEL, None))
+    assert hub.downloads(WEIGHTS) == 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    fetch(MODEL, find_source(MODEL, None))
+    # What is in the cache needs no room.
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    fetch(MODEL, find_source(MODEL, None))
 
 
 def test_offline_only_a_complete_cache_is_used(hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

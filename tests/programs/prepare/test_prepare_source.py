@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_engine.errors import CheckpointError
 from programs.prepare.hubs import COMMIT, MODEL, LocalHub
 from safetensors.torch import load_file, save_file
 from triton_prepare.prepare import prepare
@@ -57,7 +56,7 @@ def test_the_shards_of_an_index_are_loaded(tmp_path: Path) -> None:
         ({"config.json": '{"model_type": "gpt2"}'}, "x is a 'gpt2' checkpoint; this project serves 'llama'"),
         ({"config.json": QUANTIZED}, "x is quantized already: there is nothing to prepare"),
         ({"config.json": LLAMA, "pytorch_model.bin": ""}, f"x has no {WEIGHTS}: {NEEDED}"),
-        ({"config.json": LLAMA, INDEX: SHARDED, SHARDS[0]: ""}, f"x has no {SHARDS[1]}: weights in safetensors"),
+        ({"config.json": LLAMA, INDEX: SHARDED, SHARDS[0]: ""}, f"x lacks 1 of 2 files of weights, first {SHARDS[1]}"),
         ({"config.json": LLAMA, INDEX: "{}"}, f"x: {INDEX} has no weight_map"),
     ],
 )
@@ -104,8 +103,10 @@ def test_the_dtype_holds_every_saved_weight(tmp_path: Path, tensors: dict[str, t
     assert read_weights("x", _saved(tmp_path, **tensors))[0] == dtype
 
 
-def test_every_saved_weight_is_counted(original: Path) -> None:
-    assert read_weights("x", original)[1] == sum(t.numel() for t in load_file(original / WEIGHTS).values())
+def test_the_room_for_the_result_is_that_of_its_tensors_and_64_mib(original: Path, finished: Path) -> None:
+    needed = read_weights("x", original)[1]
+    assert needed == sum(tensor.nbytes for tensor in load_file(finished / WEIGHTS).values()) + (64 << 20)
+    assert needed >= sum(path.stat().st_size for path in finished.iterdir())
 
 
 def test_a_dtype_that_cannot_be_quantized_is_refused(tmp_path: Path) -> None:
@@ -113,12 +114,29 @@ def test_a_dtype_that_cannot_be_quantized_is_refused(tmp_path: Path) -> None:
         read_weights("x", _saved(tmp_path, a__weight=torch.zeros(4, 4).double()))
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x08\0\0\0\0\0\0\0notjson!", b"\x02\0\0\0\0\0\0\0[]"])
+def _header(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"\xff" * 64, _header("notjson!"), _header("[]"), _header('{"a.weight": {"data_offsets": [0, 0]}}')),
+        _header('{"a.weight": {"dtype": ["F32"], "shape": [0], "data_offsets": [0, 0]}}'),
+        _header('{"a_proj.weight": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}') + bytes(4),
+    ],
+)
 def test_broken_weights_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"^can't load {tmp_path}: {WEIGHTS}: ") as refused:
+    with pytest.raises(PrepareError, match=r"^x: the weights can't be read: ") as refused:
         read_weights("x", tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_weights_without_tensors_are_refused(tmp_path: Path) -> None:
+    (tmp_path / WEIGHTS).write_bytes(_header("{}"))
+    with pytest.raises(PrepareError, match=r"^x has weights in no dtype at all; F32, F16, BF16 can be quantized$"):
+        read_weights("x", tmp_path)
 
 
 @pytest.mark.parametrize("revision", [None, "v1", COMMIT])
@@ -138,6 +156,11 @@ def test_weights_are_not_downloaded_from_an_unsuitable_checkpoint(hub: LocalHub,
     with pytest.raises(PrepareError, match="is a 'gpt2' checkpoint"):
         prepare(MODEL, None, tmp_path / "out")
     assert hub.downloads(WEIGHTS) == 0
+    hub.folder = _folder(tmp_path / "shards", {"config.json": LLAMA, INDEX: SHARDED, SHARDS[0]: "weights"})
+    hub.commit = "2" * 40
+    with pytest.raises(PrepareError, match=f"^{MODEL} lacks 1 of 2 files of weights, first {SHARDS[1]}$"):
+        prepare(MODEL, None, tmp_path / "out")
+    assert hub.downloads(SHARDS[0]) == 0
     assert not (tmp_path / "out.part").exists()
 
 

@@ -34,6 +34,13 @@ def stats(registry: RecordingRegistry) -> Iterator[Stats]:
     stats.close(SECONDS)
 
 
+def test_the_gauges_have_their_values_when_the_stats_exist(registry: RecordingRegistry) -> None:
+    stats = Stats(registry, slots=8)
+    levels = dict(registry.levels)
+    stats.close(SECONDS)
+    assert levels == IDLE
+
+
 def test_steps_are_counted_with_their_tokens_and_latencies(stats: Stats, registry: RecordingRegistry) -> None:
     before = time.time()
     stats.record_step(StepResult(decoded=0, sampled=1, prefill_tokens=30), now=100.0, running=1, waiting=2)

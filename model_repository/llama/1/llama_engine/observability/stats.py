@@ -56,6 +56,8 @@ class Stats:
         self._failing = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        # The gauges have their values before the model is ready.
+        self._flush()
         self._thread.start()
 
     def record_step(self, step: StepResult, now: float, running: int, waiting: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import http.client
 import re
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from compose.conftest import NewProject
-from compose.project import GRPC, HTTP, METRICS, STOP_S, ComposeProject
+from compose.project import GRPC, HTTP, METRICS, STOP_S
 from server.servers import until
 from triton_llama import Completion, LlamaClient
 from triton_llama.endpoint import Protocol
@@ -24,8 +25,9 @@ def generate(address: str, protocol: Protocol) -> Completion:
         return client.generate("The list class in Python", max_tokens=TOKENS, min_tokens=TOKENS)
 
 
-def queued(project: ComposeProject) -> int:
-    return int(PENDING.findall(project.get(METRICS, "/metrics"))[0])
+def queued(metrics: str) -> int:
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as response:
+        return int(PENDING.findall(response.read().decode())[0])
 
 
 def test_stop_answers_every_accepted_request_and_down_leaves_no_container(new_project: NewProject) -> None:
@@ -36,12 +38,15 @@ def test_stop_answers_every_accepted_request_and_down_leaves_no_container(new_pr
     ):
         project.up()
         host, _, port = project.address(HTTP).partition(":")
+        # Once: asking Docker for an address takes longer than a request waits.
+        addresses = [(project.address(port), protocol) for port, protocol in ACCEPTED]
+        metrics = project.address(METRICS)
         with closing(http.client.HTTPConnection(host, int(port), timeout=10)) as idle:
             idle.request("GET", "/v2/health/live")
             idle.getresponse().read()
-            responses = [pool.submit(generate, project.address(port), protocol) for port, protocol in ACCEPTED]
+            responses = [pool.submit(generate, *address) for address in addresses]
             waiting = len(ACCEPTED) - 1
-            until(lambda: queued(project) >= waiting, lambda: f"{waiting} requests are queued: {queued(project)}")
+            until(lambda: queued(metrics) >= waiting, lambda: f"{waiting} requests are queued: {queued(metrics)}")
             assert not any(response.done() for response in responses)
             project.compose("stop", timeout=STOP_S)
             completions = [response.result(timeout=5) for response in responses]

@@ -99,7 +99,7 @@ def test_sigterm_ends_a_run_that_waits_for_the_lock(original: Path, tmp_path: Pa
 
 def test_sigterm_ends_a_run_that_is_still_importing(tmp_path: Path) -> None:
     # Imported in place of the package, from the working directory.
-    (tmp_path / "filelock.py").write_text("print('importing', flush=True); input()")
+    (tmp_path / "filelock.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
     with _start("model", cwd=tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"

@@ -50,7 +50,6 @@ class FaultyEngine(Engine):
         # A prefill pass gets tokens only, not prompts.
         texts = checkpoint.tokenizer.pretrained.decode
         prefill, chunk, decode, logits = model.prefill, model.prefill_chunk, model.decode, model.logits
-        self._poisoned: list[int] = []
 
         def fail_to_prefill(first: int, prompts: abc.Sequence[abc.Sequence[int]]) -> torch.Tensor:
             said = " ".join(str(texts(list(prompt))) for prompt in prompts)

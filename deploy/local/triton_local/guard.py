@@ -92,6 +92,24 @@ class EnvironmentFolder:
         return found
 
 
+class Report:
+    """What the launcher reads from the guard: the server's pid in a line, then the end once its model is watched.
+
+    A model that dies before its processes are known is noticed only by the probes, minutes later: the launcher calls a
+    supervised server ready after this.
+    """
+
+    def __init__(self, descriptor: int, server: int) -> None:
+        self._descriptor: int | None = descriptor
+        os.write(descriptor, f"{server}\n".encode())
+
+    def watched(self) -> None:
+        """Close the report; a second call has no effect."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
 def _a_python_backend_runs() -> bool:
     for maps in Path("/proc").glob("[0-9]*/maps"):
         # Gone, or another user's, whose folders the owner check excludes.
@@ -117,10 +135,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         state = StateFile(options.state_file, _say)
         server = start_server(arguments, _say)
-        os.write(options.report_fd, f"{server.pid}\n".encode())
-        os.close(options.report_fd)
+        report = Report(options.report_fd, server.pid)
         wishes = Wishes(again_kills=False, parent=options.parent)
-        return run(server, _course(server, key, state, options), wishes, environment_folder.look)
+
+        def each_round() -> None:
+            environment_folder.look()
+            if state.condition.state != "starting":
+                report.watched()
+
+        return run(server, _course(server, key, state, options), wishes, each_round)
     except RefusedError as error:
         _say(str(error))
         return _REFUSED

@@ -2,6 +2,7 @@
 
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -70,10 +71,16 @@ class GuardedProcess:
             os.close(report_write)
         self._pump = threading.Thread(target=self._pump_output, name="tritonserver-log", daemon=True)
         self._pump.start()
-        with os.fdopen(report_read) as report:
-            reported = report.readline().strip()
+        self._report = os.fdopen(report_read)
+        reported = self._report.readline().strip()
         # The guard's own pid, if it ended before it started the server; wait() returns its code.
         self.pid = int(reported) if reported else self._guard.pid
+
+    def is_watched(self) -> bool:
+        """Return whether the guard of a supervised server watches its model, which is ready, or the guard has ended."""
+        if not self._report.closed and select.select([self._report], [], [], 0)[0]:
+            self._report.close()
+        return self._report.closed
 
     def exit_code(self) -> int | None:
         """Return 0 drained, 70 the model died, else the server's own, 128 + N for signal N; None while it runs."""
@@ -90,6 +97,7 @@ class GuardedProcess:
     def wait(self) -> int:
         """Wait for the end, then for the last line of output; return the exit code."""
         code = _shell_code(self._guard.wait())
+        self._report.close()
         self._finish_output()
         if self._guard.returncode < 0:  # the guard was killed before it could do this
             remove_shared_memory(self._shm_prefix)

@@ -240,7 +240,8 @@ class LocalTriton:
         deadline = time.monotonic() + self._ready_timeout
         while process.exit_code() is None:
             expected = [self._ports[service] for service in served(self._extra)]
-            if is_ready(process.pid, self._host_for_clients, self._ports["http"], expected):
+            watched = self._supervised is None or process.is_watched()
+            if watched and is_ready(process.pid, self._host_for_clients, self._ports["http"], expected):
                 return True
             if time.monotonic() > deadline:
                 lines = [] if self._log is None else self._log.lines()

@@ -89,7 +89,7 @@ FAULTS = (
     Fault("wrong graphs are accepted", GRAPHS, "if not error <= TOLERANCE:", "if False:", GRAPH_TESTS),
     Fault(
         "failing replays are repeated forever",
-        f"{ENGINE}/decode.py",
+        f"{ENGINE}/slot_batch.py",
         "self._failed_replays += 1",
         "self._failed_replays += 0",
         GRAPH_TESTS,

@@ -19,8 +19,7 @@ from llama_engine.kernels.selection import STOCK
 from llama_engine.libraries import Int8Params, Linear8bitLt, int8_vectorwise_quant
 from llama_engine.model.loader import Checkpoint, install_kernels
 from llama_engine.model.model_info import read_model_info
-from llama_engine.text.tokenizer import Tokenizer
-from llama_engine.text.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from perf.checkpoint import EMBEDDED, Shape, config_of

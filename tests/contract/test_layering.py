@@ -27,31 +27,28 @@ KERNELS = {"kernels.int8_product", "kernels.decode_attention"}
 
 # From the bottom up: a module imports only from the layers above it in this list.
 LAYERS = [
-    {"errors", "libraries", "sampling.philox", "text.partial_match", "text.detokenizer",
-     "observability.log_format", "observability.metrics", "triton.config", "triton.logger"},
+    {"errors", "libraries", "sampling.philox", "text.partial_match", "observability.metrics", "triton.config"},
     {"kernels.reference", "kernels.arrival_counters"},
     KERNELS,
     {"kernels.selection"},
     {"model.int8_linear", "model.attention"},
-    {"settings", "sampling.logits_processors", "text.stop_checker", "text.vocabulary", "api.defaults",
+    {"settings", "sampling.logits_processors", "text.stop_checker", "text.tokenizer", "api.defaults",
      "model.kv_cache", "model.model_info", "model.manifest", "model.checkpoint_files", "triton.metrics"},
-    {"text.tokenizer", "text.bad_words"},
-    {"api.request_parser", "model.loader"},
+    {"text.bad_words", "api.request_parser", "model.loader"},
     {"sequence", "model.model_runner"},
-    {"isolation", "sampling.sampler", "response_dispatcher", "observability.request_log"},
+    {"isolation", "sampling.sampler", "response_dispatcher", "observability.log"},
     {"slot_batch"},
     {"cuda_graphs"},
-    {"model.memory_plan", "prefill", "decode"},
+    {"model.memory_plan", "prefill"},
     {"engine"},
     {"observability.stats", "observability.health"},
     {"scheduler"},
     {"observability.readiness"},
-    {"triton.responses"},
     {"triton.requests"},
 ]  # fmt: skip
 
 # What imports Triton's backend API.
-TRITON = {"model.py", "llama_engine/triton/requests.py", "llama_engine/triton/responses.py"}
+TRITON = {"model.py", "llama_engine/triton/requests.py"}
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -78,7 +75,7 @@ def _inside(path: Path) -> set[str]:
     return {name.removeprefix("llama_engine.") for name in _imports(path) if name.split(".")[0] == "llama_engine"}
 
 
-def test_only_model_py_requests_and_responses_import_tritons_backend_api() -> None:
+def test_only_model_py_and_triton_requests_import_tritons_backend_api() -> None:
     knowing = {
         path.relative_to(VERSION).as_posix()
         for path in VERSION.rglob("*.py")

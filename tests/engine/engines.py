@@ -12,8 +12,7 @@ from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
-from llama_engine.text.tokenizer import Tokenizer
-from llama_engine.text.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 
 def load(quantization: str, **parameters: str) -> Checkpoint:

@@ -19,7 +19,7 @@ from llama_engine.sampling.sampler import SamplingState
 from llama_engine.sequence import Completion
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.stop_checker import StopChecker
-from llama_engine.text.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Vocabulary
 
 FAILED = "decoding failed; the server's log has the reason"
 EXHAUSTED = torch.OutOfMemoryError

@@ -6,8 +6,7 @@ import math
 import pytest
 from engine.sequences import finished_sequence
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
-from llama_engine.observability.log_format import fields_of
-from llama_engine.observability.request_log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog
+from llama_engine.observability.log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog, fields_of
 from llama_engine.sequence import Completion, Result, Sequence, names_of
 
 PROMPT = "a secret prompt"

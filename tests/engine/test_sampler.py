@@ -11,7 +11,7 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.sampling.logits_processors import draw, penalize_output
 from llama_engine.sampling.philox import step_keys
 from llama_engine.text.bad_words import BadWords
-from llama_engine.text.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Vocabulary
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,

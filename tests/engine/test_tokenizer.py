@@ -7,8 +7,7 @@ import pytest
 from engine.prompts import reference_text
 from engine.small_tokenizers import WORDS, llama2_like, wrapped
 from llama_engine.errors import CheckpointError
-from llama_engine.text.tokenizer import Tokenizer
-from llama_engine.text.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 

@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
-from llama_engine.observability.log_format import Fields, JsonFormatter, TextFormatter, write_json
+from llama_engine.observability.log import Fields, JsonFormatter, TextFormatter, write_json
 
 HOSTILE = [
     "two\nlines",

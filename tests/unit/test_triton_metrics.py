@@ -8,8 +8,8 @@ import weakref
 from dataclasses import dataclass, field
 
 import pytest
+from llama_engine.observability.log import TritonLogHandler
 from llama_engine.observability.metrics import LAST_STEP, METRICS, REQUESTS, SLOTS, STEP_ROWS, STEPS
-from llama_engine.triton.logger import TritonLogHandler
 from llama_engine.triton.metrics import INSTANCE_LABEL, TritonMetrics
 
 LABELS = {"model": "llama", "version": "1"}

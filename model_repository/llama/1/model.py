@@ -17,15 +17,13 @@ from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.errors import EngineError, InvalidSettings
 from llama_engine.model.loader import choose_device, load_checkpoint
-from llama_engine.observability.log_format import TextFormatter, write_json
+from llama_engine.observability.log import RequestLog, TextFormatter, TritonLogHandler, write_json
 from llama_engine.observability.readiness import Readiness
-from llama_engine.observability.request_log import RequestLog
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.scheduler import Scheduler
 from llama_engine.settings import Settings
 from llama_engine.triton.config import QueuePolicy, gpu_of, instance_name, is_decoupled, settings_parameters
-from llama_engine.triton.logger import TritonLogHandler
 from llama_engine.triton.metrics import TritonMetrics
 from llama_engine.triton.requests import RequestDecoder
 

@@ -14,7 +14,7 @@ from llama_engine.observability.stats import Stats
 from llama_engine.scheduler import Scheduler
 from llama_engine.sequence import ResponseSink, Sequence
 from llama_engine.settings import Settings
-from llama_engine.triton.responses import Response
+from llama_engine.triton.requests import Response
 from real_model import TritonPythonModel
 
 __all__ = ["TritonPythonModel"]

@@ -7,8 +7,7 @@ from dataclasses import replace
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.settings import Settings
-from llama_engine.text.tokenizer import Tokenizer
-from llama_engine.text.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 from real_model import TritonPythonModel
 from torch import device
 

@@ -7,8 +7,9 @@ libraries          torch, transformers and bitsandbytes, imported quickly and qu
 sequence           one request in the engine
 scheduler          the waiting queue, admission, cancellation, deadlines, shutdown
 engine             the step: prefill, decode, append, remove
-prefill, decode    the passes of a step; cuda_graphs replays captured decode steps
-slot_batch         all state per slot
+prefill            the prompts of a step
+slot_batch         the sequences that decode: all state per slot, and the decode step
+cuda_graphs        captured decode steps, replayed
 isolation          computing a batch in halves where it fails
 response_dispatcher  the thread that sends
 api/               requests: parsing, bounds, the checkpoint's defaults
@@ -16,6 +17,6 @@ text/              tokenizer, detokenizer, stop strings, bad words
 model/             checkpoint loading, the Llama forward pass, KV cache, memory plan
 kernels/           8-bit matrix product and decode attention, with their references
 sampling/          logits processors, sampler, random numbers
-observability/     metrics, stats, request log, health
-triton/            adapters to Triton: config, requests, responses, logger, metrics
+observability/     metrics, stats, log, health
+triton/            adapters to Triton: config, requests and responses, metrics
 """

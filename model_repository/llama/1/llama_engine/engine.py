@@ -17,16 +17,15 @@ import torch
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
-from llama_engine.decode import DecodeStep
 from llama_engine.errors import GenerationError, InvalidSettings
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.prefill import Prefill
 from llama_engine.sampling.sampler import FAILED, Sampler
-from llama_engine.sequence import FAILURE, DiscardingSink, ResponseSink, Result, Sequence, Status, names_of
+from llama_engine.sequence import DiscardingSink, ResponseSink, Result, Sequence, Status, names_of
 from llama_engine.settings import Settings
-from llama_engine.slot_batch import SlotBatch
+from llama_engine.slot_batch import DecodeStep, SlotBatch
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.stop_checker import StopChecker
 
@@ -230,7 +229,7 @@ class Engine:
                 sequence.append(token, token_bytes)
             except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
                 self._on_error(error, f"appending token {token} to {names_of([sequence])}")
-                sequence.finish(FAILURE)
+                sequence.fail()
 
     def _remove_finished(self) -> None:
         # Backwards, so that the sequence that moves into a freed slot has already been visited.
@@ -255,7 +254,7 @@ class Engine:
         """Fail every sequence and clear the slots."""
         for sequence in dict.fromkeys([*self._batch.clear(), *self._prefill.clear()]):
             if sequence.status is not Status.FINISHED:
-                sequence.finish(FAILURE)
+                sequence.fail()
             if sequence not in self._result.finished:
                 self._result.finished.append(sequence)
         try:

@@ -14,12 +14,13 @@ def compute_isolated(
     sequences: list[Sequence],
     compute: Callable[[list[Sequence]], _Output],
     on_error: Callable[[list[Sequence], Exception], bool],
-    fail: Callable[[Sequence, bool], _Output],
+    on_failed: Callable[[Sequence], _Output],
 ) -> list[_Output]:
     """Return the outputs of `compute` over consecutive parts of the sequences, in order; one part if nothing fails.
 
-    A part that fails is computed again in halves, down to the sequence that fails alone, whose output is `fail`'s.
-    on_error: logs a failed part and returns whether it exhausted the device's memory, which `fail` is given.
+    A part that fails is computed again in halves, down to the sequence that fails alone, which gets an error. on_error:
+    logs a failed part and returns whether it exhausted the device's memory. on_failed: the output of a sequence that
+    has failed.
     """
     try:
         return [compute(sequences)]
@@ -27,9 +28,10 @@ def compute_isolated(
         exhausted = on_error(sequences, error)
     # Outside the handler, where the exception would keep the memory of the failed computation.
     if len(sequences) == 1:
-        return [fail(sequences[0], exhausted)]
+        sequences[0].fail(exhausted)
+        return [on_failed(sequences[0])]
     half = len(sequences) // 2
     return [
-        *compute_isolated(sequences[:half], compute, on_error, fail),
-        *compute_isolated(sequences[half:], compute, on_error, fail),
+        *compute_isolated(sequences[:half], compute, on_error, on_failed),
+        *compute_isolated(sequences[half:], compute, on_error, on_failed),
     ]

@@ -16,7 +16,7 @@ import torch
 
 from llama_engine.isolation import compute_isolated
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.sequence import Sequence, failure, names_of
+from llama_engine.sequence import Sequence, names_of
 from llama_engine.slot_batch import SlotBatch
 
 
@@ -125,37 +125,33 @@ class Prefill:
             self._batch.kv_cache.zero(first, first + len(part))
             return exhausted
 
-        def fail(sequence: Sequence, exhausted: bool) -> None:
-            sequence.finish(failure(sequence, exhausted))
-            prefilled.failed.append(sequence)
-
-        compute_isolated(group, compute, on_error, fail)
+        compute_isolated(group, compute, on_error, prefilled.failed.append)
 
     def _prefill_chunk(self, sequence: Sequence, prefilled: Prefilled) -> None:
         """Compute the next chunk of a prompt that exceeds the budget."""
         slot = self._last_slot
         chunk = sequence.request.prompt_tokens[sequence.num_cached : sequence.num_cached + self._budget]
         prefilled.tokens = len(chunk)
-        try:
+
+        def compute(_: list[Sequence]) -> None:
             hidden = self._model.prefill_chunk(slot, chunk, sequence.num_cached)
             sequence.num_cached += len(chunk)
             if sequence.num_uncached:
                 return
             if self._next_slot(prefilled) != slot:
                 self._batch.kv_cache.copy(slot, self._next_slot(prefilled), sequence.num_cached)
-        except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
-            size = sequence.num_prompt_tokens
-            exhausted = self._on_error(
-                error, f"prefill of {len(chunk)} of the {size} prompt tokens of {names_of([sequence])}"
-            )
+            self._partial = None
+            prefilled.sequences.append(sequence)
+            prefilled.hidden.append(hidden)
+
+        def on_error(part: list[Sequence], error: Exception) -> bool:
+            size = f"{len(chunk)} of the {sequence.num_prompt_tokens} prompt tokens"
+            exhausted = self._on_error(error, f"prefill of {size} of {names_of(part)}")
             self._batch.kv_cache.zero(slot, slot + 1)
             self._partial = None
-            sequence.finish(failure(sequence, exhausted))
-            prefilled.failed.append(sequence)
-            return
-        self._partial = None
-        prefilled.sequences.append(sequence)
-        prefilled.hidden.append(hidden)
+            return exhausted
+
+        compute_isolated([sequence], compute, on_error, prefilled.failed.append)
 
     def _next_slot(self, prefilled: Prefilled) -> int:
         return len(self._batch) + len(prefilled.sequences)

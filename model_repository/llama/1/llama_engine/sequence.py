@@ -166,6 +166,11 @@ class Sequence:
             self.result = result
             self.status = Status.FINISHED
 
+    def fail(self, exhausted: bool = False) -> None:
+        """Finish with the error of a failed computation. exhausted: it took all of the device's memory by itself."""
+        message = f"the device's memory was exhausted by this request alone, of {self.num_prompt_tokens} prompt tokens"
+        self.finish(GenerationError(message) if exhausted else FAILURE)
+
     def next_chunk(self) -> Chunk | None:
         """Return the text that has become certain since the last chunk; None if there is none and more will come."""
         stop_checker = self.stop_checker
@@ -195,12 +200,3 @@ def names_of(sequences: Iterable[Sequence]) -> str:
     """Return how the log names these sequences: one by its request's id, several by their number."""
     names = [sequence.name for sequence in sequences]
     return f"request {names[0]}" if len(names) == 1 and names[0] else f"{len(names)} sequences"
-
-
-def failure(sequence: Sequence, exhausted: bool) -> GenerationError:
-    """Return the error of a failed sequence, for its client. exhausted: it took all of the device's memory."""
-    if exhausted:
-        return GenerationError(
-            f"the device's memory was exhausted by this request alone, of {sequence.num_prompt_tokens} prompt tokens"
-        )
-    return FAILURE

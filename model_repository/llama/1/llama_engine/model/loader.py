@@ -29,8 +29,7 @@ from llama_engine.model.int8_linear import replace_int8_layers
 from llama_engine.model.manifest import Manifest, verified_manifest
 from llama_engine.model.model_info import ModelInfo, read_model_info
 from llama_engine.settings import Settings
-from llama_engine.text.tokenizer import Tokenizer
-from llama_engine.text.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 """The embedded checkpoint, beside the model repository."""

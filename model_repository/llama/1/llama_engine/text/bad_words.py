@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from llama_engine.text.partial_match import PartialMatch
-from llama_engine.text.vocabulary import Vocabulary
+from llama_engine.text.tokenizer import Vocabulary
 
 
 class BadWords:

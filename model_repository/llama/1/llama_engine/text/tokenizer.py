@@ -1,14 +1,93 @@
-"""The checkpoint's tokenizer: encodes prompts; `vocabulary` maps tokens back to bytes."""
+"""The checkpoint's tokenizer: encodes prompts, and knows the bytes of every token.
+
+Growing text is handled as bytes because tokens do not end at character boundaries.
+"""
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from llama_engine.text.vocabulary import Vocabulary
+from llama_engine.errors import CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class Vocabulary:
+    """The bytes of every token id; empty for special tokens and for ids that the tokenizer does not have."""
+
+    def __init__(self, token_bytes: list[bytes]) -> None:
+        self.token_bytes = token_bytes
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
+        """Read a byte-level (Llama 3) or SentencePiece-like (Llama 1 and 2) tokenizer.
+
+        size: number of ids the model can sample. Raises CheckpointError for a tokenizer of another kind.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise CheckpointError("the tokenizer has no tokenizer.json; save it as a fast tokenizer first")
+        kinds = set(_decoder_kinds(json.loads(backend.to_str())["decoder"]))
+        if "ByteLevel" in kinds:
+            to_bytes = _byte_level
+        elif kinds & {"ByteFallback", "Metaspace"}:
+            to_bytes = _sentencepiece
+        else:
+            raise CheckpointError(f"the tokenizer decodes by {sorted(kinds)}: neither byte-level nor SentencePiece")
+        added = tokenizer.added_tokens_decoder
+        token_bytes = [b""] * size
+        for token, index in tokenizer.get_vocab().items():
+            if index >= size:
+                continue
+            if index in added:
+                token_bytes[index] = b"" if added[index].special else added[index].content.encode()
+            else:
+                token_bytes[index] = to_bytes(token)
+        return cls(token_bytes)
+
+    @cached_property
+    def longest(self) -> int:
+        """Length of the longest token in bytes."""
+        return max(map(len, self.token_bytes))
+
+    @cached_property
+    def _sorted(self) -> tuple[list[bytes], list[int]]:
+        order = sorted(range(len(self.token_bytes)), key=self.token_bytes.__getitem__)
+        return [self.token_bytes[index] for index in order], order
+
+    @cached_property
+    def _joined(self) -> tuple[bytes, list[int]]:
+        starts = [0, *accumulate(map(len, self.token_bytes))]
+        return b"".join(self.token_bytes), starts
+
+    def containing(self, text: bytes) -> list[int]:
+        """Return the ids whose bytes contain `text` (not empty)."""
+        joined, starts = self._joined
+        found: list[int] = []
+        position = joined.find(text)
+        while position >= 0:
+            index = bisect_right(starts, position) - 1
+            if position + len(text) <= starts[index + 1]:
+                found.append(index)
+            # A later match that starts in the same token is of the same token, or crosses its end, too.
+            position = joined.find(text, starts[index + 1])
+        return found
+
+    def starting_with(self, text: bytes) -> list[int]:
+        """Return the ids whose bytes start with `text` (not empty)."""
+        by_bytes, order = self._sorted
+        start = bisect_left(by_bytes, text)
+        # The end is the first string greater than all that start with `text`; trailing 0xff bytes can't be incremented.
+        head = text.rstrip(b"\xff")
+        end = bisect_left(by_bytes, head[:-1] + bytes([head[-1] + 1])) if head else len(by_bytes)
+        return order[start:end]
 
 
 @dataclass(frozen=True)
@@ -25,3 +104,35 @@ class Tokenizer:
         bos = self.pretrained.bos_token_id
         # A rendered chat template contains a BOS; the tokenizer adds another. No model was trained on two.
         return tokens[1:] if bos is not None and tokens[:2] == (bos, bos) else tokens
+
+
+def _decoder_kinds(decoder: dict[str, object] | None) -> Iterator[str]:
+    if decoder is None:
+        return
+    yield str(decoder["type"])
+    for part in decoder.get("decoders", []):  # type: ignore[attr-defined]  # a Sequence holds a list of decoders
+        yield from _decoder_kinds(part)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return GPT-2's map from printable characters to bytes."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    return alphabet | {chr(256 + offset): byte for offset, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    # A token outside the alphabet stands for itself, as in the tokenizers library.
+    if not _ALPHABET.keys() >= set(token):
+        return token.encode()
+    return bytes(_ALPHABET[character] for character in token)
+
+
+def _sentencepiece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("▁", " ").encode()

@@ -1,1 +1,1 @@
-"""What knows Triton besides model.py: config, queue policy, logger, metrics."""
+"""What knows Triton besides model.py: config, queue policy, requests and responses, metrics."""

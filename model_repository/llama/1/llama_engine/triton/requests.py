@@ -1,22 +1,26 @@
-"""Requests: from Triton's tensors and parameters to sequences, or to the error that the client gets."""
+"""A request on Triton's side: decoded to sequences, or refused; and its response, encoded and sent.
+
+Chunks and results reach a response through the dispatcher; a response sender, or `execute`, passes it to the client.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
 from dataclasses import dataclass
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
-from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.observability.request_log import RequestLog
+from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
-from llama_engine.sequence import Sequence
+from llama_engine.sequence import Chunk, Completion, Event, Sequence
 from llama_engine.triton.config import QueuePolicy
-from llama_engine.triton.responses import Response
 
 COMPATIBILITY_INPUTS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 """Inputs of other Triton LLM backends: accepted, and without effect, because those outputs are always there."""
@@ -76,6 +80,96 @@ class RequestDecoder:
         self.dispatcher.post([(response, error)])
 
 
+class Response:
+    """The response to one request: the sink of its sequences, with Triton at its other end."""
+
+    def __init__(self, request: pb_utils.InferenceRequest, log: RequestLog, name: str, sends: bool) -> None:
+        """name: of the request in the log. sends: through a response sender; otherwise `execute` returns `build`."""
+        self.name = name
+        self._log = log
+        self._sender = request.get_response_sender() if sends else None
+        # The request with its tensors is kept only where there is no sender to ask.
+        self._cancellable: pb_utils.InferenceResponseSender | pb_utils.InferenceRequest | None = self._sender or request
+        self._complete = False
+        # Triton crashes when it is asked about a request whose final response is sent, or just being sent.
+        self._sending = threading.Lock()
+        self.stream = False
+        self.sequences: list[Sequence] = []
+        self.error: RequestError | None = None
+        """Replaces the sequences' results: the request was refused, or its response could not be sent."""
+
+    def send(self, events: list[Event]) -> None:
+        """Send a stream's chunks as they come, and any other response once all sequences have finished."""
+        if self._sender is None or self._complete:
+            return
+        try:
+            self._send_events(self._sender, events)
+        except Exception:  # noqa: BLE001 - a text with a hole must not look complete, and silence is no response
+            _log.exception("the response to request %s could not be sent; its client gets an error", self.name)
+            self.error = GenerationError("the answer could not be sent; the server's log has the reason")
+            self._send(self._sender, _error(self.error), final=True)
+        finally:
+            if self._complete:
+                self._end()
+
+    def build(self) -> pb_utils.InferenceResponse:
+        """Return the response of a request whose sequences have all finished, for Triton to send."""
+        with self._sending:
+            self._complete = True
+        response = self._encode()
+        self._end()
+        return response
+
+    def is_cancelled(self) -> bool:
+        """Ask Triton whether the client has cancelled the request."""
+        with self._sending:
+            return not self._complete and self._cancellable is not None and self._cancellable.is_cancelled()
+
+    def _end(self) -> None:
+        """Log the answered request, and drop what it refers to."""
+        self._log.record(self.name, self.sequences, self.stream, self.error)
+        # Each sequence refers to its sink: without the cycle both are freed at once.
+        self.sequences = []
+        # A request and its sender that are destroyed with the interpreter end the process with signal 11, and the
+        # engine still refers to the sequences of its last step.
+        self._sender = self._cancellable = None
+
+    def _encode(self) -> pb_utils.InferenceResponse:
+        results = [sequence.result for sequence in self.sequences]
+        errors = [result for result in (self.error, *results) if isinstance(result, RequestError)]
+        if errors:
+            return _error(errors[0])
+        completions = [result for result in results if isinstance(result, Completion)]
+        return _tensors(
+            [completion.text for completion in completions],
+            [completion.finish_reason for completion in completions],
+            [completion.num_input_tokens for completion in completions],
+            [completion.num_output_tokens for completion in completions],
+        )
+
+    def _send_events(self, sender: pb_utils.InferenceResponseSender, events: list[Event]) -> None:
+        if not self.stream:
+            if all(sequence.result is not None for sequence in self.sequences):
+                self._send(sender, self._encode(), final=True)
+            return
+        last = events[-1]
+        chunks = [event for event in events if isinstance(event, Chunk)]
+        if not isinstance(last, RequestError):
+            self._send(sender, _chunk(chunks, last), final=isinstance(last, Completion))
+            return
+        if chunks:
+            self._send(sender, _chunk(chunks, chunks[-1]), final=False)
+        self._send(sender, _error(last), final=True)
+
+    def _send(
+        self, sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse, final: bool
+    ) -> None:
+        with self._sending:
+            # First: nothing may follow a final flag, not even after a failure to send it.
+            self._complete = final
+            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+
+
 def _parameter_names(request: pb_utils.InferenceRequest) -> set[str]:
     """Return the names of a request's parameters. Raises InvalidRequest where they aren't UTF-8."""
     try:
@@ -92,3 +186,47 @@ def _request_id(request: pb_utils.InferenceRequest) -> str:
     except UnicodeDecodeError:
         # Over HTTP it may be any bytes; bytes that aren't text are no id.
         return ""
+
+
+def _chunk(chunks: list[Chunk], last: Chunk | Completion) -> pb_utils.InferenceResponse:
+    """Join the chunks that accumulated; finish reason and prompt tokens come with the last one of the sequence."""
+    return _tensors(
+        ["".join(chunk.text for chunk in chunks)],
+        [last.finish_reason if isinstance(last, Completion) else ""],
+        [last.num_input_tokens if isinstance(last, Completion) else 0],
+        [sum(chunk.num_tokens for chunk in chunks)],
+    )
+
+
+def _error(error: RequestError) -> pb_utils.InferenceResponse:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), _code(error)))
+
+
+def _code(error: RequestError) -> int:
+    if isinstance(error, InvalidRequest):
+        return pb_utils.TritonError.INVALID_ARG
+    if isinstance(error, Cancelled):
+        return pb_utils.TritonError.CANCELLED
+    return pb_utils.TritonError.UNAVAILABLE if isinstance(error, Unavailable) else pb_utils.TritonError.INTERNAL
+
+
+def _tensors(
+    texts: list[str], finish_reasons: list[str], num_input_tokens: list[int], num_output_tokens: list[int]
+) -> pb_utils.InferenceResponse:
+    """Build a response of one row per list element."""
+    return pb_utils.InferenceResponse(
+        [
+            _strings("text_output", texts),
+            _strings("finish_reason", finish_reasons),
+            _counts("num_input_tokens", num_input_tokens),
+            _counts("num_output_tokens", num_output_tokens),
+        ]
+    )
+
+
+def _strings(name: str, values: list[str]) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.array([[value.encode()] for value in values], dtype=np.object_))
+
+
+def _counts(name: str, values: list[int]) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.array(values, dtype=np.int32).reshape(-1, 1))

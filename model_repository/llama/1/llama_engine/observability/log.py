@@ -1,23 +1,38 @@
-"""The request log: one line for every answered request, with what it asked for, how it finished and its times.
+"""The log: a line for every answered request, and how lines look in Triton's log (text) or on standard error (JSON).
 
-Prompts are logged only under `log_requests: prompts`, completions never. Ids and error messages hold what
-clients wrote: both are bounded here.
+A record's `fields` (see `fields_of`) are for programs to parse: in text they follow the message as name=value, in JSON
+they are members of the object. Whatever a client wrote, a line is one line of printable ASCII, and a value can't pass
+for another field.
+
+Prompts are logged only under `log_requests: prompts`, completions never. Ids and error messages hold what clients
+wrote: `RequestLog` bounds both.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
 from llama_engine.errors import GenerationError, RequestError
-from llama_engine.observability.log_format import Value
 from llama_engine.sequence import Result, Sequence, finish_reason
 
 ID_CHARACTERS = 128
 ERROR_CHARACTERS = 300
 PROMPT_CHARACTERS = 2000
 """Of all prompts of a request together."""
+
+Value = str | int | float | bool | list[str]
+Fields = Mapping[str, Value]
+
+Write = Callable[[str], object]
+
+_BARE = re.compile(r"[\w.,:/@+#-]+", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +79,65 @@ class RequestLog:
         _log.log(logging.WARNING if ours else logging.INFO, "request answered", extra={"fields": fields})
 
 
+def fields_of(record: logging.LogRecord) -> Fields:
+    """Return the fields of a record, logged as `log.info(message, extra={"fields": {...}})`."""
+    fields: Fields = getattr(record, "fields", {})
+    return fields
+
+
+class TextFormatter(logging.Formatter):
+    """The message, its fields, and the exception if there is one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the message and its fields in one line."""
+        fields = [f"{name}={_text(value)}" for name, value in fields_of(record).items()]
+        return " ".join([super().formatMessage(record), *fields])
+
+
+class JsonFormatter(logging.Formatter):
+    """One object: time (ISO 8601, UTC), level, message, the fields, and `exception` if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the object in one line."""
+        line: dict[str, Value] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "message": record.getMessage(),
+            **fields_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class TritonLogHandler(logging.Handler):
+    """Passes log records on, each at Triton's nearest level."""
+
+    def __init__(self, info: Write, warning: Write, error: Write) -> None:
+        super().__init__()
+        self._info, self._warning, self._error = info, warning, error
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        message = f"llama: {self.format(record)}"
+        if record.levelno >= logging.ERROR:
+            self._error(message)
+        elif record.levelno >= logging.WARNING:
+            self._warning(message)
+        else:
+            self._info(message)
+
+
+def write_json(logger: logging.Logger) -> None:
+    """Make a logger write JSON lines to standard error, and only there.
+
+    It bypasses Triton's log, which would put a header before each line and quotes around it.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logger.handlers = [handler]
+
+
 def _times(sequences: list[Sequence]) -> dict[str, Value]:
     """Return the request's times, in seconds from its arrival in the model, without those it never reached.
 
@@ -82,3 +156,10 @@ def _times(sequences: list[Sequence]) -> dict[str, Value]:
 
 def _cut(text: str, characters: int) -> str:
     return text if len(text) <= characters else text[: characters - 1] + "~"
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, str):
+        return value if _BARE.fullmatch(value) else json.dumps(value)
+    # Times in seconds: digits beyond milliseconds are noise.
+    return f"{value:.3f}" if isinstance(value, float) else json.dumps(value)

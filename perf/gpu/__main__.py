@@ -19,36 +19,50 @@ On a machine with PyTorch and a GPU but without a package index, `pack.py` and `
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
-from perf.course import Budget, Course
+from perf.course import Budget, Course, reason
 from perf.gpu import verdict
-from perf.gpu.options import Options, parse
-from perf.gpu.parts import DeviceLostError, Run
+from perf.gpu.options import parse
+from perf.gpu.parts import article, tasks
 from perf.results import Results
 from perf.roofline.device import measured_once
+from perf.roofline.rates import DeviceRates
 
 LOST = 3
+
+_LEAST_S = {"environment": 0.0, "correct": 10.0, "quality": 15.0, "capacity": 25.0, "decode": 15.0, "stock": 25.0,
+            "graph": 25.0, "products": 5.0, "article": 120.0, "tiles": 30.0}  # fmt: skip
+"""Seconds that must be left to begin a task of a part; estimates, not measured yet."""
+
+
+class DeviceLostError(Exception):
+    """The CUDA context is broken, so nothing else in this process would work. `str()` names the task and the error."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return 0 if every check passed, 1 if one did not, LOST if the GPU can't be used by this process any more."""
     options = parse(arguments)
-    budget = Budget(options.budget_s)
+    budget = Budget(options.budget * 60)
     torch.set_num_threads(options.threads)
     try:
         results = Results(options.output, "gpu", _settings(options), options.resume, options.partial)
     except ValueError as error:
         sys.exit(f"bench-gpu: {error}")
-    results.section("command", _command(results, options))
+    # The commands that made the file, resumed ones first.
+    before = str(results.get("command") or "")
+    if options.command not in before.split("; "):
+        results.section("command", f"{before}; {options.command}".removeprefix("; "))
     budget.say(f"{results.device}; torch {torch.__version__}")
     rates = measured_once(results, options.threads, options.amount.rates_s)
     budget.say(rates.describe())
     try:
-        Run(options, Course(results, budget), rates).all()
+        _measure(options, Course(results, budget), rates)
     except DeviceLostError as error:
         results.finish()
         print(
@@ -60,22 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.smoke:
         print("no verdict: a smoke run's figures mean nothing")
     else:
-        found = verdict.table(results.measurements, results.device, print)
-        results.section("verdict", [one.to_json() for one in found])
+        results.section("verdict", verdict.table(results.measurements, results.device, print))
     results.finish()
     budget.say(f"written to {options.output}")
     return 1 if verdict.failures(results.measurements) else 0
 
 
-def _command(results: Results, options: Options) -> str:
-    """Return the commands that made the file, resumed ones first."""
-    before = results.get("command") if options.resume else None
-    if not isinstance(before, str):
-        return options.command
-    return before if options.command in before.split("; ") else f"{before}; {options.command}"
-
-
-def _settings(options: Options) -> dict[str, object]:
+def _settings(options: argparse.Namespace) -> dict[str, object]:
     """Return what must be equal for a run to be resumed."""
     shape = options.amount.shape
     return {
@@ -86,6 +91,42 @@ def _settings(options: Options) -> dict[str, object]:
         "prompt_tokens": options.amount.prompt,
         "output_tokens": options.amount.output,
     }
+
+
+def _measure(options: argparse.Namespace, course: Course, rates: DeviceRates) -> None:
+    """Run every task of the chosen parts for which there is time. Raises DeviceLostError."""
+    for key, task in tasks(options, course.results.measurements, rates):
+        part = key.split("/")[0].removesuffix("_engine")
+        if part not in options.only:
+            continue
+        course.measure(key, {}, partial(_timely, options, course, part, key, task))
+        if not options.smoke and torch.cuda.is_available():
+            try:
+                torch.cuda.synchronize()
+            except Exception as error:
+                # After an illegal address, say, every later CUDA call of this process fails.
+                raise DeviceLostError(f"{key}: {reason(error)}") from error
+    if "article" in options.only:
+        # An earlier run's reason why this part could not begin.
+        course.results.forget("article")
+        if options.device.type != "cuda":
+            course.note("article", {"not_run": "needs CUDA"})
+            return
+        try:
+            course.refuse_without(_LEAST_S["article"])
+            article(course, options, rates)
+        except Exception as error:  # noqa: BLE001 - the reason is the result, as in Course.measure
+            course.note("article", {"not_run": reason(error)})
+
+
+def _timely(
+    options: argparse.Namespace, course: Course, part: str, key: str, task: Callable[[], Mapping[str, object]]
+) -> Mapping[str, object]:
+    if not options.smoke:
+        course.refuse_without(_LEAST_S[part])
+    if options.kernels != "fused" and (part == "tiles" or key.endswith("_fused")):
+        raise RuntimeError(f"left out by --kernels {options.kernels}")
+    return task()
 
 
 if __name__ == "__main__":

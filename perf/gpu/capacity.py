@@ -12,12 +12,15 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from unittest.mock import patch
 
 import torch
 from engine.forward_passes import ForwardPass, watching
+from engine.stepping import run_requests
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
@@ -26,7 +29,8 @@ from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 
 from perf import workload
-from perf.gpu.decoding import proved, refuse_without
+from perf.gpu.decoding import new_engine, proved, reset_peak
+from perf.gpu.options import Amount
 
 MIB = 1 << 20
 LEFT = 64 << 10
@@ -36,79 +40,63 @@ PROMPTS = 8192
 
 
 @dataclass(frozen=True)
-class Extent:
-    """How much is done. steps, seconds: whichever ends first. scarce_rows: rows whose prompts share a prefill pass.
+class Stretch:
+    """Some steps under full load. peak, left: bytes that PyTorch had allocated at most and at the end; 0 on a CPU."""
 
-    scarce_mib: their allowance above the engine's memory, less than they need; None for a model that is too small for
-    a cap: a hook refuses its passes.
-    """
-
-    slots: int
-    max_model_len: int
     steps: int
-    seconds: float
-    scarce_rows: int
-    scarce_mib: int | None
+    ended: int
+    errors: int
+    peak: int
+    left: int
 
 
-def steady(checkpoint: Checkpoint, extent: Extent, graphs: bool = False) -> dict[str, object]:
+def steady(checkpoint: Checkpoint, amount: Amount, graphs: bool = False) -> dict[str, object]:
     """Keep an engine full; on CUDA, compare its memory with the plan.
 
     graphs: with the steps as CUDA graphs; RuntimeError if they can't be captured.
     """
-    if graphs:
-        refuse_without(checkpoint)
     device = checkpoint.info.device
     cuda = device.type == "cuda"
-    _reset_peak(device)
+    _free(device)
+    reset_peak(device)
     before = torch.cuda.memory_allocated(device) if cuda else 0
-    settings = Settings(cuda_graphs="on" if graphs else "off")
-    engine = Engine(replace(checkpoint, max_model_len=extent.max_model_len), settings, extent.slots)
+    engine = new_engine(checkpoint, amount.max_model_len, amount.slots, graphs)
     holds = torch.cuda.memory_allocated(device) if cuda else 0
     free = _free(device)
     proved(engine, graphs)
     # Graphs own memory and driver nodes that PyTorch's figures don't include.
     graph_bytes = free - _free(device) if graphs else 0
-    supply = _requests(checkpoint, engine, settings)
+    supply = _requests(checkpoint.config.vocab_size, engine.max_model_len, Settings().prefill_tokens)
     # Contexts grow to their full length in the first stretch, which is the warm-up of the other two.
-    stretches = [_run(engine, supply, extent.steps // 3, extent.seconds / 3, device) for _ in range(3)]
+    stretches = [_run(engine, supply, amount.steps // 3, amount.steady_s / 3, device) for _ in range(3)]
     failed, steps = sum(stretch.errors for stretch in stretches), sum(stretch.steps for stretch in stretches)
     found: dict[str, object] = {
         "plan": engine.plan.describe(),
         "decode_steps": engine.describe_decode(),
-        "slots": extent.slots,
-        "max_model_len": extent.max_model_len,
+        "slots": amount.slots,
+        "max_model_len": amount.max_model_len,
         "steps": steps,
-        "asked_steps": extent.steps,
+        "asked_steps": amount.steps,
         "rows_ended": sum(stretch.ended for stretch in stretches),
         "errors": failed,
     }
     if not cuda:
         return {**found, "memory": "needs CUDA", "passed": failed == 0, "in_short": f"{steps} steps"}
     config = checkpoint.config
-    sizes = (config.hidden_size, config.intermediate_size, config.vocab_size)
-    graphs_planned = graph_reserve(engine.plan.shape, *sizes)
+    planned = graph_reserve(engine.plan.shape, config.hidden_size, config.intermediate_size, config.vocab_size)
     memory, flat, in_short = against_plan(engine.plan, stretches)
     found["memory"] = {
         "weights_mib": _mib(before),
         "engine_mib": _mib(holds - before),
-        **({"graphs_mib": _mib(graph_bytes), "graphs_planned_mib": _mib(graphs_planned)} if graphs else {}),
+        **({"graphs_mib": _mib(graph_bytes), "graphs_planned_mib": _mib(planned)} if graphs else {}),
         **memory,
         "reserved_mib": _mib(torch.cuda.max_memory_reserved(device)),
     }
     return {
         **found,
-        "passed": flat and graph_bytes <= graphs_planned and failed == 0,
-        "in_short": f"{in_short} in {steps:,} of {extent.steps:,} steps, {failed} errors",
+        "passed": flat and graph_bytes <= planned and failed == 0,
+        "in_short": f"{in_short} in {steps:,} of {amount.steps:,} steps, {failed} errors",
     }
-
-
-def _reset_peak(device: torch.device) -> None:
-    """Return cached memory to CUDA and restart the peak; on a CPU, nothing."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def against_plan(plan: MemoryPlan, stretches: Sequence[Stretch]) -> tuple[dict[str, object], bool, str]:
@@ -131,56 +119,46 @@ def against_plan(plan: MemoryPlan, stretches: Sequence[Stretch]) -> tuple[dict[s
     return figures, flat, f"peak {_mib(peak):,.0f} of {_mib(plan.total):,.0f} MiB planned, grown by {left:,} bytes"
 
 
-def scarce(checkpoint: Checkpoint, extent: Extent) -> dict[str, object]:
+def scarce(checkpoint: Checkpoint, amount: Amount) -> dict[str, object]:
     """Prefill prompts that don't fit together: every row must be answered, and the engine keep working afterwards."""
-    device = checkpoint.info.device
-    width = min(PROMPTS // extent.scarce_rows, extent.max_model_len // 2)
-    settings = Settings(prefill_tokens=PROMPTS)
-    engine = Engine(replace(checkpoint, max_model_len=extent.max_model_len), settings, extent.scarce_rows)
+    device, rows = checkpoint.info.device, amount.scarce_rows
+    width = min(PROMPTS // rows, amount.max_model_len // 2)
+    engine = Engine(
+        replace(checkpoint, max_model_len=amount.max_model_len), Settings(prefill_tokens=PROMPTS), slots=rows
+    )
     requests = [
         GenerationRequest(prompt="", prompt_tokens=(5 + row,) * width, max_tokens=4, min_tokens=4)
-        for row in range(extent.scarce_rows)
+        for row in range(rows)
     ]
     engine.generate(requests[:1])
-    if device.type == "cuda" and extent.scarce_mib is not None:
-        how = f"the allocator's bound at {extent.scarce_mib} MiB above what the engine holds"
-        errors, answered = _bounded(engine, requests, device, extent.scarce_mib * MIB)
+    if device.type == "cuda" and amount.scarce_mib is not None:
+        how = f"the allocator's bound at {amount.scarce_mib} MiB above what the engine holds"
+        bound = _bounded(device, amount.scarce_mib * MIB)
     else:
         how = "passes of more than a quarter of the tokens refused by a hook"
-        with watching(checkpoint, _refusing(width * extent.scarce_rows // 4)), _quiet():
-            errors, answered = _answered(engine, requests)
+        bound = watching(checkpoint, partial(_refuse, width * rows // 4))
+    # The log of the provoked errors is a page each; they are counted.
+    with bound, patch.object(logging.getLogger("llama_engine.engine"), "disabled", True):
+        errors, answered = _answered(engine, requests)
     afterwards = _answered(engine, requests)
-    passed = errors > 0 and answered == len(requests) and afterwards == (0, len(requests))
     return {
         "how": how,
-        "rows": len(requests),
+        "rows": rows,
         "prompt_tokens": width,
         "errors": errors,
         "answered": answered,
         "errors_afterwards": afterwards[0],
         "answered_afterwards": afterwards[1],
-        "passed": passed,
-        "in_short": f"{errors} passes refused, {answered} of {len(requests)} rows answered, then {afterwards[1]} with "
+        "passed": errors > 0 and answered == rows and afterwards == (0, rows),
+        "in_short": f"{errors} passes refused, {answered} of {rows} rows answered, then {afterwards[1]} with "
         f"{afterwards[0]} errors",
     }
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """peak, left: bytes that PyTorch had allocated at most and at the end; 0 without CUDA."""
-
-    steps: int
-    ended: int
-    errors: int
-    peak: int
-    left: int
 
 
 def _run(
     engine: Engine, supply: Iterator[GenerationRequest], steps: int, seconds: float, device: torch.device
 ) -> Stretch:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    reset_peak(device)
     done = ended = errors = 0
     until = time.monotonic() + seconds
     while done < steps and (not done or time.monotonic() < until):
@@ -191,21 +169,18 @@ def _run(
     if device.type != "cuda":
         return Stretch(done, ended, errors, 0, 0)
     torch.cuda.synchronize(device)
-    return Stretch(
-        done, ended, errors, torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-    )  # fmt: skip
+    peak, left = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    return Stretch(done, ended, errors, peak, left)
 
 
-def _requests(checkpoint: Checkpoint, engine: Engine, settings: Settings) -> Iterator[GenerationRequest]:
+def _requests(vocabulary: int, max_model_len: int, prefill_tokens: int) -> Iterator[GenerationRequest]:
     """Yield mixed requests without end; every eighth prompt is longer than a prefill chunk."""
     randomness = random.Random(11)
-    vocabulary = checkpoint.config.vocab_size
-    mean = min(workload.MEAN_OUTPUT, engine.max_model_len // 8)
-    lengths = itertools.cycle(workload.lengths("uniform", 64, mean))
+    lengths = itertools.cycle(workload.lengths("uniform", 64, min(workload.MEAN_OUTPUT, max_model_len // 8)))
     for number, length in enumerate(lengths):
-        room = engine.max_model_len - length
-        longest = min(room, settings.prefill_tokens + 100) if number % 8 == 7 else min(room, workload.PROMPT_TOKENS)
-        size = longest if number % 8 == 7 else randomness.randint(1, longest)
+        room, chunked = max_model_len - length, number % 8 == 7
+        longest = min(room, prefill_tokens + 100 if chunked else workload.PROMPT_TOKENS)
+        size = longest if chunked else randomness.randint(1, longest)
         sampled = number % 3 == 1
         yield GenerationRequest(
             prompt="",
@@ -219,51 +194,32 @@ def _requests(checkpoint: Checkpoint, engine: Engine, settings: Settings) -> Ite
         )
 
 
-def _bounded(engine: Engine, requests: list[GenerationRequest], device: torch.device, more: int) -> tuple[int, int]:
-    """Run the requests with PyTorch's allocator capped; the device's own settings stay."""
+def _answered(engine: Engine, requests: Sequence[GenerationRequest]) -> tuple[int, int]:
+    """Run the requests; return the numbers of failed passes and of completed rows."""
+    run = run_requests(engine, requests)
+    return run.errors, sum(isinstance(result, Completion) for result in run.results)
+
+
+@contextmanager
+def _bounded(device: torch.device, more: int) -> Iterator[None]:
+    """Cap PyTorch's allocator at `more` bytes above what it holds; the device's own settings stay."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + more) / total, device)
     try:
-        with _quiet():
-            return _answered(engine, requests)
+        yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
-def _answered(engine: Engine, requests: list[GenerationRequest]) -> tuple[int, int]:
-    """Run the requests; return the numbers of failed passes and of completed rows."""
-    rows = [engine.sequence(request) for request in requests]
-    for row in rows:
-        engine.add(row)
-    errors = 0
-    while engine.used_slots:
-        errors += engine.step().errors
-    return errors, sum(isinstance(row.result, Completion) for row in rows)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the log of the provoked errors, a page each; they are counted."""
-    log = logging.getLogger("llama_engine.engine")
-    log.disabled = True
-    try:
-        yield
-    finally:
-        log.disabled = False
-
-
-def _refusing(most: int) -> Callable[[ForwardPass], None]:
-    def refuse(one: ForwardPass) -> None:
-        if one.tokens.numel() > most:
-            raise torch.OutOfMemoryError(f"{one.tokens.numel()} tokens don't fit, {most} would")
-
-    return refuse
+def _refuse(most: int, one: ForwardPass) -> None:
+    if one.tokens.numel() > most:
+        raise torch.OutOfMemoryError(f"{one.tokens.numel()} tokens don't fit, {most} would")
 
 
 def _free(device: torch.device) -> int:
-    """Return the device's free bytes after PyTorch has released its cache."""
+    """Return the device's free bytes after PyTorch has released its cache; 0 for a CPU."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)

@@ -23,8 +23,8 @@ from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 
 from perf.gpu.models import Precision
-from perf.gpu.timing import settle
 from perf.load.summary import percentiles
+from perf.overhead.stopwatch import settle
 from perf.roofline import physics
 from perf.roofline.rates import DeviceRates
 
@@ -33,16 +33,13 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True)
 class Wave:
-    """`rows` rows at once, each with a prompt of `prompt` tokens and `output` new ones."""
+    """`rows` rows at once, each with a prompt of `prompt` tokens and `output` new ones, in a precision."""
 
+    precision: Precision
+    rates: DeviceRates
     rows: int
     prompt: int
     output: int
-
-    @property
-    def context(self) -> int:
-        """Positions per row, in whole buckets of the attention's span."""
-        return -(-(self.prompt + self.output) // SPAN_BUCKET) * SPAN_BUCKET
 
     def prompts(self, vocabulary: int) -> list[tuple[int, ...]]:
         """Return the prompts, all different."""
@@ -50,50 +47,67 @@ class Wave:
             tuple(5 + (17 * row + place) % (vocabulary - 5) for place in range(self.prompt)) for row in range(self.rows)
         ]
 
-    def requests(self, vocabulary: int, output: int) -> list[GenerationRequest]:
-        """Return greedy requests for exactly `output` tokens."""
-        return [
-            GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=output, min_tokens=output)
-            for prompt in self.prompts(vocabulary)
-        ]
+    def figures(self, checkpoint: Checkpoint, seconds: float, full_steps: Sequence[float] = ()) -> dict[str, object]:
+        """Return the wave's throughput beside the limit, and the time of steps with all rows."""
+        config, weights, rates = checkpoint.config, self.precision.weights, self.rates
+        lengths = [self.output] * self.rows
+        limit = physics.roofline(config, weights, rates, self.rows, lengths, self.prompt)
+        # The same load without end: a server's steady state.
+        steady = physics.roofline(config, weights, rates, self.rows, lengths, self.prompt, steady=True)
+        rate = self.rows * self.output / seconds
+        beside = limit.beside(rate)
+        found = {
+            **self.precision.to_json(),
+            "loaded": checkpoint.info.describe(),
+            "rows": self.rows,
+            "prompt_tokens": self.prompt,
+            "output_tokens": self.output,
+            "seconds": round(seconds, 4),
+            "tokens_per_second": round(rate, 1),
+            "requests_per_second": round(rate / self.output, 3),
+            "limit": {**beside, "steady_requests_per_second": round(steady.tokens_per_second / self.output, 2)},
+            "in_short": f"{rate:,.0f} tokens/s, {rate / self.output:,.2f} requests/s, "
+            f"{float(beside['fraction']):.1%} of the limit",
+        }
+        if full_steps:
+            found["step_ms"] = percentiles(full_steps)
+            found["step_limit_ms"] = round(1e3 * limit.step_seconds, 4)
+            found["step_share_of_limit"] = round(limit.step_seconds / statistics.median(full_steps), 4)
+        if checkpoint.info.device.type == "cuda":
+            found["vram_mib"] = round(torch.cuda.max_memory_allocated(checkpoint.info.device) / 2**20, 1)
+        return found
 
 
-def engine(
-    checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: DeviceRates, graphs: bool = False
-) -> dict[str, object]:
+def engine(checkpoint: Checkpoint, wave: Wave, graphs: bool = False) -> dict[str, object]:
     """Run a wave through an engine of as many slots. Raises RuntimeError if a row isn't completed.
 
     graphs: with the steps as CUDA graphs; RuntimeError if they can't be captured.
     """
-    if graphs:
-        refuse_without(checkpoint)
-    device, vocabulary = checkpoint.info.device, checkpoint.config.vocab_size
-    settings = Settings(cuda_graphs="on" if graphs else "off")
-    made = Engine(replace(checkpoint, max_model_len=wave.context), settings, wave.rows)
+    # In whole buckets of the attention's span.
+    context = -(-(wave.prompt + wave.output) // SPAN_BUCKET) * SPAN_BUCKET
+    made = new_engine(checkpoint, context, wave.rows, graphs)
     # As a server does at start: what compiles at its first use must not compile during the measurement.
     proving_s = proved(made, graphs)
-    _run(made, wave.requests(vocabulary, min(WARM_UP_TOKENS, wave.output)))
-    settle(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    steps = _run(made, wave.requests(vocabulary, wave.output))
-    settle(device)
+    prompts = wave.prompts(checkpoint.config.vocab_size)
+    _run(made, prompts, min(WARM_UP_TOKENS, wave.output))
+    reset_peak(checkpoint.info.device)
+    found = _run(made, prompts, wave.output)
     return {
         "measured": "the engine, without a server",
-        **_wave(checkpoint, precision, wave, steps.seconds, rates),
-        "first_token_ms": percentiles(steps.first_tokens),
-        **_step(checkpoint, precision, wave, steps.full, rates),
-        **_memory(device),
+        **wave.figures(checkpoint, found.seconds, found.full),
+        "first_token_ms": percentiles(found.first_tokens),
         "steps": made.describe_decode(),
         "proving_s": proving_s,
-        "texts": steps.texts,
+        "texts": found.texts,
     }
 
 
-def refuse_without(checkpoint: Checkpoint) -> None:
-    """Raise RuntimeError if the checkpoint's steps can't be CUDA graphs."""
-    if reason := unsupported_reason(checkpoint):
+def new_engine(checkpoint: Checkpoint, max_model_len: int, slots: int, graphs: bool) -> Engine:
+    """Return an engine; graphs: with its steps as CUDA graphs, RuntimeError if the checkpoint's can't be."""
+    if graphs and (reason := unsupported_reason(checkpoint)):
         raise RuntimeError(reason)
+    settings = Settings(cuda_graphs="on" if graphs else "off")
+    return Engine(replace(checkpoint, max_model_len=max_model_len), settings, slots)
 
 
 def proved(made: Engine, graphs: bool) -> float:
@@ -108,7 +122,14 @@ def proved(made: Engine, graphs: bool) -> float:
     return round(time.perf_counter() - began, 2)
 
 
-def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: DeviceRates) -> dict[str, object]:
+def reset_peak(device: torch.device) -> None:
+    """Wait for the device and restart the allocator's peak."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def stock(checkpoint: Checkpoint, wave: Wave) -> dict[str, object]:
     """Run a wave through transformers' generate() as one batch. Raises RuntimeError if the lengths are wrong."""
     device = checkpoint.info.device
     ids = torch.tensor(wave.prompts(checkpoint.config.vocab_size), device=device)
@@ -132,13 +153,9 @@ def stock(checkpoint: Checkpoint, precision: Precision, wave: Wave, rates: Devic
         return time.perf_counter() - began
 
     generate(min(WARM_UP_TOKENS, wave.output))
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    return {
-        "measured": "transformers' generate(), one batch",
-        **_wave(checkpoint, precision, wave, generate(wave.output), rates),
-        **_memory(device),
-    }
+    reset_peak(device)
+    seconds = generate(wave.output)
+    return {"measured": "transformers' generate(), one batch", **wave.figures(checkpoint, seconds)}
 
 
 @dataclass(frozen=True)
@@ -154,9 +171,13 @@ class _Steps:
     texts: str
 
 
-def _run(made: Engine, requests: Sequence[GenerationRequest]) -> _Steps:
+def _run(made: Engine, prompts: Sequence[tuple[int, ...]], output: int) -> _Steps:
+    """Answer the prompts with exactly `output` tokens each, greedily."""
     began = time.perf_counter()
-    rows = [made.sequence(request) for request in requests]
+    rows = [
+        made.sequence(GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=output, min_tokens=output))
+        for prompt in prompts
+    ]
     for row in rows:
         made.add(row)
     full: list[float] = []
@@ -169,59 +190,9 @@ def _run(made: Engine, requests: Sequence[GenerationRequest]) -> _Steps:
             full.append(now - before)
         first += [now - began] * (sum(row.num_output_tokens > 0 for row in rows) - len(first))
         before = now
-    outcomes = [row.result for row in rows]
-    good = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+    good = [row.result for row in rows if isinstance(row.result, Completion)]
     if len(good) != len(rows):
-        wrong = next(outcome for outcome in outcomes if not isinstance(outcome, Completion))
+        wrong = next(row.result for row in rows if not isinstance(row.result, Completion))
         raise RuntimeError(f"{len(rows) - len(good)} of {len(rows)} rows failed, the first with {wrong!r}")
     digest = hashlib.sha256("\0".join(completion.text for completion in good).encode())
     return _Steps(before - began, full, first, digest.hexdigest())
-
-
-def _wave(
-    checkpoint: Checkpoint, precision: Precision, wave: Wave, seconds: float, rates: DeviceRates
-) -> dict[str, object]:
-    rate = wave.rows * wave.output / seconds
-    limit = physics.roofline(
-        checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt
-    )
-    # The same load without end: a server's steady state.
-    steady = physics.roofline(
-        checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt, steady=True
-    )
-    beside = limit.beside(rate)
-    return {
-        **precision.to_json(),
-        "loaded": checkpoint.info.describe(),
-        "rows": wave.rows,
-        "prompt_tokens": wave.prompt,
-        "output_tokens": wave.output,
-        "seconds": round(seconds, 4),
-        "tokens_per_second": round(rate, 1),
-        "requests_per_second": round(rate / wave.output, 3),
-        "limit": {**beside, "steady_requests_per_second": round(steady.tokens_per_second / wave.output, 2)},
-        "in_short": f"{rate:,.0f} tokens/s, {rate / wave.output:,.2f} requests/s, {float(beside['fraction']):.1%} of "
-        "the limit",
-    }
-
-
-def _step(
-    checkpoint: Checkpoint, precision: Precision, wave: Wave, full: Sequence[float], rates: DeviceRates
-) -> dict[str, object]:
-    if not full:
-        return {"step_ms": None}
-    limit = physics.roofline(
-        checkpoint.config, precision.weights, rates, wave.rows, [wave.output] * wave.rows, wave.prompt
-    )
-    median = statistics.median(full)
-    return {
-        "step_ms": percentiles(full),
-        "step_limit_ms": round(1e3 * limit.step_seconds, 4),
-        "step_share_of_limit": round(limit.step_seconds / median, 4),
-    }
-
-
-def _memory(device: torch.device) -> dict[str, object]:
-    if device.type != "cuda":
-        return {}
-    return {"vram_mib": round(torch.cuda.max_memory_allocated(device) / 2**20, 1)}

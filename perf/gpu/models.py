@@ -1,8 +1,7 @@
 """A Llama of random weights, created on the device: no file, no download, no memory outside the memory plan.
 
-The cost of a pass depends on shapes, not on values. One model serves all precisions in turn (unquantized, quantized in
-place by bitsandbytes, then other thresholds), so the device never holds two. Each token's text is its number; there is
-no end token.
+The cost of a pass depends on shapes, not on values. Every model has the same weights before they are quantized, and one
+at a time is on the device. Each token's text is its number; there is no end token.
 
 With random weights hardly any activation reaches a threshold of 6: LLM.int8() searches for outliers and finds none,
 which is its fastest case.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from llama_engine.kernels.selection import STOCK
@@ -46,52 +45,34 @@ INT8 = Precision("int8", "INT8, threshold 0", "int8", 0.0)
 INT8_OUTLIERS = Precision("int8_outliers", "INT8, threshold 6", "int8", 6.0)
 
 
-def precisions(device: str) -> Sequence[Precision]:
-    """Return the unquantized precision first: quantizing can't be undone. A CPU computes FP32 faster than FP16."""
-    return (FP32 if device == "cpu" else FP16, INT8, INT8_OUTLIERS)
+def precisions(device: torch.device) -> Sequence[Precision]:
+    """Return the compared precisions, the unquantized one first. A CPU computes FP32 faster than FP16."""
+    return (FP32 if device.type == "cpu" else FP16, INT8, INT8_OUTLIERS)
 
 
 class RandomLlama:
-    """One model of a shape on a device. Not thread-safe."""
+    """The models of a shape on a device, one at a time. Not thread-safe."""
 
     def __init__(self, shape: Shape, device: torch.device, kernels: str = "fused") -> None:
         """Create nothing yet. kernels: the setting, unless stock layers are requested."""
         self._shape = shape
         self._device = device
         self._kernels = kernels
+        self._present: tuple[Precision, bool] | None = None
         self._checkpoint: Checkpoint | None = None
-        # The present precision, and whether the layers are bitsandbytes'.
-        self._state: tuple[Precision, bool] | None = None
 
     def at(self, precision: Precision, stock: bool = False) -> Checkpoint:
-        """Return the model in that precision, as the engine serves it; invalidates what was returned before.
+        """Return the model in that precision, as the engine serves it; the one returned before must not be used.
 
-        stock: with bitsandbytes' own layers. A state that the present model can't reach (unquantized after quantized,
-        bitsandbytes' layers after the engine's) takes a new model.
+        stock: with transformers' and bitsandbytes' own layers.
         """
         # An unreferenced KV cache may still wait for the collector, and its memory be missing in the next plan.
         gc.collect()
-        made = self._checkpoint
-        if made is not None and self._state == (precision, stock):
-            return made
-        if made is None or _is_spent(made, precision, stock):
-            # Freed first: both would not fit.
-            made = None
+        if self._checkpoint is None or self._present != (precision, stock):
+            # Freed first: two would not fit.
             self.free()
-            made = _made(self._shape, self._device)
-        if precision.threshold is not None:
-            if made.info.threshold is None:
-                quantize(made.model)
-            set_threshold(made.model, precision.threshold)
-        if stock:
-            # An engine may have put its own in there.
-            made.model.set_attn_implementation("sdpa")
-            self._checkpoint = replace(made, info=read_model_info(made.model), kernels=STOCK)
-        else:
-            _restore_scales(made.model)
-            kernels = install_kernels(made.model, self._kernels)
-            self._checkpoint = replace(made, info=read_model_info(made.model), kernels=kernels)
-        self._state = precision, stock
+            self._checkpoint = _checkpoint(self._shape, self._device, precision, None if stock else self._kernels)
+            self._present = precision, stock
         return self._checkpoint
 
     def free(self) -> None:
@@ -102,21 +83,11 @@ class RandomLlama:
             torch.cuda.empty_cache()
 
 
-def quantize(model: LlamaForCausalLM) -> None:
-    """Put bitsandbytes' 8-bit layers in the place of the decoder's linear layers, one after the other.
-
-    As its loading does; but that quantizes what comes from the host only. The head stays as it is.
-    """
-    # Not of the linear layers themselves, which would keep every one of them until the last is quantized.
-    parents = [module for module in model.model.modules() if not isinstance(module, torch.nn.Linear)]
-    for parent in parents:
-        for name, layer in [*parent.named_children()]:
-            if isinstance(layer, torch.nn.Linear):
-                setattr(parent, name, in_8_bits(layer.weight.data))
-
-
 def in_8_bits(weight: torch.Tensor, threshold: float = 0.0) -> Linear8bitLt:
-    """Return bitsandbytes' layer over a matrix [out, in], quantized on the device that it lies on."""
+    """Return bitsandbytes' layer over a matrix [out, in], quantized on the device that it lies on.
+
+    As its loading does; but that quantizes what comes from the host only.
+    """
     outputs, inputs = weight.shape
     made = Linear8bitLt(
         inputs, outputs, bias=False, has_fp16_weights=False, threshold=threshold, device=torch.device("meta")
@@ -127,57 +98,34 @@ def in_8_bits(weight: torch.Tensor, threshold: float = 0.0) -> Linear8bitLt:
     return made.requires_grad_(False).train(False)
 
 
-def set_threshold(model: LlamaForCausalLM, threshold: float) -> None:
-    """Set the outlier threshold of all 8-bit layers."""
-    for module in model.modules():
-        if isinstance(module, Linear8bitLt):
-            module.state.threshold = threshold
-
-
-def _restore_scales(model: LlamaForCausalLM) -> None:
-    """Restore weight and scales where a new layer expects them: bitsandbytes' layer takes them at its first use."""
-    for module in model.modules():
-        if isinstance(module, Linear8bitLt):
-            weight = module.weight
-            assert isinstance(weight, Int8Params), "a weight that isn't in 8 bits"
-            if weight.SCB is None:
-                weight.CB, weight.SCB = module.state.CB, module.state.SCB
-
-
-def has_stock_layers(model: LlamaForCausalLM) -> bool:
-    """Return whether every matrix of the decoder is bitsandbytes' own 8-bit layer, or none is in 8 bits."""
-    kinds = {type(module) for module in model.model.modules() if isinstance(module, torch.nn.Linear)}
-    return kinds in ({torch.nn.Linear}, {Linear8bitLt})
-
-
-def _is_spent(checkpoint: Checkpoint, precision: Precision, stock: bool) -> bool:
-    """Return whether the model can't reach that state: quantizing and the engine's own layers can't be undone."""
-    if has_stock_layers(checkpoint.model):
-        return precision.threshold is None and checkpoint.info.threshold is not None
-    return stock or precision.threshold != checkpoint.info.threshold
-
-
-def _made(shape: Shape, device: torch.device) -> Checkpoint:
-    config = config_of(shape)
+def _checkpoint(shape: Shape, device: torch.device, precision: Precision, kernels: str | None) -> Checkpoint:
+    """Create a model; kernels: the setting, or None for stock layers."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     # In the dtype from the start: twice the memory, cast afterwards, is what a small GPU lacks.
     torch.set_default_dtype(torch.float32 if device.type == "cpu" else torch.float16)
     try:
         with device:
-            model = LlamaForCausalLM(config)
+            model = LlamaForCausalLM(config_of(shape))
     finally:
         torch.set_default_dtype(before)
     model.requires_grad_(False).train(False)
+    if precision.threshold is not None:
+        # Parents, not linear layers: a list of those would keep every one of them until the last is quantized.
+        for parent in [module for module in model.model.modules() if not isinstance(module, torch.nn.Linear)]:
+            for name, layer in [*parent.named_children()]:
+                if isinstance(layer, torch.nn.Linear):
+                    setattr(parent, name, in_8_bits(layer.weight.data, precision.threshold))
     model.generation_config = GenerationConfig(bos_token_id=1, pad_token_id=0)
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    installed = STOCK if kernels is None else install_kernels(model, kernels)
     pieces = [f"{token} ".encode() for token in range(shape.vocabulary)]
     return Checkpoint(
         name=f"random weights, {shape.hidden} x {shape.layers}",
         model=model,
-        tokenizer=Tokenizer(tokenizer, Vocabulary(pieces)),
+        tokenizer=Tokenizer(AutoTokenizer.from_pretrained(EMBEDDED), Vocabulary(pieces)),
         generation_config=model.generation_config,
         max_model_len=shape.positions,
         info=read_model_info(model),
         prepared=None,
+        kernels=installed,
     )

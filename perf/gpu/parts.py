@@ -1,208 +1,188 @@
-"""The parts of a run. Every task has a key, is bounded in time, and has its reason in the results if it fails.
+"""The parts of a run as tasks with their keys, which begin with the part's name, in the order of a run.
 
-The order follows what one random model can be in turn: unquantized first, because quantizing can't be undone.
+Each task is a measurement that may fail alone. `environment` and what needs a GPU only tell so on a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
 
 import torch
+from engine.prompts import reference_text
+from llama_engine.model.loader import Checkpoint
+from llama_engine.settings import Settings
+from tqdm import tqdm
 
-from perf.course import Course, reason
+from perf.course import Course
 from perf.gpu import capacity, correctness, decoding, environment, products
 from perf.gpu.decoding import Wave
 from perf.gpu.models import FP16, FP32, INT8, Precision, RandomLlama, precisions
-from perf.gpu.options import Options
+from perf.quality import candidates, text
+from perf.quality.candidates import CANDIDATES, Candidate
 from perf.roofline.rates import DeviceRates
 
-Task = Callable[[], Mapping[str, object]]
+Tasks = Iterator[tuple[str, Callable[[], Mapping[str, object]]]]
 
 OUTLIER_ROWS = (1, 32)
 """Row counts at threshold 6, where every layer waits for the device and a wave takes long."""
+ARTICLE_CONCURRENCY = 32
 
-_LEAST_S = {"environment": 0.0, "correct": 10.0, "quality": 15.0, "capacity": 25.0, "decode": 15.0, "stock": 25.0,
-            "graph": 25.0, "products": 5.0, "article": 120.0, "tiles": 30.0}  # fmt: skip
-"""Seconds that must be left to begin a task of a part; estimates, not measured yet."""
-
-
-class DeviceLostError(Exception):
-    """The CUDA context is broken, so nothing else in this process would work. `str()` names the task and the error."""
+_FUSED_INT8 = Candidate("int8_fused", 0.0, "fused")
+"""The aims' subject: the engine's own product, which rounds no activations."""
 
 
-class Run:
-    """One run over the parts that were chosen. rates: the device's, measured."""
+def tasks(options: argparse.Namespace, measured: Mapping[str, Mapping[str, Any]], rates: DeviceRates) -> Tasks:
+    """Yield every part's tasks but the article's. measured: what the run has found so far. rates: the device's.
 
-    def __init__(self, options: Options, course: Course, rates: DeviceRates) -> None:
-        self.options = options
-        self.course = course
-        self.rates = rates
-        self.amount = options.amount
-        self.device = options.device
-        self.llama = RandomLlama(options.amount.shape, options.device, options.kernels)
+    Tasks use the random model of their precision, so each must run before the next is taken.
+    """
+    yield "environment", partial(environment.describe, options.device)
+    yield from _correct(options)
+    llama = RandomLlama(options.amount.shape, options.device, options.kernels)
+    for precision in precisions(options.device):
+        yield from _random_llama(options, llama, precision, measured, rates)
+    llama.free()
+    # After what the aims need: rebuilding its text takes a while.
+    yield from _quality(options)
+    yield from _products(options, rates)
 
-    def all(self) -> None:
-        """Run every task for which there is time. Raises DeviceLostError."""
-        self.measure("environment", "environment", lambda: environment.describe(self.device))
-        self.correct()
-        for precision in precisions(self.device.type):
-            self.stock(precision)
-            self.capacity(precision)
-            self.decode(precision)
-            self.graph(precision)
-        self.llama.free()
-        # After what the aims need: rebuilding its text takes a while.
-        self.quality()
-        self.products()
-        self.tiles()
-        self.article()
 
-    def measure(self, part: str, key: str, task: Task, fused: bool = False) -> None:
-        """Run a task if its part was chosen. fused: it uses a fused kernel, and is left out by --kernels stock."""
-        smoke = self.options.smoke
-        if part not in self.options.parts:
-            return
+def _correct(options: argparse.Namespace) -> Tasks:
+    """Compare tokens and logits of the embedded checkpoint."""
+    device, amount = options.device, options.amount
+    tokens = partial(correctness.exactness, device, amount.batches)
+    yield "correct/tokens/fp32", partial(tokens, amount.exact_s)
+    yield "correct/tokens/fp32_graphs", partial(tokens, amount.exact_s / 2, graphs=True)
+    yield "correct/tokens/fp32_fused", partial(tokens, amount.exact_s / 2, fused=True)
 
-        def timely() -> Mapping[str, object]:
-            if not smoke:
-                self.course.refuse_without(_LEAST_S[part])
-            if fused and self.options.kernels != "fused":
-                raise RuntimeError(f"left out by --kernels {self.options.kernels}")
-            return task()
+    @cache
+    def exact() -> Sequence[torch.Tensor]:
+        return correctness.exact_logits(device, amount.logit_rows, amount.logit_steps)
 
-        self.course.measure(key, {}, timely)
-        if not smoke and torch.cuda.is_available():
-            try:
-                torch.cuda.synchronize()
-            except Exception as error:
-                # After an illegal address, say, every later CUDA call of this process fails.
-                raise DeviceLostError(f"{key}: {reason(error)}") from error
+    def logits(precision: Precision, fused: bool = False) -> Mapping[str, object]:
+        return correctness.tolerance(device, exact(), amount.logit_steps, precision, fused)
 
-    @cached_property
-    def exact(self) -> list[torch.Tensor]:
-        """FP32's logits of the texts that the precisions are compared on."""
-        return correctness.exact_logits(correctness.embedded(FP32, self.device), self.amount.rows, self.amount.steps)
+    for precision in (FP32, FP16, *precisions(device)[1:]):
+        yield f"correct/logits/{precision.key}", partial(logits, precision)
+    for precision in (FP16, INT8):
+        yield f"correct/logits/{precision.key}_fused", partial(logits, precision, fused=True)
 
-    def correct(self) -> None:
-        """Compare tokens and logits of the embedded checkpoint."""
-        amount = self.amount
 
-        def tokens(seconds: float, graphs: bool = False, fused: bool = False) -> Mapping[str, object]:
-            checkpoint = correctness.embedded(FP32, self.device, fused)
-            return correctness.exactness(checkpoint, amount.batches, seconds, graphs)
+def _random_llama(
+    options: argparse.Namespace,
+    llama: RandomLlama,
+    precision: Precision,
+    measured: Mapping[str, Mapping[str, Any]],
+    rates: DeviceRates,
+) -> Tasks:
+    """Measure speed and memory of the model of random weights in a precision."""
+    amount, key = options.amount, precision.key
 
-        def logits(precision: Precision, fused: bool = False) -> Mapping[str, object]:
-            return correctness.tolerance(precision, self.device, self.exact, amount.rows, amount.steps, fused)
+    def wave(rows: int, stock: bool = False, graphs: bool = False) -> Mapping[str, object]:
+        one = Wave(precision, rates, rows, amount.prompt, amount.output)
+        return decoding.engine(llama.at(precision, stock), one, graphs)
 
-        self.measure("correct", "correct/tokens/fp32", partial(tokens, amount.exact_s))
-        self.measure("correct", "correct/tokens/fp32_graphs", partial(tokens, amount.exact_s / 2, graphs=True))
-        self.measure("correct", "correct/tokens/fp32_fused", partial(tokens, amount.exact_s / 2, fused=True), True)
-        for precision in (FP32, FP16, *precisions(self.device.type)[1:]):
-            self.measure("correct", f"correct/logits/{precision.key}", partial(logits, precision))
-        for precision in (FP16, INT8):
-            self.measure("correct", f"correct/logits/{precision.key}_fused", partial(logits, precision, True), True)
+    def generate(rows: int) -> Mapping[str, object]:
+        one = Wave(precision, rates, rows, amount.prompt, amount.output)
+        return decoding.stock(llama.at(precision, stock=True), one)
 
-    def capacity(self, precision: Precision) -> None:
-        """Compare memory with its plan, under full load and when it is scarce."""
-        extent, key = self.amount.extent, f"capacity/{precision.key}"
-        self.measure("capacity", key, lambda: capacity.steady(self.llama.at(precision), extent))
-        if precision == INT8:
-            self.measure(
-                "capacity", f"{key}/graphs", lambda: capacity.steady(self.llama.at(precision), extent, graphs=True)
-            )
-        self.measure("capacity", f"{key}/scarce", lambda: capacity.scarce(self.llama.at(precision), extent))
+    def replayed(rows: int) -> Mapping[str, object]:
+        found = wave(rows, graphs=True)
+        launched = measured.get(f"decode/{key}/{rows}", {})
+        # Other tokens are no failure: random weights give logits that are nearly equal.
+        same = {"same_tokens_as_launched": found["texts"] == launched["texts"]} if "texts" in launched else {}
+        return {**found, **same}
 
-    def decode(self, precision: Precision) -> None:
-        """Run waves through the engine, its steps launched from Python."""
-        for rows in self.amount.decode_rows:
-            if not precision.threshold or rows in OUTLIER_ROWS:
-                self.measure("decode", f"decode/{precision.key}/{rows}", partial(self._wave, precision, rows))
+    # generate(), and the engine with the same layers: what the engine's own are compared with.
+    if precision.weights == "int8":
+        yield f"stock/{key}/{amount.decode_rows[0]}", partial(generate, amount.decode_rows[0])
+    if precision == INT8:
+        for rows in (one for one in amount.decode_rows if one in OUTLIER_ROWS):
+            yield f"stock_engine/{key}/{rows}", partial(wave, rows, stock=True)
+    yield f"capacity/{key}", lambda: capacity.steady(llama.at(precision), amount)
+    if precision == INT8:
+        yield f"capacity/{key}/graphs", lambda: capacity.steady(llama.at(precision), amount, graphs=True)
+    yield f"capacity/{key}/scarce", lambda: capacity.scarce(llama.at(precision), amount)
+    for rows in amount.decode_rows:
+        if not precision.threshold or rows in OUTLIER_ROWS:
+            yield f"decode/{key}/{rows}", partial(wave, rows)
+    if not precision.threshold:
+        for rows in amount.graph_rows:
+            yield f"graph/{key}/{rows}", partial(replayed, rows)
 
-    def stock(self, precision: Precision) -> None:
-        """Run waves through generate(), and through the engine with the same layers: what its own compare with."""
-        rows = self.amount.decode_rows[0]
 
-        def generate() -> Mapping[str, object]:
-            checkpoint = self.llama.at(precision, stock=True)
-            return decoding.stock(checkpoint, precision, self._of(rows), self.rates)
+def _quality(options: argparse.Namespace) -> Tasks:
+    """Measure each quantization's distance from the unquantized embedded checkpoint, as `make quality`, on less text.
 
-        if precision.weights == "int8":
-            self.measure("stock", f"stock/{precision.key}/{rows}", generate)
-        if precision == INT8:
-            for rows_of_engine in (one for one in self.amount.decode_rows if one in OUTLIER_ROWS):
-                key = f"stock_engine/{precision.key}/{rows_of_engine}"
-                self.measure("stock", key, partial(self._wave, precision, rows_of_engine, stock=True))
+    A smoke run takes a page of any text: rebuilding the held-out text takes a while.
+    """
+    device, amount = options.device, options.amount
+    base = Settings(max_model_len=amount.context)
 
-    def graph(self, precision: Precision) -> None:
-        """Run the same waves with the steps replayed as CUDA graphs."""
+    @cache
+    def reference() -> tuple[Checkpoint, text.Rows]:
+        loaded = candidates.load(base, device)
+        if options.smoke:
+            page = reference_text()[:2000]
+            return loaded, text.from_text(page, "a page", loaded.tokenizer.pretrained, loaded.max_model_len)
+        return loaded, text.held_out(loaded.max_model_len)
 
-        def replayed(rows: int) -> Mapping[str, object]:
-            found = self._wave(precision, rows, graphs=True)
-            launched = self.course.results.measurements.get(f"decode/{precision.key}/{rows}")
-            if launched is None or "texts" not in launched:
-                return found
-            # Other tokens are no failure: random weights give logits that are nearly equal.
-            return {**found, "same_tokens_as_launched": found["texts"] == launched["texts"]}
+    def distance(candidate: Candidate) -> Mapping[str, object]:
+        unquantized, rows = reference()
+        loaded = candidates.load(base, device, candidate)
+        if candidate == _FUSED_INT8 and loaded.kernels.few_rows is None:
+            raise RuntimeError("the fused 8-bit product isn't used; the log has the reason")
+        taken = rows.tokens[: amount.texts]
+        with tqdm(disable=True) as silent:
+            found: dict[str, Any] = candidates.measured(candidate, unquantized, loaded, taken, silent)[candidate.key]
+        return {
+            **found,
+            **rows.origin,
+            "rows": len(taken),
+            "reference": unquantized.info.describe(),
+            "in_short": f"KL {found['kl_nats']['mean']} nats per token from the unquantized weights",
+        }
 
-        if not precision.threshold:
-            for rows in self.amount.graph_rows:
-                self.measure("graph", f"graph/{precision.key}/{rows}", partial(replayed, rows))
+    for candidate in (*([_FUSED_INT8] if device.type == "cuda" else []), *CANDIDATES):
+        yield f"quality/{candidate.key}", partial(distance, candidate)
 
-    def products(self) -> None:
-        """Time every way to multiply with an 8-bit weight."""
-        seconds, fused = self.amount.product_s, self.options.kernels == "fused"
-        for matrix in products.Matrix.of(self.amount.shape):
-            for rows in self.amount.product_rows:
-                key = f"products/{matrix.outputs}x{matrix.inputs}/{rows}"
-                task = partial(products.measure, matrix, rows, self.device, self.rates, seconds, fused)
-                self.measure("products", key, task)
 
-    def tiles(self) -> None:
-        """Time the fused product with the weight cut in many ways."""
-        for matrix in products.Matrix.of(self.amount.shape):
-            for rows in (32, 1):
-                key = f"tiles/{matrix.outputs}x{matrix.inputs}/{rows}"
-                task = partial(products.tiles, matrix, rows, self.device, self.rates, self.amount.product_s)
-                self.measure("tiles", key, task, fused=True)
+def _products(options: argparse.Namespace, rates: DeviceRates) -> Tasks:
+    """Time every way to multiply with an 8-bit weight, and the fused product with the weight cut in many ways."""
+    amount, with_fused = options.amount, options.kernels == "fused"
+    ways = partial(products.ways, with_fused=with_fused)
+    for part, row_counts, compared in (("products", amount.product_rows, ways), ("tiles", (32, 1), products.tiles)):
+        for matrix in products.Matrix.of(amount.shape):
+            for rows in row_counts:
+                key = f"{part}/{matrix.outputs}x{matrix.inputs}/{rows}"
+                yield key, partial(products.measure, matrix, rows, options.device, rates, amount.product_s, compared)
 
-    def quality(self) -> None:
-        """Measure each quantization's distance from the unquantized weights."""
-        if "quality" not in self.options.parts:
-            return
-        # An earlier run's reason why this part could not begin.
-        self.course.results.forget("quality")
-        try:
-            # Imported here: rebuilding the text needs more packages than the other parts.
-            from perf.gpu import quality
 
-            tasks = quality.tasks(self.device, self.amount.texts, self.amount.context, self.options.smoke)
-            for key, task in tasks:
-                self.measure("quality", f"quality/{key}", task, fused=key == quality.FUSED.key)
-        except DeviceLostError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the reason is the result, as in Course.measure
-            self.course.note("quality", {"not_run": reason(error)})
+def article(course: Course, options: argparse.Namespace, rates: DeviceRates) -> None:
+    """Measure every server of the article's tables through Triton and perf_analyzer, in the remaining time.
 
-    def article(self) -> None:
-        """Measure the article's servers through Triton."""
-        if "article" not in self.options.parts:
-            return
-        self.course.results.forget("article")
-        if self.device.type != "cuda":
-            self.course.note("article", {"not_run": "needs CUDA"})
-            return
-        try:
-            self.course.refuse_without(_LEAST_S["article"])
-            # Imported here: only this part needs Triton and its clients.
-            from perf.gpu import served
+    Equal lengths first; the aims' servers first, the naive one, which takes longest, last. Needs tritonserver, its
+    Python backend's stub for this Python, and perf_analyzer.
+    """
+    # Imported here: only this part needs Triton and its clients.
+    from perf.bench import articles
+    from perf.checkpoint import default_checkpoint
 
-            served.article(self.course, self.options, self.rates)
-        except Exception as error:  # noqa: BLE001 - the reason is the result, as in Course.measure
-            self.course.note("article", {"not_run": reason(error)})
-
-    def _of(self, rows: int) -> Wave:
-        return Wave(rows, self.amount.prompt, self.amount.output)
-
-    def _wave(self, precision: Precision, rows: int, stock: bool = False, graphs: bool = False) -> Mapping[str, object]:
-        return decoding.engine(self.llama.at(precision, stock), precision, self._of(rows), self.rates, graphs)
+    # Servers are other processes: what this one's allocator caches is missing from their memory plans.
+    torch.cuda.empty_cache()
+    # On disk, where servers load it from: 13 GB at Llama-2-7B's shape.
+    checkpoint = default_checkpoint()
+    for mix in ("equal", "uniform"):
+        articles.tables(
+            course,
+            ARTICLE_CONCURRENCY,
+            options.threads,
+            checkpoint,
+            rates,
+            [mix],
+            course.budget.left,
+            lambda servers: sorted(servers, key=lambda one: (-one.quick, -one.max_batch_size)),
+        )

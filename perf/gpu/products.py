@@ -7,6 +7,13 @@
 - `w8a8`: the same, with the activations rounded row by row before and the scales applied after.
 - `fused`, `engine_many`: the engine's own, for few rows and for many.
 
+Each is timed in two ways:
+
+- `eager`: calls back to back, and one wait for the device at the end. For a kernel of a few microseconds that is the
+  cost of the call, not of the kernel.
+- `graph`: the same calls captured once as a CUDA graph and replayed: the device's own time. None if they can't be
+  captured, because something in them waits for the device.
+
 The ceiling is reading the weight once at the measured bandwidth. Weights rotate among enough copies to exceed the
 device's cache several times, as a model's layers do. The error is ‖out − exact‖ / ‖exact‖ against the quantized
 weight's product with the same activations in float64: what a way adds to the rounding of the weights.
@@ -15,22 +22,26 @@ weight's product with the same activations in float64: what a way adds to the ro
 from __future__ import annotations
 
 import itertools
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
+from llama_engine.cuda_graphs import cuda_capture
 from llama_engine.kernels import reference
-from llama_engine.libraries import Linear8bitLt
+from torch.nn.functional import linear, pad
 
 from perf.checkpoint import Shape
 from perf.course import reason
 from perf.gpu.models import in_8_bits
-from perf.gpu.timing import WAITS, timed
+from perf.overhead.stopwatch import settle
 from perf.roofline.rates import DeviceRates
 
 INT_MM = "int_mm"
 FUSED = "fused"
+OUTLIERS = "bitsandbytes_6"
 INT_MM_ROWS = 32
 """PyTorch's INT8 product takes more than 16 rows on CUDA; fewer are padded to this many."""
 CACHES = 256 << 20
@@ -40,54 +51,13 @@ OUTLIER_COLUMNS = 6
 CALLS = 64
 """Calls per repetition: waiting for the device at its end costs some microseconds."""
 
-OUTLIERS = "bitsandbytes_6"
-
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 _OUTPUTS, _INNER, _STAGES, _SPLITS = (32, 64, 128), (64, 128, 256), (3, 5), (1, 2, 4)
 _SHARED_MEMORY = 200 << 10
 
 
-class NoKernelError(Exception):
-    """This device has no fused product; `str()` gives the reason."""
-
-
-def fused_product(codes: torch.Tensor, scales: torch.Tensor) -> Product:
-    """Return y = x (codes · scales)ᵀ by the engine's kernel. Raises NoKernelError, or what importing it raises.
-
-    codes: [outputs, inputs], int8. scales: [outputs], float32, the value of code 1.
-    """
-    _refuse_without_cuda(codes)
-    # Imported here: it needs the Triton language and a GPU.
-    from llama_engine.kernels.int8_product import int8_product
-
-    return lambda rows: int8_product(rows, codes, scales, None)
-
-
-def variants(codes: torch.Tensor, scales: torch.Tensor) -> Mapping[str, Product]:
-    """Return the fused product with the weight cut in many ways, by description. Raises as `fused_product` does."""
-    _refuse_without_cuda(codes)
-    from llama_engine.kernels.int8_product import Tiles, int8_product
-
-    def cut(outputs: int, inner: int, stages: int, splits: int) -> Product:
-        way = Tiles(outputs=outputs, inner=inner, stages=stages, splits=splits)
-        return lambda rows: int8_product(rows, codes, scales, None, way)
-
-    return {
-        f"outputs {outputs}, inner {inner}, stages {stages}, splits {splits}": cut(outputs, inner, stages, splits)
-        for outputs, inner, stages, splits in itertools.product(_OUTPUTS, _INNER, _STAGES, _SPLITS)
-        # Per stage a block of the weight and one of 32 rows in 16 bits; a cut that doesn't fit isn't worth compiling.
-        if stages * inner * (outputs + 2 * 32) <= _SHARED_MEMORY
-    }
-
-
-def _refuse_without_cuda(codes: torch.Tensor) -> None:
-    if codes.device.type != "cuda":
-        raise NoKernelError("needs CUDA")
-
-
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A linear layer's shape, y = x Wᵀ with W of [outputs, inputs]."""
 
     name: str
@@ -97,100 +67,117 @@ class Matrix:
     @classmethod
     def of(cls, shape: Shape) -> Sequence[Matrix]:
         """Return the distinct ones of a Llama's decoder."""
-        head = shape.hidden // shape.heads
-        matrices = [
-            cls("queries and output", shape.heads * head, shape.hidden),
+        keys = shape.key_value_heads * (shape.hidden // shape.heads)
+        return [
+            cls("queries and output", shape.hidden, shape.hidden),
+            *([] if keys == shape.hidden else [cls("keys and values", keys, shape.hidden)]),
             cls("gate and up", shape.intermediate, shape.hidden),
             cls("down", shape.hidden, shape.intermediate),
         ]
-        if shape.key_value_heads != shape.heads:
-            matrices.insert(1, cls("keys and values", shape.key_value_heads * head, shape.hidden))
-        return matrices
 
 
 class Weight:
-    """One copy of a matrix: its 8-bit codes with their scales, and the products that can be made with it."""
+    """One copy of a matrix: bitsandbytes' layers over it, its 8-bit codes [outputs, inputs] and their scales [outputs].
+
+    scales: float32, the value of code 1.
+    """
 
     def __init__(self, matrix: Matrix, device: torch.device, number: int) -> None:
-        dtype = torch.float32 if device.type == "cpu" else torch.float16
+        self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         generator = torch.Generator(device).manual_seed(number)
         size = (matrix.outputs, matrix.inputs)
-        plain = torch.randn(size, generator=generator, device=device, dtype=dtype) / matrix.inputs**0.5
-        self.layer: Linear8bitLt = in_8_bits(plain)
-        self.outliers: Linear8bitLt = in_8_bits(plain, threshold=6.0)
+        plain = torch.randn(size, generator=generator, device=device, dtype=self.dtype) / matrix.inputs**0.5
+        self.layer = in_8_bits(plain)
+        self.outliers = in_8_bits(plain, threshold=6.0)
         self.codes = self.layer.weight.data
         scales = getattr(self.layer.weight, "SCB", None)
         assert isinstance(scales, torch.Tensor)
         self.scales = scales.float() / 127.0
-        self._dtype = dtype
         # The codes' values, so that all products have one exact result.
         self.plain = self.widened()
 
     def widened(self) -> torch.Tensor:
         """Return the dequantized [outputs, inputs]."""
-        return self.codes.to(self._dtype) * self.scales[:, None].to(self._dtype)
+        return self.codes.to(self.dtype) * self.scales[:, None].to(self.dtype)
 
-    def products(self) -> Mapping[str, Product]:
-        """Return every way to multiply with it, by name."""
-        plain = "fp32" if self._dtype == torch.float32 else "fp16"
-        return {
-            plain: lambda rows: torch.nn.functional.linear(rows, self.plain),
-            "bitsandbytes": self.layer,
-            OUTLIERS: self.outliers,
-            "dequantize": lambda rows: torch.nn.functional.linear(rows, self.widened()),
-            # Takes codes made by `_codes_of`.
-            INT_MM: lambda codes: _int_mm(codes, self.codes),
-            "w8a8": self._w8a8,
-            # Raises the reason where it can't run.
-            FUSED: lambda rows: self._fused(rows),
-            "engine_many": lambda rows: reference.int8_product(rows, self.codes, self.scales, None),
-        }
-
-    @cached_property
-    def _fused(self) -> Product:
-        return fused_product(self.codes, self.scales)
-
-    def _w8a8(self, rows: torch.Tensor) -> torch.Tensor:
+    def w8a8(self, rows: torch.Tensor) -> torch.Tensor:
+        """Round the activations row by row, multiply in INT8 and apply the scales."""
         scales = rows.abs().amax(-1, keepdim=True).float().clamp_min(1e-8) / 127.0
         codes = (rows / scales).round().clamp(-127, 127).to(torch.int8)
         return (_int_mm(codes, self.codes) * scales * self.scales).to(rows.dtype)
 
+    def fused(self, rows: torch.Tensor) -> torch.Tensor:
+        """Multiply by the engine's kernel. Raises RuntimeError without CUDA, or what importing the kernel raises."""
+        _refuse_without_cuda(self)
+        return _int8_product()(rows, self.codes, self.scales, None)
+
+
+@cache
+def _int8_product() -> Callable[..., torch.Tensor]:
+    # Imported here: it needs the Triton language and a GPU.
+    from llama_engine.kernels.int8_product import int8_product
+
+    return int8_product
+
+
+def ways(weight: Weight, with_fused: bool = True) -> Mapping[str, Product]:
+    """Return every way to multiply with a weight, by name."""
+    return {
+        "fp32" if weight.dtype == torch.float32 else "fp16": lambda rows: linear(rows, weight.plain),
+        "bitsandbytes": weight.layer,
+        OUTLIERS: weight.outliers,
+        "dequantize": lambda rows: linear(rows, weight.widened()),
+        # Takes codes instead of activations.
+        INT_MM: lambda codes: _int_mm(codes, weight.codes),
+        "w8a8": weight.w8a8,
+        **({FUSED: weight.fused} if with_fused else {}),
+        "engine_many": lambda rows: reference.int8_product(rows, weight.codes, weight.scales, None),
+    }
+
+
+def tiles(weight: Weight) -> Mapping[str, Product]:
+    """Return the fused product with the weight cut in many ways, by description. Raises as `Weight.fused` does."""
+    _refuse_without_cuda(weight)
+    from llama_engine.kernels.int8_product import Tiles, int8_product
+
+    def cut(outputs: int, inner: int, stages: int, splits: int) -> Product:
+        way = Tiles(outputs=outputs, inner=inner, stages=stages, splits=splits)
+        return lambda rows: int8_product(rows, weight.codes, weight.scales, None, way)
+
+    return {
+        f"outputs {outputs}, inner {inner}, stages {stages}, splits {splits}": cut(outputs, inner, stages, splits)
+        for outputs, inner, stages, splits in itertools.product(_OUTPUTS, _INNER, _STAGES, _SPLITS)
+        # Per stage a block of the weight and one of 32 rows in 16 bits; a cut that doesn't fit isn't worth compiling.
+        if stages * inner * (outputs + 2 * 32) <= _SHARED_MEMORY
+    }
+
 
 def measure(
-    matrix: Matrix, rows: int, device: torch.device, rates: DeviceRates, seconds: float, with_fused: bool = True
-) -> dict[str, object]:
-    """Time every product of a matrix with `rows` rows, `seconds` each; one that fails has its reason."""
-
-    def chosen(weight: Weight) -> Mapping[str, Product]:
-        return {name: product for name, product in weight.products().items() if with_fused or name != FUSED}
-
-    return _measure(matrix, rows, device, rates, seconds, chosen)
-
-
-def tiles(matrix: Matrix, rows: int, device: torch.device, rates: DeviceRates, seconds: float) -> dict[str, object]:
-    """Time the fused product with the weight cut in many ways. Raises NoKernelError where there is none."""
-    return _measure(matrix, rows, device, rates, seconds, lambda weight: variants(weight.codes, weight.scales))
-
-
-def _measure(
     matrix: Matrix,
     rows: int,
     device: torch.device,
     rates: DeviceRates,
     seconds: float,
-    products: Callable[[Weight], Mapping[str, Product]],
+    compared: Callable[[Weight], Mapping[str, Product]],
 ) -> dict[str, object]:
+    """Time the compared products of a matrix with `rows` rows, `seconds` each; one that fails has its reason."""
     size = matrix.outputs * matrix.inputs
     copies = 1 if device.type == "cpu" else max(2, -(-CACHES // size))
     weights = [Weight(matrix, device, number) for number in range(copies)]
     generator = torch.Generator(device).manual_seed(rows)
-    activations = torch.randn(rows, matrix.inputs, generator=generator, device=device, dtype=weights[0].plain.dtype)
+    activations = torch.randn(rows, matrix.inputs, generator=generator, device=device, dtype=weights[0].dtype)
     activations[:, :: matrix.inputs // OUTLIER_COLUMNS] += 8.0
     exact = activations.double() @ (weights[0].codes.double() * weights[0].scales.double()[:, None]).T
-    each = [products(weight) for weight in weights]
-    ways = {name: _timed([one[name] for one in each], name, activations, exact, device, seconds) for name in each[0]}
+    each = [compared(weight) for weight in weights]
+    found = {name: _measured([one[name] for one in each], name, activations, exact, seconds) for name in each[0]}
     bounds = {kind: 1e6 * size * width / rates.read(CACHES * width) for kind, width in (("int8", 1), ("fp16", 2))}
-    ran = {name: way for name, way in ways.items() if "failed" not in way and name != INT_MM}
+    # The device's own time where it is known.
+    taken = {
+        name: way["eager_us"] if way["graph_us"] is None else way["graph_us"]
+        for name, way in found.items()
+        if "failed" not in way
+    }
+    fastest = sorted(taken, key=lambda name: (taken[name], name))
     return {
         "matrix": matrix.name,
         "outputs": matrix.outputs,
@@ -198,54 +185,87 @@ def _measure(
         "rows": rows,
         "copies": copies,
         "bandwidth_us": {kind: round(bound, 2) for kind, bound in bounds.items()},
-        "ways": ways,
-        "fastest": min(ran, key=lambda name: _best_us(ran[name]), default=None),
-        "in_short": _in_short(ways, bounds["int8"]),
+        "ways": found,
+        "fastest": next((name for name in fastest if name != INT_MM), None),
+        # There are many tiles.
+        "in_short": ", ".join(f"{name} {taken[name]:,.1f}" for name in fastest[:8])
+        + f" µs; reading INT8 {bounds['int8']:,.1f} µs",
     }
 
 
-def _timed(
-    products: Sequence[Product],
-    name: str,
-    activations: torch.Tensor,
-    exact: torch.Tensor,
-    device: torch.device,
-    seconds: float,
-) -> dict[str, object]:
+def _measured(
+    products: Sequence[Product], name: str, activations: torch.Tensor, exact: torch.Tensor, seconds: float
+) -> dict[str, Any]:
+    """Time one way to multiply, each product with a weight of its own."""
+    device = activations.device
     try:
         with torch.inference_mode():
-            # Made before timing: its kernels would count beside a product of some microseconds.
-            factor = _codes_of(activations) if name == INT_MM else activations
-            actions = [lambda product=product: product(factor) for product in products]
+            # Made before timing: its kernels would count beside a product of some microseconds. The values don't matter
+            # for the time, and rounding belongs to `w8a8`.
+            codes = _padded(torch.full(activations.shape, 3, dtype=torch.int8, device=device))
+            factor = codes if name == INT_MM else activations
             # In whole rounds; on a CPU one is enough.
-            rounds = 1 if device.type == "cpu" else max(1, -(-CALLS // len(actions)))
-            timing = timed(actions * rounds, device, seconds, WAITS if name == OUTLIERS else None)
+            rounds = 1 if device.type == "cpu" else max(1, -(-CALLS // len(products)))
+            waits = "at a threshold bitsandbytes waits for the device in every layer" if name == OUTLIERS else None
+            timing = timed([partial(product, factor) for product in products] * rounds, device, seconds, waits)
             error = None if name == INT_MM else float((products[0](factor).double() - exact).norm() / exact.norm())
     except Exception as failure:  # noqa: BLE001 - a way that this device or library lacks is a result
         return {"failed": reason(failure)}
-    return {**timing.to_json(), "error": None if error is None else float(f"{error:.3g}")}
+    return {**timing, "error": None if error is None else float(f"{error:.3g}")}
 
 
-def _in_short(ways: Mapping[str, Mapping[str, object]], bound: float) -> str:
-    ran = sorted((_best_us(way), name) for name, way in ways.items() if "failed" not in way)
-    # The fastest: there are many tiles.
-    return ", ".join(f"{name} {taken:,.1f}" for taken, name in ran[:8]) + f" µs; reading INT8 {bound:,.1f} µs"
+def timed(
+    actions: Sequence[Callable[[], object]], device: torch.device, seconds: float, waits: str | None
+) -> dict[str, Any]:
+    """Time the actions for about `seconds` in all; return the microseconds of one, eager and in a graph.
+
+    waits: why they can't be captured, if known: a failed capture leaves PyTorch's allocator in an unknown state.
+    """
+
+    def each() -> None:
+        for action in actions:
+            action()
+
+    def microseconds(run: Callable[[], object]) -> float:
+        return round(1e6 * _median(run, device, share) / len(actions), 2)
+
+    each()
+    settle(device)
+    uncaptured = waits if device.type == "cuda" else "needs CUDA"
+    share = seconds if uncaptured else seconds / 2
+    eager = microseconds(each)
+    if uncaptured is None:
+        try:
+            replay = cuda_capture(device)(each)
+            replay()
+            settle(device)
+        except Exception as error:  # noqa: BLE001 - whatever can't be captured, the reason is the result
+            uncaptured = reason(error)
+        else:
+            return {"eager_us": eager, "graph_us": microseconds(replay)}
+    return {"eager_us": eager, "graph_us": None, "uncaptured": uncaptured}
 
 
-def _best_us(way: Mapping[str, object]) -> float:
-    found = way["graph_us"] if way["graph_us"] is not None else way["eager_us"]
-    assert isinstance(found, float)
-    return found
+def _median(action: Callable[[], object], device: torch.device, seconds: float) -> float:
+    taken: list[float] = []
+    until = time.perf_counter() + seconds
+    while not taken or time.perf_counter() < until:
+        settle(device)
+        began = time.perf_counter()
+        action()
+        settle(device)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
 
 
-def _codes_of(rows: torch.Tensor) -> torch.Tensor:
-    """Return int8 of as many rows, padded; the values don't matter for the time, and rounding belongs to `w8a8`."""
-    return _padded(torch.full(rows.shape, 3, dtype=torch.int8, device=rows.device))
+def _refuse_without_cuda(weight: Weight) -> None:
+    if weight.codes.device.type != "cuda":
+        raise RuntimeError("needs CUDA")
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
     missing = INT_MM_ROWS - rows.shape[0]
-    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing > 0 and rows.is_cuda else rows
+    return pad(rows, (0, 0, 0, missing)) if missing > 0 and rows.is_cuda else rows
 
 
 def _int_mm(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

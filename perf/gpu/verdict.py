@@ -6,9 +6,8 @@ without a figure is neither met nor missed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 Measurements = Mapping[str, Mapping[str, Any]]
 
@@ -16,74 +15,51 @@ DEVICE = "H100"
 """The aims follow from its bandwidth: on another device the figures are only for comparison."""
 ROWS = 32
 
+DIVERGENCE = "KL divergence from FP16 of INT8 as served, in nats: no more than that of LLM.int8(), threshold 6"
+"""The only aim that is an upper bound."""
+
 _REQUESTS = "requests_per_second"
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A measured value, and the keys of its measurements."""
 
     value: float
     source: str
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """An aim and its figure. bound: None if it wasn't measured. comparable: measured on the aims' device."""
-
-    aim: str
-    bound: float | None
-    figure: Figure | None
-    least: bool = True
-    comparable: bool = True
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the figure is within the bound; None if unknown."""
-        if self.figure is None or self.bound is None or not self.comparable:
-            return None
-        return self.figure.value >= self.bound if self.least else self.figure.value <= self.bound
-
-    def to_json(self) -> dict[str, object]:
-        """Return the result file's entry."""
-        return {
-            "aim": self.aim,
-            "bound": self.bound,
-            "measured": None if self.figure is None else float(f"{self.figure.value:.4g}"),
-            "from": None if self.figure is None else self.figure.source,
-            "met": self.met,
-        }
-
-    def line(self) -> str:
-        """Return a line for a terminal."""
-        unknown = "not measured" if self.figure is None or self.bound is None else "not compared"
-        word = {None: unknown, True: "met", False: "NOT MET"}[self.met]
-        figure = "" if self.figure is None else f" {self.figure.value:,.4g} ({self.figure.source})"
-        bound = "" if self.bound is None else f" {'at least' if self.least else 'at most'} {self.bound:,.4g};"
-        return f"{word:12s} {self.aim}:{bound}{figure}"
-
-
-def verdicts(measured: Measurements, device: str = DEVICE) -> list[Verdict]:
-    """Return the aims in order; on another device none is met or missed."""
+def verdicts(measured: Measurements, device: str = DEVICE) -> list[dict[str, Any]]:
+    """Return the aims in order, as in the result's file; on another device none is met or missed."""
     int8, fp16 = _requests(measured)
     one_row = _best(_ours(measured, f"{way}/int8/1", "tokens_per_second") for way in ("decode", "graph"))
     # The faster of stock generate()'s thresholds: the aim must hold against both.
     stock = _best(_figure(measured, f"stock/{key}/{ROWS}", _REQUESTS) for key in ("int8", "int8_outliers"))
-    bound = _divergence(measured, "int8_threshold_6")
-    found = [
-        Verdict("INT8 in-flight, requests/s at 32 x 200 tokens", 24.0, int8),
-        Verdict("FP16 in-flight, requests/s at 32 x 200 tokens", 16.0, fp16),
-        Verdict("INT8 over FP16, in the same run", 1.4, _ratio(int8, fp16)),
-        Verdict("INT8, one row, tokens/s", 200.0, one_row),
-        Verdict("INT8 over stock generate() in INT8, requests/s", 8.0, _ratio(int8, stock)),
-        Verdict(
-            "KL divergence from FP16 of INT8 as served, in nats: no more than that of LLM.int8(), threshold 6",
-            None if bound is None else bound.value,
-            _divergence(measured, "int8_fused"),
-            least=False,
-        ),
+    llm_int8, served = (_divergence(measured, key) for key in ("int8_threshold_6", "int8_fused"))
+    aims = (
+        ("INT8 in-flight, requests/s at 32 x 200 tokens", 24.0, int8),
+        ("FP16 in-flight, requests/s at 32 x 200 tokens", 16.0, fp16),
+        ("INT8 over FP16, in the same run", 1.4, _ratio(int8, fp16)),
+        ("INT8, one row, tokens/s", 200.0, one_row),
+        ("INT8 over stock generate() in INT8, requests/s", 8.0, _ratio(int8, stock)),
+        (DIVERGENCE, llm_int8 and llm_int8.value, served),
+    )
+    return [
+        {
+            "aim": aim,
+            "bound": bound,
+            "measured": figure and float(f"{figure.value:.4g}"),
+            "from": figure and figure.source,
+            "met": _met(aim, bound, figure) if DEVICE in device else None,
+        }
+        for aim, bound, figure in aims
     ]
-    return found if DEVICE in device else [replace(one, comparable=False) for one in found]
+
+
+def _met(aim: str, bound: float | None, figure: Figure | None) -> bool | None:
+    """Return whether the figure is within the bound; None if unknown."""
+    if figure is None or bound is None:
+        return None
+    return figure.value <= bound if aim == DIVERGENCE else figure.value >= bound
 
 
 def failures(measured: Measurements) -> list[str]:
@@ -91,13 +67,18 @@ def failures(measured: Measurements) -> list[str]:
     return [key for key, found in measured.items() if found.get("passed") is False]
 
 
-def table(measured: Measurements, device: str, say: Callable[[str], None]) -> Sequence[Verdict]:
+def table(measured: Measurements, device: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Print every verdict, then failed checks and what was not run; return the verdicts."""
     found = verdicts(measured, device)
     if DEVICE not in device:
         say(f"these aims are an {DEVICE}'s; this is {device}")
     for one in found:
-        say(one.line())
+        unknown = "not measured" if None in (one["measured"], one["bound"]) else "not compared"
+        word = {None: unknown, True: "met", False: "NOT MET"}[one["met"]]
+        limit = "at most" if one["aim"] == DIVERGENCE else "at least"
+        bound = "" if one["bound"] is None else f" {limit} {one['bound']:,.4g};"
+        figure = "" if one["measured"] is None else f" {one['measured']:,.4g} ({one['from']})"
+        say(f"{word:12s} {one['aim']}:{bound}{figure}")
     for key in failures(measured):
         say(f"NOT PASSED   {key}: {measured[key].get('in_short', '')}")
     for key, entry in measured.items():

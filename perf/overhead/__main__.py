@@ -28,35 +28,26 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--mix", choices=MIXES, default="uniform")
-    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--requests", type=int, default=128, dest="count")
     parser.add_argument("--concurrency", type=int, default=2 * SLOTS)
     parser.add_argument("--slots", type=int, default=SLOTS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--mean", type=int, default=MEAN_OUTPUT, help="output tokens of a request")
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--output", type=Path, help="JSON to write; the picture goes beside it")
-    options = parser.parse_args()
-    found = account(
-        options.checkpoint,
-        options.quantization,
-        options.mix,
-        options.concurrency,
-        options.requests,
-        options.threads,
-        slots=options.slots,
-        mean=options.mean,
-        repetitions=options.repetitions,
-    )
+    options = vars(parser.parse_args())
+    output: Path | None = options.pop("output")
+    found = account(**options)
     parts = TypeAdapter(list[Part]).validate_python(found["parts"])
     print(terminal(parts_table(parts, [])))
     for name, ratio in found["ratios"].items():
         print(f"{name}: {ratio:.3f}")
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps({"machine": environment.describe(), **found}, indent=1) + "\n")
-        drawn = options.output.with_suffix(".svg")
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps({"machine": environment.describe(), **found}, indent=1) + "\n")
+        drawn = output.with_suffix(".svg")
         drawn.write_text(icicle(parts, "Where the time goes"))
-        print(f"written to {options.output} and {drawn}")
+        print(f"written to {output} and {drawn}")
 
 
 if __name__ == "__main__":

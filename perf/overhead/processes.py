@@ -1,4 +1,4 @@
-"""The processor time of processes, from /proc.
+"""The processor time of a server's processes.
 
 On a machine with few cores it tells what a ratio of throughputs can't: whether the engine waits for another process, or
 another process takes its core.
@@ -6,15 +6,12 @@ another process takes its core.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil
 from triton_supervisor.process_table import model_processes
 
 MODEL = "the model's process"
-
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -34,19 +31,9 @@ class ServerProcesses:
 
     def seconds(self) -> dict[str, float]:
         """Return each one's processor seconds so far."""
-        return {
-            MODEL: sum(_seconds(process) for process in self.models),
-            "tritonserver": _seconds(self.triton),
-        }
-
-
-def finished_children_seconds() -> float:
-    """Return the processor seconds of this process's children that have ended and been reaped."""
-    times = os.times()
-    return times.children_user + times.children_system
+        return {MODEL: sum(map(_seconds, self.models)), "tritonserver": _seconds(self.triton)}
 
 
 def _seconds(process: int) -> float:
-    # The name in parentheses may contain spaces; user and system ticks are the 14th and 15th field of all.
-    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    times = psutil.Process(process).cpu_times()
+    return float(times.user + times.system)

@@ -1,15 +1,13 @@
 """The same requests through a real server, and the parts of a request's time there.
 
-The parts come from the server's own counters: Triton's statistics cover the way of a batch into the model, the model's
-metrics (docs/metrics.md) the rows in it.
+The parts come from the server's own counters: Triton's cover the way of a batch into the model, the model's metrics
+(docs/metrics.md) the rows in it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,50 +17,12 @@ from perf import metrics
 from perf.load.arrivals import Closed
 from perf.load.driver import drive
 from perf.load.protocols import Request, Target
-from perf.overhead.processes import ServerProcesses, finished_children_seconds
+from perf.overhead.processes import ServerProcesses
 from perf.overhead.stopwatch import Node
 
-_STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
-_TIMEOUT_S = 30.0
 _LOAD_TIMEOUT_S = 3600.0
 _COUNTED_WITHIN_S = 10.0
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Sums since the server's start. metrics: of `perf.metrics`. triton: seconds by stage, and "requests"."""
-
-    metrics: Mapping[str, float]
-    triton: Mapping[str, float]
-
-    def __sub__(self, earlier: Counters) -> Counters:
-        """Return the growth since then."""
-        return Counters(
-            {name: value - earlier.metrics.get(name, 0.0) for name, value in self.metrics.items()},
-            {name: value - earlier.triton[name] for name, value in self.triton.items()},
-        )
-
-    def mean(self, histogram: str) -> float:
-        """Return the mean of a histogram's observations. Raises ValueError if there are none."""
-        count = self.metrics[f"{histogram}_count"]
-        if not count:
-            raise ValueError(f"{histogram} has no observations")
-        return self.metrics[f"{histogram}_sum"] / count
-
-
-def read(server: LocalTriton, completed: float = 0.0) -> Counters:
-    """Return the counters once `completed` rows are counted, since metrics may be 0.2 s old. Raises RuntimeError."""
-    until = time.monotonic() + _COUNTED_WITHIN_S
-    while (found := metrics.read(server.metrics_url))["llama_request_latency_seconds_count"] < completed:
-        if time.monotonic() > until:
-            raise RuntimeError(f"{completed:g} rows are not counted as completed after {_COUNTED_WITHIN_S:g} s")
-        time.sleep(_POLL_S)
-    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/llama/stats", timeout=_TIMEOUT_S) as response:
-        (model,) = json.load(response)["model_stats"]
-    statistics = model["inference_stats"]
-    seconds = {stage: statistics[stage]["ns"] / 1e9 for stage in _STAGES}
-    return Counters(found, {**seconds, "requests": float(statistics["success"]["count"])})
 
 
 @dataclass(frozen=True)
@@ -73,48 +33,68 @@ class Served:
     """
 
     seconds: float
-    output_tokens: int
     requests: int
     latency: float
-    counted: Counters
-    processor_seconds: dict[str, float]
+    counted: Mapping[str, float]
+    processor_seconds: Mapping[str, float]
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a histogram's observations. Raises ValueError if there are none."""
+        count = self.counted[f"llama_{name}_seconds_count"]
+        if not count:
+            raise ValueError(f"{name} has no observations")
+        return self.counted[f"llama_{name}_seconds_sum"] / count
 
 
 def serve(server: LocalTriton, requests: Sequence[Request], concurrency: int) -> Served:
     """Send the requests in a closed loop. Raises RuntimeError if one isn't answered as asked."""
     processes = ServerProcesses.of(server.pid)
     target = Target("triton-llama", "triton_generate", f"http://{server.http_url}", "llama")
-    before, worked, generated = read(server), processes.seconds(), finished_children_seconds()
+    before, worked, generated = metrics.read(server.metrics_url), processes.seconds(), _finished_children_seconds()
     records = drive(target, requests, Closed(concurrency), warmup=0, timeout=_LOAD_TIMEOUT_S).measured
-    generated = finished_children_seconds() - generated
+    generated = _finished_children_seconds() - generated
     used = {name: seconds - worked[name] for name, seconds in processes.seconds().items()}
     wrong = [record for record in records if record.error or record.last_token is None]
     tokens = sum(record.output_tokens for record in records)
     if wrong or tokens != sum(request.output_tokens for request in requests):
         cause = wrong[0].error if wrong else f"{tokens} tokens came"
         raise RuntimeError(f"{len(wrong)} of {len(requests)} requests failed: {cause}")
-    completed = before.metrics["llama_request_latency_seconds_count"] + len(requests)
+    after = _counted(server, before["llama_request_latency_seconds_count"] + len(requests))
     return Served(
         seconds=max(record.scheduled + record.latency for record in records)
         - min(record.scheduled for record in records),
-        output_tokens=tokens,
         requests=len(requests),
         latency=sum(record.latency for record in records) / len(records),
-        counted=read(server, completed) - before,
+        counted={name: value - before.get(name, 0.0) for name, value in after.items()},
         processor_seconds={**used, "load generator": generated},
     )
+
+
+def _counted(server: LocalTriton, completed: float) -> dict[str, float]:
+    """Return the counters once `completed` rows are counted, since metrics may be 0.2 s old. Raises RuntimeError."""
+    until = time.monotonic() + _COUNTED_WITHIN_S
+    while (found := metrics.read(server.metrics_url))["llama_request_latency_seconds_count"] < completed:
+        if time.monotonic() > until:
+            raise RuntimeError(f"{completed:g} rows are not counted as completed after {_COUNTED_WITHIN_S:g} s")
+        time.sleep(_POLL_S)
+    return found
+
+
+def _finished_children_seconds() -> float:
+    """Return the processor seconds of this process's children that have ended and been reaped: load generators."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def request_parts(served: Served, tokenization: float) -> Node:
     """Return the parts of a mean request's time. tokenization: its seconds, measured without a server."""
     counted = served.counted
-    queued, first, whole = (
-        counted.mean(f"llama_{name}_seconds") for name in ("queue_time", "time_to_first_token", "request_latency")
-    )
+    queued, first, whole = map(served.mean, ("queue_time", "time_to_first_token", "request_latency"))
     request = Node("mean request", seconds=served.latency)
     # No counter covers the client, HTTP, JSON and the transfers between Triton and the model's process.
     request.rest = "the rest of the request: client, HTTP, JSON, Triton's IPC"
-    request.take("Triton's queue", counted.triton["queue"] / counted.triton["requests"])
+    in_triton = counted["nv_inference_queue_duration_us"] / 1e6
+    request.take("Triton's queue", in_triton / counted["nv_inference_request_success"])
     request.take("tokenization, as without a server", tokenization)
     request.take("waiting for a slot", queued)
     request.take("prompt to first token", first - queued)

@@ -1,6 +1,6 @@
 """A stopwatch around methods of other code: the time of each, by caller, as a tree of parts.
 
-    with stopwatch.on([Probe(Sampler, "sample", "sampling")]), stopwatch.running():
+    with stopwatch("all", [(Sampler, "sample", "sampling")], settle) as whole:
         engine.generate(requests)
 
 Methods are replaced from outside and restored afterwards. A timed call costs about a microsecond, most of it counted to
@@ -13,8 +13,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import torch
 
 from perf.report.results import Part
+
+Probe = tuple[object, str, str]
+"""A method or function to time: a class or module, its attribute, and the part for its time."""
+
+
+def settle(device: torch.device) -> None:
+    """Wait for the device's outstanding work; a CPU has none when a call returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @dataclass
@@ -58,78 +70,36 @@ def flatten(whole: Node, tokens: float) -> list[Part]:
     return list(flat(whole, ""))
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A method or function to time: an attribute of a class or module, and the part for its time."""
-
-    owner: object
-    attribute: str
-    part: str
-
-
-class Stopwatch:
-    """Times a whole and its parts. settle: waits for the device, so that its time counts to the right part."""
-
-    def __init__(self, whole: str, settle: Callable[[], None]) -> None:
-        self.whole = Node(whole)
-        self._settle = settle
-        # The parts that are open now; empty while nothing is measured.
-        self._open: list[Node] = []
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Measure the block as the whole."""
-        self._open = [self.whole]
-        self._settle()
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._settle()
-            self.whole.seconds += time.perf_counter() - began
-            self._open = []
-
-    @contextmanager
-    def on(self, probes: Iterable[Probe]) -> Iterator[None]:
-        """Time these methods during the block, whenever the stopwatch is running."""
-        with ExitStack() as replaced:
-            for probe in probes:
-                replaced.enter_context(replacing(probe.owner, probe.attribute, self._timing(probe.part)))
-            yield
-
-    def _timing(self, part: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
-        settle = self._settle
-
-        def timing(original: Callable[..., object]) -> Callable[..., object]:
-            def timed(*arguments: object, **named: object) -> object:
-                opened = self._open
-                if not opened:
-                    return original(*arguments, **named)
-                node = opened[-1].part(part)
-                opened.append(node)
-                settle()
-                began = time.perf_counter()
-                try:
-                    return original(*arguments, **named)
-                finally:
-                    settle()
-                    node.seconds += time.perf_counter() - began
-                    node.calls += 1
-                    opened.pop()
-
-            return timed
-
-        return timing
-
-
 @contextmanager
-def replacing(
-    owner: object, attribute: str, wrap: Callable[[Callable[..., object]], Callable[..., object]]
-) -> Iterator[None]:
-    """Replace an owner's method by a wrapped version during the block."""
-    original = vars(owner)[attribute]
-    setattr(owner, attribute, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, attribute, original)
+def stopwatch(name: str, probes: Iterable[Probe], settle: Callable[[], None]) -> Iterator[Node]:
+    """Time the block as a whole of that name, and in it every call of the probed methods as a part of its caller.
+
+    settle: waits for the device, so that its time counts to the right part.
+    """
+    whole = Node(name)
+    opened = [whole]
+
+    def timing(original: Callable[..., object], part: str) -> Callable[..., object]:
+        def timed(*arguments: object, **named: object) -> object:
+            node = opened[-1].part(part)
+            opened.append(node)
+            settle()
+            began = time.perf_counter()
+            try:
+                return original(*arguments, **named)
+            finally:
+                settle()
+                node.seconds += time.perf_counter() - began
+                node.calls += 1
+                opened.pop()
+
+        return timed
+
+    with ExitStack() as replaced:
+        for owner, attribute, part in probes:
+            replaced.enter_context(patch.object(owner, attribute, timing(vars(owner)[attribute], part)))
+        settle()
+        began = time.perf_counter()
+        yield whole
+        settle()
+        whole.seconds = time.perf_counter() - began

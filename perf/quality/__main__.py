@@ -13,14 +13,13 @@ from pathlib import Path
 
 import torch
 from llama_engine.errors import EngineError
-from llama_engine.model.loader import EMBEDDED, choose_device, load_checkpoint
+from llama_engine.model.loader import EMBEDDED, choose_device
 from llama_engine.settings import Settings
 from tqdm import tqdm
 
 from perf.command import make_command
 from perf.quality import text
-from perf.quality.candidates import CANDIDATES, measured, reference_of
-from perf.quality.text import TextError
+from perf.quality.candidates import CANDIDATES, load, measured
 from perf.report.results import read
 from perf.report.tables import quality
 from perf.report.text import terminal
@@ -43,60 +42,53 @@ def main() -> None:
     if options.context is not None and options.context < 2:
         parser.error(f"--context is {options.context}; a row needs 2 tokens at least")
     try:
-        measure(options.model, options.revision, options.text, options.context, options.output, _command(options))
-    except (EngineError, TextError) as error:
+        _measure(options)
+    except (EngineError, text.TextError) as error:
         sys.exit(f"quality: {error}")
+    table = quality(read(options.output))
+    assert table is not None, "it was just measured"
+    print(terminal(table))
+    print(f"written to {options.output}")
 
 
-def measure(
-    model: str | None, revision: str | None, path: Path | None, context: int | None, output: Path, command: str
-) -> None:
+def _measure(options: argparse.Namespace) -> None:
     """Compare every candidate with the unquantized weights and write the result file.
 
     One candidate at a time is in memory, beside the reference. Raises EngineError for a checkpoint that can't be
     loaded, TextError for an unusable text.
     """
     # Read first: the checkpoint may take minutes to load.
-    given = None if path is None else text.read(path)
+    given = None if options.text is None else text.read(options.text)
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
-    base = Settings(model=model, revision=revision, max_model_len=context)
-    reference = load_checkpoint(reference_of(base), device)
-    if path is None or given is None:
+    base = Settings(model=options.model, revision=options.revision, max_model_len=options.context)
+    reference = load(base, device)
+    if given is None:
         rows = text.held_out(reference.max_model_len)
         if not rows.origin["same_corpus_as_training"]:
             print(f"this Python's documentation is not that of {EMBEDDED.name}'s training: other text, other figures")
     else:
-        rows = text.from_text(given, path.name, reference.tokenizer.pretrained, reference.max_model_len)
+        rows = text.from_text(given, options.text.name, reference.tokenizer.pretrained, reference.max_model_len)
     settings = {
-        "model": "models/pydoc-llama" if model is None else model,
-        "revision": revision,
+        "model": options.model or "models/pydoc-llama",
+        "revision": options.revision,
         "context": reference.max_model_len,
         **rows.origin,
         "rows": len(rows.tokens),
         "tokens": rows.predicted,
     }
-    results = Results(output, "quality", settings, resume=False)
-    results.section("command", command)
+    results = Results(options.output, "quality", settings, resume=False)
+    variables = {name: str(value) for name in ("model", "text") if (value := getattr(options, name)) is not None}
+    rest = [f"--{name}={value}" for name in ("revision", "context") if (value := getattr(options, name)) is not None]
+    results.section("command", make_command("quality", {name.upper(): variables[name] for name in variables}, rest))
     with tqdm(total=len(CANDIDATES) * rows.predicted, unit=" tokens", smoothing=0) as progress:
         for candidate in CANDIDATES:
             progress.set_description(candidate.key)
-            loaded = load_checkpoint(candidate.settings(base), device)
+            loaded = load(base, device, candidate)
             for key, measurement in measured(candidate, reference, loaded, rows.tokens, progress).items():
                 results.add(key, measurement)
             # Freed before the next one is loaded.
             del loaded
     results.finish()
-    table = quality(read(output))
-    assert table is not None, "it was just measured"
-    print(terminal(table))
-    print(f"written to {output}")
-
-
-def _command(options: argparse.Namespace) -> str:
-    """Return the `make` command that repeats the run."""
-    said = {"MODEL": options.model, "TEXT": options.text}
-    rest = [f"--{name}={value}" for name in ("revision", "context") if (value := getattr(options, name)) is not None]
-    return make_command("quality", {name: str(value) for name, value in said.items() if value is not None}, rest)
 
 
 if __name__ == "__main__":

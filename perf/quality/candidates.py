@@ -8,11 +8,11 @@ that nothing reaches measures on a CPU. Reported facts are read back from the lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from dataclasses import replace
+from typing import NamedTuple, NoReturn
 
 import torch
-from llama_engine.model.loader import Checkpoint
+from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.settings import Settings
 from tqdm import tqdm
@@ -22,22 +22,12 @@ from perf.quality.divergence import both, perplexity, summary
 _WEIGHTS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """INT8 with one outlier threshold. kernels: the setting, which matters on a GPU only."""
 
     key: str
     threshold: float
     kernels: str = "stock"
-
-    def title(self, rounds_activations: bool) -> str:
-        """Return the name in the table."""
-        threshold = "no outliers" if self.threshold == UNREACHED else f"threshold {self.threshold:g}"
-        return f"INT8, {threshold}, {'activations rounded too' if rounds_activations else 'weights only'}"
-
-    def settings(self, base: Settings) -> Settings:
-        """Return the settings to load it with."""
-        return replace(base, quantization="int8", int8_threshold=self.threshold, kernels=self.kernels)
 
 
 UNREACHED = 1000.0
@@ -49,9 +39,12 @@ CANDIDATES = (
 )
 
 
-def reference_of(base: Settings) -> Settings:
-    """Return the settings of the unquantized weights: float16 on a GPU, float32 on a CPU."""
-    return replace(base, quantization="none")
+def load(base: Settings, device: torch.device, candidate: Candidate | None = None) -> Checkpoint:
+    """Load a candidate, or the unquantized reference: float16 on a GPU, float32 on a CPU."""
+    if candidate is None:
+        return load_checkpoint(replace(base, quantization="none"), device)
+    settings = replace(base, quantization="int8", int8_threshold=candidate.threshold, kernels=candidate.kernels)
+    return load_checkpoint(settings, device)
 
 
 def measured(
@@ -64,6 +57,8 @@ def measured(
     """Compare the loaded candidate with the reference; return measurements by key, the reference's first."""
     tokens = both(reference.model, loaded.model, rows, progress)
     name = _WEIGHTS[reference.info.dtype]
+    threshold = "no outliers" if candidate.threshold == UNREACHED else f"threshold {candidate.threshold:g}"
+    rounded = "activations rounded too" if loaded.info.rounds_activations else "weights only"
     return {
         name.lower(): {
             "title": name,
@@ -72,7 +67,7 @@ def measured(
             "perplexity": round(perplexity(tokens.reference_loss), 4),
         },
         candidate.key: {
-            "title": candidate.title(loaded.info.rounds_activations),
+            "title": f"INT8, {threshold}, {rounded}",
             **_facts(loaded.info),
             "weights": "INT8",
             "threshold": loaded.info.threshold,

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,8 +22,7 @@ POSITIONS_AT_ONCE = 256
 """Positions per pass of the head: a whole row's logits (4,096 x 32,000) would exceed the activations of the rest."""
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Figures per predicted token, each a float64 or bool tensor [tokens] on the CPU; losses and divergence in nats."""
 
     reference_loss: Tensor
@@ -32,11 +30,10 @@ class Tokens:
     divergence: Tensor
     agrees: Tensor
 
-    @classmethod
-    def joined(cls, parts: list[Tokens]) -> Tokens:
-        """Concatenate the parts."""
-        names = ("reference_loss", "loss", "divergence", "agrees")
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+def joined(parts: Sequence[Tokens]) -> Tokens:
+    """Concatenate the parts."""
+    return Tokens(*map(torch.cat, zip(*parts, strict=True)))
 
 
 @torch.inference_mode()
@@ -53,19 +50,14 @@ def both(
     parts = []
     for row in rows:
         ids = torch.tensor([row], device=reference.device)
-        expected, got = _hidden(reference, ids), _hidden(candidate, ids)
+        # Each [tokens, hidden].
+        expected, got = (model.model(input_ids=ids, use_cache=False)[0][0] for model in (reference, candidate))
         for first in range(0, len(row) - 1, POSITIONS_AT_ONCE):
             last = min(first + POSITIONS_AT_ONCE, len(row) - 1)
             targets = ids[0, first + 1 : last + 1]
             parts.append(compare(reference.lm_head(expected[first:last]), candidate.lm_head(got[first:last]), targets))
         progress.update(len(row) - 1)
-    return Tokens.joined(parts)
-
-
-def _hidden(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
-    """Return the last layer's output [tokens, hidden] of one row."""
-    output: Tensor = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    return output[0]
+    return joined(parts)
 
 
 def compare(reference: Tensor, candidate: Tensor, targets: Tensor) -> Tokens:
@@ -95,25 +87,14 @@ def summary(tokens: Tokens) -> dict[str, object]:
 
     loss_difference: the candidate's loss minus the reference's; within two standard errors of 0 it is noise.
     """
-    difference = tokens.loss - tokens.reference_loss
+    difference, count = tokens.loss - tokens.reference_loss, len(tokens.loss)
+    # By nearest rank, which counts from 1.
+    p99 = tokens.divergence.kthvalue(math.ceil(0.99 * count)).values
+    kl_nats = {"mean": tokens.divergence.mean(), "p99": p99, "max": tokens.divergence.max()}
+    loss_difference = {"mean": difference.mean(), "standard_error": difference.std() / math.sqrt(count)}
     return {
         "perplexity": round(perplexity(tokens.loss), 4),
-        "kl_nats": {
-            "mean": _digits(tokens.divergence.mean()),
-            "p99": _digits(_nearest_rank(tokens.divergence, 0.99)),
-            "max": _digits(tokens.divergence.max()),
-        },
+        "kl_nats": {name: float(f"{value:.5g}") for name, value in kl_nats.items()},
         "top1_agreement": round(float(tokens.agrees.double().mean()), 6),
-        "loss_difference": {
-            "mean": _digits(difference.mean()),
-            "standard_error": _digits(difference.std() / math.sqrt(len(difference))),
-        },
+        "loss_difference": {name: float(f"{value:.5g}") for name, value in loss_difference.items()},
     }
-
-
-def _nearest_rank(values: Tensor, share: float) -> Tensor:
-    return values.sort().values[max(0, math.ceil(share * len(values)) - 1)]
-
-
-def _digits(value: Tensor) -> float:
-    return float(f"{float(value):.5g}")

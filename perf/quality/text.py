@@ -25,10 +25,19 @@ class TextError(ValueError):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of token ids, each of 2 to `context` tokens. origin: a description of the text, for the result file."""
+    """Rows of token ids, each of 2 to `context` tokens. origin: a description of the text, for the result file.
+
+    Raises TextError for less than FEWEST_TOKENS.
+    """
 
     tokens: Sequence[Sequence[int]]
     origin: dict[str, object]
+
+    def __post_init__(self) -> None:
+        if self.predicted < FEWEST_TOKENS:
+            raise TextError(
+                f"{self.origin['text']} has {self.predicted} tokens to predict; {FEWEST_TOKENS} are needed at least"
+            )
 
     @property
     def predicted(self) -> int:
@@ -50,27 +59,14 @@ def read(path: Path) -> str:
 
 
 def from_text(text: str, name: str, tokenizer: PreTrainedTokenizerBase, context: int) -> Rows:
-    """Cut a text into rows of `context` tokens, each after a BOS if the tokenizer has one.
-
-    Raises TextError for less than FEWEST_TOKENS.
-    """
+    """Cut a text into rows of `context` tokens, at least 2, each after a BOS if the tokenizer has one."""
     # The tokenizer would add a BOS before the first row only.
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    rows = cut(ids, tokenizer.bos_token_id, context)
-    return _enough(Rows(rows, {"text": name, "characters": len(text)}), name)
-
-
-def cut(ids: Sequence[int], bos: int | None, context: int) -> list[list[int]]:
-    """Return the ids in order, in rows of 2 to `context` tokens including the BOS.
-
-    Raises ValueError if a row has no room for two tokens.
-    """
-    begin = [] if bos is None else [bos]
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     room = context - len(begin)
-    if room < 1 or context < 2:
-        raise ValueError(f"context is {context}; a row needs 2 tokens at least")
     rows = [[*begin, *ids[first : first + room]] for first in range(0, len(ids), room)]
-    return [row for row in rows if len(row) > 1]
+    # Without a BOS the last row may have a single token, which nothing predicts.
+    return Rows([row for row in rows if len(row) > 1], {"text": name, "characters": len(text)})
 
 
 def held_out(context: int) -> Rows:
@@ -91,11 +87,4 @@ def held_out(context: int) -> Rows:
         "corpus_sha256": found["sha256"],
         "same_corpus_as_training": found["sha256"] == trained_on["sha256"],
     }
-    rows = held_out_rows(corpus.held_out, load_tokenizer(EMBEDDED), context)
-    return _enough(Rows(rows, origin), "the held-out text")
-
-
-def _enough(rows: Rows, name: str) -> Rows:
-    if rows.predicted < FEWEST_TOKENS:
-        raise TextError(f"{name} has {rows.predicted} tokens to predict; {FEWEST_TOKENS} are needed at least")
-    return rows
+    return Rows(held_out_rows(corpus.held_out, load_tokenizer(EMBEDDED), context), origin)

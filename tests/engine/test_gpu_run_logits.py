@@ -7,8 +7,7 @@ import torch
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import ModelRunner
 
-from perf.gpu import logits
-from perf.gpu.logits import AGAINST_FP32, SAME_WEIGHTS, Bounds
+from perf.gpu import correctness
 
 ROWS, STEPS = 3, 3
 
@@ -16,12 +15,12 @@ ROWS, STEPS = 3, 3
 def test_correct_logits_are_within_the_bounds_and_a_step_at_a_wrong_position_is_not(
     fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = logits.texts(fp32, ROWS, STEPS)
+    given = correctness.texts(fp32, ROWS, STEPS)
     assert len({len(text) for text in given}) > 1, "equal lengths would need no padding"
-    decoded, plain = logits.through_slots(fp32, given, STEPS), logits.alone(fp32, given, STEPS)
+    decoded, plain = correctness.through_slots(fp32, given, STEPS), correctness.alone(fp32, given, STEPS)
     assert [found.shape for found in decoded] == [found.shape for found in plain]
     assert decoded[0].shape == (STEPS + 1, fp32.config.vocab_size)
-    assert logits.distance(plain, decoded).within(SAME_WEIGHTS["fp32"])
+    assert correctness.distance(plain, decoded, "fp32")["passed"]
     decode = ModelRunner.decode
 
     def one_position_late(
@@ -30,12 +29,12 @@ def test_correct_logits_are_within_the_bounds_and_a_step_at_a_wrong_position_is_
         return decode(model, first, tokens, positions - 1, span)
 
     monkeypatch.setattr(ModelRunner, "decode", one_position_late)
-    found = logits.distance(plain, logits.through_slots(fp32, given, STEPS))
-    for weights in ("fp16", "int8"):
-        assert not found.within(SAME_WEIGHTS[weights])
-        assert not found.within(AGAINST_FP32[weights])
+    late = correctness.through_slots(fp32, given, STEPS)
+    assert not correctness.distance(plain, late, "fp16")["passed"]
+    assert not correctness.distance(plain, late, "int8")["passed"]
 
 
 def test_nan_is_never_within_the_bounds() -> None:
-    assert not logits.Distance(float("nan"), 0.0, 0.0, 0.0).within(Bounds(1.0, 1.0))
-    assert not logits.Distance(0.0, 0.0, float("nan"), 0.0).within(Bounds(1.0, 1.0))
+    plain = [torch.randn(2, 5)]
+    assert correctness.distance(plain, plain, "int8")["passed"]
+    assert not correctness.distance(plain, [torch.full((2, 5), torch.nan)], "int8")["passed"]

@@ -6,9 +6,10 @@ import pytest
 import torch
 from engine.engines import completions, engine_of, tokens_in
 from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.libraries import Linear8bitLt
 from llama_engine.model.loader import Checkpoint
 
-from perf.gpu.models import FP32, INT8, INT8_OUTLIERS, Precision, RandomLlama, has_stock_layers, in_8_bits
+from perf.gpu.models import FP32, INT8, INT8_OUTLIERS, Precision, RandomLlama, in_8_bits
 from perf.gpu.options import TINY
 
 CPU = torch.device("cpu")
@@ -39,16 +40,9 @@ def test_the_model_takes_each_requested_precision() -> None:
 
 def test_stock_layers_are_bitsandbytes_and_others_the_engines() -> None:
     llama = RandomLlama(TINY, CPU)
-    assert has_stock_layers(llama.at(INT8, stock=True).model)
-    assert not has_stock_layers(llama.at(INT8).model)
-    assert has_stock_layers(llama.at(INT8, stock=True).model)
-
-
-def test_used_stock_layers_keep_their_scales_for_the_next_precision() -> None:
-    llama = RandomLlama(TINY, CPU)
-    fresh = _tokens(llama.at(INT8))
-    assert len(_tokens(llama.at(INT8, stock=True))) == 6
-    assert _tokens(llama.at(INT8)) == fresh
+    for stock in (True, False, True):
+        kinds = {type(module) for module in llama.at(INT8, stock).model.model.modules()}
+        assert (Linear8bitLt in kinds) is stock
 
 
 @pytest.mark.parametrize("precision", [FP32, INT8, INT8_OUTLIERS])

@@ -89,19 +89,19 @@ def test_out_of_bounds_options_end_the_run(
 
 def test_parts_run_in_a_fixed_order_and_the_command_repeats_the_run() -> None:
     options = parse(["--smoke", "--device", "cpu", "--only", "graph", "environment", "--steady-seconds", "90"])
-    assert options.parts == ("environment", "graph")
+    assert options.only == ("environment", "graph")
     assert options.command == "make bench-gpu 'GPU=--smoke --only environment graph --steady-seconds 90'"
     again = parse(["--smoke", "--device", "cpu", "--kernels", "stock", "--budget", "3"])
     assert again.command == "make bench-gpu BUDGET=3 'GPU=--smoke --kernels stock'"
-    assert options.amount.extent.seconds == 90
+    assert options.amount.steady_s == 90
     plain = parse(["--smoke", "--device", "cpu"])
     assert "results" not in plain.output.parts
-    assert plain.parts == DEFAULT == PARTS[:-1]
+    assert plain.only == DEFAULT == PARTS[:-1]
     assert plain.amount == SMOKE
 
 
 def test_waves_fit_into_the_models_positions() -> None:
     for amount in (FULL, SMOKE):
-        longest = max(amount.prompt + amount.output, amount.extent.max_model_len)
+        longest = max(amount.prompt + amount.output, amount.max_model_len)
         assert longest <= amount.shape.positions
         assert 32 in amount.decode_rows or amount is SMOKE

@@ -1,0 +1,126 @@
+"""`make quality` on the embedded checkpoint: two models over the same rows, and the text that is cut into them."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.prompts import random_prompt
+from llama_engine.model.loader import Checkpoint
+from llama_engine.settings import Settings
+from llama_engine.text.tokenizer import Tokenizer
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from perf.quality import candidates, divergence
+from perf.quality.candidates import CANDIDATES, Candidate, measured
+from perf.quality.divergence import Tokens, both, perplexity
+from perf.quality.text import TextError, from_text, read
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def rows(fp32: Checkpoint) -> list[list[int]]:
+    """Five rows of unequal lengths, one longer than a pass of the head."""
+    randomness = random.Random(11)
+    lengths = [range(20, 40)] * 4 + [range(divergence.POSITIONS_AT_ONCE + 9, divergence.POSITIONS_AT_ONCE + 10)]
+    return [list(random_prompt(fp32.tokenizer, length, randomness)[1]) for length in lengths]
+
+
+def _both(reference: Checkpoint, candidate: Checkpoint, rows: list[list[int]]) -> Tokens:
+    with tqdm(disable=True) as progress:
+        return both(reference.model, candidate.model, rows, progress)
+
+
+def test_a_model_has_no_distance_from_itself_and_the_perplexity_of_its_card(
+    fp32: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The training code is no installed package: it is imported from the repository's root.
+    monkeypatch.syspath_prepend(str(ROOT))
+    from models.train_pydoc_llama.perplexity import perplexity as of_the_card
+
+    tokens = _both(fp32, fp32, rows)
+    assert tokens.divergence.count_nonzero() == 0
+    assert tokens.agrees.all()
+    assert len(tokens.loss) == sum(len(row) - 1 for row in rows)
+    assert perplexity(tokens.loss) == pytest.approx(of_the_card(fp32.model, rows, pad=3), rel=1e-5)
+
+
+def test_the_positions_per_pass_do_not_change_the_result(
+    fp32: Checkpoint, int8: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for positions in (7, 256):
+        monkeypatch.setattr(divergence, "POSITIONS_AT_ONCE", positions)
+        found.append(_both(fp32, int8, rows[:1]))
+    assert torch.allclose(found[0].divergence, found[1].divergence, atol=1e-6)
+    assert torch.allclose(found[0].loss, found[1].loss, atol=1e-5)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.key)
+def test_int8_is_close_to_the_reference_but_not_equal(
+    fp32: Checkpoint, rows: list[list[int]], candidate: Candidate
+) -> None:
+    loaded = candidates.load(Settings(), torch.device("cpu"), candidate)
+    with tqdm(disable=True) as progress:
+        found = measured(candidate, fp32, loaded, rows, progress)
+    assert list(found) == ["fp32", candidate.key]
+    one: Any = found[candidate.key]
+    reference: Any = found["fp32"]
+    assert one["threshold"] == candidate.threshold
+    assert abs(one["perplexity"] / reference["perplexity"] - 1) < 0.02
+    assert 0 < one["kl_nats"]["mean"] < 0.01
+    assert one["kl_nats"]["mean"] < one["kl_nats"]["p99"] <= one["kl_nats"]["max"]
+    assert 0.9 < one["top1_agreement"] < 1
+
+
+def test_an_empty_text_is_refused(fp32: Checkpoint) -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        _both(fp32, fp32, [])
+
+
+def _without_bos(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
+    other = copy.deepcopy(tokenizer.pretrained)
+    other.bos_token = None
+    return other
+
+
+def test_every_token_of_a_file_is_predicted_once_after_a_bos(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    # Two newlines, and characters of more than one byte.
+    file.write_bytes("Ein schöner Text – mit\r\nZeilen. ".encode() * 40)
+    rows = from_text(read(file), file.name, tokenizer.pretrained, 64)
+    assert rows.origin == {"text": "text.txt", "characters": 32 * 40}
+    assert max(map(len, rows.tokens)) == 64
+    ids = [token for row in rows.tokens for token in row[1:]]
+    assert b"".join(tokenizer.vocabulary.token_bytes[token] for token in ids) == file.read_bytes()
+    assert rows.predicted == len(ids)
+    assert {row[0] for row in rows.tokens} == {tokenizer.pretrained.bos_token_id}
+
+
+def test_without_a_bos_no_row_of_one_token_is_left(tokenizer: Tokenizer) -> None:
+    pretrained, text = _without_bos(tokenizer), "It is a test of rows. " * 40
+    ids = pretrained(text, add_special_tokens=False)["input_ids"]
+    context = next(context for context in range(2, 64) if len(ids) % context == 1)
+    rows = from_text(text, "a text", pretrained, context)
+    assert [token for row in rows.tokens for token in row] == ids[:-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b" \n\t\n", "text.txt is empty"),
+        (b"four words of text", "text.txt has [0-9]+ tokens to predict; 100 are needed at least"),
+        (b"caf\xe9 " * 100, "text.txt is not UTF-8: .* at byte 3"),
+    ],
+)
+def test_an_unusable_text_is_refused(tokenizer: Tokenizer, tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "text.txt"
+    file.write_bytes(content)
+    with pytest.raises(TextError, match=message):
+        from_text(read(file), file.name, tokenizer.pretrained, 64)

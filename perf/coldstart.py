@@ -23,7 +23,7 @@ from triton_prepare.prepare import prepare
 from perf.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
 from perf.command import CORES, count
 from perf.environment import family, status_kib
-from perf.results import Results
+from perf.results_file import Results
 from perf.servers.triton import Loaded, local_triton
 
 LLAMA_1B = Shape(2048, 8192, 16, 32, 8, 32000, 1024, "float16")

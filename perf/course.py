@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llama_engine.errors import one_line
 
 from perf.environment import StealTime
-from perf.results import Results
+from perf.results_file import Results
 
 Measurement = Mapping[str, object]
 

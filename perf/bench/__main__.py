@@ -22,7 +22,7 @@ from perf.course import Budget, Course, reason
 from perf.overhead.account import account
 from perf.report import tables
 from perf.report.results import read
-from perf.results import Results
+from perf.results_file import Results
 from perf.roofline.device import measured_once
 from perf.workload import Mix
 

@@ -20,7 +20,7 @@ from perf.bench.articles import START_S
 from perf.checkpoint import check_context, default_checkpoint, described, unquantized
 from perf.command import CORES, make_command, run_parser
 from perf.course import Budget, Course, NoTimeError, reason
-from perf.results import Results
+from perf.results_file import Results
 from perf.roofline.device import measured_once
 from perf.roofline.rates import DeviceRates
 

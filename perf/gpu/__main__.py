@@ -30,7 +30,7 @@ from perf.course import Budget, Course, reason
 from perf.gpu import verdict
 from perf.gpu.options import parse
 from perf.gpu.parts import article, tasks
-from perf.results import Results
+from perf.results_file import Results
 from perf.roofline.device import measured_once
 from perf.roofline.rates import DeviceRates
 

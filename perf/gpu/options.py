@@ -11,7 +11,7 @@ import torch
 
 from perf.checkpoint import LLAMA_2_7B, Shape
 from perf.command import CORES, count, make_command, positive
-from perf.results import PARTIAL
+from perf.results_file import PARTIAL
 
 PARTS = ("environment", "correct", "stock", "capacity", "decode", "graph", "quality", "products", "article", "tiles")
 DEFAULT = PARTS[:-1]

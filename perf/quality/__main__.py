@@ -23,7 +23,7 @@ from perf.quality.candidates import CANDIDATES, load, measured
 from perf.report.results import read
 from perf.report.tables import quality
 from perf.report.text import terminal
-from perf.results import Results
+from perf.results_file import Results
 
 
 def main() -> None:

@@ -1,30 +1,37 @@
-"""Result files (perf/results/*.json), parsed once and strictly into frozen dataclasses.
+"""Result files (perf/results/*.json), parsed strictly into frozen dataclasses.
 
 Fields have the JSON keys' names. Other programs, older versions of them and people with an editor write these files: a
-field that is missing or of another type raises ResultError, which names the file, the place and the value.
+field that is missing or of another type raises ResultError, which names the file, the place and the value. The head is
+parsed when the file is read, a measurement or a section when a table or a plot asks for it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AliasPath, Field, TypeAdapter, ValidationError
 
-from perf.roofline.rates import DeviceRates
+from perf.load.summary import SLO
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "perf" / "results"
 
 Text = Annotated[str, Field(min_length=1)]
+Setting = int | float | str | list[int] | None
 Parsed = TypeVar("Parsed")
 
 
 class ResultError(ValueError):
     """A result file that can't be read. The message names the file, the field and the value found."""
+
+
+def _at(*path: str) -> Any:  # noqa: ANN401 - what pydantic's Field returns
+    """Return the annotation of a field that the JSON has at this path."""
+    return Field(validation_alias=AliasPath(*path))
 
 
 @dataclass(frozen=True)
@@ -72,25 +79,17 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Objective:
-    """The objective behind goodput."""
-
-    time_to_first_token_s: float
-    inter_token_latency_s: float
-
-
-@dataclass(frozen=True)
 class Goodput:
     """Requests answered within the objective: per second, and as a share of all."""
 
-    slo: Objective
+    slo: SLO
     requests_per_second: float
     share: float
 
 
 @dataclass(frozen=True)
 class NotRun:
-    """A measurement that could not be made, and why."""
+    """A measurement that could not be made, and why. title: its key in the file if it has none."""
 
     title: str
     reason: str
@@ -142,16 +141,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-class AccountSettings:
-    """The load of an overhead account."""
-
-    requests: int
-    mix: Text
-    slots: int
-    quantization: Text
-
-
-@dataclass(frozen=True)
 class AccountRun:
     """One way to process the account's load."""
 
@@ -160,17 +149,20 @@ class AccountRun:
 
 @dataclass(frozen=True)
 class Account:
-    """An overhead account. parts: each after its parent, larger ones first."""
+    """An overhead account and its load. parts: each after its parent, larger ones first."""
 
-    settings: AccountSettings
+    requests: Annotated[int, _at("settings", "requests")]
+    mix: Annotated[Text, _at("settings", "mix")]
+    slots: Annotated[int, _at("settings", "slots")]
+    quantization: Annotated[Text, _at("settings", "quantization")]
     runs: Mapping[str, AccountRun]
     parts: Sequence[Part]
 
     @property
     def load(self) -> str:
         """The load in words."""
-        of = self.settings
-        return f"{of.requests} requests of {of.mix} lengths, {of.slots} rows at a time, quantization {of.quantization}"
+        rows = f"{self.slots} rows at a time, quantization {self.quantization}"
+        return f"{self.requests} requests of {self.mix} lengths, {rows}"
 
 
 @dataclass(frozen=True)
@@ -209,9 +201,6 @@ class QualitySettings:
     tokens: int
     context: int
     python: Text | None = None
-
-
-Setting = int | float | str | list[int] | None
 
 
 @dataclass(frozen=True)
@@ -274,6 +263,14 @@ class Wave:
 
 
 @dataclass(frozen=True)
+class WaveSettings:
+    """The lengths of a wave's rows, in tokens."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
 class WayTimes:
     """One way to multiply, µs per product. graph_us: None if it could not be captured. failed: the reason."""
 
@@ -283,22 +280,15 @@ class WayTimes:
 
 
 @dataclass(frozen=True)
-class ReadTimes:
-    """The time to read a matrix at the measured bandwidth, µs."""
-
-    int8: float
-    fp16: float
-
-
-@dataclass(frozen=True)
 class Product:
-    """A matrix product of a decode step, in each way."""
+    """A matrix product of a decode step, in each way. *_bandwidth_us: to read the matrix at the measured bandwidth."""
 
     outputs: int
     inputs: int
     rows: int
     ways: Mapping[str, WayTimes]
-    bandwidth_us: ReadTimes
+    int8_bandwidth_us: Annotated[float, _at("bandwidth_us", "int8")]
+    fp16_bandwidth_us: Annotated[float, _at("bandwidth_us", "fp16")]
 
 
 @dataclass(frozen=True)
@@ -313,95 +303,111 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """What only a GPU run measures. waves, products: by key."""
-
-    prompt_tokens: int
-    output_tokens: int
-    waves: Mapping[str, Wave]
-    products: Mapping[str, Product]
-    verdict: Sequence[Aim] | None
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The benchmark environment. changed_during_run: the code was not the same until the end."""
-
-    device: Text
-    cores: int
-    commit: Text
-    uncommitted_changes: bool
-    python: Text
-    versions: Mapping[str, Text]
-    changed_during_run: bool | None = None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings that every kind of result has. threads: per server."""
-
-    model: Text
-    threads: int | None = None
-
-
-@dataclass(frozen=True)
 class Origin:
-    """A file's head: environment, time and command behind its figures; stands beneath every table."""
+    """A file's head: environment, time and command behind its figures; stands beneath every table.
+
+    threads: per server. changed_during_run: the code was not the same until the end.
+    """
 
     kind: Text
     date: Text
-    machine: Machine
-    settings: Settings
     command: Text
+    device: Annotated[Text, _at("machine", "device")]
+    cores: Annotated[int, _at("machine", "cores")]
+    commit: Annotated[Text, _at("machine", "commit")]
+    uncommitted_changes: Annotated[bool, _at("machine", "uncommitted_changes")]
+    python: Annotated[Text, _at("machine", "python")]
+    versions: Annotated[Mapping[str, Text], _at("machine", "versions")]
+    model: Annotated[Text, _at("settings", "model")]
+    changed_during_run: Annotated[bool | None, _at("machine", "changed_during_run")] = None
+    threads: Annotated[int | None, _at("settings", "threads")] = None
     file: str = ""
 
     @property
     def hardware(self) -> str:
         """The device, with the cores of a CPU."""
-        device = self.machine.device
-        return f"{device}, {self.machine.cores} cores" if device.startswith("CPU") else device
+        return f"{self.device}, {self.cores} cores" if self.device.startswith("CPU") else self.device
 
     @property
     def subject(self) -> str:
         """Device and model, for a plot's subtitle."""
-        return f"{self.hardware}; {self.settings.model}"
+        return f"{self.hardware}; {self.model}"
 
     def line(self) -> str:
         """Return one line of Markdown."""
-        machine, count = self.machine, self.settings.threads
+        no_gpu = " (no GPU)" if self.device.startswith("CPU") else ""
+        count = self.threads
         threads = "" if count is None else f", {count} thread{'s' if count > 1 else ''} per server"
-        no_gpu = " (no GPU)" if machine.device.startswith("CPU") else ""
-        uncommitted = " with uncommitted changes" if machine.uncommitted_changes else ""
-        changed = ", and changed during the run" if machine.changed_during_run else ""
-        commit = f"commit `{machine.commit[:7]}`{uncommitted}{changed}"
-        versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+        uncommitted = " with uncommitted changes" if self.uncommitted_changes else ""
+        changed = ", and changed during the run" if self.changed_during_run else ""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return (
-            f"{self.hardware}{no_gpu}{threads}; {self.settings.model}; {self.date.split('T')[0]}; {commit}; "
-            f"Python {machine.python}, {versions}. `{self.command}` writes `{self.file}`."
+            f"{self.hardware}{no_gpu}{threads}; {self.model}; {self.date.split('T')[0]}; "
+            f"commit `{self.commit[:7]}`{uncommitted}{changed}; "
+            f"Python {self.python}, {versions}. `{self.command}` writes `{self.file}`."
         )
 
 
 @dataclass(frozen=True)
 class Result:
-    """A result file. measurements: servers under load, by key. not_run: by key. Sections are None where absent."""
+    """A result file: its head, and the rest as it stands in the file. Every method raises ResultError."""
 
-    kind: str
     origin: Origin
-    measurements: Mapping[str, Measurement]
-    not_run: Mapping[str, NotRun]
-    rates: DeviceRates | None = None
-    overhead: Account | None = None
-    quality: tuple[QualitySettings, Sequence[Quality]] | None = None
-    tune: Tune | None = None
-    gpu: Gpu | None = None
+    content: Mapping[str, Any]
 
     def measured(self, *prefix: str) -> list[Measurement]:
-        """Return the measurements whose keys begin with these parts, in the file's order."""
-        return [one for key, one in self.measurements.items() if _below(key, prefix)]
+        """Return the servers under load whose keys begin with these parts, in the file's order."""
+        return self.rows(Measurement, *prefix)
+
+    def rows(self, kind: type[Parsed], *prefix: str) -> list[Parsed]:
+        """Return the measurements of a kind whose keys begin with these parts, in the file's order."""
+        return [
+            _as(kind, entry, f"{self.origin.file}: measurements: {key}")
+            for key, entry in self._entries(prefix)
+            if self._reason(key, entry) is None
+        ]
 
     def missing(self, *prefix: str) -> list[NotRun]:
-        """Return what could not be measured under these keys, without repetitions."""
-        return list(dict.fromkeys(one for key, one in self.not_run.items() if _below(key, prefix)))
+        """Return what could not be measured under these keys."""
+        reasons = [(key, entry, self._reason(key, entry)) for key, entry in self._entries(prefix)]
+        return [NotRun(str(entry.get("title") or key), why) for key, entry, why in reasons if why is not None]
+
+    def section(self, name: str, kind: type[Parsed]) -> Parsed | None:
+        """Return a section beside the measurements; None if the file doesn't have it."""
+        found = self.content.get(name)
+        return None if found is None else _as(kind, found, f"{self.origin.file}: {name}")
+
+    def _entries(self, prefix: tuple[str, ...]) -> Iterator[tuple[str, dict[str, object]]]:
+        where = f"{self.origin.file}: measurements"
+        entries = _as(dict[str, dict[str, object]], self.content.get("measurements", {}), where)
+        return ((key, entry) for key, entry in entries.items() if tuple(key.split("/")[: len(prefix)]) == prefix)
+
+    def _reason(self, key: str, entry: Mapping[str, object]) -> str | None:
+        """Return why there is no measurement here; None if there is one."""
+        if entry.get("not_run") is not None:
+            return _as(str, entry["not_run"], f"{self.origin.file}: measurements: {key}: not_run")
+        # A load without a single answer has no latencies.
+        if entry.get("errors") and "load" in entry and "latency_ms" not in entry:
+            return f"all {entry['errors']} requests failed"
+        return None
+
+
+def tuned(result: Result) -> Tune | None:
+    """Return the search of a result of `make tune`, without the points that failed; None if it has no points."""
+    file = result.origin.file
+    found = result.section("points", list[dict[str, object]])
+    if found is None:
+        return None
+    worked = [
+        _as(TunePoint, point, f"{file}: points: {number}")
+        for number, point in enumerate(found)
+        if point.get("failure") is None
+    ]
+    chosen = result.section("recommended", Recommendation)
+    points = [replace(point, recommended=chosen is not None and point.settings == chosen.settings) for point in worked]
+    bound = _as(float, result.content.get("slo_p95_ms"), f"{file}: slo_p95_ms") / 1e3
+    load = _as(Load, result.content["settings"].get("load"), f"{file}: settings: load")
+    return Tune(sorted(points, key=lambda point: -point.tokens_per_second), bound, load)
 
 
 def read(file: Path) -> Result:
@@ -419,96 +425,22 @@ def read_all(folder: Path = RESULTS) -> dict[str, Result]:
         content = _content(file)
         if isinstance(content, dict) and "kind" not in content:
             continue
-        result = parse(content, _shown(file))
-        if result.kind in found:
-            raise ResultError(
-                f"{found[result.kind].origin.file} and {result.origin.file} are both of kind {result.kind!r}"
-            )
-        found[result.kind] = result
+        origin = (result := parse(content, _shown(file))).origin
+        if origin.kind in found:
+            raise ResultError(f"{found[origin.kind].origin.file} and {origin.file} are both of kind {origin.kind!r}")
+        found[origin.kind] = result
     return found
 
 
-@dataclass(frozen=True)
-class _Rates:
-    device: Text
-    threads: int
-    bandwidth: Mapping[str, float]
-    operations: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class _GpuSettings:
-    prompt_tokens: int
-    output_tokens: int
-
-
-@dataclass(frozen=True)
-class _TuneSettings:
-    load: Load
-
-
-@dataclass(frozen=True)
-class _Tune:
-    slo_p95_ms: float
-    settings: _TuneSettings
-    points: Sequence[Mapping[str, object]]
-    recommended: Recommendation | None = None
-
-
-# Cached: building one takes milliseconds.
-_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
-
-_SERVERS = ("article", "peers", "sweep")
-DECODING = ("graph", "decode", "stock_engine", "stock")
-"""First parts of a GPU run's keys, in the order of the table."""
-
-
 def parse(content: object, file: str) -> Result:
-    """Parse a result file's content. file: its name for messages. Raises ResultError."""
+    """Parse a result file's head. file: its name for messages. Raises ResultError."""
     origin = replace(_as(Origin, content, file), file=file)
     assert isinstance(content, Mapping)
-    measured = _as(dict[str, dict[str, object]], content.get("measurements", {}), f"{file}: measurements")
-    entries = {key: _missing(key, entry, file) or entry for key, entry in measured.items()}
-    not_run = {key: entry for key, entry in entries.items() if isinstance(entry, NotRun)}
-    ran = {key: entry for key, entry in entries.items() if not isinstance(entry, NotRun)}
+    return Result(origin, content)
 
-    def parsed(kind: type[Parsed], *parts: str) -> dict[str, Parsed]:
-        return {
-            key: _as(kind, entry, f"{file}: measurements: {key}")
-            for key, entry in ran.items()
-            if not parts or key.split("/")[0] in parts
-        }
 
-    rates = None
-    if content.get("rates") is not None:
-        found = _as(_Rates, content["rates"], f"{file}: rates")
-        bandwidth, operations = dict(found.bandwidth), dict(found.operations)
-        rates = DeviceRates.from_json(
-            {"device": found.device, "threads": found.threads, "bandwidth": bandwidth, "operations": operations}
-        )
-    overhead = None if content.get("overhead") is None else _as(Account, content["overhead"], f"{file}: overhead")
-    quality = tune = gpu = None
-    if origin.kind == "quality":
-        quality = _as(QualitySettings, content["settings"], f"{file}: settings"), list(parsed(Quality).values())
-    if origin.kind == "tune" and content.get("points") is not None:
-        tune = _tuned(_as(_Tune, content, file), file)
-    if origin.kind == "gpu":
-        settings = _as(_GpuSettings, content["settings"], f"{file}: settings")
-        aims = None if content.get("verdict") is None else _as(list[Aim], content["verdict"], f"{file}: verdict")
-        gpu = Gpu(
-            settings.prompt_tokens, settings.output_tokens, parsed(Wave, *DECODING), parsed(Product, "products"), aims
-        )
-    return Result(
-        kind=origin.kind,
-        origin=origin,
-        measurements=parsed(Measurement, *_SERVERS),
-        not_run=not_run,
-        rates=rates,
-        overhead=overhead,
-        quality=quality,
-        tune=tune,
-        gpu=gpu,
-    )
+# Kept: building one takes milliseconds.
+_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
 
 
 def _as(kind: type[Parsed], content: object, where: str) -> Parsed:
@@ -526,29 +458,6 @@ def _as(kind: type[Parsed], content: object, where: str) -> Parsed:
         raise ResultError(f"{where}{place}: {first['msg']}, found {shown}") from None
 
 
-def _missing(key: str, entry: Mapping[str, object], file: str) -> NotRun | None:
-    """Return why there is no measurement here; None if there is one."""
-    title = str(entry.get("title") or key)
-    if entry.get("not_run") is not None:
-        return NotRun(title, _as(str, entry["not_run"], f"{file}: measurements: {key}: not_run"))
-    # A load without a single answer has no latencies.
-    if key.split("/")[0] in _SERVERS and "latency_ms" not in entry and entry.get("errors"):
-        return NotRun(title, f"all {entry['errors']} requests failed")
-    return None
-
-
-def _tuned(found: _Tune, file: str) -> Tune:
-    worked = [
-        _as(TunePoint, point, f"{file}: points: {number}")
-        for number, point in enumerate(found.points)
-        if point.get("failure") is None
-    ]
-    chosen = None if found.recommended is None else found.recommended.settings
-    points = [replace(point, recommended=point.settings == chosen) for point in worked]
-    points.sort(key=lambda point: -point.tokens_per_second)
-    return Tune(points, found.slo_p95_ms / 1e3, found.settings.load)
-
-
 def _content(file: Path) -> object:
     try:
         content: object = json.loads(file.read_text())
@@ -561,7 +470,3 @@ def _shown(file: Path) -> str:
     """Return the path inside the repository, or the name alone: documents contain no folders of a machine."""
     resolved = file.resolve()
     return resolved.relative_to(ROOT).as_posix() if resolved.is_relative_to(ROOT) else file.name
-
-
-def _below(key: str, prefix: tuple[str, ...]) -> bool:
-    return tuple(key.split("/")[: len(prefix)]) == prefix

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
+from perf.load.summary import SLO
 from perf.report.results import (
-    DECODING,
+    Account,
+    Aim,
     Load,
     Measurement,
-    NotRun,
     Part,
     Percentiles,
     Product,
     Quality,
+    QualitySettings,
     Result,
     TunePoint,
     Wave,
+    WaveSettings,
+    tuned,
 )
 from perf.report.text import Column, Table, figure, percent, several, table, terminal
+from perf.roofline.rates import DeviceRates
 
 LEAST_STEAL = 0.005
 """The smallest share of steal time that is mentioned."""
@@ -31,7 +36,6 @@ WINDOW = (
 )
 BASELINES = ("naive_fp32", "naive_fp16")
 """What the others are compared with: the first that was measured. FP16 alone would compare number formats on a CPU."""
-MIXED = ("uniform", "geometric")
 RUNS = {
     "server": "through Triton",
     "engine": "the bare engine",
@@ -41,6 +45,8 @@ RUNS = {
 """The account's runs, each with less around the same computation than the one before."""
 LEAST_SHARE = 0.01
 """Parts with a smaller share of their whole are left out of the table."""
+DECODING = ("graph", "decode", "stock_engine", "stock")
+"""First parts of the keys of a GPU run's waves, in the order of the table."""
 _WHOLES = (
     "Three wholes, not comparable with each other. Bare engine: the seconds of one run of all requests in one "
     "process without a server, with the stopwatch on. Mean request: the mean seconds of one request at its client, "
@@ -63,41 +69,30 @@ Rows = Sequence[Measurement]
 
 def article(result: Result) -> Table | None:
     """The article's setting at equal lengths, one row per server."""
-    rows = result.measured("article", "equal")
-    if not rows:
-        return None
-    first = [SERVER, _weights(rows), _memory(rows), REQUESTS, _latency(rows), REQUESTS_RATE, TOKENS]
-    notes = [_closed_load(rows[0]), WINDOW, *_bound_by(rows), *_rates(result, rows), *_steal(rows)]
-    return table(
-        [*first, _speed_up(rows), BATCH, ROWS, LIMIT, OF_LIMIT],
-        rows,
-        [*notes, *_missing(result.missing("article", "equal")), result.origin.line()],
-    )
+    return _article(result, "equal")
 
 
 def mixed(result: Result) -> Table | None:
     """The article's servers at uniform and geometric lengths."""
-    rows = [row for mix in MIXED for row in result.measured("article", mix)]
+    return _article(result, "uniform", "geometric")
+
+
+def _article(result: Result, *mixes: str) -> Table | None:
+    rows = [row for mix in mixes for row in result.measured("article", mix)]
     if not rows:
         return None
-    missing = [one for mix in MIXED for one in result.missing("article", mix)]
-    notes = [_closed_load(rows[0], lengths=False), WINDOW, *_bound_by(rows), *_rates(result, rows), *_steal(rows)]
+    one = len(mixes) == 1
+    first = [SERVER, _weights(rows), _memory(rows)] if one else [LENGTHS, SERVER]
+    lengths = f"; new tokens: {rows[0].load.title}" if one else ""
     return table(
-        [
-            LENGTHS,
-            SERVER,
-            REQUESTS,
-            _latency(rows),
-            REQUESTS_RATE,
-            TOKENS,
-            _speed_up(rows),
-            BATCH,
-            ROWS,
-            LIMIT,
-            OF_LIMIT,
-        ],
+        [*first, REQUESTS, _latency(rows), REQUESTS_RATE, TOKENS, _speed_up(rows), BATCH, ROWS, LIMIT, OF_LIMIT],
         rows,
-        [*notes, *_missing(missing), result.origin.line()],
+        [
+            f"Load: {rows[0].load.concurrency} requests at a time{lengths}; greedy; warm-up not counted.",
+            *(WINDOW, *_bound_by(rows), *_rates(result, rows), *_steal(rows)),
+            *_missing(result, *(("article", mix) for mix in mixes)),
+            result.origin.line(),
+        ],
     )
 
 
@@ -107,8 +102,8 @@ def sweep(result: Result) -> Table | None:
     if not rows:
         return None
     found = {(row.title, row.load.concurrency): row for row in rows}
-    fewest, most = (count(row.requests for row in rows) for count in (min, max))
-    counted = str(most) if fewest == most else f"{fewest} to {most}"
+    requests = sorted({row.requests for row in rows})
+    counted = " to ".join(str(count) for count in dict.fromkeys((requests[0], requests[-1])))
     steps = sorted({row.load.concurrency for row in rows if row.load.concurrency is not None})
     what = "tokens/s / p95 s" + (" / of the limit" if any(row.limit is not None for row in rows) else "")
 
@@ -117,7 +112,7 @@ def sweep(result: Result) -> Table | None:
             row = found.get((title, concurrency))
             if row is None:
                 return None
-            rate = f"{figure(row.tokens_per_second)} / {figure(row.latency_ms.p95 / 1e3)}"
+            rate = several(row.tokens_per_second, row.latency_ms.p95 / 1e3)
             return rate if row.limit is None else f"{rate} / {percent(row.limit.fraction)}"
 
         return Column(f"{title}, {what}", cell)
@@ -126,11 +121,10 @@ def sweep(result: Result) -> Table | None:
         [Column("concurrency", str), *(column(title) for title in dict.fromkeys(row.title for row in rows))],
         steps,
         [
-            _closed_load(rows[0], concurrency=False),
+            "Load: as many requests at a time as the row says; "
+            f"new tokens: {rows[0].load.title}; greedy; warm-up not counted.",
             f"{counted} requests were measured for each figure. {WINDOW}",
-            *_bound_by(rows),
-            *_steal(rows),
-            *_missing(result.missing("sweep")),
+            *(*_bound_by(rows), *_steal(rows), *_missing(result, ["sweep"])),
             result.origin.line(),
         ],
     )
@@ -150,9 +144,7 @@ def peers_closed(result: Result) -> Table | None:
             f"Load: {', '.join(map(str, users))} users, each sends its next request when the previous one is answered; "
             "greedy; warm-up not counted.",
             f"{WINDOW} Tokens count on arrival: those of an unstreamed answer with the answer.",
-            *_bound_by(rows),
-            *_steal(rows),
-            *_missing(result.missing("peers", "closed")),
+            *(*_bound_by(rows), *_steal(rows), *_missing(result, ["peers", "closed"])),
             result.origin.line(),
         ],
     )
@@ -163,22 +155,22 @@ def peers_poisson(result: Result) -> Table | None:
     rows = result.measured("peers", "poisson")
     if not rows:
         return None
-    objectives = {row.goodput.slo for row in rows if row.goodput is not None}
-    by_value = sorted((one.time_to_first_token_s, one.inter_token_latency_s) for one in objectives)
+
+    def objective(slo: SLO) -> str:
+        first, inter = figure(slo.time_to_first_token_s), figure(1e3 * slo.inter_token_latency_s)
+        return (
+            f"Objective: the first token within {first} s and {inter} ms between tokens in the mean; an unstreamed "
+            f"answer within {first} s and {inter} ms for each further token."
+        )
+
     return table(
         [LENGTHS, RATE, SERVER, REQUESTS, TTFT, ITL, _latency(rows), TOKENS, GOODPUT, GOOD_SHARE],
         rows,
         [
             "Load: Poisson arrivals; greedy; warm-up not counted. Latencies count from when a request was due. Rates "
             "are over the whole run, from the first request due to the last answer.",
-            *(
-                f"Objective: the first token within {figure(first)} s and {figure(1e3 * inter)} ms between tokens in "
-                f"the mean; an unstreamed answer within {figure(first)} s and {figure(1e3 * inter)} ms for each "
-                "further token."
-                for first, inter in by_value
-            ),
-            *_steal(rows),
-            *_missing(result.missing("peers", "poisson")),
+            *dict.fromkeys(objective(row.goodput.slo) for row in rows if row.goodput is not None),
+            *(*_steal(rows), *_missing(result, ["peers", "poisson"])),
             result.origin.line(),
         ],
     )
@@ -186,39 +178,35 @@ def peers_poisson(result: Result) -> Table | None:
 
 def overhead(result: Result) -> Table | None:
     """Tokens/s of the same load with less and less around the forward pass."""
-    account = result.overhead
+    account = result.section("overhead", Account)
     if account is None:
         return None
     speeds = {title: account.runs[name].tokens_per_second for name, title in RUNS.items() if name in account.runs}
-    titles = list(speeds)
-    below = dict(pairwise(titles))
-    last = titles[-1]
+    below, last = dict(pairwise(speeds)), list(speeds)[-1]
 
-    def over_next(title: str) -> str | None:
-        return percent(speeds[title] / speeds[below[title]]) if title in below else None
+    def over(title: str, other: str | None) -> str | None:
+        return None if other is None or other == title else percent(speeds[title] / speeds[other])
 
     return table(
         [
-            Column("the same load", str, right=False),
-            Column("tokens/s", lambda title: figure(speeds[title])),
-            Column("of the next row's", over_next),
-            Column("of the last row's", lambda title: None if title == last else percent(speeds[title] / speeds[last])),
+            Column[str]("the same load", str, right=False),
+            Column[str]("tokens/s", lambda title: speeds[title]),
+            Column[str]("of the next row's", lambda title: over(title, below.get(title))),
+            Column[str]("of the last row's", lambda title: over(title, last)),
         ],
-        titles,
+        list(speeds),
         [f"Load: {account.load}.", result.origin.line()],
     )
 
 
 def where(result: Result) -> Table | None:
     """The parts of each whole of the account, indented below their parents."""
-    account = result.overhead
+    account = result.section("overhead", Account)
     if account is None:
         return None
     shown = [part for part in account.parts if part.share >= LEAST_SHARE]
-    left_out = (
-        f"less than {100 * LEAST_SHARE:.0f} % each: {len(account.parts) - len(shown)} of {len(account.parts)} parts"
-    )
-    load = f"Load: {account.load}. Not shown, at {left_out}."
+    left_out = f"{len(account.parts) - len(shown)} of {len(account.parts)} parts"
+    load = f"Load: {account.load}. Not shown, at less than {100 * LEAST_SHARE:.0f} % each: {left_out}."
     return parts_table(shown, [load, *_WHOLES, result.origin.line()])
 
 
@@ -243,38 +231,39 @@ def parts_table(parts: Sequence[Part], notes: Sequence[str]) -> Table:
 
 def quality(result: Result) -> Table | None:
     """The unquantized weights and each quantization's distance from them."""
-    if result.quality is None:
+    rows, settings = result.rows(Quality), result.section("settings", QualitySettings)
+    if not rows or settings is None:
         return None
-    settings, rows = result.quality
 
-    def difference(row: Quality) -> str | None:
+    def loss(row: Quality) -> str | None:
         one = row.loss_difference
         return None if one is None else f"{one.mean:+.5f} ± {one.standard_error:.5f}"
 
-    python = "" if settings.python is None else f" {settings.python}"
-    columns = [
-        Column[Quality]("weights", lambda row: row.title, right=False),
-        Column[Quality]("MiB", lambda row: row.weights_mib),
-        Column[Quality]("perplexity", lambda row: f"{row.perplexity:.3f}"),
-        Column[Quality]("loss over the first row's, nats per token", difference),
-        Column[Quality](
-            "KL divergence mean / p99, nats",
-            lambda row: None if row.kl_nats is None else f"{figure(row.kl_nats.mean)} / {figure(row.kl_nats.p99)}",
-        ),
-        Column[Quality](
-            "same best token", lambda row: None if row.top1_agreement is None else percent(row.top1_agreement)
-        ),
-    ]
-    text = (
-        f"On {settings.text}{python}: {settings.tokens:,} predicted "
-        f"tokens in rows of at most {settings.context}; ± is one standard error."
+    def divergence(row: Quality) -> str | None:
+        return None if row.kl_nats is None else several(row.kl_nats.mean, row.kl_nats.p99)
+
+    text = settings.text + ("" if settings.python is None else f" {settings.python}")
+    return table(
+        [
+            Column("weights", lambda row: row.title, right=False),
+            Column("MiB", lambda row: row.weights_mib),
+            Column("perplexity", lambda row: f"{row.perplexity:.3f}"),
+            Column("loss over the first row's, nats per token", loss),
+            Column("KL divergence mean / p99, nats", divergence),
+            Column("same best token", lambda row: row.top1_agreement and percent(row.top1_agreement)),
+        ],
+        rows,
+        [
+            f"On {text}: {settings.tokens:,} predicted tokens in rows of at most {settings.context}; ± is one standard "
+            "error.",
+            result.origin.line(),
+        ],
     )
-    return table(columns, rows, [text, result.origin.line()]) if rows else None
 
 
 def tune(result: Result) -> Table | None:
     """The Pareto front and the recommended point."""
-    found = result.tune
+    found = tuned(result)
     shown = [] if found is None else [point for point in found.points if point.pareto or point.recommended]
     if found is None or not shown:
         return None
@@ -283,12 +272,10 @@ def tune(result: Result) -> Table | None:
         return Column(name, lambda point: point.texts.get(name))
 
     bound = f"a p95 of at most {figure(found.bound)} s"
-    recommended = any(point.recommended for point in shown)
-    verdict = (
-        f"Recommended for {bound}: what is better by more than two measurements of one point differ, if anything."
-        if recommended
-        else f"None of them has {bound}."
-    )
+    verdict = f"None of them has {bound}."
+    if any(point.recommended for point in shown):
+        better = "what is better by more than two measurements of one point differ, if anything"
+        verdict = f"Recommended for {bound}: {better}."
     return table(
         [
             *(setting(name) for name in shown[0].texts),
@@ -307,7 +294,8 @@ def tune(result: Result) -> Table | None:
 
 def gpu_verdict(result: Result) -> Table | None:
     """Every aim beside its figure."""
-    if result.gpu is None or result.gpu.verdict is None:
+    aims = result.section("verdict", list[Aim])
+    if aims is None:
         return None
     return table(
         [
@@ -317,23 +305,22 @@ def gpu_verdict(result: Result) -> Table | None:
             Column("met", lambda row: None if row.met is None else ("yes" if row.met else "no"), right=False),
             Column("measured by", lambda row: row.measured_by, right=False),
         ],
-        result.gpu.verdict,
+        aims,
         [result.origin.line()],
     )
 
 
 def gpu_decoding(result: Result) -> Table | None:
     """Waves of rows that decode together: the engine's, and generate()'s."""
-    waves = {} if result.gpu is None else result.gpu.waves
-    rows = [wave for part in DECODING for key, wave in waves.items() if key.split("/")[0] == part]
-    if result.gpu is None or not rows:
+    rows = [wave for part in DECODING for wave in result.rows(Wave, part)]
+    lengths = result.section("settings", WaveSettings) if rows else None
+    if lengths is None:
         return None
 
     # As reported by the engine: kernels that were requested may not have been used.
     def what(row: Wave) -> str:
-        return (
-            "generate(), one batch" if row.steps is None else f"the engine, {row.steps.removeprefix('decode steps: ')}"
-        )
+        steps = row.steps
+        return "generate(), one batch" if steps is None else f"the engine, {steps.removeprefix('decode steps: ')}"
 
     return table(
         [
@@ -350,9 +337,9 @@ def gpu_decoding(result: Result) -> Table | None:
         ],
         rows,
         [
-            f"Prompts of {result.gpu.prompt_tokens} tokens, {result.gpu.output_tokens} new ones; "
+            f"Prompts of {lengths.prompt_tokens} tokens, {lengths.output_tokens} new ones; "
             "all rows of a wave begin and end together.",
-            *_gpu_missing(result, DECODING),
+            *_missing(result, *([part] for part in DECODING)),
             result.origin.line(),
         ],
     )
@@ -360,29 +347,30 @@ def gpu_decoding(result: Result) -> Table | None:
 
 def gpu_products(result: Result) -> Table | None:
     """Each way to multiply with an 8-bit weight, a row per matrix and number of rows."""
-    if result.gpu is None or not result.gpu.products:
+    rows = result.rows(Product, "products")
+    if not rows:
         return None
 
-    def way(name: str) -> Callable[[Product], float | None]:
+    def way(name: str, title: str) -> Column[Product]:
         def cell(row: Product) -> float | None:
             times = row.ways.get(name)
             if times is None or times.failed is not None:
                 return None
             return times.eager_us if times.graph_us is None else times.graph_us
 
-        return cell
+        return Column(title, cell)
 
     return table(
         [
             Column("matrix", lambda row: f"{row.outputs} x {row.inputs}", right=False),
             Column("rows", lambda row: str(row.rows)),
-            *(Column(title, way(name)) for name, title in _PRODUCTS.items()),
-            Column("reading it, INT8 / FP16", lambda row: several(row.bandwidth_us.int8, row.bandwidth_us.fp16)),
+            *(way(name, title) for name, title in _PRODUCTS.items()),
+            Column("reading it, INT8 / FP16", lambda row: several(row.int8_bandwidth_us, row.fp16_bandwidth_us)),
         ],
-        list(result.gpu.products.values()),
+        rows,
         [
             "Microseconds per product, replayed as a CUDA graph where it can be captured, else launched from Python.",
-            *_gpu_missing(result, ("products",)),
+            *_missing(result, ["products"]),
             result.origin.line(),
         ],
     )
@@ -406,15 +394,15 @@ def arrivals(load: Load) -> str:
     return f"{load.concurrency} requests at a time"
 
 
-def _medians(found: Percentiles) -> str:
-    return several(found.p50, found.p95)
-
-
 def _server(row: Measurement) -> str:
     return row.title + (f" ({row.errors} error{'s' if row.errors > 1 else ''})" if row.errors else "")
 
 
-SERVER = Column[Measurement]("server", _server, right=False)
+def _medians(found: Percentiles | None) -> str | None:
+    return None if found is None else several(found.p50, found.p95)
+
+
+SERVER = Column("server", _server, right=False)
 LENGTHS = Column[Measurement]("new tokens", lambda row: row.load.title, right=False)
 REQUESTS = Column[Measurement]("requests", lambda row: f"{row.requests:,}")
 REQUESTS_RATE = Column[Measurement]("requests/s", lambda row: row.requests_per_second)
@@ -423,14 +411,8 @@ ROWS = Column[Measurement]("rows per step", lambda row: row.mean_rows)
 BATCH = Column[Measurement]("Triton's batch", lambda row: row.mean_batch)
 LIMIT = Column[Measurement]("limit, tokens/s", lambda row: None if row.limit is None else row.limit.tokens_per_second)
 OF_LIMIT = Column[Measurement]("of the limit", lambda row: None if row.limit is None else percent(row.limit.fraction))
-TTFT = Column[Measurement](
-    "first token p50 / p95, ms",
-    lambda row: None if row.time_to_first_token_ms is None else _medians(row.time_to_first_token_ms),
-)
-ITL = Column[Measurement](
-    "between tokens p50 / p95, ms",
-    lambda row: None if row.inter_token_latency_ms is None else _medians(row.inter_token_latency_ms),
-)
+TTFT = Column[Measurement]("first token p50 / p95, ms", lambda row: _medians(row.time_to_first_token_ms))
+ITL = Column[Measurement]("between tokens p50 / p95, ms", lambda row: _medians(row.inter_token_latency_ms))
 GOODPUT = Column[Measurement](
     "goodput, requests/s", lambda row: None if row.goodput is None else row.goodput.requests_per_second
 )
@@ -486,29 +468,19 @@ def _speed_up(rows: Rows) -> Column[Measurement]:
     return Column(f"over {chosen[0].title}" if chosen else "", cell)
 
 
-def _closed_load(row: Measurement, *, lengths: bool = True, concurrency: bool = True) -> str:
-    parts = [
-        f"{row.load.concurrency} requests at a time" if concurrency else "as many requests at a time as the row says"
-    ]
-    if lengths:
-        parts.append(f"new tokens: {row.load.title}")
-    return f"Load: {'; '.join(parts)}; greedy; warm-up not counted."
-
-
 def _bound_by(rows: Rows) -> list[str]:
-    bounds: dict[str, list[str]] = {}
+    bounds: dict[str, dict[str, None]] = {}
     for row in rows:
-        if row.limit is not None and row.title not in bounds.setdefault(row.limit.bound_by, []):
-            bounds[row.limit.bound_by].append(row.title)
-    if not bounds:
-        return []
+        if row.limit is not None:
+            bounds.setdefault(row.limit.bound_by, {})[row.title] = None
     by = "; ".join(f"{bound}: {', '.join(titles)}" for bound, titles in bounds.items())
-    return [f"The limit is what this device's measured bandwidth and matrix rate allow for the same load. Set by {by}."]
+    limit = "The limit is what this device's measured bandwidth and matrix rate allow for the same load."
+    return [f"{limit} Set by {by}."] if bounds else []
 
 
 def _rates(result: Result, rows: Rows) -> list[str]:
     """The measured rates behind the limit; whether FP16 is slower than FP32 on this device."""
-    rates = result.rates
+    rates = result.section("rates", DeviceRates)
     if rates is None:
         return []
     wide, narrow = rates.operations.get("fp32"), rates.operations.get("fp16")
@@ -524,17 +496,13 @@ def _rates(result: Result, rows: Rows) -> list[str]:
 
 def _steal(rows: Rows) -> list[str]:
     shares = [(row.stolen_share, row.title) for row in rows if row.stolen_share is not None]
-    if not any(share >= LEAST_STEAL for share, _ in shares):
+    most, title = max(shares, default=(0.0, ""))
+    if most < LEAST_STEAL:
         return []
-    most, title = max(shares)
     mean = sum(share for share, _ in shares) / len(shares)
     return [f"Steal time: {percent(mean)} of the processors' time in the mean; at most {percent(most)}, with {title}."]
 
 
-def _missing(found: Sequence[NotRun]) -> list[str]:
-    return ["Not run: " + "; ".join(f"{one.title} ({one.reason})" for one in found) + "."] if found else []
-
-
-def _gpu_missing(result: Result, parts: Sequence[str]) -> list[str]:
-    reasons = [f"{key} ({one.reason})" for key, one in result.not_run.items() if key.split("/")[0] in parts]
-    return [f"Not run: {'; '.join(reasons)}."] if reasons else []
+def _missing(result: Result, *prefixes: Sequence[str]) -> list[str]:
+    each = dict.fromkeys(f"{one.title} ({one.reason})" for prefix in prefixes for one in result.missing(*prefix))
+    return [f"Not run: {'; '.join(each)}."] if each else []

@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from perf.results import Results
+from perf.results_file import Results
 from perf.roofline.rates import WIDTHS, DeviceRates, Weights
 
 MIB = 1 << 20

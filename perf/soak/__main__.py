@@ -20,7 +20,7 @@ from triton_local.repository import resolve_model
 
 from perf import environment
 from perf.command import count, make_command, model_name, positive
-from perf.results import Results
+from perf.results_file import Results
 from perf.servers.triton import local_triton
 from perf.soak.picture import columns, picture
 from perf.soak.soaking import Course, Soaked, SoakError, soak
@@ -74,33 +74,25 @@ def _run(options: argparse.Namespace) -> int:
     )
     with server:
         print(f"soaking for {options.minutes:g} minutes: {options.users} users, config {options.variant}", flush=True)
-        try:
-            soaked = soak(server, course, lambda line: print(line, flush=True))
-        except SoakError as error:
-            if error.soaked is None:
-                raise
-            print(f"soak: {error}", file=sys.stderr)
-            soaked = error.soaked
+        soaked = soak(server, course, lambda line: print(line, flush=True))
+    if soaked.cut_short:
+        print(f"soak: {soaked.cut_short}", file=sys.stderr)
     findings = judge(soaked)
     for name, content in sections(soaked, findings).items():
         results.section(name, content)
     results.finish()
     cores = len(os.sched_getaffinity(0))
     subtitle = f"{environment.device()}, {cores} cores; {model}, config {options.variant}; {course.users} users"
-    print(f"\n{lines(findings)}\nwritten to {_written(soaked, options.output, f'{subtitle}; grey: rests')}")
-    return PASSED if passed(findings) else FAILED
-
-
-def _written(soaked: Soaked, output: Path, subtitle: str) -> str:
-    """Draw the picture beside the result file; return where both are."""
-    drawn = output.with_suffix(".svg")
+    drawn = options.output.with_suffix(".svg")
     try:
-        drawn.write_text(picture(columns(soaked.samples), subtitle))
+        drawn.write_text(picture(columns(soaked.samples), f"{subtitle}; grey: rests"))
+        written = f"{options.output} and {drawn}"
     except ValueError as error:
         # An older one would pass for this soak's.
         drawn.unlink(missing_ok=True)
-        return f"{output}; no picture: {error}"
-    return f"{output} and {drawn}"
+        written = f"{options.output}; no picture: {error}"
+    print(f"\n{lines(findings)}\nwritten to {written}")
+    return PASSED if passed(findings) else FAILED
 
 
 def sections(soaked: Soaked, findings: Sequence[Finding]) -> Mapping[str, Any]:

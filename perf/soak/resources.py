@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 
@@ -23,62 +21,40 @@ SETTLED_WITHIN_S = 120.0
 LEVELS = ("llama_slots_in_use", "llama_waiting_rows", "nv_inference_pending_request_count")
 """Metrics that are 0 when the server is idle."""
 
+PROCESS = ("rss_mib", "pss_mib", "descriptors", "threads")
+"""Columns of a process."""
+
 _TIMEOUT_S = 30.0
 _POLL_S = 0.1
 # The launcher names the Python backend's regions after the server's start.
 _REGION = re.compile(r"/dev/shm/(triton_python_backend_shm_region_[0-9a-f]{12}_)")
 
 
-@dataclass(frozen=True)
-class ProcessResources:
-    """One process. rss_mib: resident memory; pss_mib: the same with shared pages divided among their users."""
+def of(processes: ServerProcesses) -> dict[str, float]:
+    """Return what a server of one model instance takes, by the columns of a result file.
 
-    rss_mib: float
-    pss_mib: float
-    descriptors: int
-    threads: int
+    shared_memory_mib: of the regions between its processes, including leaked ones. vram_mib: in use on the GPU by all
+    processes; absent without CUDA. triton_*, model_*: of tritonserver and of the model's process; rss_mib is resident
+    memory, pss_mib the same with shared pages divided among their users.
 
-    @classmethod
-    def of(cls, pid: int) -> ProcessResources:
-        """Read a process. Raises OSError if it has ended."""
+    Raises OSError if a process has ended, RuntimeError for several instances, CalledProcessError if nvidia-smi fails.
+    """
+    if len(processes.models) != 1:
+        raise RuntimeError(f"{len(processes.models)} model processes run; one is expected")
+    prefixes = set(_REGION.findall(Path(f"/proc/{processes.triton}/maps").read_text()))
+    regions = [region for prefix in prefixes for region in Path("/dev/shm").glob(f"{prefix}*")]
+    found = {"shared_memory_mib": sum(region.stat().st_blocks * 512 for region in regions) / 2**20}
+    if (vram := environment.vram_mib()) is not None:
+        found["vram_mib"] = vram
+    for name, pid in (("triton", processes.triton), ("model", processes.models[0])):
         try:
-            rss, pss = (environment.status_kib(pid, "smaps_rollup", name) / 1024 for name in ("Rss", "Pss"))
+            memory = [environment.status_kib(pid, "smaps_rollup", field) / 1024 for field in ("Rss", "Pss")]
         except ValueError as error:
             # A zombie's file is empty.
             raise ProcessLookupError(f"process {pid} has ended") from error
-        process = Path(f"/proc/{pid}")
-        return cls(rss, pss, sum(1 for _ in (process / "fd").iterdir()), sum(1 for _ in (process / "task").iterdir()))
-
-
-@dataclass(frozen=True)
-class ServerResources:
-    """tritonserver and the model's process. shared_memory_mib: of the regions between them, including leaked ones.
-
-    vram_mib: in use on the GPU by all processes; None without CUDA.
-    """
-
-    triton: ProcessResources
-    model: ProcessResources
-    shared_memory_mib: float
-    vram_mib: float | None
-
-    @classmethod
-    def of(cls, processes: ServerProcesses) -> ServerResources:
-        """Read a server of one model instance.
-
-        Raises OSError if a process has ended, RuntimeError for several instances, CalledProcessError if nvidia-smi
-        fails.
-        """
-        if len(processes.models) != 1:
-            raise RuntimeError(f"{len(processes.models)} model processes run; one is expected")
-        prefixes = set(_REGION.findall(Path(f"/proc/{processes.triton}/maps").read_text()))
-        regions = [region for prefix in prefixes for region in Path("/dev/shm").glob(f"{prefix}*")]
-        return cls(
-            ProcessResources.of(processes.triton),
-            ProcessResources.of(processes.models[0]),
-            sum(region.stat().st_blocks * 512 for region in regions) / 2**20,
-            environment.vram_mib(),
-        )
+        counts = [sum(1 for _ in Path(f"/proc/{pid}/{folder}").iterdir()) for folder in ("fd", "task")]
+        found |= {f"{name}_{column}": value for column, value in zip(PROCESS, [*memory, *counts], strict=True)}
+    return found
 
 
 @dataclass(frozen=True)
@@ -94,10 +70,6 @@ class Readings:
         if not found:
             raise ValueError(f"the metrics endpoint has no {name}{f' with {labels}' if labels else ''}")
         return sum(found)
-
-    def requests(self, finish_reason: str) -> float:
-        """Return the number of requests with this finish reason."""
-        return self.total("llama_requests_total", finish_reason=finish_reason)
 
     @property
     def levels(self) -> dict[str, float]:
@@ -119,31 +91,28 @@ def settled(server: LocalTriton) -> tuple[Readings, int]:
     The model's metrics may be 0.2 s old and are passed on in an order: counters, gauges, histograms. So a request that
     is counted shows that everything passed on before it is complete, and nothing about what is passed on with it.
     """
+
+    def refused(now: Readings) -> float:
+        return now.total("llama_requests_total", finish_reason="invalid")
+
     until = time.monotonic() + SETTLED_WITHIN_S
     sent = 0
     # What is passed on with the first request is complete when the second is counted: from then on the gauges are
     # later than the first. Once they are 0, what was passed on with them is complete when the third is counted.
     for idle in (False, True, False):
-        refused = read(server).requests("invalid")
+        before = refused(read(server))
         _send_invalid(server)
         sent += 1
-        now = read(server)
-        while now.requests("invalid") <= refused or (idle and any(now.levels.values())):
+        while refused(now := read(server)) <= before or (idle and any(now.levels.values())):
             if time.monotonic() > until:
                 return now, sent
             time.sleep(_POLL_S)
-            now = read(server)
     # One reading isn't of one moment either.
     return read(server), sent
 
 
 def _send_invalid(server: LocalTriton) -> None:
-    body = json.dumps({"text_input": "", "max_tokens": 1}).encode()
     url = f"http://{server.http_url}/v2/models/{MODEL_NAME}/generate"
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=_TIMEOUT_S) as response:
-            raise RuntimeError(f"an empty prompt was answered with {response.status}")
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code != 400:
-                raise RuntimeError(f"an empty prompt was answered with {error.code}, not with 400") from error
+    status = httpx.post(url, json={"text_input": "", "max_tokens": 1}, timeout=_TIMEOUT_S).status_code
+    if status != 400:
+        raise RuntimeError(f"an empty prompt was answered with {status}, not with 400")

@@ -7,17 +7,15 @@ become idle.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import subprocess
 import time
-import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
+import httpx
 from triton_llama import TritonLlamaError
-from triton_llama.endpoint import Protocol
 from triton_llama.status import read_config
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
@@ -26,7 +24,7 @@ from perf.load.arrivals import sessions
 from perf.load.summary import percentiles
 from perf.overhead.processes import ServerProcesses
 from perf.soak import resources
-from perf.soak.resources import Readings, ServerResources
+from perf.soak.resources import Readings
 from perf.soak.users import Phase, Phases, Tally, User, connect, kinds
 from perf.soak.workload import FIXED, FIXED_PROMPT
 
@@ -35,11 +33,15 @@ _TIMEOUT_S = 30.0
 _SHORTEST_INTERVAL_S = 0.5
 """Tokens per second over less are chance."""
 
-_GONE = (OSError, RuntimeError, ValueError, subprocess.SubprocessError, TritonLlamaError)
+_GONE = (OSError, RuntimeError, ValueError, subprocess.SubprocessError, httpx.HTTPError, TritonLlamaError)
 """Errors from a server that is gone, or parts of which are."""
 
 ROWS_DEPEND = "a row's result depends on its batch"
 """The model's log line for weights with an outlier threshold."""
+
+
+class SoakError(Exception):
+    """The server can't be observed even before the load begins."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,14 @@ class Course:
 
 @dataclass(frozen=True)
 class Sample:
-    """The server at one moment. seconds: since the start.
+    """The server at one moment. seconds: since the start. server: as from `resources.of`.
 
     tokens_per_second, answers, p95_ms: since the previous sample; p95_ms is None without an answer.
     """
 
     seconds: float
     phase: Phase
-    server: ServerResources
+    server: Mapping[str, float]
     slots_in_use: float
     waiting: float
     pending: float
@@ -93,7 +95,7 @@ class Rest:
     levels: dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Soaked:
     """The observations of a soak, complete or as far as it came.
 
@@ -103,16 +105,20 @@ class Soaked:
 
     course: Course
     streams: bool
-    seconds: float
-    samples: Sequence[Sample]
-    rests: Sequence[Rest]
-    tally: Tally
     before: Readings
-    after: Readings | None
     fixed_text: str
-    same_processes: bool
     rows_depend: bool = False
+    samples: list[Sample] = field(default_factory=list)
+    rests: list[Rest] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    after: Readings | None = None
+    same_processes: bool = False
     cut_short: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last sample."""
+        return self.samples[-1].seconds if self.samples else 0.0
 
     def grown(self, name: str, **labels: str) -> float:
         """Return the growth of a metric's series with these labels. Raises ValueError if unknown."""
@@ -126,18 +132,10 @@ class Soaked:
         return [sample for sample in self.samples if sample.seconds >= self.seconds / 2]
 
 
-class SoakError(Exception):
-    """The server is gone or can't be observed. soaked: the observations until then; None before the load began."""
-
-    def __init__(self, message: str, soaked: Soaked | None = None) -> None:
-        super().__init__(message)
-        self.soaked = soaked
-
-
 def soak(server: LocalTriton, course: Course, say: Callable[[str], None]) -> Soaked:
     """Put the server, which has no other clients, under load. say: takes a line per round.
 
-    Raises SoakError with the observations if the server goes away.
+    Raises SoakError if the server is gone before the load begins; later, `cut_short` has the reason.
     """
     return asyncio.run(_soak(server, course, say))
 
@@ -147,60 +145,61 @@ async def _soak(server: LocalTriton, course: Course, say: Callable[[str], None])
         ended = "" if server.exit_code is None else f"; tritonserver has ended with code {server.exit_code}"
         return f"the server can't be observed any more: {error}{ended}"
 
-    run = _Run(server, course)
     try:
-        await run.prepare()
+        processes = ServerProcesses.of(server.pid)
+        soaked = await _prepared(server, course)
     except _GONE as error:
         raise SoakError(gone(error)) from error
     try:
+        run = _Run(server, processes, soaked)
         async with run.load():
             while run.unfinished:
                 await run.round()
                 say(run.line())
-            after = await run.finish()
-        return run.soaked(after)
+            soaked.after = await run.finish()
+        soaked.same_processes = ServerProcesses.of(server.pid) == processes
     except _GONE as error:
-        raise SoakError(gone(error), run.soaked(None, gone(error))) from error
+        soaked.cut_short = gone(error)
+    return soaked
+
+
+async def _prepared(server: LocalTriton, course: Course) -> Soaked:
+    """Observe the idle server, and request the text that must never change."""
+    streams = await asyncio.to_thread(_streams, server)
+    async with connect(server.http_url) as client:
+        fixed_text = (await client.generate(FIXED_PROMPT, FIXED)).text
+    before, _ = await asyncio.to_thread(resources.settled, server)
+    # The log is read now: it keeps only its last lines.
+    return Soaked(course, streams, before, fixed_text, ROWS_DEPEND in server.log_text())
 
 
 class _Run:
-    """A soak in progress: its phases, and the samples so far."""
+    """A soak in progress: what observes the server and what drives its users."""
 
-    def __init__(self, server: LocalTriton, course: Course) -> None:
+    def __init__(self, server: LocalTriton, processes: ServerProcesses, soaked: Soaked) -> None:
         self._server = server
-        self._course = course
-        self._tally = Tally()
-        self._phases = Phases(course.thinking_seconds)
-        self._samples: list[Sample] = []
-        self._rests: list[Rest] = []
+        self._processes = processes
+        self._soaked = soaked
+        self._course = soaked.course
+        self._tally = soaked.tally
+        self._phases = Phases(soaked.course.thinking_seconds)
         self._late_rounds = 0
         self._tasks: list[asyncio.Task[None]] = []
-
-    async def prepare(self) -> None:
-        """Observe the idle server, and request the text that must never change."""
-        self._processes = ServerProcesses.of(self._server.pid)
-        self._streams = await asyncio.to_thread(_streams, self._server)
-        async with connect(self._server.http_url) as client:
-            self._fixed_text = (await client.generate(FIXED_PROMPT, FIXED)).text
-        self._before, _ = await asyncio.to_thread(resources.settled, self._server)
-        # Read now: the log keeps only its last lines.
-        self._rows_depend = ROWS_DEPEND in self._server.log_text()
-        self._generated = self._before.total("llama_generated_tokens_total")
+        self._generated = soaked.before.total("llama_generated_tokens_total")
         self._began = self._sampled = time.monotonic()
 
     @asynccontextmanager
     async def load(self) -> AsyncIterator[None]:
         """Start the users, at rest, and the sampling; end them with the block."""
-        randomness = random.Random(self._course.seed)
-        urls: Mapping[Protocol, str] = {"http": self._server.http_url, "grpc": self._server.grpc_url}
+        seeds = random.Random(self._course.seed)
         users = [
             User(
-                urls,
-                self._streams,
-                random.Random(randomness.getrandbits(64)),
-                self._tally,
-                self._fixed_text,
-                self._phases,
+                urls={"http": self._server.http_url, "grpc": self._server.grpc_url},
+                streams=self._soaked.streams,
+                randomness=random.Random(seeds.getrandbits(64)),
+                tally=self._tally,
+                fixed_text=self._soaked.fixed_text,
+                phases=self._phases,
             )
             for _ in range(self._course.users)
         ]
@@ -225,54 +224,37 @@ class _Run:
         """Whether another round follows."""
         if self.seconds < self._course.seconds:
             return True
-        missing = any(not self._tally.done[kind] for kind in kinds(self._streams))
+        missing = any(not self._tally.done[kind] for kind in kinds(self._soaked.streams))
         return missing and self._late_rounds < self._course.late_rounds
 
     async def round(self) -> None:
         """Run steady load, a burst, and a rest."""
         self._late_rounds += self.seconds >= self._course.seconds
-        await self._phases.change("steady")
+        self._phases.change("steady")
         await self._pass(self._course.steady_seconds)
-        await self._phases.change("burst")
+        self._phases.change("burst")
         await self._pass(self._course.burst_seconds)
-        await self._phases.change("rest")
+        self._phases.change("rest")
         while self._tally.busy:
             await self._pass(_POLL_S)
         idle = await self._settled()
-        self._rests.append(Rest(self.seconds, idle.levels))
+        self._soaked.rests.append(Rest(self.seconds, idle.levels))
         await self._pass(self._course.rest_seconds)
 
     async def finish(self) -> Readings:
         """End the load; return the metrics of the idle server."""
-        await self._phases.change("over")
+        self._phases.change("over")
         await self._tasks[0]
         return await self._settled()
 
     def line(self) -> str:
         """Return a line of progress."""
-        last, tally = self._samples[-1], self._tally
+        server, tally = self._soaked.samples[-1].server, self._tally
         return (
             f"{self.seconds / 60:.1f} of {self._course.seconds / 60:g} minutes: "
             f"{tally.completed.total():,} completed, {tally.left:,} left, {tally.refused:,} refused, "
-            f"{tally.errors.total()} errors; tritonserver {last.server.triton.rss_mib:,.0f} MiB, "
-            f"model {last.server.model.rss_mib:,.0f} MiB"
-        )
-
-    def soaked(self, after: Readings | None, cut_short: str = "") -> Soaked:
-        """Return the observations. after: from `finish`; None with the reason if it was not reached."""
-        return Soaked(
-            course=self._course,
-            streams=self._streams,
-            seconds=self._samples[-1].seconds if self._samples else 0.0,
-            samples=self._samples,
-            rests=self._rests,
-            tally=self._tally,
-            before=self._before,
-            after=after,
-            fixed_text=self._fixed_text,
-            same_processes=not cut_short and ServerProcesses.of(self._server.pid) == self._processes,
-            rows_depend=self._rows_depend,
-            cut_short=cut_short,
+            f"{tally.errors.total()} errors; tritonserver {server['triton_rss_mib']:,.0f} MiB, "
+            f"model {server['model_rss_mib']:,.0f} MiB"
         )
 
     async def _settled(self) -> Readings:
@@ -297,27 +279,25 @@ class _Run:
 
     async def _sample(self) -> None:
         now = await asyncio.to_thread(resources.read, self._server)
-        server = await asyncio.to_thread(ServerResources.of, self._processes)
+        server = await asyncio.to_thread(resources.of, self._processes)
         moment, generated = time.monotonic(), now.total("llama_generated_tokens_total")
         latencies = self._tally.take_latencies()
-        self._samples.append(
-            Sample(
-                seconds=moment - self._began,
-                phase=self._phases.phase,
-                server=server,
-                slots_in_use=now.total("llama_slots_in_use"),
-                waiting=now.total("llama_waiting_rows"),
-                pending=now.total("nv_inference_pending_request_count"),
-                tokens_per_second=(generated - self._generated) / max(moment - self._sampled, _SHORTEST_INTERVAL_S),
-                answers=len(latencies),
-                p95_ms=percentiles(latencies)["p95"] if latencies else None,
-            )
+        sample = Sample(
+            seconds=moment - self._began,
+            phase=self._phases.phase,
+            server=server,
+            slots_in_use=now.total("llama_slots_in_use"),
+            waiting=now.total("llama_waiting_rows"),
+            pending=now.total("nv_inference_pending_request_count"),
+            tokens_per_second=(generated - self._generated) / max(moment - self._sampled, _SHORTEST_INTERVAL_S),
+            answers=len(latencies),
+            p95_ms=percentiles(latencies)["p95"] if latencies else None,
         )
+        self._soaked.samples.append(sample)
         self._sampled, self._generated = moment, generated
 
 
 def _streams(server: LocalTriton) -> bool:
     """Return whether the running config streams."""
     url = f"http://{server.http_url}/v2/models/{MODEL_NAME}/config"
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-        return read_config(json.load(response)).decoupled
+    return read_config(httpx.get(url, timeout=_TIMEOUT_S).raise_for_status().json()).decoupled

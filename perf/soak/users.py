@@ -32,9 +32,7 @@ _MESSAGE_CHARACTERS = 300
 _MOST_CHUNKS_BEFORE_LEAVING = 8
 _LONGEST_WAIT_BEFORE_CANCELLING_S = 0.5
 
-_SHARES: Mapping[str, int] = {
-    "complete": 40, "stream": 20, "leave": 8, "cancel": 6, "bad": 8, "fixed": 12, "reconnect": 6,
-}  # fmt: skip
+_SHARES = {"complete": 40, "stream": 20, "leave": 8, "cancel": 6, "bad": 8, "fixed": 12, "reconnect": 6}
 _STREAMING = ("stream", "leave")
 
 
@@ -65,16 +63,21 @@ class Tally:
     busy: int = 0
     _latencies: list[float] = field(default_factory=list)
 
-    def complete(self, finish_reason: str, tokens: int, seconds: float) -> None:
-        """Count an answer."""
-        self.completed[finish_reason] += 1
+    def complete(self, completion: Completion, asked: SamplingParams, seconds: float) -> None:
+        """Count an answer, and check its length."""
+        tokens = completion.num_output_tokens
+        assert asked.max_tokens is not None
+        assert asked.min_tokens is not None
+        if not asked.min_tokens <= tokens <= asked.max_tokens:
+            self.fail(f"{tokens} tokens came, {asked.min_tokens} to {asked.max_tokens} were asked for")
+        self.completed[completion.finish_reason] += 1
         self.output_tokens += tokens
         self._latencies.append(seconds)
 
-    def leave(self, tokens: int) -> None:
-        """Count an abandoned request."""
+    def leave(self) -> None:
+        """Count an abandoned request, a long one."""
         self.left += 1
-        self.left_tokens += tokens
+        self.left_tokens += LONGEST_OUTPUT
 
     def fail(self, message: str) -> None:
         """Count an unexpected error."""
@@ -88,83 +91,70 @@ class Tally:
         return taken
 
 
+@dataclass
 class Phases:
-    """The present phase of the load, initially a rest, and the users that wait for it to change."""
+    """The present phase of the load. thinking_seconds: mean pause of a user before an action in the steady phase."""
 
-    def __init__(self, thinking_seconds: float) -> None:
-        """thinking_seconds: mean pause of a user before an action in the steady phase."""
-        self._thinking = thinking_seconds
-        self._phase: Phase = "rest"
-        self._changed = asyncio.Condition()
+    thinking_seconds: float
+    phase: Phase = "rest"
+    _active: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def phase(self) -> Phase:
-        """The present phase."""
-        return self._phase
-
-    async def change(self, phase: Phase) -> None:
+    def change(self, phase: Phase) -> None:
         """Begin a phase."""
-        async with self._changed:
-            self._phase = phase
-            self._changed.notify_all()
+        self.phase = phase
+        if phase == "rest":
+            self._active.clear()
+        else:
+            self._active.set()
 
     async def wait(self, randomness: random.Random) -> bool:
         """Wait until the user may act, and return True; False once the load is over."""
         while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._phase != "rest")
-            if self._phase == "steady":
-                await asyncio.sleep(randomness.expovariate(1 / self._thinking))
+            await self._active.wait()
+            if self.phase == "steady":
+                await asyncio.sleep(randomness.expovariate(1 / self.thinking_seconds))
             # The phase may have changed during the pause.
-            if self._phase != "rest":
-                return self._phase != "over"
+            if self.phase != "rest":
+                return self.phase != "over"
 
 
+@dataclass
 class User:
     """One user. urls: host:port by protocol. fixed_text: the fixed request's due text."""
 
-    def __init__(
-        self,
-        urls: Mapping[Protocol, str],
-        streams: bool,
-        randomness: random.Random,
-        tally: Tally,
-        fixed_text: str,
-        phases: Phases,
-    ) -> None:
-        self._urls = urls
-        self._streams = streams
-        self._randomness = randomness
-        self._tally = tally
-        self._fixed_text = fixed_text
-        self._phases = phases
-        self._clients: dict[Protocol, AsyncLlamaClient] = {}
-        self._actions: Mapping[str, Callable[[], Awaitable[None]]] = {
-            "complete": self._complete,
-            "stream": self._stream,
+    urls: Mapping[Protocol, str]
+    streams: bool
+    randomness: random.Random
+    tally: Tally
+    fixed_text: str
+    phases: Phases
+    _clients: dict[Protocol, AsyncLlamaClient] = field(default_factory=dict)
+
+    async def turn(self) -> bool:
+        """Wait for the phase to permit it, and act; return False once the load is over."""
+        if not await self.phases.wait(self.randomness):
+            await self.disconnect()
+            return False
+        actions: Mapping[str, Callable[[], Awaitable[object]]] = {
+            "complete": lambda: self._ask(prompt(self.randomness), params(self.randomness), streamed=False),
+            "stream": lambda: self._ask(prompt(self.randomness), params(self.randomness), streamed=True),
             "leave": self._leave,
             "cancel": self._cancel,
             "bad": self._violate,
             "fixed": self._repeat,
             "reconnect": self.disconnect,
         }
-
-    async def turn(self) -> bool:
-        """Wait for the phase to permit it, and act; return False once the load is over."""
-        if not await self._phases.wait(self._randomness):
-            await self.disconnect()
-            return False
-        chosen = kinds(self._streams)
-        (kind,) = self._randomness.choices(chosen, [_SHARES[kind] for kind in chosen])
-        self._tally.busy += 1
+        chosen = kinds(self.streams)
+        (kind,) = self.randomness.choices(chosen, [_SHARES[kind] for kind in chosen])
+        self.tally.busy += 1
         try:
-            await self._actions[kind]()
+            await actions[kind]()
         except TritonLlamaError as error:
-            self._tally.fail(f"{kind}: {type(error).__name__}: {error}")
+            self.tally.fail(f"{kind}: {type(error).__name__}: {error}")
             await asyncio.sleep(_AFTER_ERROR_S)
         finally:
-            self._tally.busy -= 1
-            self._tally.done[kind] += 1
+            self.tally.busy -= 1
+            self.tally.done[kind] += 1
         return True
 
     async def disconnect(self) -> None:
@@ -173,82 +163,66 @@ class User:
             _, client = self._clients.popitem()
             await client.close()
 
-    async def _complete(self) -> None:
-        asked, began = params(self._randomness), time.perf_counter()
-        self._count(await self._client().generate(prompt(self._randomness), asked), asked, began)
-
-    async def _stream(self) -> None:
-        asked, began = params(self._randomness), time.perf_counter()
-        self._count(await self._streamed(prompt(self._randomness), asked), asked, began)
+    async def _ask(self, text: str, asked: SamplingParams, streamed: bool) -> Completion:
+        began = time.perf_counter()
+        if streamed:
+            async with self._client().stream(text, asked) as stream:
+                async for _ in stream:
+                    pass
+            completion = stream.completion
+        else:
+            completion = await self._client().generate(text, asked)
+        self.tally.complete(completion, asked, time.perf_counter() - began)
+        return completion
 
     async def _leave(self) -> None:
         """Read some chunks of a long stream, and close it."""
         began = time.perf_counter()
-        chunks = self._randomness.randint(1, _MOST_CHUNKS_BEFORE_LEAVING)
+        chunks = self.randomness.randint(1, _MOST_CHUNKS_BEFORE_LEAVING)
         ended = False
-        async with self._client().stream(prompt(self._randomness), LONG) as stream:
+        async with self._client().stream(prompt(self.randomness), LONG) as stream:
             async for chunk in stream:
                 ended = bool(chunk.finish_reason)
                 chunks -= 1
                 if not chunks:
                     break
         if ended:
-            self._count(stream.completion, LONG, began)
+            self.tally.complete(stream.completion, LONG, time.perf_counter() - began)
         else:
-            self._tally.leave(LONGEST_OUTPUT)
+            self.tally.leave()
 
     async def _cancel(self) -> None:
         """Send a long request and cancel it. Over plain HTTP the server doesn't notice, and completes it."""
-        began = time.perf_counter()
-        request = asyncio.create_task(self._client().generate(prompt(self._randomness), LONG))
+        request = asyncio.create_task(self._ask(prompt(self.randomness), LONG, streamed=False))
         try:
-            await asyncio.wait([request], timeout=self._randomness.uniform(0, _LONGEST_WAIT_BEFORE_CANCELLING_S))
+            await asyncio.wait([request], timeout=self.randomness.uniform(0, _LONGEST_WAIT_BEFORE_CANCELLING_S))
         finally:
             request.cancel()
             await asyncio.wait([request])
         if request.cancelled():
-            self._tally.leave(LONGEST_OUTPUT)
+            self.tally.leave()
         else:
-            self._count(request.result(), LONG, began)
+            request.result()
 
     async def _violate(self) -> None:
         try:
-            await self._client().generate(prompt(self._randomness), self._randomness.choice(INVALID))
+            await self._client().generate(prompt(self.randomness), self.randomness.choice(INVALID))
         except RejectedInputError:
-            self._tally.refused += 1
+            self.tally.refused += 1
         else:
-            self._tally.fail("bad: a request that violates the contract was answered")
+            self.tally.fail("bad: a request that violates the contract was answered")
 
     async def _repeat(self) -> None:
-        began = time.perf_counter()
-        if self._streams and self._randomness.random() < 0.5:
-            completion = await self._streamed(FIXED_PROMPT, FIXED)
-        else:
-            completion = await self._client().generate(FIXED_PROMPT, FIXED)
-        self._count(completion, FIXED, began)
-        self._tally.same += completion.text == self._fixed_text
-        self._tally.different += completion.text != self._fixed_text
-
-    async def _streamed(self, text: str, asked: SamplingParams) -> Completion:
-        async with self._client().stream(text, asked) as stream:
-            async for _ in stream:
-                pass
-        return stream.completion
+        streamed = self.streams and self.randomness.random() < 0.5
+        completion = await self._ask(FIXED_PROMPT, FIXED, streamed)
+        self.tally.same += completion.text == self.fixed_text
+        self.tally.different += completion.text != self.fixed_text
 
     def _client(self) -> AsyncLlamaClient:
-        protocol: Protocol = self._randomness.choice(("http", "grpc"))
+        protocol: Protocol = self.randomness.choice(("http", "grpc"))
         if protocol not in self._clients:
-            self._clients[protocol] = connect(self._urls[protocol], protocol)
+            self._clients[protocol] = connect(self.urls[protocol], protocol)
         return self._clients[protocol]
-
-    def _count(self, completion: Completion, asked: SamplingParams, began: float) -> None:
-        """Count an answer, and check its length."""
-        tokens = completion.num_output_tokens
-        assert asked.max_tokens is not None
-        assert asked.min_tokens is not None
-        if not asked.min_tokens <= tokens <= asked.max_tokens:
-            self._tally.fail(f"{tokens} tokens came, {asked.min_tokens} to {asked.max_tokens} were asked for")
-        self._tally.complete(completion.finish_reason, tokens, time.perf_counter() - began)
 
 
 def connect(url: str, protocol: Protocol = "http") -> AsyncLlamaClient:

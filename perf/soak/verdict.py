@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,35 +74,35 @@ class Finding:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that must not grow. of: None where the machine lacks it.
+    """A figure that must not grow. column: of `Sample.server`, which lacks it where the machine does.
 
     per_hour: allowed growth per hour. step: allowed difference between the half and the end, however long that is.
     """
 
     name: str
     unit: str
-    of: Callable[[Sample], float | None]
+    column: str
     per_hour: float
     step: float
 
     def trend(self, samples: Sequence[Sample]) -> Trend:
         """Return the trend. Raises ValueError for too few samples."""
-        seen = [(sample.seconds, value) for sample in samples if (value := self.of(sample)) is not None]
-        return Trend.of([seconds for seconds, _ in seen], [value for _, value in seen])
+        seen = [sample for sample in samples if self.column in sample.server]
+        return Trend.of([sample.seconds for sample in seen], [sample.server[self.column] for sample in seen])
 
 
 FIGURES = (
     # At 10 requests per second, a kilobyte of each is 35 MiB per hour.
-    Figure("memory of tritonserver", "MiB", lambda sample: sample.server.triton.rss_mib, 32.0, 8.0),
-    Figure("memory of the model's process", "MiB", lambda sample: sample.server.model.rss_mib, 32.0, 8.0),
-    Figure("shared memory", "MiB", lambda sample: sample.server.shared_memory_mib, 32.0, 8.0),
+    Figure("memory of tritonserver", " MiB", "triton_rss_mib", 32.0, 8.0),
+    Figure("memory of the model's process", " MiB", "model_rss_mib", 32.0, 8.0),
+    Figure("shared memory", " MiB", "shared_memory_mib", 32.0, 8.0),
     # PyTorch allocates blocks of 2 and 20 MiB, and other processes may use the GPU.
-    Figure("memory of the GPU", "MiB", lambda sample: sample.server.vram_mib, 64.0, 32.0),
+    Figure("memory of the GPU", " MiB", "vram_mib", 64.0, 32.0),
     # Users disconnect and connect all the time.
-    Figure("descriptors of tritonserver", "", lambda sample: float(sample.server.triton.descriptors), 64.0, 16.0),
-    Figure("descriptors of the model's process", "", lambda sample: float(sample.server.model.descriptors), 16.0, 4.0),
-    Figure("threads of tritonserver", "", lambda sample: float(sample.server.triton.threads), 32.0, 8.0),
-    Figure("threads of the model's process", "", lambda sample: float(sample.server.model.threads), 16.0, 4.0),
+    Figure("descriptors of tritonserver", "", "triton_descriptors", 64.0, 16.0),
+    Figure("descriptors of the model's process", "", "model_descriptors", 16.0, 4.0),
+    Figure("threads of tritonserver", "", "triton_threads", 32.0, 8.0),
+    Figure("threads of the model's process", "", "model_threads", 16.0, 4.0),
 )
 
 
@@ -132,22 +132,19 @@ def lines(findings: Sequence[Finding]) -> str:
     """Return a line per finding, and the verdict."""
     width = max(len(finding.name) for finding in findings)
     marks = {"ok": "ok  ", "failed": "FAIL", "can't be told": "?   ", "left out": "-   "}
-    unknown = ("can't be told", "left out")
-    each = [
-        f"{marks[one.outcome]} {one.name:<{width}}  {f'{one.outcome}: ' if one.outcome in unknown else ''}{one.said}"
-        for one in findings
-    ]
+    shown = {"can't be told": "can't be told: ", "left out": "left out: "}
+    each = [f"{marks[one.outcome]} {one.name:<{width}}  {shown.get(one.outcome, '')}{one.said}" for one in findings]
     return "\n".join([*each, verdict(findings)])
 
 
 def _flat(figure: Figure, samples: Sequence[Sample]) -> Finding:
-    if samples and all(figure.of(sample) is None for sample in samples):
+    if samples and not any(figure.column in sample.server for sample in samples):
         return Finding(figure.name, "left out", "this machine has none")
     try:
         trend = figure.trend(samples)
     except ValueError as error:
         return Finding(figure.name, "can't be told", str(error))
-    unit = f" {figure.unit}" if figure.unit else ""
+    unit = figure.unit
     said = (
         f"{trend.level:,.1f}{unit}, {trend.slope:+,.1f}{unit} per hour ({trend.low:+,.1f} to {trend.high:+,.1f} "
         f"with {CONFIDENCE:.0%} confidence; {figure.per_hour:g} allowed), {trend.change:+,.1f}{unit} by the end "
@@ -159,8 +156,8 @@ def _flat(figure: Figure, samples: Sequence[Sample]) -> Finding:
     return _holds(figure.name, trend.high <= figure.per_hour and trend.change <= figure.step, said)
 
 
-def _holds(name: str, holds: bool, said: str) -> Finding:
-    return Finding(name, "ok" if holds else "failed", said)
+def _holds(name: str, holds: bool, said: str, otherwise: Outcome = "failed") -> Finding:
+    return Finding(name, "ok" if holds else otherwise, said)
 
 
 def _behaviour(soaked: Soaked) -> Iterator[Finding]:
@@ -169,26 +166,22 @@ def _behaviour(soaked: Soaked) -> Iterator[Finding]:
     missing: Outcome = "can't be told" if soaked.cut_short else "failed"
     errors = [f"{count} x {message}" for message, count in tally.errors.most_common(3)]
     yield _holds("errors", not errors, "; ".join([f"{tally.errors.total()} unexpected", *errors]))
-    yield _fixed(soaked, missing)
+    texts = f"{tally.same:,} times the same text, {tally.different:,} times another one"
+    if soaked.rows_depend:
+        depend = f"rows depend on their batch with an outlier threshold: {texts}"
+        yield Finding("the fixed request", "left out", depend)
+    else:
+        same = bool(tally.same) and not tally.different
+        yield _holds("the fixed request", same, texts, "failed" if tally.different else missing)
     idle = [kind for kind in kinds(soaked.streams) if not tally.done[kind]]
     done = ", ".join(f"{tally.done[kind]:,} {kind}" for kind in kinds(soaked.streams))
-    yield Finding("everything was done", missing if idle else "ok", done)
+    yield _holds("everything was done", not idle, done, missing)
     busy = [rest for rest in soaked.rests if any(rest.levels.values())]
     first = f", first after {busy[0].seconds:.0f} s: {busy[0].levels}" if busy else ""
     rests = f"{len(busy)} of {len(soaked.rests)} with rows in the server{first}"
-    yield _holds("rests", not busy, rests) if soaked.rests else Finding("rests", missing, rests)
-    same = "the same ones at the end" if soaked.same_processes else "others at the end than at first"
-    yield _holds("processes", soaked.same_processes and not soaked.cut_short, soaked.cut_short or same)
-
-
-def _fixed(soaked: Soaked, missing: Outcome) -> Finding:
-    name, tally = "the fixed request", soaked.tally
-    said = f"{tally.same:,} times the same text, {tally.different:,} times another one"
-    if soaked.rows_depend:
-        return Finding(name, "left out", f"rows depend on their batch with an outlier threshold: {said}")
-    if not tally.same and not tally.different:
-        return Finding(name, missing, said)
-    return _holds(name, not tally.different, said)
+    yield _holds("rests", bool(soaked.rests) and not busy, rests, "failed" if busy else missing)
+    ended = "the same ones at the end" if soaked.same_processes else "others at the end than at first"
+    yield _holds("processes", soaked.same_processes and not soaked.cut_short, soaked.cut_short or ended)
 
 
 def _counts(soaked: Soaked) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from perf.command import make_command, model_name
 from perf.course import Budget
 from perf.load.arrivals import Closed, Poisson
 from perf.load.driver import LoadError
-from perf.results import Results
+from perf.results_file import Results
 from perf.tune.config import ConfigError, Subject
 from perf.tune.findings import TUNED, Findings, conclusion, table
 from perf.tune.measuring import Demand, ReadBackError, measure

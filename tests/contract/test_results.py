@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perf.report.documents import SAME, main
+from perf.report.__main__ import SAME, main
 from perf.report.results import read_all
 
 ROOT = Path(__file__).resolve().parents[2]

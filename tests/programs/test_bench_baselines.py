@@ -20,7 +20,7 @@ from perf.checkpoint import EMBEDDED
 from perf.course import Budget, Course
 from perf.load.driver import LoadError
 from perf.load.protocols import Target
-from perf.results import Results
+from perf.results_file import Results
 from perf.roofline.rates import DeviceRates
 from perf.servers.server import NotRunError, Running, Server
 

@@ -105,4 +105,4 @@ def test_settled_metrics_contain_every_token_of_earlier_requests(later: float) -
         rows.join()
     assert found.total("llama_generated_tokens_total") == ROWS
     assert found.total("llama_step_rows_sum") == ROWS
-    assert found.requests("invalid") == sent
+    assert found.total("llama_requests_total", finish_reason="invalid") == sent

@@ -27,7 +27,7 @@ from triton_local.server import LocalTriton
 from triton_supervisor.process_table import model_processes
 
 from perf.overhead.processes import ServerProcesses
-from perf.soak.resources import ServerResources
+from perf.soak import resources
 
 SEED = int(os.environ.get("FUZZ_SEED", "20261121"))
 WARM_UP = 0.2
@@ -77,10 +77,10 @@ class _Watched:
     def campaign(self) -> Campaign:
         return Campaign(self._server, self._good)
 
-    def resources(self) -> ServerResources:
+    def resources(self) -> dict[str, float]:
         """Wait until the server is idle, and read its resources."""
         self._metrics.wait(lambda now: now.idle() and now.now(PENDING) == 0, "every request has ended")
-        return ServerResources.of(self._processes)
+        return resources.of(self._processes)
 
     def assert_well(self, report: Report) -> None:
         """Check a campaign's findings; after a crash the last attacks are the only evidence."""
@@ -91,18 +91,19 @@ class _Watched:
         assert report.hung == []
         assert report.spoiled == []
 
-    def assert_flat(self, before: ServerResources) -> None:
+    def assert_flat(self, before: dict[str, float]) -> None:
         """Check that memory, threads and descriptors have not grown."""
         self._metrics.wait(
-            lambda _: self.resources().triton.descriptors <= before.triton.descriptors + MORE_DESCRIPTORS,
-            f"connections are closed; there were {before.triton.descriptors} descriptors",
+            lambda _: self.resources()["triton_descriptors"] <= before["triton_descriptors"] + MORE_DESCRIPTORS,
+            f"connections are closed; there were {before['triton_descriptors']} descriptors",
         )
         after = self.resources()
-        for was, now in ((before.triton, after.triton), (before.model, after.model)):
-            assert now.rss_mib - was.rss_mib < MORE_MIB, self.name
-            assert now.threads - was.threads <= MORE_THREADS, self.name
-            assert now.descriptors - was.descriptors <= MORE_DESCRIPTORS, self.name
-        assert after.shared_memory_mib - before.shared_memory_mib < MORE_MIB, self.name
+        for process in ("triton", "model"):
+            grown = {name: after[f"{process}_{name}"] - before[f"{process}_{name}"] for name in resources.PROCESS}
+            assert grown["rss_mib"] < MORE_MIB, self.name
+            assert grown["threads"] <= MORE_THREADS, self.name
+            assert grown["descriptors"] <= MORE_DESCRIPTORS, self.name
+        assert after["shared_memory_mib"] - before["shared_memory_mib"] < MORE_MIB, self.name
 
     def assert_used(self, reports: Sequence[Report]) -> str:
         """Check that one attack in 40 was computed and one refused by the model; return how many.
@@ -135,9 +136,9 @@ def test_fuzzed_requests_neither_crash_nor_hang_nor_leak_nor_change_other_answer
     reports = _attack(servers, first_ones, SEED)
     before = [server.resources() for server in servers]
     more = _attack(servers, attacks - first_ones, SEED + 1)
-    for server, first, second, resources in zip(servers, reports, more, before, strict=True):
+    for server, first, second, then in zip(servers, reports, more, before, strict=True):
         assert first.sent + second.sent == attacks
-        server.assert_flat(resources)
+        server.assert_flat(then)
         used = server.assert_used([first, second])
         note(f"{server.name}, seed {SEED}: {first.line()}; then {second.line()}; rows of attacks {used}")
 

@@ -15,7 +15,7 @@ from perf.bench import sweep
 from perf.bench.options import CONCURRENCY, SECTIONS, parse
 from perf.course import Budget, Course, NoTimeError
 from perf.metrics import parse as parse_metrics
-from perf.results import Results
+from perf.results_file import Results
 
 NAME = {"server": "a", "title": "A"}
 SETTINGS = {"command": "make bench", "model": "a small Llama"}

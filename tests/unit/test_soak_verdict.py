@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from triton_llama import Completion, SamplingParams
 
 from perf import metrics
 from perf.environment import ROOT
 from perf.soak.__main__ import sections
 from perf.soak.picture import MOST_ROWS, columns, picture
-from perf.soak.resources import ProcessResources, Readings, ServerResources
+from perf.soak.resources import PROCESS, Readings
 from perf.soak.soaking import ROWS_DEPEND, Course, Rest, Sample, Soaked
 from perf.soak.users import MOST_MESSAGES, Tally, kinds
 from perf.soak.verdict import FIGURES, Outcome, Trend, judge, lines, passed
@@ -36,9 +37,10 @@ def _readings(**changed: float) -> Readings:
     return Readings(metrics.series("\n".join(lines)))
 
 
-def _sample(seconds: float, model_mib: float = 500.0, descriptors: int = 60, vram_mib: float | None = 9000.0) -> Sample:
-    triton, model = ProcessResources(150.0, 140.0, descriptors, 40), ProcessResources(model_mib, 450.0, 20, 9)
-    server = ServerResources(triton, model, 2.0, vram_mib)
+def _sample(seconds: float, **changed: float | None) -> Sample:
+    idle = {f"{process}_{name}": 60.0 for process in ("triton", "model") for name in PROCESS}
+    found = {**idle, "shared_memory_mib": 2.0, "vram_mib": 9000.0, **changed}
+    server = {name: value for name, value in found.items() if value is not None}
     return Sample(seconds, "rest" if seconds % 60 > 50 else "steady", server, 8, 0, 1, 300.0, 20, 900.0)
 
 
@@ -53,7 +55,7 @@ def _soaked(**changed: object) -> Soaked:
         output_tokens=4000, left=6, left_tokens=1200, refused=7, same=20,
     )  # fmt: skip
     soaked = Soaked(
-        course=Course(1800.0), streams=True, seconds=1800.0, samples=_samples(), tally=tally,
+        course=Course(1800.0), streams=True, samples=_samples(), tally=tally,
         rests=[Rest(60.0, {"llama_slots_in_use": 0.0})], fixed_text="text", same_processes=True,
         before=_readings(**dict.fromkeys([*ALL, "generated", "chosen"], 0)), after=_readings(),
     )  # fmt: skip
@@ -62,8 +64,7 @@ def _soaked(**changed: object) -> Soaked:
 
 def _lasting(seconds: int, model_mib: Callable[[float], float]) -> Soaked:
     """Return a soak in which the model's process has that memory at each second."""
-    samples = _samples(lambda second: _sample(second, model_mib(second)), seconds)
-    return _soaked(samples=samples, seconds=float(seconds))
+    return _soaked(samples=_samples(lambda second: _sample(second, model_rss_mib=model_mib(second)), seconds))
 
 
 def _found(soaked: Soaked, outcome: Outcome) -> list[str]:
@@ -120,7 +121,7 @@ def _counted(**changed: object) -> Soaked:
             "memory of the GPU",
         ),
         (
-            _soaked(samples=_samples(lambda seconds: _sample(seconds, descriptors=60 + int(seconds / 40)))),
+            _soaked(samples=_samples(lambda seconds: _sample(seconds, triton_descriptors=60 + int(seconds / 40)))),
             "descriptors of tritonserver",
         ),
     ],
@@ -191,7 +192,7 @@ def test_a_soak_whose_server_died_keeps_its_observations_and_fails() -> None:
     assert _found(died, "can't be told") == ["rows", "refusals", "tokens", "computations"]
     assert found[MEMORY].outcome == "ok"
     assert sections(died, judge(died))["passed"] is False
-    at_once = replace(died, samples=[], rests=[], tally=Tally(), seconds=0.0)
+    at_once = replace(died, samples=[], rests=[], tally=Tally())
     assert _found(at_once, "failed") == ["processes"]
     assert sections(at_once, judge(at_once))["looks"]["seconds"] == []
 
@@ -229,12 +230,14 @@ def test_all_errors_are_counted_and_a_bounded_number_of_messages_kept() -> None:
     assert all("\n" not in message and len(message) <= 300 for message in tally.errors)
 
 
-def test_latencies_are_taken_once() -> None:
+def test_latencies_are_taken_once_and_an_answer_of_another_length_is_an_error() -> None:
     tally = Tally()
-    tally.complete("stop", 3, 0.5)
-    tally.complete("length", 4, 1.5)
+    asked = SamplingParams(min_tokens=1, max_tokens=3)
+    tally.complete(Completion("a", "stop", 1, 3, "id", 0), asked, 0.5)
+    tally.complete(Completion("a", "length", 1, 4, "id", 0), asked, 1.5)
     assert (tally.take_latencies(), tally.take_latencies()) == ([0.5, 1.5], [])
     assert (tally.completed, tally.output_tokens) == (Counter(stop=1, length=1), 7)
+    assert list(tally.errors) == ["4 tokens came, 1 to 3 were asked for"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("seconds", 0.0), ("users", 0), ("sample_seconds", -1.0)])

@@ -25,7 +25,7 @@ from triton_local.repository import DEFAULT_VARIANT, resolve_model
 
 from perf import environment
 from perf.checkpoint import default_checkpoint
-from perf.command import make_command, model_name
+from perf.command import CORES, make_command, model_name
 from perf.course import Budget
 from perf.load.arrivals import Closed, Poisson
 from perf.load.driver import LoadError
@@ -33,7 +33,7 @@ from perf.results_file import Results
 from perf.tune.config import ConfigError, Subject
 from perf.tune.findings import TUNED, Findings, conclusion, table
 from perf.tune.measuring import Demand, ReadBackError, measure
-from perf.tune.points import Knobs, run_key
+from perf.tune.points import Knobs
 from perf.tune.search import MOST, Search
 from perf.workload import LONGEST_OUTPUT, MEAN_OUTPUT, MIXES
 
@@ -63,9 +63,10 @@ def read(arguments: Sequence[str] | None, environ: Mapping[str, str]) -> argpars
         if name.startswith(ENVIRONMENT_PREFIX):
             # It would override the config in every server, and be missing from the recommended one.
             parser.error(f"the environment variable {name} is set; unset it: the config is tuned (--model for one)")
+    options.command = _command(options, parser)
     if options.threads is None:
         try:
-            options.threads = _within(int, 1, 1024)(environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0)))))
+            options.threads = _within(int, 1, 1024)(environ.get("OMP_NUM_THREADS", str(CORES)))
         except argparse.ArgumentTypeError as error:
             parser.error(f"the environment variable OMP_NUM_THREADS {error}")
     closed = options.rate is None
@@ -77,15 +78,12 @@ def read(arguments: Sequence[str] | None, environ: Mapping[str, str]) -> argpars
         output_tokens=options.output_tokens,
         timeout=options.timeout,
     )
-    options.command = _command(options, sys.argv[1:] if arguments is None else arguments)
     return options
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m perf.tune",
-        # Abbreviated options would not be found for the command that repeats the run.
-        allow_abbrev=False,
         description="Recommend batching settings: the highest throughput whose p95 latency meets the bound.",
         epilog="Exit code: 0 with a recommendation, 1 if nothing meets the bound, 2 if something can't be used or run.",
     )
@@ -125,22 +123,15 @@ def _within(kind: type[int] | type[float], low: float, high: float) -> Callable[
     return number
 
 
-def _command(options: argparse.Namespace, arguments: Sequence[str]) -> str:
+def _command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     """Return the `make` command that repeats the run; paths are reduced to their last part."""
     variables = {"SLO_P95_MS": f"{options.slo_p95_ms:g}", "BUDGET": f"{options.budget:g}"}
     if options.model is not None:
         variables["MODEL"] = model_name(options.model)
-    left = iter(arguments)
-    others = []
-    for word in left:
-        name, _, value = word.partition("=")
-        if name == "--resume":
-            continue
-        value = value or next(left, "")
-        if name in ("--output", "--config-out"):
-            others += [name, Path(value).name]
-        elif name not in ("--slo-p95-ms", "--budget", "--model"):
-            others += [name, value]
+    others: list[str] = []
+    for name, value in vars(options).items():
+        if name not in ("slo_p95_ms", "budget", "model", "resume") and value != parser.get_default(name):
+            others += [f"--{name.replace('_', '-')}", value.name if isinstance(value, Path) else str(value)]
     return make_command("tune", variables, others)
 
 
@@ -154,7 +145,7 @@ def _tune(options: argparse.Namespace) -> int:
     results = Results(options.output, "tune", _settings(options, subject), options.resume)
 
     def add(knobs: Knobs, run: int) -> None:
-        results.add(run_key(knobs, run), measure(subject, demand, requests, knobs))
+        results.add(knobs.key(run), measure(subject, demand, requests, knobs))
 
     search = Search(
         default=subject.knobs,

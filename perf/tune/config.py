@@ -20,11 +20,9 @@ from triton_local.repository import DEFAULT_VARIANT, MODEL_NAME, ModelRepository
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from perf.environment import ROOT
-from perf.tune.points import Batcher, Knobs, sizes
+from perf.tune.points import Knobs
 
 PREFILL = "prefill_tokens"
-_DELAY = "max_queue_delay_microseconds"
-_PREFERRED = "preferred_batch_size"
 
 
 class ConfigError(Exception):
@@ -89,16 +87,13 @@ def knobs_of(config: ModelConfig) -> Knobs:
     if "slots" in config.parameters:
         raise ConfigError("the config has a parameter slots; remove it: max_batch_size is what is tuned")
     batcher = config.dynamic_batching
+    has_batcher = config.HasField("dynamic_batching")
     # The other parameters are the model's to check.
     prefill = {name: value.string_value for name, value in config.parameters.items() if name == PREFILL}
     return Knobs(
-        batcher=Batcher(
-            batcher.max_queue_delay_microseconds,
-            # Triton's default is the full batch.
-            tuple(batcher.preferred_batch_size) or (config.max_batch_size,),
-        )
-        if config.HasField("dynamic_batching")
-        else None,
+        max_queue_delay_microseconds=batcher.max_queue_delay_microseconds if has_batcher else None,
+        # Triton's default is the full batch.
+        preferred_batch_size=(tuple(batcher.preferred_batch_size) or (config.max_batch_size,)) if has_batcher else None,
         slots=config.max_batch_size,
         prefill_tokens=Settings.parse(prefill, {}).prefill_tokens,
     )
@@ -109,55 +104,40 @@ def edited(text: str, knobs: Knobs) -> str:
 
     Raises ConfigError for a form that isn't understood, and for a batcher that would have to be added or removed.
     """
-    config = parsed(text)
-    wanted = _intended(config, knobs)
+    wanted = parsed(text)
+    has_batcher = knobs.preferred_batch_size is not None
+    if wanted.HasField("dynamic_batching") != has_batcher:
+        raise ConfigError("a dynamic batcher is neither added to a config nor removed from one")
     result = _set(text, r"max_batch_size\s*:\s*\d+", f"max_batch_size: {knobs.slots}")
-    if knobs.batcher is not None:
-        line = f"{_PREFERRED}: [ {sizes(knobs.batcher.preferred, ', ')} ]"
-        result = _set_in_batcher(result, rf"{_PREFERRED}\s*:\s*\[[^\]]*\]", line)
-        line = f"{_DELAY}: {knobs.batcher.delay_microseconds}"
-        result = _set_in_batcher(result, rf"{_DELAY}\s*:\s*\d+", line)
-    if PREFILL in wanted.parameters:
+    wanted.max_batch_size = knobs.slots
+    if has_batcher:
+        preferred = f"preferred_batch_size: [ {knobs.preferred(', ')} ]"
+        result = _set(result, r"preferred_batch_size\s*:\s*\[[^\]]*\]", preferred, batcher=True)
+        delay = f"max_queue_delay_microseconds: {knobs.max_queue_delay_microseconds}"
+        result = _set(result, r"max_queue_delay_microseconds\s*:\s*\d+", delay, batcher=True)
+        wanted.dynamic_batching.preferred_batch_size[:] = knobs.preferred_batch_size
+        wanted.dynamic_batching.max_queue_delay_microseconds = knobs.max_queue_delay_microseconds
+    if PREFILL in wanted.parameters or knobs.prefill_tokens != Settings.prefill_tokens:
         line = f'parameters: {{ key: "{PREFILL}", value: {{ string_value: "{knobs.prefill_tokens}" }} }}'
         value = r'value\s*:?\s*\{\s*string_value\s*:\s*"\d+"\s*\}'
         pattern = rf'parameters\s*:?\s*\{{\s*key\s*:\s*"{PREFILL}"\s*[,;]?\s*{value}\s*\}}'
-        result = _set(result, pattern, line) if PREFILL in config.parameters else f"{result.rstrip()}\n{line}\n"
+        result = _set(result, pattern, line) if PREFILL in wanted.parameters else f"{result.rstrip()}\n{line}\n"
+        wanted.parameters[PREFILL].string_value = str(knobs.prefill_tokens)
     if parsed(result) != wanted:
         raise ConfigError(
-            f"the config can't be changed to {knobs.describe()} in place: write max_batch_size, {_PREFERRED} [ … ], "
-            f"{_DELAY} and the parameter {PREFILL} as model_repository/llama/config.pbtxt does, each once"
+            f"the config can't be changed to {knobs.describe()} in place: write max_batch_size, preferred_batch_size "
+            f"[ … ], max_queue_delay_microseconds and the parameter {PREFILL} as model_repository/llama/config.pbtxt "
+            "does, each once and at the beginning of a line"
         )
     return result
 
 
-def _intended(config: ModelConfig, knobs: Knobs) -> ModelConfig:
-    if config.HasField("dynamic_batching") != (knobs.batcher is not None):
-        raise ConfigError("a dynamic batcher is neither added to a config nor removed from one")
-    wanted = ModelConfig()
-    wanted.CopyFrom(config)
-    wanted.max_batch_size = knobs.slots
-    if knobs.batcher is not None:
-        wanted.dynamic_batching.preferred_batch_size[:] = knobs.batcher.preferred
-        wanted.dynamic_batching.max_queue_delay_microseconds = knobs.batcher.delay_microseconds
-    if PREFILL in config.parameters or knobs.prefill_tokens != Settings.prefill_tokens:
-        wanted.parameters[PREFILL].string_value = str(knobs.prefill_tokens)
-    return wanted
-
-
-def _set_in_batcher(text: str, pattern: str, line: str) -> str:
-    """Set a field of the batcher, added if missing."""
-    if any(not match["other"] for match in _outside(pattern).finditer(text)):
-        return _set(text, pattern, line)
-    return _set(text, r"dynamic_batching\s*:?\s*\{", f"dynamic_batching {{\n  {line}\n")
-
-
-def _set(text: str, pattern: str, line: str) -> str:
-    return _outside(pattern).sub(lambda match: match[0] if match["other"] else line, text)
-
-
-def _outside(pattern: str) -> re.Pattern[str]:
-    """Return the pattern outside comments and strings, which match first as the group `other`."""
-    return re.compile(rf'(?P<other>#[^\n]*|"(?:\\.|[^"\\\n])*")|{pattern}')
+def _set(text: str, pattern: str, line: str, batcher: bool = False) -> str:
+    """Set a field that begins a line, where no comment or string has it. batcher: added to the batcher if missing."""
+    found, count = re.subn(rf"^([ \t]*){pattern}", rf"\g<1>{line}", text, flags=re.MULTILINE)
+    if count or not batcher:
+        return found
+    return re.sub(r"^dynamic_batching\s*:?\s*\{", rf"dynamic_batching {{\n  {line}\n", text, flags=re.MULTILINE)
 
 
 def _config_file(repository: Path, variant: str) -> Path:

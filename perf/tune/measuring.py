@@ -6,11 +6,11 @@ of one point as independent as those of two points.
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import httpx
 from google.protobuf import json_format  # type: ignore[import-untyped]  # ships no annotations
 from triton_local.errors import NotReadyError, StartFailedError
 from triton_local.repository import MODEL_NAME
@@ -59,13 +59,9 @@ class Demand:
 
     def in_words(self) -> str:
         """Return the load in words."""
-        if isinstance(self.arrivals, Closed):
-            arrivals = f"{self.arrivals.concurrency} at a time"
-        else:
-            arrivals = f"{self.arrivals.rate:g} per second (Poisson)"
-        return (
-            f"{self.requests} requests of {self.output_tokens} new tokens on average ({self.mix} lengths), {arrivals}"
-        )
+        load, tokens = self.arrivals, self.output_tokens
+        rate = f"{load.concurrency} at a time" if isinstance(load, Closed) else f"{load.rate:g} per second (Poisson)"
+        return f"{self.requests} requests of {tokens} new tokens on average ({self.mix} lengths), {rate}"
 
 
 def measure(subject: Subject, demand: Demand, requests: Sequence[Request], knobs: Knobs) -> dict[str, object]:
@@ -79,7 +75,7 @@ def measure(subject: Subject, demand: Demand, requests: Sequence[Request], knobs
         "family": "ours",
         "weights": subject.weights,
         "generator": "asyncio",
-        "settings": {"variant": subject.variant, **knobs.settings()},
+        "settings": {"variant": subject.variant, **asdict(knobs)},
         "load": demand.to_json(),
     }
     with subject.repository(knobs) as repository:
@@ -98,9 +94,8 @@ def measure(subject: Subject, demand: Demand, requests: Sequence[Request], knobs
 
 
 def _under_load(server: LocalTriton, demand: Demand, requests: Sequence[Request], knobs: Knobs) -> dict[str, object]:
-    url = f"http://{server.http_url}/v2/models/{MODEL_NAME}/config"
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-        running = knobs_of(json_format.Parse(response.read(), ModelConfig()))
+    config = httpx.get(f"http://{server.http_url}/v2/models/{MODEL_NAME}/config", timeout=_TIMEOUT_S)
+    running = knobs_of(json_format.Parse(config.raise_for_status().content, ModelConfig()))
     if running != knobs:
         raise ReadBackError(f"the server runs with {running.describe()}; it was given {knobs.describe()}")
     target = Target(MODEL_NAME, "triton_generate", f"http://{server.http_url}", MODEL_NAME)

@@ -1,10 +1,10 @@
-"""A point of the search: its settings and measurements; and the noise between measurements of one point."""
+"""Points of the search: settings and their measurements; the noise between measurements; which point is best."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from perf.load.summary import percentiles
@@ -14,58 +14,38 @@ Measurement = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Batcher:
-    """Triton's dynamic batcher. preferred: batch sizes that are dispatched at once, ascending, at least one."""
-
-    delay_microseconds: int
-    preferred: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Knobs:
-    """The tuned settings.
+    """The tuned settings, by their names in a result file.
 
-    batcher: None without dynamic batching. slots: the config's max_batch_size. prefill_tokens: maximum of padded prompt
-    tokens per prefill pass.
+    max_queue_delay_microseconds, preferred_batch_size: Triton's dynamic batcher's; None without one. The sizes are
+    dispatched at once, ascending, at least one. slots: the config's max_batch_size. prefill_tokens: maximum of padded
+    prompt tokens per prefill pass.
     """
 
-    batcher: Batcher | None
+    max_queue_delay_microseconds: int | None
+    preferred_batch_size: tuple[int, ...] | None
     slots: int
     prefill_tokens: int
 
-    def settings(self) -> dict[str, object]:
-        """Return the settings by their names in the config."""
-        return {
-            "max_queue_delay_microseconds": None if self.batcher is None else self.batcher.delay_microseconds,
-            "preferred_batch_size": None if self.batcher is None else list(self.batcher.preferred),
-            "slots": self.slots,
-            "prefill_tokens": self.prefill_tokens,
-        }
-
     def describe(self) -> str:
         """Return the settings in words."""
-        batcher = "no batcher"
-        if self.batcher is not None:
-            batcher = f"delay {self.batcher.delay_microseconds} us, preferred {sizes(self.batcher.preferred)}"
-        return f"{batcher}, slots {self.slots}, prefill {self.prefill_tokens}"
+        batcher = f"delay {self.max_queue_delay_microseconds} us, preferred {self.preferred()}"
+        has_batcher = self.preferred_batch_size is not None
+        return f"{batcher if has_batcher else 'no batcher'}, slots {self.slots}, prefill {self.prefill_tokens}"
+
+    def preferred(self, separator: str = " ") -> str:
+        """Return the preferred sizes as text: "4 8 16"."""
+        return separator.join(map(str, self.preferred_batch_size or ()))
 
     def changes(self, other: Knobs) -> int:
         """Return how many settings differ from another point's."""
-        mine, theirs = self.settings(), other.settings()
-        return sum(mine[name] != theirs[name] for name in mine)
+        return sum(mine != theirs for mine, theirs in zip(asdict(self).values(), asdict(other).values(), strict=True))
 
-
-def run_key(knobs: Knobs, run: int) -> str:
-    """Return a measurement's key in a result file; run: 1, 2, … of this point."""
-    batcher = "no-batcher"
-    if knobs.batcher is not None:
-        batcher = f"delay{knobs.batcher.delay_microseconds}/preferred{sizes(knobs.batcher.preferred, '-')}"
-    return f"{batcher}/slots{knobs.slots}/prefill{knobs.prefill_tokens}/run{run}"
-
-
-def sizes(preferred: tuple[int, ...], separator: str = " ") -> str:
-    """Return preferred sizes as text: "4 8 16"."""
-    return separator.join(map(str, preferred))
+    def key(self, run: int) -> str:
+        """Return a measurement's key in a result file; run: 1, 2, … of this point."""
+        batcher = f"delay{self.max_queue_delay_microseconds}/preferred{self.preferred('-')}"
+        has_batcher = self.preferred_batch_size is not None
+        return f"{batcher if has_batcher else 'no-batcher'}/slots{self.slots}/prefill{self.prefill_tokens}/run{run}"
 
 
 @dataclass(frozen=True)
@@ -100,6 +80,11 @@ class Point:
         """The 95th percentile of latency."""
         return self.latency_ms["p95"]
 
+    @property
+    def figures(self) -> str:
+        """A working point's figures in words."""
+        return f"{self.tokens_per_second:,.1f} tokens/s at a p95 of {self.p95_ms:,.0f} ms"
+
     def meets(self, slo_p95_ms: float) -> bool:
         """Return whether the point works and its p95 is within the bound."""
         return not self.failure and self.p95_ms <= slo_p95_ms
@@ -112,17 +97,62 @@ class Noise:
     throughput: float
     p95: float
 
+    @classmethod
+    def of(cls, points: Iterable[Point]) -> Noise:
+        """Return the noise over all points that were measured more than once."""
 
-def measured_noise(points: Iterable[Point]) -> Noise:
-    """Return the noise over all points that were measured more than once."""
-    repeated = [point for point in points if len(point.runs) > 1 and not point.failure]
-    if not repeated:
-        return Noise(math.inf, math.inf)
-    return Noise(
-        throughput=max(_spread([run["tokens_per_second"] for run in point.runs]) for point in repeated),
-        p95=max(_spread([run["latency_ms"]["p95"] for run in point.runs]) for point in repeated),
-    )
+        def spread(values: Sequence[float]) -> float:
+            return (max(values) - min(values)) * len(values) / sum(values)
+
+        repeated = [point.runs for point in points if len(point.runs) > 1 and not point.failure]
+        return cls(
+            max((spread([run["tokens_per_second"] for run in runs]) for runs in repeated), default=math.inf),
+            max((spread([run["latency_ms"]["p95"] for run in runs]) for runs in repeated), default=math.inf),
+        )
 
 
-def _spread(values: Sequence[float]) -> float:
-    return (max(values) - min(values)) * len(values) / sum(values)
+def best(points: Sequence[Point], slo_p95_ms: float, noise: Noise, present: Knobs) -> Point | None:
+    """Return the best working point, None if there is none. present: kept unless another one is better.
+
+    A difference within the noise is none, so each criterion keeps every point within the noise of its best: points
+    that meet the bound; the highest throughput; the lowest p95; the fewest changes from the present settings. If none
+    meets the bound, the lowest p95 decides and the throughput doesn't count.
+    """
+    left = [point for point in points if not point.failure]
+    if not left:
+        return None
+    if meeting := [point for point in left if point.meets(slo_p95_ms)]:
+        highest = max(point.tokens_per_second for point in meeting)
+        left = [point for point in meeting if point.tokens_per_second >= highest * (1 - noise.throughput)]
+    lowest = min(point.p95_ms for point in left)
+    left = [point for point in left if point.p95_ms <= lowest * (1 + noise.p95)]
+    return min(left, key=lambda point: (point.knobs.changes(present), -point.tokens_per_second))
+
+
+def shortlist(points: Sequence[Point], slo_p95_ms: float, noise: Noise, present: Knobs, count: int) -> list[Point]:
+    """Return the best `count` points, each the best of those that remain."""
+    left = list(points)
+    chosen: list[Point] = []
+    while len(chosen) < count and (found := best(left, slo_p95_ms, noise, present)) is not None:
+        chosen.append(found)
+        left.remove(found)
+    return chosen
+
+
+def recommended(points: Sequence[Point], slo_p95_ms: float, noise: Noise, default: Knobs) -> Point | None:
+    """Return the point to recommend, None if none meets the bound; one measured once only if no repeated one does."""
+    for pool in ([point for point in points if len(point.runs) > 1], points):
+        found = best(pool, slo_p95_ms, noise, default)
+        if found is not None and found.meets(slo_p95_ms):
+            return found
+    return None
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """Return the Pareto front of throughput and p95 as measured, regardless of the noise."""
+    values = {id(point): (point.tokens_per_second, -point.p95_ms) for point in points if not point.failure}
+
+    def beaten(mine: tuple[float, float]) -> bool:
+        return any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in values.values())
+
+    return [point for point in points if id(point) in values and not beaten(values[id(point)])]

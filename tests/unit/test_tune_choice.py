@@ -7,8 +7,7 @@ import math
 import pytest
 from unit.tuning import DEFAULT, measurement, point
 
-from perf.tune.points import Noise, Point, measured_noise
-from perf.tune.search import best, lowest_latency, pareto, recommended, shortlist
+from perf.tune.points import Noise, Point, best, pareto, recommended, shortlist
 
 NONE, SOME = Noise(0.0, 0.0), Noise(0.1, 0.1)
 ONCE, REPEATED = point(900, 50, slots=16), point(100, 500, runs=2)
@@ -52,7 +51,7 @@ def test_of_three_points_the_fastest_within_the_bound_is_recommended() -> None:
 
 def test_with_unknown_noise_a_default_within_the_bound_stays() -> None:
     default, other = point(100, 500), point(900, 50, 16)
-    noise = measured_noise([default, other])
+    noise = Noise.of([default, other])
     assert math.isinf(noise.throughput)
     assert recommended([default, other], 1000, noise, DEFAULT) is default
     assert recommended([default, other], 100, noise, DEFAULT) is other
@@ -65,7 +64,6 @@ def test_the_best_point_has_no_errors_and_without_one_within_the_bound_the_lowes
     assert best([failed, whole], 1000, NONE, DEFAULT) is whole
     late = [point(300, 5000), point(100, 3000, 8)]
     assert best(late, 1000, SOME, DEFAULT) is late[1]
-    assert lowest_latency(SLOW) is SLOW[1]
 
 
 def test_the_shortlist_is_ordered_and_has_no_failed_points() -> None:
@@ -85,6 +83,6 @@ def test_a_points_figures_combine_all_its_runs() -> None:
 def test_the_noise_is_the_largest_distance_between_runs_of_one_point() -> None:
     calm = Point(DEFAULT, [measurement(100, 1000), measurement(102, 1000)])
     wild = Point(point(1, 1, 8).knobs, [measurement(90, 1000), measurement(110, 1500), measurement(100, 2000)])
-    noise = measured_noise([calm, wild, point(1, 1, 4)])
+    noise = Noise.of([calm, wild, point(1, 1, 4)])
     assert noise.throughput == pytest.approx(0.2)
     assert noise.p95 == pytest.approx(1000 / 1500)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from unit.tuning import DEFAULT, measurement, point
@@ -14,7 +14,7 @@ from perf.tune.__main__ import main, read
 from perf.tune.config import Subject, knobs_of, parsed
 from perf.tune.findings import Findings, conclusion, table
 from perf.tune.measuring import Demand
-from perf.tune.points import Point, measured_noise
+from perf.tune.points import Noise, Point
 from perf.workload import lengths
 
 SLOTS_64 = replace(DEFAULT, slots=64)
@@ -23,7 +23,7 @@ DEMAND = Demand("uniform", Closed(4), requests=8, warmup=2, output_tokens=10, ti
 
 def _findings(points: list[Point], slo_p95_ms: float = 1000) -> Findings:
     subject = Subject.of("default", "anything", threads=1)
-    return Findings(subject, None, DEMAND, slo_p95_ms, "a device", points, measured_noise(points))
+    return Findings(subject, None, DEMAND, slo_p95_ms, "a device", points, Noise.of(points))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def _findings(points: list[Point], slo_p95_ms: float = 1000) -> Findings:
         ("--slo-p95-ms=2000 --budget=0.5 --resume", "make tune SLO_P95_MS=2000 BUDGET=0.5"),
         (
             "--slo-p95-ms 2000 --budget 15 --model org/llama --mix geometric --rate 2 --output /a/b/c.json",
-            "make tune SLO_P95_MS=2000 BUDGET=15 MODEL=org/llama 'TUNE=--mix geometric --rate 2 --output c.json'",
+            "make tune SLO_P95_MS=2000 BUDGET=15 MODEL=org/llama 'TUNE=--mix geometric --rate 2.0 --output c.json'",
         ),
     ],
 )
@@ -103,8 +103,9 @@ def test_the_findings_have_every_point_and_the_recommendation_with_its_config() 
     assert (best["tokens_per_second"], best["p95_ms"], best["repeats"]) == (300.0, 600.0, 3)
     assert (late["pareto"], late["meets_slo"]) == (True, False)
     assert (broken["tokens_per_second"], broken["pareto"], broken["meets_slo"]) == (None, False, False)
+    settings = {**asdict(SLOTS_64), "preferred_batch_size": [4, 8, 16, 32]}
     assert sections["recommended"] == {
-        "settings": SLOTS_64.settings(), "config": findings.config, "command": "make serve VARIANT=tuned"
+        "settings": settings, "config": findings.config, "command": "make serve VARIANT=tuned"
     }  # fmt: skip
     assert findings.config is not None
     assert knobs_of(parsed(findings.config)) == SLOTS_64

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from unit.tuning import DEFAULT, measurement
 
-from perf.tune.points import Batcher, Knobs, Measurement, Point, run_key
+from perf.tune.points import Knobs, Measurement, Point
 from perf.tune.search import AXES, FIRST_RUNS, MOST, MOST_AROUND, MOST_REPEATS, RUNS, Search, around, resized
 
 SMALL = replace(DEFAULT, prefill_tokens=64)
@@ -44,7 +44,7 @@ class _Bench:
 
     def _measure(self, knobs: Knobs, run: int) -> None:
         self.made.append((knobs, run))
-        self.measured[run_key(knobs, run)] = measurement(self.throughput(knobs), 500.0)
+        self.measured[knobs.key(run)] = measurement(self.throughput(knobs), 500.0)
 
     @property
     def first_runs(self) -> list[Knobs]:
@@ -123,13 +123,13 @@ def test_a_resumed_search_makes_only_missing_measurements() -> None:
 
 
 def test_a_point_that_the_server_refuses_is_not_tried_again() -> None:
-    bench = _Bench(_flat, **{run_key(SMALL, 1): {"not_run": "does not fit"}})
+    bench = _Bench(_flat, **{SMALL.key(1): {"not_run": "does not fit"}})
     assert _of(bench.search(), SMALL).failure == "does not fit"
     assert SMALL not in {knobs for knobs, _ in bench.made}
 
 
 def test_the_search_works_from_a_default_that_does_not_start() -> None:
-    search = _Bench(_flat, **{run_key(DEFAULT, 1): {"not_run": "does not fit"}}).search()
+    search = _Bench(_flat, **{DEFAULT.key(1): {"not_run": "does not fit"}}).search()
     assert any(len(point.runs) == RUNS for point in search.points if point.knobs != DEFAULT)
 
 
@@ -137,24 +137,24 @@ def test_the_load_bounds_the_slots_that_are_tried() -> None:
     bench = _Bench(_flat)
     bench.search(most_at_once=48)
     assert {knobs.slots for knobs in bench.first_runs} == {8, 16, 32, 48}
-    assert all(knobs.batcher is None or max(knobs.batcher.preferred) <= knobs.slots for knobs in bench.first_runs)
+    assert all(max(knobs.preferred_batch_size or ()) <= knobs.slots for knobs in bench.first_runs)
 
 
 def test_a_config_without_a_batcher_has_two_axes() -> None:
     bench = _Bench(_flat)
-    bench.search(default=Knobs(None, 1, 512))
-    assert {knobs.batcher for knobs in bench.first_runs} == {None}
+    bench.search(default=Knobs(None, None, 1, 512))
+    assert {knobs.preferred_batch_size for knobs in bench.first_runs} == {None}
     assert {knobs.slots for knobs in bench.first_runs} == {1, 2, 4}
 
 
-@pytest.mark.parametrize("knobs", [Knobs(Batcher(0, (1,)), 1, 1), Knobs(Batcher(0, (1024,)), 1024, 1 << 20)], ids=str)
+@pytest.mark.parametrize("knobs", [Knobs(0, (1,), 1, 1), Knobs(0, (1024,), 1024, 1 << 20)], ids=str)
 def test_every_value_is_within_the_engines_bounds(knobs: Knobs) -> None:
     for point in _all_around(knobs):
         assert 1 <= point.slots <= 1024
         assert 1 <= point.prefill_tokens <= 1 << 20
 
 
-@pytest.mark.parametrize("knobs", [DEFAULT, Knobs(Batcher(7, (3,)), 33, 500)], ids=str)
+@pytest.mark.parametrize("knobs", [DEFAULT, Knobs(7, (3,), 33, 500)], ids=str)
 def test_the_axes_have_at_most_the_stated_number_of_points(knobs: Knobs) -> None:
     assert len(_all_around(knobs)) <= MOST_AROUND
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perf.load.summary import percentiles
-from perf.tune.points import Batcher, Knobs, Measurement, Point
+from perf.tune.points import Knobs, Measurement, Point
 
-DEFAULT = Knobs(Batcher(10_000, (4, 8, 16, 32)), slots=32, prefill_tokens=512)
+DEFAULT = Knobs(10_000, (4, 8, 16, 32), slots=32, prefill_tokens=512)
 
 
 def measurement(tokens_per_second: float, p95_ms: float, errors: int = 0) -> Measurement:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import SimpleNamespace
 
-import httpcore
+import grpc
 import httpx
 import pytest
 from triton_llama import (
@@ -22,10 +21,13 @@ from triton_llama import (
     LlamaClient,
     LlamaConnectionError,
     LlamaTimeoutError,
+    OverloadedError,
+    RejectedInputError,
     ServerError,
 )
 from triton_llama.endpoint import Protocol
-from triton_llama.http_transport import _Network, _Stream
+from tritonclient.grpc.service_pb2 import ModelInferRequest
+from unit.grpc_peers import Responses, grpc_server, response
 from unit.peers import HOST, hang_up, receive_request, respond, server, stay_silent
 from unit.streaming import both_protocols, stream_server
 
@@ -279,37 +281,6 @@ async def test_cookies_are_neither_kept_nor_sent() -> None:
     assert not any(b"\r\ncookie:" in head.lower() for head in heads)
 
 
-def test_connections_can_be_aborted_while_threads_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend connects at once, and threads are switched as often as possible, so that they meet."""
-    monkeypatch.setattr(httpcore.SyncBackend, "connect_tcp", lambda *arguments: httpcore.MockStream([]))
-    network, stop = _Network(), threading.Event()
-
-    def connect() -> None:
-        streams = []
-        for _ in range(20_000):
-            with suppress(httpcore.ConnectError):
-                streams.append(network.connect_tcp(HOST, 1, time.monotonic() + 60.0))
-            if stop.is_set():
-                return
-
-    monkeypatch.setattr(_Stream, "abort", lambda stream: None)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            connecting = [threads.submit(connect) for _ in range(4)]
-            try:
-                for _ in range(200):
-                    network.abort()
-                    network._aborted = False
-            finally:
-                stop.set()
-            for one in connecting:
-                one.result()
-    finally:
-        sys.setswitchinterval(before)
-
-
 @both_protocols
 def test_closing_the_client_ends_a_request_in_another_thread(protocol: Protocol) -> None:
     waiting = threading.Event()
@@ -360,3 +331,46 @@ def test_a_list_names_the_prompt_that_failed_and_an_empty_one_sends_nothing(prot
         kept = client.generate(["a", "b"], return_exceptions=True)
         assert [type(one) for one in kept] == [LlamaConnectionError, LlamaConnectionError]
         assert client.generate([]) == []
+
+
+def test_a_failure_stops_the_sending_and_the_first_error_in_the_lists_order_is_raised() -> None:
+    sent, third_has_failed = set(), threading.Event()
+
+    def answer(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
+        sent.add(prompt := request.raw_input_contents[0][4:].decode())
+        if prompt == "third":
+            third_has_failed.set()
+            context.abort(grpc.StatusCode.INTERNAL, prompt)
+        assert third_has_failed.wait(20)
+        if prompt == "second":
+            context.abort(grpc.StatusCode.UNAVAILABLE, prompt)
+        # Until both failures have been seen.
+        time.sleep(0.2)
+        yield response("", "stop")
+
+    with (
+        grpc_server(answer) as port,
+        LlamaClient(f"{HOST}:{port}", "grpc", concurrency=3) as client,
+        pytest.raises(OverloadedError, match="second") as error,
+    ):
+        client.generate(["first", "second", "third", "fourth"])
+    assert error.value.prompt_index == 1
+    assert sent == {"first", "second", "third"}
+
+
+def test_kept_errors_are_in_their_positions_and_stop_nothing() -> None:
+    def answer(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
+        if request.raw_input_contents[0].endswith(b"first"):
+            context.abort(grpc.StatusCode.INTERNAL, "first")
+        yield response("", "stop")
+
+    with grpc_server(answer) as port, LlamaClient(f"{HOST}:{port}", "grpc") as client:
+        outcomes = client.generate(["first", "\ud800", "third"], return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ServerError, RejectedInputError, Completion]
+    assert [getattr(outcome, "prompt_index", None) for outcome in outcomes] == [0, 1, None]
+
+
+def test_a_list_with_an_unsendable_prompt_is_refused_before_anything_is_sent() -> None:
+    with LlamaClient("no-such-host.invalid") as client, pytest.raises(RejectedInputError) as error:
+        client.generate(["a", "\ud800"])
+    assert error.value.prompt_index == 1

@@ -1,4 +1,4 @@
-"""A benchmark's command line: common options, and the command that repeats a run."""
+"""A benchmark's command line, the command that repeats a run, and the beginning of a long one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,29 @@ import argparse
 import math
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
+from perf.checkpoint import check_context, described
+from perf.course import Budget, Course
+from perf.results_file import Results
+from perf.roofline.device import measured_once
+from perf.roofline.rates import DeviceRates
+
 CORES = len(os.sched_getaffinity(0))
+
+
+class Options(argparse.Namespace):
+    """The options of every long run. budget: minutes. model: a checkpoint's folder, None for random weights."""
+
+    budget: float
+    model: Path | None
+    threads: int
+    resume: bool
+    output: Path
 
 
 def positive(text: str) -> float:
@@ -28,26 +47,60 @@ def count(text: str) -> int:
     return value
 
 
-def checkpoint_folder(text: str) -> Path:
-    """Parse the path of a checkpoint's folder, for argparse."""
-    folder = Path(text)
-    if not (folder / "config.json").is_file():
+def _checkpoint(text: str) -> Path:
+    if not (Path(text) / "config.json").is_file():
         raise argparse.ArgumentTypeError(
-            f"{folder} is not a folder with a config.json (download a checkpoint of the hub first)"
+            f"{text} is not a folder with a config.json (download a checkpoint of the hub first)"
         )
-    return folder
+    return Path(text)
 
 
-def run_parser(prog: str, description: str | None, minutes: int, output: Path) -> argparse.ArgumentParser:
-    """Return a parser with the options of every long run: budget, model, threads, resume, output."""
+def run_parser(prog: str, description: str | None, minutes: int, output: str) -> argparse.ArgumentParser:
+    """Return a parser with the options of every long run."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     add = parser.add_argument
     add("--budget", type=positive, default=minutes, metavar="MINUTES", help=f"for all of it (default {minutes})")
-    add("--model", type=checkpoint_folder, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
+    add("--model", type=_checkpoint, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
     add("--threads", type=count, default=CORES, metavar="N", help=f"for computing in each server (default {CORES})")
     add("--resume", action="store_true", help="measure only what the output file lacks")
-    add("--output", type=Path, default=output, metavar="FILE", help=f"default {output}")
+    add("--output", type=Path, default=Path(output), metavar="FILE", help=f"default {output}")
     return parser
+
+
+def begin(
+    kind: str, options: Options, checkpoint: Path, settings: Mapping[str, object], given: Sequence[str]
+) -> tuple[Course, DeviceRates]:
+    """Return the course of a long run and the device's rates; a file that can't be resumed ends the program.
+
+    settings: a run is resumed under the same ones, in addition to model and threads. given: options that repeat it.
+    """
+    check_context(checkpoint)
+    torch.set_num_threads(options.threads)
+    model = described(checkpoint)
+    try:
+        results = Results(
+            options.output, kind, {"model": model, "threads": options.threads, **settings}, options.resume
+        )
+    except ValueError as error:
+        sys.exit(f"{kind}: {error}")
+    command = make_command(kind, {} if options.model is None else {"MODEL": options.model.name}, given)
+    before = results.get("command")
+    results.section("command", command if before in (None, command) else f"{before}; {command}")
+    course = Course(results, Budget(60 * options.budget))
+    course.budget.say(f"{results.device}; {model}; {options.threads} threads a server")
+    rates = measured_once(results, options.threads)
+    course.budget.say(rates.describe())
+    return course, rates
+
+
+def given(parser: argparse.ArgumentParser, options: Options, names: Sequence[str]) -> list[str]:
+    """Return those of the options of these names that differ from their default, as typed."""
+    words: list[str] = []
+    for name in names:
+        value = getattr(options, name)
+        if value != parser.get_default(name):
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
 
 
 def make_command(target: str, variables: Mapping[str, str], options: Sequence[str] = ()) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from llama_engine.errors import one_line
 
@@ -15,10 +17,21 @@ from perf.environment import StealTime
 from perf.results_file import Results
 
 Measurement = Mapping[str, object]
+Started = TypeVar("Started")
+START_S = 30.0
+"""With less time left no server is started."""
 
 
-class NoTimeError(Exception):
+class SkippedError(Exception):
+    """A load is not measured; `str()` is the reason. The next one follows on the same server."""
+
+
+class NoTimeError(SkippedError):
     """The smallest measurement takes longer than the time left; `str()` gives both."""
+
+
+class StillAtWorkError(Exception):
+    """The server has not answered a load in time, so no other one may follow."""
 
 
 class Budget:
@@ -67,6 +80,42 @@ class Course:
             found = {**name, "not_run": reason(error)}
         self.note(key, found)
 
+    def measure_on_one(
+        self,
+        name: Mapping[str, object],
+        loads: Mapping[str, Callable[[Started], Measurement]],
+        start: Callable[[], AbstractContextManager[Started]],
+    ) -> None:
+        """Start a server, apply the loads that the results lack, stop it; every load has an entry afterwards.
+
+        What ends the server's measurements is the reason of all loads that are left: it can't run, or it has not
+        answered a load in time and may still be computing it.
+        """
+        left = {key: load for key, load in loads.items() if not self.has(key)}
+        if not left:
+            self.budget.say(f"{', '.join(loads)}: there already")
+            return
+        try:
+            self.refuse_without(START_S)
+            with start() as started:
+                for key, load in [*left.items()]:
+                    self.budget.say(f"{key} …")
+                    try:
+                        found = load(started)
+                    except SkippedError as error:
+                        found = {**name, "not_run": reason(error)}
+                    self.note(key, found)
+                    del left[key]
+                    if found.get("unanswered"):
+                        raise StillAtWorkError(
+                            f"{found['unanswered']} requests of the last load weren't answered in time"
+                        )
+        except Exception as error:  # noqa: BLE001 - any library may raise; the reason is recorded and printed
+            for key in left:
+                self.note(key, {**name, "not_run": reason(error)})
+            if not left:
+                self.budget.say(f"after the last load: {reason(error)}")
+
     def refuse_without(self, seconds: float) -> None:
         """Raise NoTimeError unless that many seconds are left."""
         left = max(self.budget.left, 0.0)
@@ -80,19 +129,14 @@ class Course:
     def note(self, key: str, found: Measurement) -> None:
         """Write a measurement and print it in a line: its own `in_short`, if it has one."""
         self.results.add(key, found)
-        self.budget.say(f"{key}: {_in_short(found)}")
+        latency = found.get("latency_ms")
+        p95 = f", p95 {latency['p95'] / 1e3:,.1f} s" if isinstance(latency, Mapping) else ""
+        line = f"{found.get('tokens_per_second')} tokens/s{p95}, {found.get('errors')} errors"
+        if "not_run" in found:
+            line = f"not run: {found['not_run']}"
+        self.budget.say(f"{key}: {found.get('in_short', line)}")
 
 
 def reason(error: Exception) -> str:
     """Return in a line why something could not run."""
     return str(error) if isinstance(error, NoTimeError) else one_line(error)
-
-
-def _in_short(found: Measurement) -> str:
-    if "not_run" in found:
-        return f"not run: {found['not_run']}"
-    if "in_short" in found:
-        return str(found["in_short"])
-    latency = found.get("latency_ms")
-    p95 = f", p95 {latency['p95'] / 1e3:,.1f} s" if isinstance(latency, Mapping) else ""
-    return f"{found.get('tokens_per_second')} tokens/s{p95}, {found.get('errors')} errors"

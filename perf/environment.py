@@ -9,7 +9,7 @@ import platform
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
@@ -26,9 +26,6 @@ CARRIED = Path(".work") / "gpu" / "sources.json"
 # Written by runs and by `make report`; no figure depends on them.
 _WRITTEN = ("perf/results", "README.md", "docs")
 
-# Opening a file in /proc of a task that has ended, and reading one that was opened before.
-_GONE = (FileNotFoundError, ProcessLookupError)
-
 
 def describe() -> dict[str, object]:
     """Return commit, device, cores and versions, for a result's JSON."""
@@ -38,7 +35,7 @@ def describe() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "versions": {name: found.version for name in _PACKAGES for found in distributions(name=name)},
     }
 
 
@@ -49,13 +46,14 @@ def sources() -> dict[str, object]:
     was carried along.
     """
     # Git itself would look for a repository in the folders above, too.
-    if not (ROOT / ".git").exists():
-        return _carried()
-    try:
-        return _read()
-    except (FileNotFoundError, subprocess.CalledProcessError):
-        # No git, or a repository that belongs to another user or is incomplete: the run goes on all the same.
-        return _carried()
+    if (ROOT / ".git").exists():
+        # No git, or a repository of another user or an incomplete one: the run goes on all the same.
+        with suppress(FileNotFoundError, subprocess.CalledProcessError):
+            return _read()
+    found: dict[str, object] = {"commit": "unknown", "uncommitted_changes": True, "changes_sha256": None}
+    if (ROOT / CARRIED).exists():
+        found = json.loads((ROOT / CARRIED).read_text())
+    return found
 
 
 def device() -> str:
@@ -105,16 +103,9 @@ def memory_of(pid: int) -> ProcessMemory:
 
 def family(pid: int) -> list[int]:
     """Return the process and its descendants, itself first. Processes that end meanwhile may be missing."""
-    found, tasks, children = [pid], list[Path](), list[str]()
-    with suppress(*_GONE):
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-    for task in tasks:
-        # One by one: a thread that ends must not hide the others' children.
-        with suppress(*_GONE):
-            children += (task / "children").read_text().split()
-    for child in children:
-        found += family(int(child))
-    return found
+    with suppress(psutil.NoSuchProcess):
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    return [pid]
 
 
 def vram_mib() -> float | None:
@@ -154,20 +145,5 @@ def _read() -> dict[str, object]:
     }
 
 
-def _carried() -> dict[str, object]:
-    try:
-        found: dict[str, object] = json.loads((ROOT / CARRIED).read_text())
-    except FileNotFoundError:
-        found = {"commit": "unknown", "uncommitted_changes": True, "changes_sha256": None}
-    return found
-
-
 def _git(*arguments: str) -> bytes:
     return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=True).stdout
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -28,13 +28,8 @@ def series(content: str) -> dict[Series, float]:
 
 def read(metrics_url: str) -> dict[str, float]:
     """Return the server's and our model's series of the endpoint at host:port, by name, summed over their labels."""
-    return parse(text(metrics_url))
-
-
-def parse(content: str) -> dict[str, float]:
-    """Return the same from the endpoint's text."""
     found: dict[str, float] = {}
-    for (name, labels), value in series(content).items():
+    for (name, labels), value in series(text(metrics_url)).items():
         if dict(labels).get("model", MODEL_NAME) == MODEL_NAME:
             found[name] = found.get(name, 0.0) + value
     return found

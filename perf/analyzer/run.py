@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_llama.sampling_params import SamplingParams
-from triton_llama.tensors import Tensor, prepare
+from triton_llama.tensors import prepare
 
 from perf.analyzer.binary import NAME, AnalyzerError, PerfAnalyzer, find
 from perf.load.arrivals import Closed
@@ -67,34 +67,28 @@ class AnalyzerReport:
 
 
 def measure(
-    url: str,
-    requests: Sequence[Request],
-    concurrency: int,
-    warmup: int,
-    timeout: float,
-    model: str = "llama",
-    analyzer: PerfAnalyzer | None = None,
+    url: str, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float, model: str = "llama"
 ) -> AnalyzerReport:
     """Send these requests over gRPC to `url` (host:port), `concurrency` at a time.
 
     warmup: at least `concurrency`, so that the measured ones meet a full server; or 0. timeout: seconds for all of
-    them. analyzer: None finds one. Raises ValueError for inconsistent counts, FailedRunError, and what `find` raises.
+    them. Raises ValueError for inconsistent counts, FailedRunError, and what `find` raises.
     """
     if not 1 <= concurrency <= len(requests) or not (warmup == 0 or concurrency <= warmup < len(requests)):
         raise ValueError(
             f"concurrency is {concurrency}, warmup {warmup}, and there are {len(requests)} requests; it must be "
             "1 <= concurrency <= warmup < requests, or warmup 0 and 1 <= concurrency <= requests"
         )
-    analyzer = analyzer or find()
+    arguments = [
+        *("-m", model, "-i", "grpc", "-u", url, "--input-data", "requests.json"),
+        *("--async", "--max-threads", "1", "--concurrency-range", str(concurrency)),
+        *("--request-count", str(len(requests))),
+        *("--profile-export-file", "profile.json", "-f", "report.csv"),
+    ]
+    analyzer = find()
     with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as name:
         folder = Path(name)
         (folder / "requests.json").write_text(inputs(requests))
-        arguments = [
-            *("-m", model, "-i", "grpc", "-u", url, "--input-data", "requests.json"),
-            *("--async", "--max-threads", "1", "--concurrency-range", str(concurrency)),
-            *("--request-count", str(len(requests))),
-            *("--profile-export-file", "profile.json", "-f", "report.csv"),
-        ]
         _run(analyzer, arguments, folder, timeout)
         records = read_profile(folder / "profile.json", requests)
         with (folder / "report.csv").open(newline="") as file:
@@ -103,7 +97,7 @@ def measure(
         version=analyzer.version,
         command=shlex.join([NAME, *arguments]),
         run=Run(Closed(concurrency), records, warmup),
-        server_us={name: float(row[column]) for name, column in _SERVER_COLUMNS.items()},
+        server_us={stage: float(row[column]) for stage, column in _SERVER_COLUMNS.items()},
     )
 
 
@@ -111,9 +105,16 @@ def inputs(requests: Sequence[Request]) -> str:
     """Return the requests as --input-data: every input of the contract in every request.
 
     Triton batches only requests with the same set of inputs, so the client's own full set is sent. perf_analyzer adds
-    none by itself (it would send random numbers as `max_tokens`).
+    none by itself (it would send random numbers as `max_tokens`), but the batch dimension.
     """
-    return json.dumps({"data": [_entry(request) for request in requests]})
+    entries: list[dict[str, object]] = []
+    for request in requests:
+        tokens = request.output_tokens
+        # min_tokens: no end token or stop string before. seed: greedy, but a random one would change the file.
+        params = SamplingParams(max_tokens=tokens, min_tokens=tokens, temperature=0.0, seed=0)
+        tensors = prepare(request.prompt, params).tensors
+        entries.append({one.name: {"content": list(one.values), "shape": [len(one.values)]} for one in tensors})
+    return json.dumps({"data": entries})
 
 
 def read_profile(path: Path, requests: Sequence[Request]) -> tuple[Record, ...]:
@@ -132,40 +133,28 @@ def read_profile(path: Path, requests: Sequence[Request]) -> tuple[Record, ...]:
             f"perf_analyzer was to send {asked.total()} requests and sent {sent.total()}: {(asked - sent).total()} are "
             f"missing, {(sent - asked).total()} are others or more than asked for"
         )
-    short = [(record, request) for record, request in answered if record.output_tokens != request.output_tokens]
-    if short:
-        record, request = short[0]
-        raise FailedRunError(
-            f"{len(short)} of {len(answered)} answers have another length than was asked for, the first one "
-            f"{record.output_tokens} tokens instead of {request.output_tokens}"
-        )
+    for record, request in answered:
+        if record.output_tokens != request.output_tokens:
+            raise FailedRunError(
+                f"an answer has another length than was asked for: {record.output_tokens} tokens instead of "
+                f"{request.output_tokens}"
+            )
     return tuple(record for record, _ in answered)
-
-
-def _entry(request: Request) -> dict[str, object]:
-    tokens = request.output_tokens
-    # min_tokens: no end token or stop string before. seed: greedy, but a random one would change the file every time.
-    params = SamplingParams(max_tokens=tokens, min_tokens=tokens, temperature=0.0, seed=0)
-    return {tensor.name: _value(tensor) for tensor in prepare(request.prompt, params).tensors}
-
-
-def _value(tensor: Tensor) -> dict[str, object]:
-    # perf_analyzer adds the batch dimension itself.
-    return {"content": list(tensor.values), "shape": [len(tensor.values)]}
 
 
 def _run(analyzer: PerfAnalyzer, arguments: Sequence[str], folder: Path, timeout: float) -> None:
     try:
-        ran = subprocess.run(
-            [str(analyzer.executable), *arguments],
-            cwd=folder,
-            env=analyzer.environment(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-        )
+        with analyzer.environment() as environment:
+            ran = subprocess.run(
+                [str(analyzer.executable), *arguments],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+                check=False,
+            )
     except subprocess.TimeoutExpired as error:
         raise FailedRunError(f"perf_analyzer was still running after {timeout:g} s") from error
     # It also ends with code 0 without a stable measurement, and then writes no export.
@@ -180,7 +169,7 @@ def _answered(request: dict[str, Any]) -> tuple[Record, Request]:
         raise FailedRunError(f"a request failed: {request.get('response_outputs')}")
     # One response a request: the servers measured here are not decoupled.
     (ended,), (outputs,) = request["response_timestamps"], request["response_outputs"]
-    inputs, sent, ended = request["request_inputs"], request["timestamp"] / 1e9, ended / 1e9
+    inputs, sent = request["request_inputs"], request["timestamp"] / 1e9
     prompt_tokens, output_tokens = int(outputs["num_input_tokens"]), int(outputs["num_output_tokens"])
-    record = Record(sent, sent, None, ended, ended, (), prompt_tokens, output_tokens, "")
+    record = Record(sent, sent, ended / 1e9, (), prompt_tokens, output_tokens, "")
     return record, Request(inputs["text_input"], int(inputs["max_tokens"]))

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from perf.environment import ROOT
-from perf.servers.server import NotRunError
+from perf.servers.running import NotRunError
 
 FOLDER = ROOT / ".work" / "vllm"
 VERSION = "0.32.0"

@@ -1,31 +1,30 @@
 """Measure everything in one run, write it to one file, and print its tables.
 
 The budget may end first, so the order is by importance and duration: the article's table, the same at mixed lengths,
-where the time goes, and the baselines. (`bench.sweep` measures over concurrencies.) Skipped
-measurements are recorded with the reason.
+where the time goes, and the baselines. (`bench.sweep` measures over concurrencies.) Skipped measurements are recorded
+with the reason.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from perf.bench import articles
-from perf.bench.baselines import baselines
-from perf.bench.options import Options, parse
-from perf.checkpoint import check_context, default_checkpoint, described
-from perf.command import make_command
-from perf.course import Budget, Course, reason
+from perf.bench.articles import tables
+from perf.bench.baselines import Loads
+from perf.checkpoint import default_checkpoint
+from perf.command import Options, begin, count, given, positive, run_parser
+from perf.course import Course, reason
+from perf.load.summary import SLO
 from perf.overhead.account import account
-from perf.report import tables
 from perf.report.results import read
-from perf.results_file import Results
-from perf.roofline.device import measured_once
+from perf.report.tables import summary
+from perf.servers.baselines import servers
 from perf.workload import Mix
 
+SECTIONS = ("article", "mixed", "peers", "overhead")
 # Mixes of the article's tables, and their share of the time left when each begins, so that time saved is passed on.
 _TABLES: dict[str, tuple[list[Mix], float]] = {
     "article": (["equal"], 0.25),
@@ -35,53 +34,59 @@ _ACCOUNT_S = 240.0
 _SLOTS = 32
 
 
+class BenchOptions(Options):
+    """only: of SECTIONS. without: keys of servers. given: the options that change what is measured, as typed."""
+
+    concurrency: int
+    only: list[str]
+    without: list[str]
+    slo_ttft_ms: float
+    slo_itl_ms: float
+    given: list[str]
+
+
+def parse(arguments: Sequence[str] | None = None) -> BenchOptions:
+    """Parse the command line; a value out of bounds ends the program with one line."""
+    parser = run_parser("make bench", __doc__, 60, "perf/results/bench.json")
+    add = parser.add_argument
+    add("--concurrency", type=count, default=32, metavar="N", help="users (default 32)")
+    add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
+    add("--without", nargs="*", metavar="SERVER", default=[], help="baselines to leave out: vllm …")
+    add("--slo-ttft-ms", type=positive, default=2000.0, metavar="MS", help="goodput: TTFT (default 2000)")
+    add("--slo-itl-ms", type=positive, default=100.0, metavar="MS", help="goodput: mean ITL (default 100)")
+    found = parser.parse_args(arguments, BenchOptions())
+    known = [server.key for server in servers()]
+    if unknown := sorted({*found.without} - {*known}):
+        parser.error(f"--without has {unknown[0]!r}: known are {', '.join(known)}")
+    found.given = given(parser, found, ["concurrency", "threads", "only", "without"])
+    return found
+
+
 def main() -> None:
     """Run what the command line selects."""
     options = parse()
-    budget = Budget(options.budget_s)
     checkpoint = options.model or default_checkpoint()
-    check_context(checkpoint)
-    torch.set_num_threads(options.threads)
-    # A run is resumed under the same ones; the sections may differ.
-    settings = {
-        "model": described(checkpoint),
-        "threads": options.threads,
-        "concurrency": options.concurrency,
-        "slo": asdict(options.slo),
-    }
-    try:
-        results = Results(options.output, "bench", settings, options.resume)
-    except ValueError as error:
-        sys.exit(f"bench: {error}")
-    results.section("command", _command(options, results.get("command")))
-    course = Course(results, budget)
-    budget.say(f"{results.device}; {described(checkpoint)}; {options.threads} threads a server")
-    rates = measured_once(results, options.threads)
-    budget.say(rates.describe())
+    slo = SLO(options.slo_ttft_ms / 1e3, options.slo_itl_ms / 1e3)
+    settings = {"concurrency": options.concurrency, "slo": asdict(slo)}
+    course, rates = begin("bench", options, checkpoint, settings, options.given)
     for section, (mixes, share) in _TABLES.items():
-        if section in options.sections:
-            seconds = share * budget.left
-            articles.tables(course, options.concurrency, options.threads, checkpoint, rates, mixes, seconds)
-    if "overhead" in options.sections and results.get("overhead") is None:
-        _account(course, options, checkpoint)
-    if "peers" in options.sections:
-        baselines(course, options, checkpoint, rates)
-    results.finish()
-    print(f"\n{tables.summary(read(options.output))}\n")
+        if section in options.only:
+            seconds = share * course.budget.left
+            tables(course, options.concurrency, options.threads, checkpoint, rates, mixes, seconds)
+    if "overhead" in options.only and course.results.get("overhead") is None:
+        _account(course, options.threads, checkpoint)
+    if "peers" in options.only:
+        chosen = [server for server in servers() if server.key not in options.without]
+        Loads(course, checkpoint, options.concurrency, options.threads, slo, rates).measure(chosen)
+    course.results.finish()
+    print(f"\n{summary(read(options.output))}\n")
     print(f"written to {options.output}; make report puts it into README.md")
 
 
-def _command(options: Options, before: object) -> str:
-    """Return the command that repeats the run. before: the command of the resumed run, or None."""
-    variables = {} if options.model is None else {"MODEL": options.model.name}
-    command = make_command("bench", variables, options.given)
-    return command if before in (None, command) else f"{before}; {command}"
-
-
-def _account(course: Course, options: Options, checkpoint: Path) -> None:
+def _account(course: Course, threads: int, checkpoint: Path) -> None:
     try:
         course.refuse_without(_ACCOUNT_S)
-        found = account(checkpoint, "int8", "uniform", 2 * _SLOTS, 3 * _SLOTS, options.threads, say=course.budget.say)
+        found = account(checkpoint, "int8", "uniform", 2 * _SLOTS, 3 * _SLOTS, threads, say=course.budget.say)
     except Exception as error:  # noqa: BLE001 - as in Course.measure: the tables are printed all the same
         course.budget.say(f"overhead: not run: {reason(error)}")
     else:

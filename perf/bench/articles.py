@@ -13,14 +13,11 @@ from pathlib import Path
 import torch
 
 from perf.analyzer.binary import find
-from perf.article import measure, sizes
-from perf.article.configurations import Configuration, configurations, serving
-from perf.course import Course, Measurement
+from perf.bench.measure import Measurement, article_entry, choose, measured_pace
+from perf.course import START_S, Course
 from perf.roofline.rates import DeviceRates
-from perf.workload import MEAN_OUTPUT, Mix
-
-START_S = 30.0
-"""With less time left no server is started."""
+from perf.servers.triton import Configuration, configurations, serving
+from perf.workload import Mix
 
 
 def tables(
@@ -47,12 +44,11 @@ def tables(
 
     def task(configuration: Configuration, mix: Mix, share: float) -> Measurement:
         course.refuse_without(START_S)
+        find()  # without perf_analyzer no server is started
         with serving(configuration, checkpoint, threads, course.budget.left) as served:
-            analyzer = find()
-            pace = measure.pace(served, mix, concurrency, analyzer)
-            size = sizes.choose(share, pace, MEAN_OUTPUT)
+            size = choose(share, measured_pace(served, checkpoint, mix, concurrency))
             course.refuse_without(size.predicted_s)
-            return measure.sized(served, mix, concurrency, size, rates, analyzer)
+            return article_entry(configuration, served, checkpoint, mix, concurrency, size, rates)
 
     for number, (mix, one) in enumerate(tasks):
         share = (until - course.budget.spent) / (len(tasks) - number)

@@ -3,6 +3,6 @@
     run = drive(Target("vllm", "openai_completions", "http://127.0.0.1:8000", "llama"), requests, Closed(32), ...)
     summarize(run, SLO(0.5, 0.05))
 
-It runs on asyncio in a process of its own (`python -m perf.load`), so that the benchmark does not delay it. On a small
-machine it takes processor time from the server under test, the same for every server: 50 µs per streamed event.
+On a small machine it takes processor time from the server under test, the same for every server: 50 µs per streamed
+event.
 """

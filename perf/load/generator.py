@@ -1,4 +1,4 @@
-"""The generator itself, on asyncio and aiohttp.
+"""`drive`: put a server under load, on asyncio and aiohttp, and return what happened to the requests.
 
 Closed loop: each user sends until no request is left. Open loop: each request is sent at its arrival time, however many
 are outstanding. The warm-up is no phase of its own: its requests are sent first in the same sequence, so that the
@@ -11,37 +11,41 @@ costs a fraction of a millisecond, the same for every server. There are no retri
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 import aiohttp
 
-from perf.load.arrivals import Closed, sessions
-from perf.load.driver import Plan
+from perf.load.arrivals import Closed, Poisson, sessions
 from perf.load.protocols import Request, Target, body, path, read_answer
-from perf.load.records import TIME_OVER, Record
+from perf.load.records import TIME_OVER, Record, Run
 
 
-async def generate(plan: Plan) -> list[Record]:
-    """Run the plan; return one record per request, in order."""
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
-        timeout=aiohttp.ClientTimeout(total=None),
-        headers={"Content-Type": "application/json"},
-        # A server must not spend its time on compression.
-        skip_auto_headers=["Accept-Encoding"],
-    ) as client:
-        load = _Load(plan, client)
-        await (load.closed(plan.arrivals.concurrency) if isinstance(plan.arrivals, Closed) else load.open())
-    return [_record(plan, number, exchange) for number, exchange in sorted(load.exchanges.items())]
+def drive(target: Target, requests: Sequence[Request], arrivals: Closed | Poisson, warmup: int, timeout: float) -> Run:
+    """Send the requests in one sequence; the first `warmup` are recorded but not measured.
+
+    For a closed loop's throughput the warm-up should be at least its concurrency (`load.records` explains why).
+    `timeout`: seconds for all requests together, warm-up included. Requests not answered by then, or never sent, are
+    recorded as errors, as is everything else that fails. A fault of the generator itself is raised here.
+    """
+    if not 0 <= warmup < len(requests):
+        raise ValueError(f"warmup is {warmup}, must be 0 … {len(requests) - 1}: fewer than the requests")
+    # A process of its own, so that the benchmark does not delay it; a new one, as a fork would copy torch's threads.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        records = process.submit(generate, target, requests, arrivals, timeout).result()
+    return Run(arrivals, tuple(records), warmup)
 
 
-async def send_one(target: Target, request: Request, timeout: float) -> Record:
-    """Send a single request and return its record."""
-    (record,) = await generate(Plan(target, [request], Closed(1), timeout))
-    return record
+def generate(target: Target, requests: Sequence[Request], arrivals: Closed | Poisson, timeout: float) -> list[Record]:
+    """Do the same in this process; return one record per request, in order."""
+    load = _Load(target, requests, timeout)
+    asyncio.run(load.run(arrivals))
+    return [_record(target, requests[number], exchange) for number, exchange in sorted(load.exchanges.items())]
 
 
 @dataclass
@@ -58,46 +62,62 @@ class _Exchange:
 class _Load:
     """A sequence of requests, sent to an idle server, until the last one is answered or the time is over."""
 
-    def __init__(self, plan: Plan, client: aiohttp.ClientSession) -> None:
-        self._plan = plan
-        self._client = client
-        self._url = plan.target.url + path(plan.target)
+    def __init__(self, target: Target, requests: Sequence[Request], timeout: float) -> None:
+        self._url = target.url + path(target)
         # Encoded beforehand: nothing but sending and receiving happens under load.
-        self._bodies = [body(plan.target, request) for request in plan.requests]
+        self._bodies = [body(target, request) for request in requests]
+        self._timeout = timeout
         self.exchanges: dict[int, _Exchange] = {}
         self._began = time.perf_counter()
 
     def _now(self) -> float:
         return time.perf_counter() - self._began
 
-    async def closed(self, concurrency: int) -> None:
-        """Run users that send until no request is left."""
+    async def run(self, arrivals: Closed | Poisson) -> None:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers={"Content-Type": "application/json"},
+            # A server must not spend its time on compression.
+            skip_auto_headers=["Accept-Encoding"],
+        ) as client:
+            await (self._closed(client, arrivals) if isinstance(arrivals, Closed) else self._open(client, arrivals))
+
+    async def _closed(self, client: aiohttp.ClientSession, arrivals: Closed) -> None:
         waiting = deque(range(len(self._bodies)))
 
-        def user() -> _User:
-            return _User(self, waiting, self._now())
+        def user() -> Callable[[], Awaitable[bool]]:
+            # Since when the user is free: not now, as other users' answers may have been read since.
+            free = self._now()
 
-        await sessions(user().turn for _ in range(min(concurrency, len(waiting))))
+            async def turn() -> bool:
+                nonlocal free
+                if not waiting:
+                    return False
+                free = await self._send(client, waiting.popleft(), free)
+                return True
 
-    async def open(self) -> None:
-        """Send each request at its arrival time."""
-        assert not isinstance(self._plan.arrivals, Closed)
+            return turn
+
+        await sessions(user() for _ in range(min(arrivals.concurrency, len(waiting))))
+
+    async def _open(self, client: aiohttp.ClientSession, arrivals: Poisson) -> None:
         async with asyncio.TaskGroup() as requests:
-            for number, moment in enumerate(self._plan.arrivals.moments(len(self._bodies))):
+            for number, moment in enumerate(arrivals.moments(len(self._bodies))):
                 # After the deadline they follow at once, and each is recorded as not sent.
-                await asyncio.sleep(max(0.0, min(moment, self._plan.timeout) - self._now()))
-                requests.create_task(self.send(number, moment))
+                await asyncio.sleep(max(0.0, min(moment, self._timeout) - self._now()))
+                requests.create_task(self._send(client, number, moment))
 
-    async def send(self, number: int, scheduled: float) -> float:
+    async def _send(self, client: aiohttp.ClientSession, number: int, scheduled: float) -> float:
         """Send a request and read its answer until the deadline; return when it ended."""
         exchange = self.exchanges[number] = _Exchange(scheduled)
-        if (now := self._now()) >= self._plan.timeout:
+        if (now := self._now()) >= self._timeout:
             exchange.ended, exchange.error = now, f"not sent: {TIME_OVER}"
             return now
         exchange.sent = now
         try:
-            async with asyncio.timeout(self._plan.timeout - now):
-                await self._receive(exchange, self._bodies[number])
+            async with asyncio.timeout(self._timeout - now):
+                await self._receive(client, exchange, self._bodies[number])
         except TimeoutError:
             exchange.error = f"no whole answer when {TIME_OVER}, {self._now() - now:.1f} s after it was sent"
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError):
@@ -109,8 +129,8 @@ class _Load:
         exchange.ended = self._now()
         return exchange.ended
 
-    async def _receive(self, exchange: _Exchange, content: bytes) -> None:
-        async with self._client.post(self._url, data=content) as response:
+    async def _receive(self, client: aiohttp.ClientSession, exchange: _Exchange, content: bytes) -> None:
+        async with client.post(self._url, data=content) as response:
             if response.status != 200:
                 said = (await response.read())[:200].decode(errors="replace").strip()
                 exchange.error = f"HTTP {response.status}: {said}"
@@ -119,33 +139,15 @@ class _Load:
                 exchange.chunks.append((self._now(), chunk))
 
 
-@dataclass
-class _User:
-    """A user of a closed loop. free: since when; not now, as other users' answers may have been read since."""
-
-    load: _Load
-    waiting: deque[int]
-    free: float
-
-    async def turn(self) -> bool:
-        """Send the next request; return whether there was one."""
-        if not self.waiting:
-            return False
-        self.free = await self.load.send(self.waiting.popleft(), self.free)
-        return True
-
-
-def _record(plan: Plan, number: int, exchange: _Exchange) -> Record:
+def _record(target: Target, request: Request, exchange: _Exchange) -> Record:
     """Read the answer; where it fails, the record has what arrived before."""
-    answer = read_answer(plan.target.protocol, exchange.chunks, None if exchange.error else exchange.ended)
-    asked, error = plan.requests[number].output_tokens, answer.error or exchange.error
-    if not error and answer.output_tokens != asked:
-        error = f"{answer.output_tokens} tokens came, {asked} were asked for"
+    answer = read_answer(target.protocol, exchange.chunks, None if exchange.error else exchange.ended)
+    error = answer.error or exchange.error
+    if not error and answer.output_tokens != request.output_tokens:
+        error = f"{answer.output_tokens} tokens came, {request.output_tokens} were asked for"
     return Record(
         scheduled=exchange.scheduled,
         sent=exchange.sent,
-        first_token=answer.token_times[0] if answer.token_times else None,
-        last_token=answer.last_token,
         ended=exchange.ended,
         token_times=tuple(answer.token_times),
         prompt_tokens=answer.prompt_tokens,

@@ -17,6 +17,12 @@ Protocol = Literal["triton_generate", "triton_stream", "openai_completions", "fa
 """triton_generate: /v2/models/MODEL/generate, one response. triton_stream: .../generate_stream, server-sent events.
 openai_completions: /v1/completions, server-sent events. fastapi: /generate, one response: the article's servers."""
 
+_PATHS: Mapping[Protocol, str] = {
+    "triton_generate": "/v2/models/{}/generate",
+    "triton_stream": "/v2/models/{}/generate_stream",
+    "openai_completions": "/v1/completions",
+    "fastapi": "/generate",
+}
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
@@ -44,17 +50,8 @@ class AnswerError(Exception):
 
 
 def path(target: Target) -> str:
-    """Return the path of the request's URL. Raises ValueError for an unknown protocol."""
-    match target.protocol:
-        case "triton_generate":
-            return f"/v2/models/{target.model}/generate"
-        case "triton_stream":
-            return f"/v2/models/{target.model}/generate_stream"
-        case "openai_completions":
-            return "/v1/completions"
-        case "fastapi":
-            return "/generate"
-    raise ValueError(f"unknown protocol {target.protocol!r}")
+    """Return the path of the request's URL."""
+    return _PATHS[target.protocol].format(target.model)
 
 
 def body(target: Target, request: Request) -> bytes:
@@ -89,7 +86,6 @@ class Answer:
     """What was read of an answer. token_times: of a stream, of each event with a token. error: "" for none."""
 
     token_times: list[float] = field(default_factory=list)
-    last_token: float | None = None
     prompt_tokens: int | None = None
     output_tokens: int = 0
     error: str = ""
@@ -99,30 +95,18 @@ def read_answer(protocol: Protocol, chunks: Sequence[tuple[float, bytes]], ended
     """Read an answer from its chunks and their times. ended: when it was complete; None if it was not."""
     answer = Answer()
     try:
-        match protocol:
-            case "triton_generate":
-                _unary(answer, chunks, ended, "num_output_tokens", "num_input_tokens")
-            case "fastapi":
-                _unary(answer, chunks, ended, "tokens", None)
-            case "triton_stream":
-                _stream(answer, chunks, ended, _triton_chunk)
-            case "openai_completions":
-                _stream(answer, chunks, ended, _completion_chunk)
+        if protocol == "triton_stream":
+            _stream(answer, chunks, ended, _triton_chunk)
+        elif protocol == "openai_completions":
+            _stream(answer, chunks, ended, _completion_chunk)
+        elif ended is not None:
+            fields = _object(b"".join(chunk for _, chunk in chunks))
+            answer.output_tokens = _count(fields, "tokens" if protocol == "fastapi" else "num_output_tokens")
+            if protocol == "triton_generate":
+                answer.prompt_tokens = _count(fields, "num_input_tokens")
     except AnswerError as error:
         answer.error = str(error)
-    if answer.token_times:
-        answer.last_token = answer.token_times[-1]
     return answer
-
-
-def _unary(
-    answer: Answer, chunks: Sequence[tuple[float, bytes]], ended: float | None, count: str, prompt_count: str | None
-) -> None:
-    if ended is not None:
-        fields = _object(b"".join(chunk for _, chunk in chunks))
-        answer.output_tokens = _count(fields, count)
-        answer.prompt_tokens = None if prompt_count is None else _count(fields, prompt_count)
-        answer.last_token = ended
 
 
 def _stream(

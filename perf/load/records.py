@@ -11,16 +11,13 @@ load of 32:
 The steady-state window therefore starts when the first request after the warm-up is sent, which is when an answer has
 arrived, and ends at the first answer after the last request was sent; in between, 32 are always in flight. Both ends
 lie at an answer (of answers that arrive in batches, at the first of a batch), so the window is not a batch too long or
-too short. What counts is the tokens *generated* in it. Where a batch starts when the previous one has ended, those are
-the tokens of the answers in the window, its end excluded; with continuous batching they are not, because answers
-include tokens generated before the window and miss those of requests in flight at its end.
+too short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perf.load.arrivals import Closed, Poisson
 
@@ -41,32 +38,18 @@ class Window:
         return self.end - self.begin
 
 
-def steady_state(sent: Sequence[float], answered: Sequence[float], warmup: int) -> Window:
-    """Return the window of a closed loop in which its concurrency holds, without the first `warmup` requests.
-
-    sent, answered: of each request, in any order. Raises ValueError unless a request is left after the warm-up.
-    """
-    if not 0 <= warmup < len(sent):
-        raise ValueError(f"warmup is {warmup}, must be 0 … {len(sent) - 1}: fewer than the requests")
-    last = max(sent)
-    return Window(sorted(sent)[warmup], min(moment for moment in answered if moment > last))
-
-
 @dataclass(frozen=True)
 class Record:
     """One request's times, in seconds since the run's start, and its counts.
 
     scheduled: when it was due; in a closed loop when its user was free, which is when the user's previous answer
-    arrived. sent: None if it never was. ended: when it succeeded or failed. first_token: of a stream. last_token: of a
-    stream its last token, else the whole answer. token_times: of a stream, the arrival of each event with a token; an
-    event may hold several tokens. prompt_tokens: None where the server does not count them. output_tokens: as the
-    server counts them, else 0. error: what went wrong, in one line; "" for none.
+    arrived. sent: None if it never was. ended: when it succeeded or failed. token_times: of a stream, the arrival of
+    each event with a token; an event may hold several tokens. prompt_tokens: None where the server does not count them.
+    output_tokens: as the server counts them, else 0. error: what went wrong, in one line; "" for none.
     """
 
     scheduled: float
     sent: float | None
-    first_token: float | None
-    last_token: float | None
     ended: float
     token_times: tuple[float, ...]
     prompt_tokens: int | None
@@ -74,20 +57,16 @@ class Record:
     error: str
 
     @property
-    def out_of_time(self) -> bool:
-        """Whether the run ended before its answer arrived."""
-        return TIME_OVER in self.error
+    def first_token(self) -> float | None:
+        """When the first token of a stream arrived."""
+        return self.token_times[0] if self.token_times else None
 
-    def tokens_in(self, window: Window) -> float:
-        """Return how many of its tokens arrived in the window, the window's end excluded.
-
-        The tokens of a stream are spread evenly over its events, as not every server says how many an event holds. The
-        tokens of a unary answer all count when it is complete.
-        """
-        if not self.token_times:
-            return float(self.output_tokens) if window.begin <= self.ended < window.end else 0.0
-        inside = sum(window.begin <= moment < window.end for moment in self.token_times)
-        return self.output_tokens * inside / len(self.token_times)
+    @property
+    def last_token(self) -> float | None:
+        """When the last token of a stream arrived, else the whole answer."""
+        if self.token_times:
+            return self.token_times[-1]
+        return None if self.error else self.ended
 
     @property
     def latency(self) -> float:
@@ -99,29 +78,23 @@ class Record:
             raise ValueError(f"a request without an answer has no latency: {self.error}")
         return self.last_token - self.scheduled
 
-    def to_json(self) -> dict[str, Any]:
-        """Return its fields."""
-        return asdict(self)
+    def tokens_in(self, window: Window) -> float:
+        """Return how many of its tokens arrived in the window, the window's end excluded.
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Record:
-        """Return the record that `to_json` wrote."""
-        return cls(**{**fields, "token_times": tuple(fields["token_times"])})
+        The tokens of a stream are spread evenly over its events, as not every server says how many an event holds. The
+        tokens of a unary answer all count when it is complete.
+        """
+        arrivals = self.token_times or (self.ended,)
+        return self.output_tokens * sum(window.begin <= moment < window.end for moment in arrivals) / len(arrivals)
 
 
 @dataclass(frozen=True)
 class Run:
-    """records: of every request, in order; the first `warmup` are not measured. Iteration and length: the measured."""
+    """records: of every request, in order; the first `warmup` are not measured."""
 
     arrivals: Closed | Poisson
     records: tuple[Record, ...]
     warmup: int
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self.measured)
-
-    def __len__(self) -> int:
-        return len(self.measured)
 
     @property
     def measured(self) -> tuple[Record, ...]:
@@ -129,17 +102,29 @@ class Run:
         return self.records[self.warmup :]
 
     @property
-    def answered(self) -> list[Record]:
-        """Those without an error, the warm-up's included."""
-        return [record for record in self.records if not record.error]
+    def whole(self) -> Window:
+        """From the first request's scheduled time to the last answer, warm-up included."""
+        return span(self.records)
 
     @property
-    def whole(self) -> Window:
-        """From the first request's scheduled time to the last answer, warm-up included.
+    def steady(self) -> Window | None:
+        """The window of a closed loop in which its concurrency holds; None of an open loop and of a single wave."""
+        sent = [record for record in self.records if record.sent is not None]
+        if not isinstance(self.arrivals, Closed) or len(sent) <= self.arrivals.concurrency:
+            return None
+        # Scheduled, not sent: the window starts at the very answer that made the first one's place free.
+        return steady_state([record.scheduled for record in sent], [record.ended for record in sent], self.warmup)
 
-        Raises ValueError without an answer.
-        """
-        return span(self.records)
+
+def steady_state(sent: Sequence[float], answered: Sequence[float], warmup: int) -> Window:
+    """Return the steady-state window of requests that were sent and answered at these moments, in any order.
+
+    Raises ValueError unless a request is left after the warm-up.
+    """
+    if not 0 <= warmup < len(sent):
+        raise ValueError(f"warmup is {warmup}, must be 0 … {len(sent) - 1}: fewer than the requests")
+    last = max(sent)
+    return Window(sorted(sent)[warmup], min(moment for moment in answered if moment > last))
 
 
 def span(records: Sequence[Record]) -> Window:

@@ -5,10 +5,10 @@
   stream by the times of its events, of a unary server by its answers. That is exact for a server that runs batch after
   batch; with continuous batching behind unary answers it includes tokens generated before the window and misses about
   as many in flight at its end. Requests per second are tokens per second over the load's mean length, because the
-  answers in the window are no measure of the work done in it. `whole_run` has the plain figures beside it, with
-  everything that was sent, warm-up included. A single wave, in which every request is sent at once, has no such window:
-  its figures are those of the whole run. In an open loop the window is from the first measured request's scheduled time
-  to the last measured answer, and the measured answers count: a server that falls behind takes longer for them.
+  answers in the window are no measure of the work done in it. `whole_run` has the plain figures beside it, warm-up
+  included. A single wave, in which every request is sent at once, has the figures of the whole run. In an open loop the
+  window is from the first measured request's scheduled time to the last measured answer, and the measured answers
+  count: a server that falls behind takes longer for them.
 - **Latencies** are of every measured request, those answered after the window too: leaving them out would leave out the
   longest. They start when a request was *scheduled*: in an open loop, time before sending counts (otherwise a generator
   that falls behind would hide exactly the slowest moments).
@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from perf.load.arrivals import Closed, Poisson
-from perf.load.records import Record, Run, Window, span, steady_state
+from perf.load.records import TIME_OVER, Record, Run, Window, span
 
 PERCENTILES = (50, 95, 99)
 
@@ -46,9 +46,7 @@ class SLO:
     inter_token_latency_s: float
 
     def met(self, record: Record) -> bool:
-        """Return whether the request met it."""
-        if record.error:
-            return False
+        """Return whether an answered request met it."""
         if record.first_token is None:
             complete = self.time_to_first_token_s + self.inter_token_latency_s * (record.output_tokens - 1)
             return record.latency <= complete
@@ -56,42 +54,6 @@ class SLO:
         return record.first_token - record.scheduled <= self.time_to_first_token_s and (
             itl is None or itl <= self.inter_token_latency_s
         )
-
-
-@dataclass(frozen=True)
-class Throughput:
-    """tokens: that arrived in the window; a fraction where an event of several lies at its edge."""
-
-    window: Window
-    tokens: float
-    requests_per_second: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens per second of the window."""
-        return self.tokens / self.window.seconds
-
-    def to_json(self) -> dict[str, object]:
-        """Return its part of a measurement."""
-        return {
-            "duration_s": round(self.window.seconds, 4),
-            "output_tokens": round(self.tokens),
-            "requests_per_second": round(self.requests_per_second, 4),
-            "tokens_per_second": round(self.tokens_per_second, 2),
-        }
-
-
-def throughput(run: Run) -> Throughput:
-    """Return a run's throughput. Raises ValueError unless a measured request was answered."""
-    if not isinstance(run.arrivals, Closed):
-        return _over(span(run.measured), run.measured)
-    sent = [record for record in run.records if record.sent is not None]
-    if len(sent) <= run.arrivals.concurrency:
-        return _over(run.whole, run.records)
-    # Scheduled, not sent: the window starts at the very answer that made the first one's place free.
-    window = steady_state([record.scheduled for record in sent], [record.ended for record in sent], run.warmup)
-    tokens = sum(record.tokens_in(window) for record in run.answered)
-    return Throughput(window, tokens, tokens / window.seconds / (_tokens(run.records) / len(run.answered)))
 
 
 def inter_token_latency(record: Record) -> float | None:
@@ -108,29 +70,38 @@ def summarize(run: Run, slo: SLO | None) -> dict[str, object]:
     """
     if not run.measured:
         raise ValueError("there are no records to summarize")
-    answered = [record for record in run.measured if not record.error]
+    every = _answered(run.records)
+    answered = _answered(run.measured)
     failed = Counter(record.error for record in run.records if record.error)
     summary: dict[str, object] = {"requests": len(run.measured), "errors": failed.total()}
     if failed:
         summary["error_messages"] = dict(failed.most_common(5))
-        summary["unanswered"] = sum(record.out_of_time for record in run.records)
+        summary["unanswered"] = sum(TIME_OVER in record.error for record in run.records)
     if not answered:
         return summary
-    done, latencies = throughput(run), [record.latency for record in answered]
-    summary |= done.to_json()
-    if isinstance(run.arrivals, Closed):
-        summary["whole_run"] = {"requests": len(run.answered), **_over(run.whole, run.records).to_json()}
+    closed, mean_tokens = isinstance(run.arrivals, Closed), _tokens(every) / len(every)
+    if (steady := run.steady) is not None:
+        window, tokens = steady, sum(record.tokens_in(steady) for record in every)
+        requests = tokens / mean_tokens
+    else:
+        counted = every if closed else answered
+        window = span(run.records if closed else run.measured)
+        tokens, requests = _tokens(counted), float(len(counted))
+    summary |= _rates(window, tokens, requests)
+    if closed:
+        summary["whole_run"] = {"requests": len(every), **_rates(run.whole, _tokens(every), len(every))}
     in_flight = sum(
-        max(0.0, min(record.scheduled + record.latency, done.window.end) - max(record.scheduled, done.window.begin))
-        for record in run.answered
+        max(0.0, min(record.scheduled + record.latency, window.end) - max(record.scheduled, window.begin))
+        for record in every
     )
-    summary["mean_in_flight"] = round(in_flight / done.window.seconds, 3)
+    summary["mean_in_flight"] = round(in_flight / window.seconds, 3)
+    latencies = [record.latency for record in answered]
     summary |= {"latency_ms": percentiles(latencies), **_streamed(answered)}
     if slo is not None:
         good = sum(slo.met(record) for record in answered)
         summary["goodput"] = {
             "slo": asdict(slo),
-            "requests_per_second": round(done.requests_per_second * good / len(answered), 4),
+            "requests_per_second": round(requests / window.seconds * good / len(answered), 4),
             "share": round(good / len(run.measured), 4),
         }
     summary["latencies_s"] = [round(latency, 4) for latency in latencies]
@@ -141,10 +112,9 @@ def describe(
     mix: str, arrivals: Closed | Poisson, requests: int, warmup: int, prompt_tokens: int, mean_output_tokens: float
 ) -> dict[str, object]:
     """Return a measurement's "load". requests: measured, after `warmup` others; lengths in tokens."""
-    closed = isinstance(arrivals, Closed)
     return {
         "mix": mix,
-        "arrivals": "closed" if closed else "poisson",
+        "arrivals": type(arrivals).__name__.lower(),
         "concurrency": arrivals.concurrency if isinstance(arrivals, Closed) else None,
         "rate_per_second": arrivals.rate if isinstance(arrivals, Poisson) else None,
         "requests": requests,
@@ -158,9 +128,17 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """Return mean, p50, p95, p99 and max in milliseconds; by nearest rank, so each is a value that was measured."""
     ordered = sorted(seconds)
     found = {f"p{share}": ordered[max(0, math.ceil(share / 100 * len(ordered)) - 1)] for share in PERCENTILES}
+    every = {"mean": sum(ordered) / len(ordered), **found, "max": ordered[-1]}
+    return {name: round(1e3 * value, 3) for name, value in every.items()}
+
+
+def _rates(window: Window, tokens: float, requests: float) -> dict[str, object]:
+    """tokens: a fraction where an event of several lies at the window's edge."""
     return {
-        name: round(1e3 * value, 3)
-        for name, value in {"mean": sum(ordered) / len(ordered), **found, "max": ordered[-1]}.items()
+        "duration_s": round(window.seconds, 4),
+        "output_tokens": round(tokens),
+        "requests_per_second": round(requests / window.seconds, 4),
+        "tokens_per_second": round(tokens / window.seconds, 2),
     }
 
 
@@ -172,10 +150,9 @@ def _streamed(answered: Sequence[Record]) -> dict[str, object]:
     return {name: percentiles(values) for name, values in named.items() if values}
 
 
-def _over(window: Window, records: Sequence[Record]) -> Throughput:
-    answered = sum(not record.error for record in records)
-    return Throughput(window, _tokens(records), answered / window.seconds)
+def _answered(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if not record.error]
 
 
 def _tokens(records: Sequence[Record]) -> int:
-    return sum(record.output_tokens for record in records if not record.error)
+    return sum(record.output_tokens for record in records)

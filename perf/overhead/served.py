@@ -15,7 +15,7 @@ from triton_local.server import LocalTriton
 
 from perf import metrics
 from perf.load.arrivals import Closed
-from perf.load.driver import drive
+from perf.load.generator import drive
 from perf.load.protocols import Request, Target
 from perf.overhead.processes import ServerProcesses
 from perf.overhead.stopwatch import Node

@@ -12,8 +12,7 @@ on a CPU, less on a GPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -21,14 +20,12 @@ import torch
 from perf.results_file import Results
 from perf.roofline.rates import WIDTHS, DeviceRates, Weights
 
-MIB = 1 << 20
-CPU_SIZES = tuple(size * MIB for size in (4, 8, 16, 32, 64, 128, 256))
-GPU_SIZES = tuple(size * MIB for size in (256, 1024, 4096))
-CPU_EDGES = (256, 512, 1024)
-GPU_EDGES = (2048, 4096, 8192)
+CPU_SIZES = tuple(size << 20 for size in (4, 8, 16, 32, 64, 128, 256))
+GPU_SIZES = tuple(size << 20 for size in (256, 1024, 4096))
 SECONDS = 0.4
 """For each size and each product; the last repetition may take longer."""
 
+_EDGES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 _DTYPES: dict[Weights, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 
 
@@ -47,21 +44,19 @@ def measure(threads: int, seconds: float = SECONDS) -> DeviceRates:
     if threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with _threads(threads):
-        return DeviceRates(
-            device=device.type,
-            threads=threads,
-            bandwidth={size: _read(size, device, seconds) for size in _sizes(device)},
-            operations={kind: rate for kind in WIDTHS if (rate := _multiply(kind, device, seconds)) is not None},
-        )
-
-
-def _sizes(device: torch.device) -> list[int]:
-    if device.type == "cpu":
-        return list(CPU_SIZES)
-    free, _ = torch.cuda.mem_get_info(device)
-    # At least the smallest: if not even that is free, the allocation fails with its own message.
-    return [size for size in GPU_SIZES if size <= free // 4] or [min(GPU_SIZES)]
+    sizes = CPU_SIZES
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # At least the smallest: if not even that is free, the allocation fails with its own message.
+        sizes = tuple(size for size in GPU_SIZES if size <= free // 4) or GPU_SIZES[:1]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        bandwidth = {size: _read(size, device, seconds) for size in sizes}
+        operations = {kind: rate for kind in WIDTHS if (rate := _multiply(kind, device, seconds)) is not None}
+    finally:
+        torch.set_num_threads(before)
+    return DeviceRates(device.type, threads, bandwidth, operations)
 
 
 def _read(size: int, device: torch.device, seconds: float) -> float:
@@ -73,26 +68,24 @@ def _read(size: int, device: torch.device, seconds: float) -> float:
 
 def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | None:
     """Return operations per second at the best edge length; None if this format can't be multiplied here."""
-    rates: list[float] = []
-    for edge in CPU_EDGES if device.type == "cpu" else GPU_EDGES:
+    best = 0.0
+    for edge in _EDGES[device.type]:
         # Ones: exact in every format, without overflow.
         square = torch.ones(edge, edge, dtype=_DTYPES[kind], device=device)
+        # torch has no public INT8 product with INT32 sums; bitsandbytes calls this one too.
+        multiply = torch._int_mm if kind == "int8" else torch.matmul
         # On a GPU, INT8 needs the second factor's columns contiguous, as weights are.
+        product = partial(multiply, square, square.t())
         try:
-            taken = _best(partial(_product, square, square.t()), device, seconds)
+            taken = _best(product, device, seconds)
         except (RuntimeError, NotImplementedError):
             # The format is absent in the result.
             return None
-        rates.append(2 * edge**3 / taken)
+        best = max(best, 2 * edge**3 / taken)
         if 8 * taken > seconds:
             # The next edge takes at least that long, and a format as slow as this is not faster there.
             break
-    return max(rates)
-
-
-def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    # torch has no public INT8 product with INT32 sums; bitsandbytes calls this one too.
-    return torch._int_mm(one, other) if one.dtype == torch.int8 else one @ other
+    return best
 
 
 def _best(action: Callable[[], object], device: torch.device, seconds: float) -> float:
@@ -118,13 +111,3 @@ def _timed(action: Callable[[], object], device: torch.device) -> float:
     end.synchronize()
     milliseconds: float = start.elapsed_time(end)
     return milliseconds / 1e3
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -44,78 +44,15 @@ from perf.roofline.rates import BYTES, DeviceRates, Weights
 
 
 @dataclass(frozen=True)
-class Formats:
-    """weights: of the layers' matrices. computing: of everything else, cache and head included."""
-
-    weights: Weights
-    computing: Weights
-
-    @classmethod
-    def of(cls, weights: Weights, device: str) -> Formats:
-        """Return the engine's formats with these weights: around INT8, FP16 on a GPU and FP32 on a CPU."""
-        around: Weights = "fp32" if device == "cpu" else "fp16"
-        return cls(weights, around if weights == "int8" else weights)
-
-
-@dataclass(frozen=True)
-class LlamaShape:
-    """A Llama's counts.
-
-    matrices: parameters of the layers' matrices. matrix_rows: output rows of those matrices, each with a scale in INT8.
-    head: parameters of the head. cached: values per cached position, keys and values of all layers. attended:
-    operations of attention for one token that looks at one position, all layers, scores and sums.
-    """
-
-    matrices: int
-    matrix_rows: int
-    head: int
-    cached: int
-    attended: int
-
-    @classmethod
-    def of(cls, config: LlamaConfig) -> LlamaShape:
-        """Count."""
-        hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-        heads = config.num_attention_heads
-        head_size = config.head_dim or hidden // heads
-        queries, keys = heads * head_size, (config.num_key_value_heads or heads) * head_size
-        # Per layer: queries and attention's output, keys and values; gate, up and down.
-        attention = 2 * hidden * queries + 2 * hidden * keys
-        return cls(
-            matrices=layers * (attention + 3 * hidden * inner),
-            matrix_rows=layers * (queries + 2 * keys + hidden + 2 * inner + hidden),
-            head=hidden * config.vocab_size,
-            cached=layers * 2 * keys,
-            # Every query head has its own scores and sums, also where heads share keys and values.
-            attended=layers * 2 * 2 * queries,
-        )
-
-    def weight_bytes(self, formats: Formats) -> int:
-        """Return the bytes of weights that a step reads: the matrices, in INT8 their FP32 row scales, and the head."""
-        scales = 4 * self.matrix_rows if formats.weights == "int8" else 0
-        return self.matrices * BYTES[formats.weights] + scales + self.head * BYTES[formats.computing]
-
-    def cached_bytes(self, formats: Formats) -> int:
-        """Return the bytes that a step reads for each cached position of a row."""
-        return self.cached * BYTES[formats.computing]
-
-
-@dataclass(frozen=True)
 class Roofline:
-    """The best possible. tokens_per_second: output tokens of the load. seconds: of the whole load.
+    """The best possible. tokens_per_second: output tokens of the load. seconds: of the whole load. bound_by: likewise.
 
-    step_seconds, bytes_per_step, operations_per_step: of a step with all rows taken, at the load's mean context.
-    prefill_seconds: of all prompts alone. bound_by: of the whole load.
+    step_seconds: of a step with all rows taken, at the load's mean context.
     """
 
     tokens_per_second: float
     seconds: float
-    passes: int
     step_seconds: float
-    bytes_per_step: int
-    operations_per_step: int
-    prefill_seconds: float
-    bandwidth: float
     bound_by: Literal["bandwidth", "operations"]
 
     def beside(self, tokens_per_second: float) -> dict[str, float | str]:
@@ -127,15 +64,39 @@ class Roofline:
         }
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Operations: products with the layers' matrices, and all others, which have another format."""
+class Costs:
+    """What a Llama costs: bytes to read, and operations.
 
-    matrices: int
-    computing: int
+    weight_bytes: of the weights that a pass reads. cached_bytes: of each cached position of a row that a step reads.
+    """
 
-    def seconds(self, formats: Formats, rates: DeviceRates) -> float:
-        return self.matrices / rates.multiply(formats.weights) + self.computing / rates.multiply(formats.computing)
+    def __init__(self, config: LlamaConfig, weights: Weights, rates: DeviceRates) -> None:
+        # Around INT8 the engine computes in FP16 on a GPU and in FP32 on a CPU, cache and head included.
+        around: Weights = weights
+        if weights == "int8":
+            around = "fp32" if rates.device == "cpu" else "fp16"
+        hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+        heads = config.num_attention_heads
+        head_size = config.head_dim or hidden // heads
+        queries, keys = heads * head_size, (config.num_key_value_heads or heads) * head_size
+        # Per layer: queries and attention's output, keys and values; gate, up and down.
+        self._matrices = layers * (2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner)
+        self._head = hidden * config.vocab_size
+        # In INT8 each output row of a matrix has an FP32 scale.
+        rows = layers * (queries + 2 * keys + hidden + 2 * inner + hidden) if weights == "int8" else 0
+        self.weight_bytes = self._matrices * BYTES[weights] + 4 * rows + self._head * BYTES[around]
+        self.cached_bytes = layers * 2 * keys * BYTES[around]
+        # Scores and sums; every query head has its own, also where heads share keys and values.
+        self._attended = layers * 2 * 2 * queries
+        self._matrix_rate, self._rate = rates.multiply(weights), rates.multiply(around)
+
+    def computing(self, tokens: int, samples: int, positions: int) -> float:
+        """Return the seconds of the operations for that many tokens, which attend to these positions in all.
+
+        samples: of the tokens, those that need the head, as another one follows.
+        """
+        others = 2 * self._head * samples + self._attended * positions
+        return 2 * self._matrices * tokens / self._matrix_rate + others / self._rate
 
 
 def roofline(
@@ -156,45 +117,24 @@ def roofline(
         raise ValueError(
             f"rows is {rows}, prompt_tokens {prompt_tokens}, output tokens {list(requests)}: each must be at least 1"
         )
-    shape, formats = LlamaShape.of(config), Formats.of(weights, rates.device)
+    costs = Costs(config, weights, rates)
     # The first token of a request is the prefill's; with n of them, n - 1 are decoded, with p … p + n - 2 positions
     # cached.
     decoded = sum(requests) - len(requests)
     positions = sum((tokens - 1) * prompt_tokens + (tokens - 1) * (tokens - 2) // 2 for tokens in requests)
     context = positions / decoded if decoded else float(prompt_tokens)
-    step_bytes = bytes_per_step(config, weights, rates.device, rows, context)
+    step_bytes = costs.weight_bytes + rows * context * costs.cached_bytes
     bandwidth = rates.read(step_bytes)
-    step = _decode(shape, rows, round(rows * context))
-    prefill = _prefill(shape, len(requests), prompt_tokens)
     passes = -(-decoded // rows) if steady else max(1 + -(-decoded // rows), max(requests))
-    reading = (passes * shape.weight_bytes(formats) + positions * shape.cached_bytes(formats)) / bandwidth
-    computing = _decode(shape, decoded, positions).seconds(formats, rates) + prefill.seconds(formats, rates)
+    reading = (passes * costs.weight_bytes + positions * costs.cached_bytes) / bandwidth
+    # A decoded token attends to the cached positions and itself, a prompt's to itself and all before it.
+    prefill = len(requests) * prompt_tokens
+    looks = prefill * (prompt_tokens + 1) // 2
+    computing = costs.computing(prefill + decoded, sum(requests), looks + positions + decoded)
     seconds = max(reading, computing)
     return Roofline(
         tokens_per_second=sum(requests) / seconds,
         seconds=seconds,
-        passes=passes,
-        step_seconds=max(step_bytes / bandwidth, step.seconds(formats, rates)),
-        bytes_per_step=step_bytes,
-        operations_per_step=step.matrices + step.computing,
-        prefill_seconds=prefill.seconds(formats, rates),
-        bandwidth=bandwidth,
+        step_seconds=max(step_bytes / bandwidth, costs.computing(rows, rows, round(rows * context) + rows)),
         bound_by="bandwidth" if reading > computing else "operations",
     )
-
-
-def bytes_per_step(config: LlamaConfig, weights: Weights, device: str, rows: int, context: float) -> int:
-    """Return the bytes that a decode step of `rows` rows reads, each with `context` cached positions."""
-    shape, formats = LlamaShape.of(config), Formats.of(weights, device)
-    return shape.weight_bytes(formats) + round(rows * context * shape.cached_bytes(formats))
-
-
-def _decode(shape: LlamaShape, tokens: int, positions: int) -> _Work:
-    """Return the work of `tokens` decoded tokens, which attend to `positions` cached ones in total, and themselves."""
-    return _Work(2 * shape.matrices * tokens, 2 * shape.head * tokens + shape.attended * (positions + tokens))
-
-
-def _prefill(shape: LlamaShape, prompts: int, tokens: int) -> _Work:
-    """Return the work of reading prompts: each token attends to itself and all before it."""
-    looks = tokens * (tokens + 1) // 2
-    return _Work(2 * shape.matrices * prompts * tokens, (2 * shape.head + shape.attended * looks) * prompts)

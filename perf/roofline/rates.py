@@ -42,7 +42,7 @@ class DeviceRates:
     bandwidth: Mapping[int, float]
     operations: Mapping[Weights, float]
 
-    def read(self, working_set: int) -> float:
+    def read(self, working_set: float) -> float:
         """Return an upper bound of the bytes per second for reading this many bytes repeatedly.
 
         Of the measured sizes, the next smaller one counts (the smallest, if there is none), or a larger one that was

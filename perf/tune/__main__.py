@@ -28,7 +28,6 @@ from perf.checkpoint import default_checkpoint
 from perf.command import CORES, make_command, model_name
 from perf.course import Budget
 from perf.load.arrivals import Closed, Poisson
-from perf.load.driver import LoadError
 from perf.results_file import Results
 from perf.tune.config import ConfigError, Subject
 from perf.tune.findings import TUNED, Findings, conclusion, table
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ntune: interrupted; --resume continues with what was measured", file=sys.stderr)
         return INTERRUPTED
-    except (ConfigError, EngineError, LauncherError, LoadError, ReadBackError, OSError, ValueError) as error:
+    except (ConfigError, EngineError, LauncherError, ReadBackError, OSError, ValueError) as error:
         print(f"tune: {error}", file=sys.stderr)
         return FAILED
 

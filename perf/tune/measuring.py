@@ -19,7 +19,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from perf import metrics, workload
 from perf.load.arrivals import Closed, Poisson
-from perf.load.driver import drive
+from perf.load.generator import drive
 from perf.load.protocols import Request, Target
 from perf.load.summary import describe, summarize
 from perf.servers.triton import local_triton
@@ -67,7 +67,7 @@ class Demand:
 def measure(subject: Subject, demand: Demand, requests: Sequence[Request], knobs: Knobs) -> dict[str, object]:
     """Return a measurement; `not_run` if the server refuses to start with these settings.
 
-    Raises ReadBackError, other LauncherErrors, and LoadError if the load generator fails.
+    Raises ReadBackError and other LauncherErrors.
     """
     known: dict[str, object] = {
         "server": subject.variant,

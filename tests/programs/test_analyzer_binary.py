@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from perf.analyzer.binary import LIBRARIES, PLATFORM, VERSION, MissingAnalyzerError, fetched, find, placed
+from perf.analyzer.binary import LIBRARIES, PLATFORM, VERSION, MissingAnalyzerError, fetched, find
 from perf.analyzer.run import FailedRunError, measure
 from perf.load.protocols import Request
 
@@ -37,45 +36,41 @@ def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def environment(path: Path, cache: Path) -> dict[str, str]:
-    return {"PATH": str(path), "TRITON_LLAMA_CACHE": str(cache)}
+def environment(folder: Path) -> dict[str, str]:
+    return {"PATH": str(folder / "bin"), "TRITON_LLAMA_CACHE": str(folder / "cache")}
 
 
 def test_one_on_path_that_runs_is_used(tmp_path: Path) -> None:
     mine = script(tmp_path / "bin", RUNS)
-    found = find(environment(tmp_path / "bin", tmp_path / "cache"))
-    assert (found.executable, found.libraries, found.version) == (mine, None, "9.8.7")
+    found = find(environment(tmp_path))
+    assert (found.executable, found.libraries, found.version) == (mine, {}, "9.8.7")
     assert not (tmp_path / "cache").exists()
 
 
-def test_one_on_path_that_does_not_run_is_reported_and_skipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_one_on_path_that_does_not_run_is_reported_and_the_cached_one_is_used_with_its_libraries(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(tmp_path / "bin", LACKS_LIBRARIES)
     cached = script(tmp_path / "cache" / f"perf_analyzer-{VERSION}", RUNS)
-    found = find(environment(tmp_path / "bin", tmp_path / "cache"))
+    found = find(environment(tmp_path))
     assert found.executable == cached
     assert "bin/perf_analyzer doesn't run here (exit code 127)" in capsys.readouterr().err
-
-
-def test_the_libraries_have_the_names_that_the_binary_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(tmp_path / "cache" / f"perf_analyzer-{VERSION}", RUNS)
-    found = find(environment(tmp_path / "nothing", tmp_path / "cache"))
-    assert found.libraries is not None
-    assert sorted(path.name for path in found.libraries.iterdir()) == sorted(LIBRARIES)
-    assert all((found.libraries / name).read_bytes()[:4] == b"\x7fELF" for name in LIBRARIES)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
-    assert found.environment()["LD_LIBRARY_PATH"] == f"{found.libraries}:/somewhere"
+    with found.environment() as given:
+        folder, rest = given["LD_LIBRARY_PATH"].split(":")
+        assert rest == "/somewhere"
+        assert sorted(path.name for path in Path(folder).iterdir()) == sorted(LIBRARIES)
+        assert all((Path(folder) / name).read_bytes()[:4] == b"\x7fELF" for name in LIBRARIES)
     monkeypatch.delenv("LD_LIBRARY_PATH")
-    # An empty entry would be the working directory.
-    assert found.environment()["LD_LIBRARY_PATH"] == str(found.libraries)
+    with found.environment() as given:
+        assert ":" not in given["LD_LIBRARY_PATH"], "an empty entry would be the working directory"
 
 
 def test_without_an_index_the_error_names_the_package_and_the_remedy(tmp_path: Path, no_index: Path) -> None:
     with pytest.raises(
         MissingAnalyzerError, match=r"pip can't get tritonclient==2\.51\.0 .*put a perf_analyzer on PATH"
     ):
-        find(environment(tmp_path / "nothing", tmp_path / "cache"))
+        find(environment(tmp_path))
     assert list((tmp_path / "cache").iterdir()) == [], "nothing incomplete stays in the cache"
 
 
@@ -98,29 +93,10 @@ def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path) -> None:
         fetched(tmp_path / "cache")
 
 
-def test_concurrent_builds_leave_one_complete_folder(tmp_path: Path) -> None:
-    target = tmp_path / "cache" / "thing"
-
-    def build(folder: Path) -> None:
-        (folder / "one").write_text("1")
-        (folder / "two").write_text("2")
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: placed(target, ["one", "two"], build), range(32)))
-    assert set(found) == {target}
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["thing"]
-
-
-def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
-    target = tmp_path / "thing"
-    target.mkdir()
-    (target / "one").write_text("1")
-    with pytest.raises(MissingAnalyzerError, match=r"thing is damaged .*delete it"):
-        placed(target, ["one", "two"], lambda folder: (folder / "one").symlink_to("/"))
-
-
-def test_a_run_without_an_export_is_an_error_despite_exit_code_0(tmp_path: Path) -> None:
+def test_a_run_without_an_export_is_an_error_despite_exit_code_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script(tmp_path / "bin", NOT_STABLE)
-    analyzer = find(environment(tmp_path / "bin", tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     with pytest.raises(FailedRunError, match=r"code 0: Failed to obtain stable measurement\."):
-        measure("127.0.0.1:1", [Request("a", 1)] * 4, 1, 1, 10.0, analyzer=analyzer)
+        measure("127.0.0.1:1", [Request("a", 1)] * 4, 1, 1, 10.0)

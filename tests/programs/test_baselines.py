@@ -11,15 +11,13 @@ from perf.baselines import vllm_environment
 from perf.checkpoint import EMBEDDED
 from perf.environment import ROOT
 from perf.load.protocols import Target
-from perf.servers import process
-from perf.servers.baselines import server, servers
-from perf.servers.process import HOST, free_port, running, shown, shown_checkpoint
-from perf.servers.server import NotRunError
+from perf.servers.baselines import servers
+from perf.servers.running import HOST, NotRunError, free_port, running, shown
 
 
 @pytest.fixture(autouse=True)
 def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process, "LOGS", tmp_path)
+    monkeypatch.setattr("perf.servers.running.LOGS", tmp_path)
 
 
 def _started(*options: str, ready_s: float = 60.0) -> None:
@@ -49,7 +47,7 @@ def test_a_server_that_completes_no_token_is_not_ready() -> None:
 def test_vllm_without_its_environment_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_environment, "FOLDER", ROOT / ".work" / "no such folder")
     with pytest.raises(NotRunError, match="vLLM isn't installed: make bench-vllm"):
-        server("vllm").start(EMBEDDED, 1).__enter__()
+        servers()[-1].start(EMBEDDED, 1).__enter__()
 
 
 def test_the_six_servers_have_different_keys() -> None:
@@ -57,8 +55,6 @@ def test_the_six_servers_have_different_keys() -> None:
     assert len(set(keys)) == len(keys) == 6
     assert {one.family for one in servers()[:2]} == {"ours"}
     assert {one.family for one in servers()[2:]} == {"peer"}
-    with pytest.raises(ValueError, match="unknown server 'vlm': known are triton_llama_int8, "):
-        server("vlm")
 
 
 @pytest.mark.parametrize("absolute", [True, False])
@@ -68,5 +64,3 @@ def test_a_command_in_the_results_has_no_folder_of_this_machine(tmp_path: Path, 
     assert shown(command, checkpoint) == ".venv/bin/python -m x --model 'a llama' --log log"
     assert shown(["make", f"MODEL={checkpoint}"], checkpoint) == "make 'MODEL=a llama'"
     assert shown(["/opt/python/bin/python3", "-m", "x"], checkpoint) == "python3 -m x"
-    line = f"settings: model {checkpoint.absolute()}, quantization int8"
-    assert shown_checkpoint(line, checkpoint) == "settings: model a llama, quantization int8"

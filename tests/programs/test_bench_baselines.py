@@ -15,14 +15,13 @@ from typing import Literal
 import pytest
 
 from perf.bench import baselines
-from perf.bench.options import parse
 from perf.checkpoint import EMBEDDED
 from perf.course import Budget, Course
-from perf.load.driver import LoadError
 from perf.load.protocols import Target
+from perf.load.summary import SLO
 from perf.results_file import Results
 from perf.roofline.rates import DeviceRates
-from perf.servers.server import NotRunError, Running, Server
+from perf.servers.running import NotRunError, Running, Server
 
 CONCURRENCY = 4
 RATES = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11, "int8": 1e11})
@@ -96,8 +95,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Course
         course = Course(Results(tmp_path / "bench.json", "bench", {}, False, tmp_path), Budget(seconds))
         for key in there:
             course.note(f"peers/{key}", {"tokens_per_second": 1.0, "errors": 0})
-        options = parse(["--concurrency", str(CONCURRENCY), "--threads", "1"])
-        baselines.baselines(course, options, EMBEDDED, RATES)
+        baselines.Loads(course, EMBEDDED, CONCURRENCY, 1, SLO(2.0, 0.1), RATES).measure(under_test)
         return course
 
     return of
@@ -113,14 +111,12 @@ def test_a_server_that_can_not_run_is_recorded_and_the_others_follow(run: Callab
         "broken": subprocess.CalledProcessError(3, ["vllm"]),
         "wrong": ValueError("two lines\nof reason"),
         "silent": AssertionError(),
-        "loaded": LoadError("the load generator ended with code 1"),
     }
     course = run(*(failing(key, error) for key, error in errors.items()))
     assert not_run(course, "absent") == ["NotRunError: no wheel for this machine"] * 3
     assert not_run(course, "broken") == ["CalledProcessError: Command '['vllm']' returned non-zero exit status 3."] * 3
     assert not_run(course, "wrong") == ["ValueError: two lines"] * 3
     assert not_run(course, "silent") == ["AssertionError: AssertionError()"] * 3
-    assert not_run(course, "loaded") == ["LoadError: the load generator ended with code 1"] * 3
     assert course.results.measurements["peers/closed/uniform/absent"] == {
         "server": "absent",
         "title": "absent",

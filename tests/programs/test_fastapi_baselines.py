@@ -15,13 +15,15 @@ from fastapi import FastAPI
 from unit.made_up_results import result
 
 from perf.baselines.fastapi_server import Pretrained, batching, naive
-from perf.bench.session import opened
+from perf.bench.measure import entry
 from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed
+from perf.load.generator import drive
 from perf.load.summary import SLO
 from perf.report.results import parse
 from perf.roofline.rates import DeviceRates
-from perf.servers.baselines import server
+from perf.servers.baselines import servers
+from perf.workload import warm_and_measured
 
 QUESTIONS = [
     ("Return a list of", 7),
@@ -123,8 +125,11 @@ async def test_a_bad_request_is_refused(
 @pytest.mark.long
 def test_the_report_reads_the_measurement_of_a_started_baseline() -> None:
     rates = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11})
-    with opened(server("naive_fastapi"), EMBEDDED, 1) as session:
-        measured = session.measure("uniform", Closed(2), 4, 2, SLO(60.0, 1.0), rates, mean=5)
+    naive_server = next(one for one in servers() if one.key == "naive_fastapi")
+    requests = warm_and_measured(EMBEDDED, "uniform", 2, 4, mean=5)
+    with naive_server.start(EMBEDDED, 1) as running:
+        run = drive(running.target, requests, Closed(2), 2, 120.0)
+        measured = entry(naive_server, running, EMBEDDED, "uniform", run, requests, rates, SLO(60.0, 1.0))
     content = json.loads(json.dumps(measured))
     assert content["command"].startswith(".venv/bin/python -m perf.baselines.fastapi_server --model pydoc-llama ")
     (read,) = parse(result("bench", "make bench", {"peers/closed/uniform": content}), "test").measured("peers")

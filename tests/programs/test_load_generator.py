@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from perf.load.arrivals import Closed, Poisson, sessions
-from perf.load.driver import LoadError, drive
+from perf.load.generator import drive
 from perf.load.protocols import Request, Target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -47,60 +47,55 @@ async def stream(request: web.Request, *parts: bytes) -> web.StreamResponse:
     return response
 
 
-class Obedient:
-    """Does what the prompt says; keeps the prompts in order and the largest number of concurrent requests."""
-
-    def __init__(self) -> None:
-        self.prompts: list[str] = []
-        self.at_once = 0
-        self._running = 0
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        assert "Accept-Encoding" not in request.headers, "compression is not requested"
-        prompt = (await request.json())["text_input"]
-        self.prompts.append(prompt)
-        self._running += 1
-        self.at_once = max(self.at_once, self._running)
-        try:
-            return await self._answer(request, prompt)
-        finally:
-            self._running -= 1
-
-    async def _answer(self, request: web.Request, prompt: str) -> web.StreamResponse:
-        whole = chunk(1) + chunk(2, "length")
-        match prompt:
-            case "bytes":
-                return await stream(request, *[whole[place : place + 1] for place in range(len(whole))])
-            case "two tokens":
-                return await stream(request, chunk(1), chunk(1, "length"))
-            case "500":
-                raise web.HTTPInternalServerError(text="no room")
-            case "error":
-                return await stream(request, chunk(1), b'data: {"error": "out of slots"}\n\n')
-            case "hang up":
-                response = await stream(request, chunk(1))
-                assert request.transport is not None
-                request.transport.abort()
-                return response
-            case "hang":
-                await stream(request, chunk(1))
-                await asyncio.Event().wait()
-        return await stream(request, chunk(1), chunk(2, "length"))
+async def obey(request: web.Request, prompt: str) -> web.StreamResponse:
+    """Do what the prompt says."""
+    whole = chunk(1) + chunk(2, "length")
+    match prompt:
+        case "bytes":
+            return await stream(request, *[whole[place : place + 1] for place in range(len(whole))])
+        case "two tokens":
+            return await stream(request, chunk(1), chunk(1, "length"))
+        case "500":
+            raise web.HTTPInternalServerError(text="no room")
+        case "error":
+            return await stream(request, chunk(1), b'data: {"error": "out of slots"}\n\n')
+        case "hang up":
+            response = await stream(request, chunk(1))
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        case "hang":
+            await stream(request, chunk(1))
+            await asyncio.Event().wait()
+    return await stream(request, chunk(1), chunk(2, "length"))
 
 
 async def test_every_request_is_recorded_with_its_fault() -> None:
     prompts = ["warm", "warm too", "fine", "bytes", "two tokens", "500", "error", "hang up", "fine too"]
     # All three users hang until the time is over, so that the last request is never sent.
     prompts += ["hang", "hang", "hang", "late"]
-    server = Obedient()
-    async with serving(server.answer) as target:
+    received: list[str] = []
+    running, most = 0, 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal running, most
+        assert "Accept-Encoding" not in request.headers, "compression is not requested"
+        received.append((await request.json())["text_input"])
+        running += 1
+        most = max(most, running)
+        try:
+            return await obey(request, received[-1])
+        finally:
+            running -= 1
+
+    async with serving(answer) as target:
         asked = [Request(prompt, 3) for prompt in prompts]
         records = await asyncio.to_thread(drive, target, asked, Closed(3), 2, 3.0)
-    assert set(server.prompts[:3]) == set(prompts[:3]), "the warm-up comes first"
+    assert set(received[:3]) == set(prompts[:3]), "the warm-up comes first"
     assert [record.error for record in records.records[:2]] == ["", ""]
-    assert sorted(server.prompts) == sorted(prompts[:-1]), "each was sent once"
-    assert server.at_once == 3
-    by_prompt = dict(zip(prompts[2:], records, strict=True))
+    assert sorted(received) == sorted(prompts[:-1]), "each was sent once"
+    assert most == 3
+    by_prompt = dict(zip(prompts[2:], records.measured, strict=True))
     for prompt in ("fine", "bytes", "fine too"):
         record = by_prompt[prompt]
         assert (record.error, record.output_tokens, record.prompt_tokens) == ("", 3, 7)
@@ -133,7 +128,7 @@ async def test_measured_requests_do_not_wait_for_the_warm_up() -> None:
         asked = [Request(prompt, 1) for prompt in ("warm", "first", "second", "third")]
         run = await asyncio.to_thread(drive, target, asked, Closed(2), 1, 60.0)
     assert [record.error for record in run.records] == [""] * 4
-    assert len(run) == 3
+    assert len(run.measured) == 3
     ended = [record.ended for record in run.records]
     for record in run.records[2:]:
         assert record.scheduled in ended, "a user is free when its previous answer has arrived"
@@ -154,7 +149,7 @@ async def test_an_open_loop_sends_without_waiting_for_answers() -> None:
     arrivals = Poisson(300.0, 5)
     async with serving(hold) as target:
         asked = [Request(str(number), 1) for number in range(count)]
-        records = await asyncio.to_thread(drive, target, asked, arrivals, 0, 60.0)
+        records = (await asyncio.to_thread(drive, target, asked, arrivals, 0, 60.0)).records
     assert [record.error for record in records] == [""] * count
     assert sorted(prompts, key=int) == [str(number) for number in range(count)], "each was sent once"
     assert [record.scheduled for record in records] == arrivals.moments(count)
@@ -169,7 +164,7 @@ def test_an_unreachable_server_is_recorded() -> None:
         # Bound, so that no other process gets the port, but not listening.
         held.bind(("127.0.0.1", 0))
         target = Target("test", "fastapi", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
-        (refused,) = drive(target, [Request("a", 1)], Closed(8), 0, 30.0)
+        (refused,) = drive(target, [Request("a", 1)], Closed(8), 0, 30.0).records
     assert refused.error == "connection failed: Connection refused"
     assert refused.sent is not None
 
@@ -179,9 +174,9 @@ def test_a_warm_up_of_every_request_is_refused() -> None:
         drive(Target("test", "fastapi", "http://127.0.0.1:1", "llama"), [Request("a", 1)], Closed(1), 1, 1.0)
 
 
-def test_a_fault_of_the_generator_is_a_load_error() -> None:
+def test_a_fault_of_the_generator_is_raised() -> None:
     unknown = Target("test", "no such protocol", "http://127.0.0.1:1", "llama")  # type: ignore[arg-type]
-    with pytest.raises(LoadError, match=r"ended with code 1: ValueError: unknown protocol"):
+    with pytest.raises(KeyError, match="no such protocol"):
         drive(unknown, [Request("a", 1)], Closed(1), 0, 5.0)
 
 

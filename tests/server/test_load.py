@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton_local.server import LocalTriton
 
 from perf.load.arrivals import Closed, Poisson
-from perf.load.driver import drive
+from perf.load.generator import drive
 from perf.load.protocols import Protocol, Request, Target
 from perf.load.summary import summarize
 
@@ -20,7 +20,7 @@ def target(server: LocalTriton, protocol: Protocol) -> Target:
 
 def test_all_tokens_of_joined_chunks_are_counted(streaming: LocalTriton) -> None:
     run = drive(target(streaming, "triton_stream"), REQUESTS, Closed(3), 1, 120.0)
-    *records, refused = run
+    *records, refused = run.measured
     assert [record.error for record in records] == [""] * 5
     assert [record.output_tokens for record in records] == [12, 5, 1, 3, 9]
     for record in records:
@@ -35,7 +35,7 @@ def test_all_tokens_of_joined_chunks_are_counted(streaming: LocalTriton) -> None
 
 
 def test_all_tokens_of_a_unary_answer_are_counted(triton: LocalTriton) -> None:
-    *records, refused = drive(target(triton, "triton_generate"), REQUESTS, Poisson(100.0, 1), 0, 120.0)
+    *records, refused = drive(target(triton, "triton_generate"), REQUESTS, Poisson(100.0, 1), 0, 120.0).records
     assert [(record.error, record.output_tokens) for record in records] == [("", n) for n in (2, 12, 5, 1, 3, 9)]
     assert {(record.first_token, record.token_times) for record in records} == {(None, ())}
     assert "HTTP 400" in refused.error

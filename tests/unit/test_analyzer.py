@@ -14,7 +14,7 @@ from perf.load.protocols import Request
 
 SECOND = 1_000_000_000
 BEGAN = 1_795_245_759 * SECOND
-A, B = Request("a", 5), Request("b", 6)
+A, B, C = Request("a", 5), Request("b", 6), Request("c", 7)
 
 
 def test_every_request_has_the_client_s_set_of_inputs() -> None:
@@ -44,15 +44,15 @@ def exported(request: Request, sent_s: float, ended_s: float, tokens: int | None
     }
 
 
-def written(folder: Path, requests: list[dict[str, object]]) -> Path:
-    path = folder / "profile.json"
+def written(folder: Path, *requests: dict[str, object]) -> Path:
     experiment = {"experiment": {"mode": "concurrency", "value": 2}, "requests": requests, "window_boundaries": []}
+    path = folder / "profile.json"
     path.write_text(json.dumps({"experiments": [experiment], "version": "2.51.0", "service_kind": "triton"}))
     return path
 
 
 def test_requests_are_read_in_the_order_of_sending(tmp_path: Path) -> None:
-    path = written(tmp_path, [exported(B, 0.25, 1.0), exported(A, 0.0, 0.5), exported(A, 1.0, 2.0)])
+    path = written(tmp_path, exported(B, 0.25, 1.0), exported(A, 0.0, 0.5), exported(A, 1.0, 2.0))
     first, second, _ = read_profile(path, [A, B, A])
     assert (first.output_tokens, first.prompt_tokens, second.output_tokens) == (5, 20, 6)
     # Times are exact to less than a microsecond.
@@ -60,29 +60,22 @@ def test_requests_are_read_in_the_order_of_sending(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("asked", "other", "message"),
     [
-        ([A], "to send 1 requests and sent 2: 0 are missing, 1 are others"),
-        ([A, B, Request("c", 7)], "to send 3 requests and sent 2: 1 are missing"),
+        ([A], {}, "to send 1 requests and sent 2: 0 are missing, 1 are others"),
+        ([A, B, C], {}, "to send 3 requests and sent 2: 1 are missing"),
         # One entry twice instead of each once: other lengths are measured than reported.
-        ([A, Request("c", 6)], "1 are missing, 1 are others"),
+        ([A, Request("c", 6)], {}, "1 are missing, 1 are others"),
+        ([A, B], exported(B, 0, 1, tokens=3), "another length than was asked for: 3 tokens instead of 6"),
+        ([A, B], {"success": False}, "a request failed"),
     ],
 )
-def test_a_run_that_sent_other_requests_is_no_measurement(tmp_path: Path, asked: list[Request], message: str) -> None:
-    path = written(tmp_path, [exported(A, 0, 1), exported(B, 0, 1)])
+def test_a_run_of_other_requests_or_answers_is_no_measurement(
+    tmp_path: Path, asked: list[Request], other: dict[str, object], message: str
+) -> None:
+    path = written(tmp_path, exported(A, 0, 1), {**exported(B, 0, 1), **other})
     with pytest.raises(FailedRunError, match=message):
         read_profile(path, asked)
-
-
-def test_an_answer_that_ended_early_is_no_measurement(tmp_path: Path) -> None:
-    path = written(tmp_path, [exported(A, 0, 1, tokens=3), exported(B, 0, 1)])
-    with pytest.raises(FailedRunError, match=r"1 of 2 answers have another length .* 3 tokens instead of 5"):
-        read_profile(path, [A, B])
-
-
-def test_a_failed_request_is_no_measurement(tmp_path: Path) -> None:
-    with pytest.raises(FailedRunError, match="a request failed"):
-        read_profile(written(tmp_path, [{**exported(A, 0, 1), "success": False}]), [A])
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"experiments": []}', '{"experiments": [{"requests": [{}]}]}'])

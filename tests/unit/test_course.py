@@ -1,4 +1,4 @@
-"""A run's course, its command lines and its reading of metrics."""
+"""A run's course, and the command lines of bench and sweep."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from perf.bench import sweep
-from perf.bench.options import CONCURRENCY, SECTIONS, parse
+from perf.bench.__main__ import SECTIONS, parse
 from perf.course import Budget, Course, NoTimeError
-from perf.metrics import parse as parse_metrics
 from perf.results_file import Results
 
 NAME = {"server": "a", "title": "A"}
@@ -24,10 +23,13 @@ FOUND: dict[str, object] = {"tokens_per_second": 7.0, "errors": 0}
 
 @pytest.fixture(autouse=True)
 def cpu_seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds of all processors, idle, in use and steal time, as the system reports them."""
+    """Seconds of all processors, idle, in use and steal time, as the system reports them; the last may be missing."""
     seconds = [50.0, 40.0, 10.0]
     times = namedtuple("times", "idle user steal")
-    monkeypatch.setattr("perf.environment.psutil.cpu_times", lambda: times(*seconds))
+    without_steal = namedtuple("without_steal", "idle user")
+    monkeypatch.setattr(
+        "perf.environment.psutil.cpu_times", lambda: times(*seconds) if len(seconds) == 3 else without_steal(*seconds)
+    )
     return seconds
 
 
@@ -96,38 +98,35 @@ def test_only_the_steal_time_of_the_task_itself_counts(tmp_path: Path, cpu_secon
     run = course(tmp_path / "bench.json")
     run.measure("slow", NAME, slow)
     run.measure("quick", NAME, lambda: FOUND)
-    assert [found["stolen_share"] for found in run.results.measurements.values()] == [0.3, 0.0]
+    # A system that does not report it has none.
+    del cpu_seconds[2]
+    run.measure("unknown", NAME, lambda: FOUND)
+    assert [found["stolen_share"] for found in run.results.measurements.values()] == [0.3, 0.0, 0.0]
 
 
-def test_a_system_that_reports_no_steal_time_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without = namedtuple("without", "idle user")
-    monkeypatch.setattr("perf.environment.psutil.cpu_times", lambda: without(50.0, 40.0))
-    run = course(tmp_path / "bench.json")
-    run.measure("one", NAME, lambda: FOUND)
-    assert run.results.measurements["one"]["stolen_share"] == 0.0
-
-
-def test_a_plain_run_measures_every_section() -> None:
+def test_a_plain_run_measures_everything(tmp_path: Path) -> None:
     options = parse([])
-    assert options.sections == SECTIONS
-    assert (options.concurrency, options.without, options.model, options.given) == (CONCURRENCY, (), None, ())
+    assert (options.only, options.concurrency, options.without, options.model) == ([*SECTIONS], 32, [], None)
+    assert options.given == []
+    swept = sweep.parse([])
+    assert swept.servers[:2] == ["inflight_int8", "batched_int8"]
+    assert swept.servers[2] in ("naive_fp16", "naive_fp32")
+    assert (swept.given, swept.model) == ([], None)
+    (tmp_path / "config.json").write_text("{}")
+    assert parse(["--model", str(tmp_path)]).model == tmp_path
 
 
-def test_the_given_options_repeat_a_run() -> None:
-    line = ["--concurrency", "8", "--threads", "63", "--only", "peers", "--without", "vllm"]
-    given = parse([*line, "--budget", "5"]).given
-    assert shlex.join(given) == shlex.join(line)
-    assert parse([*given]).given == given
-    options = sweep.parse(["inflight_int8", "naive_fp16", "--threads", "63", "--budget", "5"])
-    assert options.servers == ("inflight_int8", "naive_fp16")
-    assert options.command == "make sweep 'SWEEP=inflight_int8 naive_fp16 --threads 63'"
-
-
-def test_a_plain_sweep_measures_three_servers() -> None:
-    options = sweep.parse([])
-    assert options.servers[:2] == ("inflight_int8", "batched_int8")
-    assert options.servers[2] in ("naive_fp16", "naive_fp32")
-    assert (options.command, options.model) == ("make sweep", None)
+@pytest.mark.parametrize(
+    ("parser", "line"),
+    [
+        (parse, "--concurrency 8 --threads 63 --only peers --without vllm"),
+        (sweep.parse, "inflight_int8 naive_fp16 --threads 63"),
+    ],
+)
+def test_the_given_options_repeat_a_run(parser: Callable[[list[str]], Any], line: str) -> None:
+    given = parser([*line.split(), "--budget", "5"]).given
+    assert shlex.join(given) == line
+    assert parser(given).given == given
 
 
 def test_a_higher_concurrency_gets_more_seconds_up_to_a_bound() -> None:
@@ -137,51 +136,23 @@ def test_a_higher_concurrency_gets_more_seconds_up_to_a_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parser", "arguments", "message"),
+    ("parser", "line", "message"),
     [
-        (parse, ["--budget", "0"], "0 is out of bounds: more than 0"),
-        (parse, ["--budget", "nan"], "nan is out of bounds: more than 0"),
-        (parse, ["--concurrency", "0"], "0 is out of bounds: at least 1"),
-        (parse, ["--threads", "-1"], "-1 is out of bounds: at least 1"),
-        (parse, ["--slo-ttft-ms", "-5"], "-5 is out of bounds: more than 0"),
-        (parse, ["--only", "peer"], "invalid choice: 'peer'"),
-        (parse, ["--without", "vlm"], "--without has 'vlm': known are triton_llama_int8, "),
-        (parse, ["--model", "no/such"], "argument --model: no/such is not a folder with a config.json"),
-        (sweep.parse, ["inflight_int9"], "there is no server 'inflight_int9': known are naive_fp16, "),
-        (sweep.parse, ["--budget", "-1"], "-1 is out of bounds: more than 0"),
-        (sweep.parse, ["--model", "no/such"], "argument --model: no/such is not a folder with a config.json"),
+        (parse, "--budget 0", "0 is out of bounds: more than 0"),
+        (parse, "--budget nan", "nan is out of bounds: more than 0"),
+        (parse, "--concurrency 0", "0 is out of bounds: at least 1"),
+        (parse, "--threads -1", "-1 is out of bounds: at least 1"),
+        (parse, "--slo-ttft-ms -5", "-5 is out of bounds: more than 0"),
+        (parse, "--only peer", "invalid choice: 'peer'"),
+        (parse, "--without vlm", "--without has 'vlm': known are triton_llama_int8, "),
+        (parse, "--model no/such", "argument --model: no/such is not a folder with a config.json"),
+        (sweep.parse, "inflight_int9", "there is no server 'inflight_int9': known are naive_fp16, "),
     ],
 )
 def test_a_wrong_option_is_refused_in_a_line(
-    parser: Callable[[list[str]], object], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    parser: Callable[[list[str]], object], line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        parser(arguments)
+        parser(line.split())
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_checkpoint_s_folder_is_accepted(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert parse(["--model", str(tmp_path)]).model == tmp_path
-
-
-def test_metrics_of_one_name_are_summed_without_other_models() -> None:
-    text = """\
-# HELP llama_requests_total Rows answered
-# TYPE llama_requests_total counter
-llama_requests_total{finish_reason="length",model="llama",version="1"} 3
-llama_requests_total{finish_reason="stop",model="llama",version="1"} 2
-llama_queue_time_seconds_sum{model="llama",version="1"} 1.5e-1
-nv_inference_count{model="llama",version="1"} 5
-nv_inference_count{model="another",version="1"} 70
-nv_inference_count{model="llama2",version="1"} 700
-nv_cpu_memory_total_bytes 25
-
-"""
-    assert parse_metrics(text) == {
-        "llama_requests_total": 5.0,
-        "llama_queue_time_seconds_sum": 0.15,
-        "nv_inference_count": 5.0,
-        "nv_cpu_memory_total_bytes": 25.0,
-    }

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 
 from perf.load.arrivals import Closed, Poisson
-from perf.load.driver import Plan
 from perf.load.protocols import Answer, Protocol, Request, Target, body, path, read_answer
 
 
@@ -73,15 +72,7 @@ def test_a_token_has_the_time_of_the_bytes_that_end_its_event() -> None:
     first, second, last = CHUNKS.split(b"\n\n")[:3]
     answer = read("triton_stream", first[:10], first[10:], b"\n\n" + second + b"\n", b"\n" + last, b"\n\n")
     assert answer.token_times == [2.0, 3.0, 4.0]
-    assert answer.last_token == 4.0
-
-
-def test_a_unary_answer_has_one_time_when_it_is_complete() -> None:
-    answer = read("triton_generate", UNARY[:20], UNARY[20:])
-    assert (answer.token_times, answer.last_token) == ([], 2.0)
-
-
-def test_a_stream_whose_tokens_have_no_text_has_the_time_of_its_end() -> None:
+    # Tokens without text have the time of the stream's end.
     end = sse({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], **usage(2)})
     assert read("openai_completions", b"", end).token_times == [2.0]
 
@@ -123,13 +114,8 @@ def test_each_protocol_asks_for_the_exact_length(protocol: Protocol, where: str,
     assert fields["extra"] == 1
 
 
-def test_a_seed_always_gives_the_same_arrivals() -> None:
-    assert Poisson(3.0, 7).moments(50) == Poisson(3.0, 7).moments(50)
-    assert Poisson(3.0, 7).moments(50)[:20] == Poisson(3.0, 7).moments(20)
-    assert Poisson(3.0, 7).moments(50) != Poisson(3.0, 8).moments(50)
-
-
-def test_arrivals_are_a_poisson_process_of_the_rate() -> None:
+def test_arrivals_are_a_poisson_process_of_the_rate_and_the_seed() -> None:
+    assert Poisson(3.0, 7).moments(50)[:20] == Poisson(3.0, 7).moments(20) != Poisson(3.0, 8).moments(20)
     moments = [0.0, *Poisson(4.0, 1).moments(20_000)]
     gaps = [later - earlier for earlier, later in pairwise(moments)]
     mean = sum(gaps) / len(gaps)
@@ -148,10 +134,3 @@ def test_an_impossible_rate_is_refused(rate: float) -> None:
 def test_a_closed_loop_without_users_is_refused() -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         Closed(0)
-
-
-@pytest.mark.parametrize("arrivals", [Closed(3), Poisson(2.5, 9)])
-def test_a_plan_survives_its_way_to_the_generator(arrivals: Closed | Poisson) -> None:
-    target = Target("baseline", "openai_completions", "http://127.0.0.1:1", "llama", {"ignore_eos": True})
-    plan = Plan(target, [Request("é\n", 3), Request("b", 4)], arrivals, 2.5)
-    assert Plan.from_json(plan.to_json()) == plan

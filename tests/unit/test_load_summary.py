@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,15 @@ from perf.load.summary import SLO, summarize
 
 
 def unary(scheduled: float, ended: float, tokens: int) -> Record:
-    return Record(scheduled, scheduled, None, ended, ended, (), 100, tokens, "")
+    return Record(scheduled, scheduled, ended, (), 100, tokens, "")
 
 
 def streamed(scheduled: float, sent: float, times: tuple[float, ...], tokens: int) -> Record:
-    return Record(scheduled, sent, times[0], times[-1], times[-1], times, 100, tokens, "")
+    return Record(scheduled, sent, times[-1], times, 100, tokens, "")
 
 
 def failed(scheduled: float, error: str, ended: float = 9.0) -> Record:
-    return Record(scheduled, scheduled, None, None, ended, (), None, 0, error)
+    return Record(scheduled, scheduled, ended, (), None, 0, error)
 
 
 def row(scheduled: float, tokens: int) -> Record:
@@ -28,12 +29,12 @@ def row(scheduled: float, tokens: int) -> Record:
     return streamed(scheduled, scheduled, tuple(scheduled + number + 1 for number in range(tokens)), tokens)
 
 
-def open_loop(*records: Record) -> Run:
-    return Run(Poisson(1.0, 0), records, 0)
+def open_loop(*records: Record, slo: SLO | None = None) -> dict[str, Any]:
+    return summarize(Run(Poisson(1.0, 0), records, 0), slo)
 
 
-def closed_loop(concurrency: int, warmup: int, *records: Record) -> Run:
-    return Run(Closed(concurrency), records, warmup)
+def closed_loop(concurrency: int, warmup: int, *records: Record, slo: SLO | None = None) -> dict[str, Any]:
+    return summarize(Run(Closed(concurrency), records, warmup), slo)
 
 
 def test_the_steady_state_begins_at_an_answer_and_ends_when_the_load_falls() -> None:
@@ -74,9 +75,8 @@ def test_a_warm_up_of_every_request_is_refused(warmup: int) -> None:
 
 
 def test_an_open_loop_counts_from_the_first_arrival_to_the_last_answer() -> None:
-    summary = summarize(open_loop(unary(2.0, 4.0, 30), unary(3.0, 7.0, 20), unary(3.0, 6.0, 50)), None)
-    assert summary["duration_s"] == 5.0
-    assert (summary["output_tokens"], summary["tokens_per_second"]) == (100, 20.0)
+    summary = open_loop(unary(2.0, 4.0, 30), unary(3.0, 7.0, 20), unary(3.0, 6.0, 50))
+    assert (summary["duration_s"], summary["output_tokens"], summary["tokens_per_second"]) == (5.0, 100, 20.0)
     assert summary["requests_per_second"] == 0.6
     assert summary["mean_in_flight"] == (2 + 4 + 3) / 5
     assert summary["latency_ms"] == {"mean": 3000.0, "p50": 3000.0, "p95": 4000.0, "p99": 4000.0, "max": 4000.0}
@@ -86,19 +86,12 @@ def test_an_open_loop_counts_from_the_first_arrival_to_the_last_answer() -> None
 
 def test_the_throughput_of_streams_has_neither_warm_up_nor_tail() -> None:
     """Two rows of a token a second: 0-1, 1-5, 5-10 and 0-3, 3-6; from 1 to 6 both are in flight."""
-    run = closed_loop(2, 2, row(0.0, 1), row(0.0, 3), row(1.0, 4), row(3.0, 3), row(5.0, 5))
-    summary = summarize(run, None)
+    summary = closed_loop(2, 2, row(0.0, 1), row(0.0, 3), row(1.0, 4), row(3.0, 3), row(5.0, 5))
     # At 1 … 5: of the first row 1 and 4, of the second one 3 and 2; what arrives at 6 is the next second's.
     assert (summary["duration_s"], summary["output_tokens"], summary["tokens_per_second"]) == (5.0, 10, 2.0)
-    assert summary["requests_per_second"] == 2.0 / 3.2
-    assert summary["mean_in_flight"] == 2.0
-    assert summary["whole_run"] == {
-        "requests": 5,
-        "duration_s": 10.0,
-        "output_tokens": 16,
-        "requests_per_second": 0.5,
-        "tokens_per_second": 1.6,
-    }
+    assert (summary["requests_per_second"], summary["mean_in_flight"]) == (2.0 / 3.2, 2.0)
+    rates = {"duration_s": 10.0, "output_tokens": 16, "requests_per_second": 0.5, "tokens_per_second": 1.6}
+    assert summary["whole_run"] == {"requests": 5, **rates}
     # All after the warm-up, those answered after the window too.
     assert (summary["requests"], summary["latencies_s"]) == (3, [4.0, 3.0, 5.0])
 
@@ -106,12 +99,11 @@ def test_the_throughput_of_streams_has_neither_warm_up_nor_tail() -> None:
 def test_the_throughput_of_a_sequential_server_has_neither_warm_up_nor_tail() -> None:
     """A second for each: answers at 1 … 8, the k-th of 10 k tokens; the last request is sent at 6."""
     records = [unary(max(0.0, number - 1.0), number + 1.0, 10 * (number + 1)) for number in range(8)]
-    summary = summarize(closed_loop(2, 2, *records), SLO(2.0, 0.0))
+    summary = closed_loop(2, 2, *records, slo=SLO(2.0, 0.0))
     # The answers at 1 … 6.
     assert (summary["duration_s"], summary["output_tokens"], summary["tokens_per_second"]) == (6.0, 210, 35.0)
-    assert summary["requests_per_second"] == round(35 / 45, 4)
-    assert summary["goodput"]["requests_per_second"] == round(35 / 45, 4)  # type: ignore[index]
-    assert summary["whole_run"]["tokens_per_second"] == 45.0  # type: ignore[index]
+    assert summary["requests_per_second"] == summary["goodput"]["requests_per_second"] == round(35 / 45, 4)
+    assert summary["whole_run"]["tokens_per_second"] == 45.0
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 10])
@@ -122,70 +114,57 @@ def test_the_throughput_does_not_depend_on_the_length_of_the_run(rounds: int) ->
         scheduled = min(free)
         records.append(row(scheduled, 3 + 7 * number % 11))
         free[free.index(scheduled)] = records[-1].ended
-    summary = summarize(closed_loop(4, 4, *records), None)
-    assert summary["tokens_per_second"] == pytest.approx(4.0, abs=4 / summary["duration_s"])  # type: ignore[operator]
+    summary = closed_loop(4, 4, *records)
+    assert summary["tokens_per_second"] == pytest.approx(4.0, abs=4 / summary["duration_s"])
     assert summary["mean_in_flight"] == 4.0
 
 
 def test_a_single_wave_is_measured_as_a_whole() -> None:
-    summary = summarize(closed_loop(4, 0, unary(0.0, 1.0, 10), unary(0.0, 4.0, 30)), None)
+    summary = closed_loop(4, 0, unary(0.0, 1.0, 10), unary(0.0, 4.0, 30))
     assert (summary["duration_s"], summary["output_tokens"], summary["requests_per_second"]) == (4.0, 40, 0.5)
 
 
 def test_tokens_of_one_event_are_all_counted() -> None:
     record = streamed(0.0, 0.0, (1.0, 2.0, 5.0), 9)
-    assert record.tokens_in(Window(1.0, 5.0)) == 6.0
-    assert record.tokens_in(Window(2.5, 5.5)) == 3.0
-    summary = summarize(open_loop(record), None)
-    assert summary["inter_token_latency_ms"]["mean"] == 500.0  # type: ignore[index]
-    assert summary["gap_between_events_ms"]["max"] == 3000.0  # type: ignore[index]
-
-
-def test_a_failure_closes_the_window_like_an_answer() -> None:
-    summary = summarize(closed_loop(1, 1, unary(0.0, 1.0, 10), unary(1.0, 3.0, 20), failed(3.0, "HTTP 500", 3.5)), None)
-    assert (summary["duration_s"], summary["output_tokens"], summary["errors"]) == (2.5, 30, 1)
-
-
-def test_failures_of_the_warm_up_are_counted() -> None:
-    late = "no whole answer when the run's time was over, 9.0 s after it was sent"
-    summary = summarize(closed_loop(1, 1, failed(0.0, late), failed(1.0, "HTTP 500")), None)
-    assert (summary["requests"], summary["errors"], summary["unanswered"]) == (1, 2, 1)
+    assert (record.tokens_in(Window(1.0, 5.0)), record.tokens_in(Window(2.5, 5.5))) == (6.0, 3.0)
+    summary = open_loop(record)
+    assert summary["inter_token_latency_ms"]["mean"] == 500.0
+    assert summary["gap_between_events_ms"]["max"] == 3000.0
+    assert "inter_token_latency_ms" not in open_loop(row(0.0, 1)), "a single token has no ITL"
 
 
 def test_latency_and_ttft_include_the_time_before_sending() -> None:
     """The generator is 3 s late: the user has waited all the same."""
-    summary = summarize(open_loop(streamed(1.0, 4.0, (4.5, 5.0, 6.5), 3)), None)
-    assert summary["latency_ms"]["max"] == 5500.0  # type: ignore[index]
-    assert summary["time_to_first_token_ms"]["max"] == 3500.0  # type: ignore[index]
+    summary = open_loop(streamed(1.0, 4.0, (4.5, 5.0, 6.5), 3))
+    assert summary["latency_ms"]["max"] == 5500.0
+    assert summary["time_to_first_token_ms"]["max"] == 3500.0
 
 
-def test_a_single_token_has_no_itl() -> None:
-    assert "inter_token_latency_ms" not in summarize(open_loop(streamed(0.0, 0.0, (1.0,), 1)), None)
+def test_a_failure_closes_the_window_like_an_answer() -> None:
+    summary = closed_loop(1, 1, unary(0.0, 1.0, 10), unary(1.0, 3.0, 20), failed(3.0, "HTTP 500", 3.5))
+    assert (summary["duration_s"], summary["output_tokens"], summary["errors"]) == (2.5, 30, 1)
 
 
-def test_failed_requests_are_counted_apart() -> None:
+def test_failed_requests_are_counted_apart_the_warm_up_s_too() -> None:
     refused = "connection failed: Connection refused"
-    summary = summarize(
-        open_loop(unary(0.0, 2.0, 10), failed(0.0, refused), failed(1.0, refused), failed(1.0, "HTTP 500")), None
-    )
+    summary = open_loop(unary(0.0, 2.0, 10), failed(0.0, refused), failed(1.0, refused), failed(1.0, "HTTP 500"))
     assert (summary["requests"], summary["errors"]) == (4, 3)
     assert summary["error_messages"] == {refused: 2, "HTTP 500": 1}
     assert (summary["output_tokens"], summary["requests_per_second"]) == (10, 0.5)
-    assert len(summary["latencies_s"]) == 1  # type: ignore[arg-type]
-
-
-def test_a_run_without_answers_has_counts_only() -> None:
-    assert summarize(open_loop(failed(0.0, "HTTP 500")), SLO(1.0, 1.0)) == {
+    assert len(summary["latencies_s"]) == 1
+    late = "no whole answer when the run's time was over, 9.0 s after it was sent"
+    # Without answers there are counts only.
+    assert closed_loop(1, 1, failed(0.0, late), failed(1.0, "HTTP 500"), slo=SLO(1.0, 1.0)) == {
         "requests": 1,
-        "errors": 1,
-        "error_messages": {"HTTP 500": 1},
-        "unanswered": 0,
+        "errors": 2,
+        "error_messages": {late: 1, "HTTP 500": 1},
+        "unanswered": 1,
     }
 
 
 def test_a_run_without_records_is_refused() -> None:
     with pytest.raises(ValueError, match="no records"):
-        summarize(open_loop(), None)
+        open_loop()
 
 
 def test_goodput_counts_only_requests_that_met_the_slo() -> None:
@@ -196,8 +175,7 @@ def test_goodput_counts_only_requests_that_met_the_slo() -> None:
         streamed(0.0, 0.0, (0.9,), 1),  # a single token has no ITL
         failed(0.0, "HTTP 500"),
     ]
-    summary = summarize(open_loop(*records), SLO(1.0, 0.1001))
-    assert summary["goodput"] == {
+    assert open_loop(*records, slo=SLO(1.0, 0.1001))["goodput"] == {
         "slo": {"time_to_first_token_s": 1.0, "inter_token_latency_s": 0.1001},
         "requests_per_second": round(2 / 1.2, 4),
         "share": 0.4,
@@ -208,8 +186,3 @@ def test_a_unary_answer_meets_the_slo_when_a_stream_that_just_meets_it_would_end
     slo = SLO(1.0, 0.5)
     assert slo.met(unary(2.0, 4.0, 3))
     assert not slo.met(unary(2.0, 4.01, 3))
-
-
-def test_a_record_survives_its_way_from_the_generator() -> None:
-    record = streamed(0.5, 0.6, (1.0, 2.0), 3)
-    assert Record.from_json(record.to_json() | {"token_times": [1.0, 2.0]}) == record

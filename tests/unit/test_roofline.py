@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig
 
 from perf.roofline.device import CPU_SIZES, measure
-from perf.roofline.physics import Formats, LlamaShape, Roofline, bytes_per_step, roofline
+from perf.roofline.physics import Costs, Roofline, roofline
 from perf.roofline.rates import DeviceRates, Weights
 
 LLAMA_2_7B = LlamaConfig(
@@ -22,12 +22,10 @@ LLAMA_2_7B = LlamaConfig(
 A10G = DeviceRates("cuda", 1, {1 << 30: 600e9}, {"fp32": 31e12, "fp16": 125e12, "int8": 250e12})
 H100 = DeviceRates("cuda", 1, {1 << 30: 3.0e12}, {"fp32": 60e12, "fp16": 900e12, "int8": 1800e12})
 MEASURED = DeviceRates("cpu", 2, {10: 50.0, 20: 20.0, 40: 21.0}, {"fp32": 95.0, "fp16": 11.0, "int8": 3.0})
-
-CONTEXT = 300
-TOKENS = 200
+CONTEXT, TOKENS = 300, 200
 
 # One layer of one head: 4 x 2 x 2 in attention, 3 x 2 x 3 in the MLP, 2 x 5 in the head; a cached position has 2 keys
-# and 2 values.
+# and 2 values. In FP32 a pass reads 4 x 34 + 4 x 10 = 176 bytes of weights, and 16 for each cached position.
 TINY = LlamaConfig(
     hidden_size=2,
     intermediate_size=3,
@@ -56,24 +54,19 @@ def tiny(rows: int, requests: Sequence[int], prompt: int, bandwidth: float, oper
 def test_a_llama_2_7b_answers_at_most_the_documented_requests_per_second(
     rates: DeviceRates, weights: Weights, rows: int, requests_per_second: float
 ) -> None:
-    size = bytes_per_step(LLAMA_2_7B, weights, "cuda", rows, CONTEXT)
+    costs = Costs(LLAMA_2_7B, weights, rates)
+    assert costs.weight_bytes == pytest.approx({"fp16": 13.2e9, "int8": 6.74e9}[weights], rel=0.002)
+    assert costs.cached_bytes == 1 << 19
+    size = costs.weight_bytes + rows * CONTEXT * costs.cached_bytes
     found = rows / (TOKENS * size / rates.read(size))
     assert found == pytest.approx(requests_per_second, rel=0.011 if rows == 1 else 0, abs=0 if rows == 1 else 0.05)
-
-
-def test_the_bytes_of_a_llama_2_7b_are_the_documented_ones() -> None:
-    shape = LlamaShape.of(LLAMA_2_7B)
-    assert shape.weight_bytes(Formats.of("fp16", "cuda")) == pytest.approx(13.2e9, rel=0.002)
-    assert shape.weight_bytes(Formats.of("int8", "cuda")) == pytest.approx(6.74e9, rel=0.002)
-    assert shape.cached_bytes(Formats.of("fp16", "cuda")) == shape.cached_bytes(Formats.of("int8", "cuda")) == 1 << 19
 
 
 def test_the_article_s_load_has_the_sum_of_its_steps() -> None:
     """Of 300 positions a row has 100 at its first step and 298 at its last: 199 on average, at 199 steps."""
     bound = roofline(LLAMA_2_7B, "fp16", A10G, 32, [TOKENS] * 32, CONTEXT - TOKENS)
-    assert bound.passes == 200
-    assert bound.bytes_per_step == bytes_per_step(LLAMA_2_7B, "fp16", "cuda", 32, 199)
-    weights = LlamaShape.of(LLAMA_2_7B).weight_bytes(Formats.of("fp16", "cuda"))
+    weights = Costs(LLAMA_2_7B, "fp16", A10G).weight_bytes
+    assert bound.step_seconds == pytest.approx((weights + 32 * 199 * (1 << 19)) / 600e9)
     assert bound.seconds == pytest.approx((200 * weights + 199 * 32 * 199 * (1 << 19)) / 600e9)
     assert bound.tokens_per_second == pytest.approx(32 * 200 / bound.seconds)
     assert bound.bound_by == "bandwidth"
@@ -84,30 +77,29 @@ def test_the_article_s_load_has_the_sum_of_its_steps() -> None:
     # INT8 has a scale of four bytes for each of its 2 x 7 + 2 rows, and its head in FP32.
     [("fp32", 4 * 34 + 4 * 10), ("fp16", 2 * 34 + 2 * 10), ("int8", 34 + 4 * 16 + 4 * 10)],
 )
-def test_each_format_has_its_bytes_on_a_cpu(weights: Weights, expected: int) -> None:
-    assert LlamaShape.of(TINY).weight_bytes(Formats.of(weights, "cpu")) == expected
+@pytest.mark.parametrize("tied", [False, True])
+def test_each_format_has_its_bytes_on_a_cpu_whether_embeddings_are_tied_or_not(
+    weights: Weights, expected: int, tied: bool
+) -> None:
+    config = LlamaConfig(**{**TINY.to_dict(), "tie_word_embeddings": tied})
+    assert Costs(config, weights, MEASURED).weight_bytes == expected
 
 
 def test_heads_that_share_keys_and_values_are_counted_once() -> None:
     config = LlamaConfig(**{**TINY.to_dict(), "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4})
-    shape = LlamaShape.of(config)
-    assert shape.cached == 2 * 4
-    assert shape.matrices == 2 * 2 * 8 + 2 * 2 * 4 + 3 * 2 * 3
-    assert shape.attended == 2 * 2 * 8
-
-
-def test_tied_embeddings_do_not_change_what_a_step_reads() -> None:
-    tied = LlamaConfig(**{**TINY.to_dict(), "tie_word_embeddings": True})
-    assert LlamaShape.of(tied) == LlamaShape.of(TINY)
+    rates = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 1.0})
+    costs = Costs(config, "fp32", rates)
+    assert costs.cached_bytes == 4 * 2 * 4
+    assert costs.weight_bytes == 4 * (2 * 2 * 8 + 2 * 2 * 4 + 3 * 2 * 3 + 10)
+    # But every query head attends.
+    assert costs.computing(0, 0, positions=1) == 2 * 2 * 8
 
 
 def test_a_load_bound_by_bandwidth_takes_the_time_of_its_bytes() -> None:
-    """One request of 3 tokens after 2: three passes over 176 bytes, two steps over 2 and 3 positions of 16 bytes."""
+    """One request of 3 tokens after 2: three passes over the weights, two steps over 2 and 3 positions."""
     bound = tiny(rows=1, requests=[3], prompt=2, bandwidth=100.0, operations=1e9)
     assert bound.seconds == pytest.approx((3 * 176 + (2 + 3) * 16) / 100)
-    assert bound.bytes_per_step == 176 + 40
-    assert bound.step_seconds == pytest.approx(2.16)
-    assert bound.bound_by == "bandwidth"
+    assert bound.step_seconds == pytest.approx((176 + 40) / 100)
     tokens_per_second = round(bound.tokens_per_second, 1)
     beside = {"tokens_per_second": tokens_per_second, "fraction": 0.25, "bound_by": "bandwidth"}
     assert bound.beside(bound.tokens_per_second / 4) == beside
@@ -118,31 +110,26 @@ def test_a_load_bound_by_operations_takes_the_time_of_its_operations() -> None:
     positions of the prompts and 2 x 3 of the steps.
     """
     bound = tiny(rows=2, requests=[2, 2], prompt=2, bandwidth=1e9, operations=10.0)
-    operations = 2 * 34 * 6 + 2 * 10 * 4 + 8 * (6 + 6)
-    assert bound.seconds == pytest.approx(operations / 10)
-    assert bound.prefill_seconds == pytest.approx((2 * 34 * 4 + 2 * 10 * 2 + 8 * 6) / 10)
-    assert bound.operations_per_step == 2 * (2 * 34 + 2 * 10 + 8 * 3)
+    assert bound.seconds == pytest.approx((2 * 34 * 6 + 2 * 10 * 4 + 8 * (6 + 6)) / 10)
+    assert bound.step_seconds == pytest.approx(2 * (2 * 34 + 2 * 10 + 8 * 3) / 10)
     assert bound.bound_by == "operations"
 
 
 @pytest.mark.parametrize(
-    ("rows", "requests", "passes"),
+    ("rows", "requests", "passes", "positions"),
     [
-        (8, [4] * 8, 4),
+        (8, [4] * 8, 4, 8 * (2 + 3 + 4)),
         # One long request leaves the other rows empty.
-        (8, [2] * 7 + [100], 100),
+        (8, [2] * 7 + [100], 100, 7 * 2 + sum(range(2, 101))),
         # More requests than rows wait for a pass of their own.
-        (2, [3] * 4, 1 + 4),
+        (2, [3] * 4, 1 + 4, 4 * (2 + 3)),
         # The only token is the prefill's.
-        (2, [1, 1], 1),
+        (2, [1, 1], 1, 0),
     ],
 )
-def test_passes_follow_from_rows_and_lengths(rows: int, requests: list[int], passes: int) -> None:
-    assert tiny(rows, requests, prompt=2, bandwidth=1.0, operations=1e9).passes == passes
-
-
-def test_requests_of_one_token_read_the_weights_once() -> None:
-    assert tiny(rows=2, requests=[1, 1], prompt=2, bandwidth=1.0, operations=1e9).seconds == pytest.approx(176)
+def test_passes_follow_from_rows_and_lengths(rows: int, requests: list[int], passes: int, positions: int) -> None:
+    bound = tiny(rows, requests, prompt=2, bandwidth=1.0, operations=1e9)
+    assert bound.seconds == pytest.approx(passes * 176 + positions * 16)
 
 
 @pytest.mark.parametrize(("rows", "requests", "prompt"), [(0, [1], 1), (1, [], 1), (1, [1, 0], 1), (1, [1], 0)])
@@ -151,24 +138,16 @@ def test_an_empty_load_is_refused(rows: int, requests: list[int], prompt: int) -
         tiny(rows, requests, prompt, 1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("size", "rate"), [(1, 50.0), (10, 50.0), (19, 50.0), (20, 21.0), (39, 21.0), (40, 21.0), (1000, 21.0)]
-)
-def test_a_size_has_the_rate_of_the_next_smaller_one_or_a_faster_larger_one(size: int, rate: float) -> None:
-    assert MEASURED.read(size) == rate
+def test_a_size_has_the_rate_of_the_next_smaller_one_or_a_faster_larger_one() -> None:
+    rates = {1: 50.0, 10: 50.0, 19: 50.0, 20: 21.0, 39: 21.0, 40: 21.0, 1000: 21.0}
+    assert {size: MEASURED.read(size) for size in rates} == rates
 
 
-@pytest.mark.parametrize(
-    ("rates", "operations"),
-    [
-        # A narrow format may be widened, where that is faster.
-        (MEASURED, [95.0, 95.0, 95.0]),
-        # A wide format can't be narrowed.
-        (H100, [60e12, 900e12, 1800e12]),
-    ],
-)
-def test_a_format_has_the_best_rate_of_itself_and_wider_ones(rates: DeviceRates, operations: list[float]) -> None:
-    assert [rates.multiply("fp32"), rates.multiply("fp16"), rates.multiply("int8")] == operations
+def test_a_format_has_the_best_rate_of_itself_and_wider_ones() -> None:
+    # A narrow format may be widened, where that is faster; a wide one can't be narrowed.
+    formats: list[Weights] = ["fp32", "fp16", "int8"]
+    assert [MEASURED.multiply(one) for one in formats] == [95.0, 95.0, 95.0]
+    assert [H100.multiply(one) for one in formats] == [60e12, 900e12, 1800e12]
 
 
 def test_rates_survive_a_result_s_file() -> None:
@@ -186,8 +165,5 @@ def test_a_measurement_has_every_rate_and_keeps_the_threads() -> None:
     assert all(rate > 0 for rate in (*rates.bandwidth.values(), *rates.operations.values()))
     for size, rate in rates.bandwidth.items():
         assert f"{rate / 1e9:,.1f} at {size / 2**20:,.0f} MiB" in rates.describe()
-
-
-def test_zero_threads_are_refused() -> None:
     with pytest.raises(ValueError, match="threads is 0; it must be at least 1"):
         measure(threads=0)

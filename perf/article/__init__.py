@@ -1,1 +1,0 @@
-"""The article's measurement: configurations of our server under perf_analyzer's closed loop."""

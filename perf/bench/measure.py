@@ -1,0 +1,218 @@
+"""A run of a load as an entry of a result's measurements; and a configuration under the article's load.
+
+The article's runs are perf_analyzer's. Their throughput is over the steady-state window (`load.records`), too, but from
+the growth of the server's own token counter in it. Queue time and batch are over as many of the last answers as are
+measured; Triton counts both when it answers, and where the queue is long most of what it answers in the window is the
+warm-up.
+
+How many requests are measured follows from the time available and the server's measured pace. A wave is one request per
+user. One wave is the warm-up; then at most three are measured, as many as fit, and at least 32 requests: with fewer, a
+95th percentile is a maximum. A minimum that does not fit is reported as such; the caller decides whether to skip it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import LlamaConfig
+
+from perf import workload
+from perf.analyzer import run as analyzer
+from perf.analyzer.run import AnalyzerReport
+from perf.bench.counters import Samples, sampled
+from perf.environment import memory_of
+from perf.load.arrivals import Closed
+from perf.load.generator import drive
+from perf.load.protocols import Request
+from perf.load.records import Run
+from perf.load.summary import SLO, describe, summarize
+from perf.roofline.physics import roofline
+from perf.roofline.rates import DeviceRates
+from perf.servers.running import NotRunError, Running, Server
+from perf.servers.triton import Configuration, Served
+
+Measurement = dict[str, object]
+LEAST = 32
+MOST_WAVES = 3
+_SHORT, _LONG = 4, 20
+"""Mean lengths, in tokens, of the two waves that the pace is measured with."""
+_FEWEST_FOR_PACE = 4
+PACE_S = 3600.0
+"""Upper bound for a wave of the pace."""
+_SLACK_S = 120.0
+_SLOWER_THAN_PREDICTED = 4.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The seconds of a wave by its mean output length, from a short and a long wave.
+
+    Their common part, above all the prefill, is in the seconds of the short one.
+    """
+
+    concurrency: int
+    short_s: float
+    long_s: float
+
+    def wave_seconds(self, mean: float = workload.MEAN_OUTPUT) -> float:
+        """Return the predicted seconds of a wave of this mean."""
+        per_token = max(0.0, self.long_s - self.short_s) / (_LONG - _SHORT)
+        return self.short_s + per_token * (mean - _SHORT)
+
+
+@dataclass(frozen=True)
+class Size:
+    """requests: measured, after `warmup` others. predicted_s, available_s: seconds for both together."""
+
+    requests: int
+    warmup: int
+    predicted_s: float
+    available_s: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the prediction is within the time available."""
+        return self.predicted_s <= self.available_s
+
+    def describe(self) -> str:
+        """Return it in a line."""
+        return (
+            f"{self.requests} requests after {self.warmup}: about {self.predicted_s:.0f} s "
+            f"{'of' if self.fits else 'and not the'} {self.available_s:.0f} s available"
+        )
+
+
+def measured_pace(
+    running: Running, checkpoint: Path, mix: workload.Mix, concurrency: int, timeout: float = PACE_S
+) -> Pace:
+    """Measure the server's pace with two waves of short requests, which also warm it up.
+
+    timeout: seconds for each. Raises NotRunError if a request is not answered as asked.
+    """
+
+    def seconds(mean: int) -> float:
+        count = max(concurrency, _FEWEST_FOR_PACE)
+        requests = workload.requests(checkpoint, mix, count, mean)
+        run = drive(running.target, requests, Closed(concurrency), 0, timeout)
+        if failed := [record.error for record in run.records if record.error]:
+            raise NotRunError(f"{len(failed)} of its first {count} requests failed: {failed[0]}")
+        return run.whole.seconds * concurrency / count
+
+    # The longer one first: one-time work of a fresh server makes the prediction longer, not shorter.
+    long = seconds(_LONG)
+    return Pace(concurrency, seconds(_SHORT), long)
+
+
+def choose(seconds: float, pace: Pace, least: int = LEAST) -> Size:
+    """Return how many requests of the mean length to measure within the seconds, by the rule above; whole waves."""
+    wave = pace.concurrency
+    each = pace.wave_seconds() / wave
+    smallest = max(least, wave)
+    fitting = max(smallest, min(MOST_WAVES * smallest, math.floor(seconds / each) - wave))
+    requests = max(fitting - fitting % wave if fitting >= wave else fitting, smallest)
+    return Size(requests, wave, each * (wave + requests), seconds)
+
+
+def entry(
+    server: Server | Configuration,
+    running: Running,
+    checkpoint: Path,
+    mix: workload.Mix,
+    run: Run,
+    requests: Sequence[Request],
+    rates: DeviceRates | None,
+    slo: SLO | None = None,
+    own: Mapping[str, object] | None = None,
+) -> Measurement:
+    """Return the measurement of a run of these requests, with `own` fields in addition or instead.
+
+    A closed loop has the device's bound for this load in these weights, for any server (all concurrent requests may
+    share a step); an open one has none, as the server gets what is sent.
+    """
+    lengths = [request.output_tokens for request in requests[run.warmup :]]
+    counted = [record.prompt_tokens for record in run.measured if record.prompt_tokens is not None]
+    prompt = round(statistics.mean(counted)) if counted else workload.PROMPT_TOKENS
+    found: Measurement = {
+        **server.to_json(),
+        "generator": "asyncio",
+        "settings": dict(running.settings),
+        "command": running.command,
+        "load": describe(mix, run.arrivals, len(lengths), run.warmup, prompt, round(statistics.mean(lengths), 2)),
+        **summarize(run, slo),
+        **_memory(running),
+        **(own or {}),
+    }
+    rate = found.get("tokens_per_second")
+    if rates is not None and isinstance(run.arrivals, Closed) and isinstance(rate, float):
+        config, rows = LlamaConfig.from_pretrained(checkpoint), run.arrivals.concurrency
+        bound = roofline(config, server.weights, rates, rows, lengths, workload.PROMPT_TOKENS, steady=True)
+        found["limit"] = bound.beside(rate)
+    return found
+
+
+def article_entry(
+    configuration: Configuration,
+    served: Served,
+    checkpoint: Path,
+    mix: workload.Mix,
+    concurrency: int,
+    size: Size,
+    rates: DeviceRates | None,
+) -> Measurement:
+    """Apply a load of this size to a running server. Raises an AnalyzerError for a run that is no measurement."""
+    requests = workload.warm_and_measured(checkpoint, mix, size.warmup, size.requests)
+    # A server that hangs must not use up the whole run's time.
+    timeout = _SLACK_S + _SLOWER_THAN_PREDICTED * size.predicted_s
+    with sampled(served.triton.metrics_url) as counters:
+        report = analyzer.measure(served.triton.grpc_url, requests, concurrency, size.warmup, timeout)
+    own = {
+        "generator": "perf_analyzer",
+        "command": report.command,
+        "perf_analyzer": {"version": report.version, "server_us": dict(report.server_us)},
+        **_counted(counters, report, requests),
+        "size": {
+            "seconds_available": round(size.available_s, 1),
+            "seconds_predicted": round(size.predicted_s, 1),
+            "fits": size.fits,
+        },
+    }
+    return entry(configuration, served, checkpoint, mix, report.run, requests, rates, own=own)
+
+
+def _memory(running: Running) -> Measurement:
+    try:
+        taken = memory_of(running.pid)
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended; the requests that it did not answer are errors in the measurement.
+        return {}
+    weights_mib = round(running.weights_mib, 1)
+    return {"memory": {"kind": taken.kind, "weights_mib": weights_mib, "process_mib": round(taken.mib, 1)}}
+
+
+def _counted(counters: Samples, report: AnalyzerReport, requests: Sequence[Request]) -> Measurement:
+    """Return the figures from the server's counters."""
+    window = report.run.steady or report.run.whole
+
+    def stepped(name: str) -> float:
+        return counters.growth(name, window.begin, window.end)
+
+    def answered(name: str) -> float:
+        return counters.growth(name, report.warm, counters.readings[-1][0])
+
+    def ratio(amount: float, count: float) -> float | None:
+        return round(amount / count, 3) if count else None
+
+    tokens = stepped("llama_generated_tokens_total")
+    rate = tokens / window.seconds
+    return {
+        "output_tokens": round(tokens),
+        "requests_per_second": round(rate / statistics.mean(one.output_tokens for one in requests), 4),
+        "tokens_per_second": round(rate, 2),
+        "mean_rows": ratio(stepped("llama_step_rows_sum"), stepped("llama_step_rows_count")),
+        "mean_batch": ratio(answered("nv_inference_count"), answered("nv_inference_exec_count")),
+        "queue_ms": ratio(answered("nv_inference_queue_duration_us") / 1e3, answered("nv_inference_count")),
+    }

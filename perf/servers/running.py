@@ -1,0 +1,152 @@
+"""A server under test: its name in the results, what it runs with, and a baseline's process.
+
+A baseline's process is ready once it has completed a token, and is stopped with its children.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from triton_local.command import ServerCommand
+from triton_local.process import GuardedProcess, Guarding
+
+from perf.environment import ROOT
+from perf.load.arrivals import Closed
+from perf.load.generator import generate
+from perf.load.protocols import Request, Target
+from perf.roofline.rates import Weights
+
+HOST = "127.0.0.1"
+LOGS = ROOT / ".work" / "baselines"
+
+_FIRST_TOKEN_S = 240.0
+_POLL_S = 0.2
+_GRACE_S = 20.0
+
+
+class NotRunError(Exception):
+    """A server can't be measured here; `str()` is the reason, in one line, for the results."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that has answered.
+
+    command: as `shown` formats it. settings: given to it, and reported by it. pid: its first process, the ancestor of
+    the others. weights_mib: of the weights in its format.
+    """
+
+    target: Target
+    command: str
+    settings: Mapping[str, object]
+    pid: int
+    weights_mib: float
+
+    def describe(self) -> str:
+        """Return command and settings, a line each."""
+        return "\n".join([self.command, *(f"  {name}: {value}" for name, value in self.settings.items())])
+
+
+Start = Callable[[Path, int], AbstractContextManager[Running]]
+"""Starts a fresh server of the checkpoint at that path with that number of threads for its matrix products; it is
+stopped on leaving."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """key: in results. family: ours, or a baseline ("peer" in results). weights: their format."""
+
+    key: str
+    title: str
+    family: Literal["ours", "peer"]
+    weights: Weights
+    start: Start
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields that every measurement of it begins with."""
+        return {"server": self.key, "title": self.title, "family": self.family, "weights": self.weights.upper()}
+
+
+def shown(command: Sequence[str], checkpoint: Path) -> str:
+    """Return the command as typed in the project's folder, for results.
+
+    The checkpoint stands there by its name, other paths outside of the folder by their last part.
+    """
+    words: list[str] = []
+    for word in command:
+        # As it was given, also behind an option's name.
+        if word == str(checkpoint) or word.endswith(f"={checkpoint}"):
+            word = word.removesuffix(str(checkpoint)) + checkpoint.resolve().name
+        word = word.replace(f"{ROOT}/", "")
+        words.append(Path(word).name if word.startswith("/") else word)
+    return shlex.join(words)
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    """Hold a free port until a server has bound it: it is not listened on, and a server that names it gets it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((HOST, 0))
+        yield int(held.getsockname()[1])
+
+
+@contextmanager
+def running(target: Target, command: Sequence[str], environment: Mapping[str, str], ready_s: float) -> Iterator[int]:
+    """Run the command until the block ends; on entry it has completed a token at the target. Yields its process id.
+
+    environment: added to the current one. ready_s: until the server listens. Raises NotRunError if it fails before.
+    """
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{target.name}.log"
+    with log.open("w") as lines:
+
+        def write(line: str) -> None:
+            lines.write(line + "\n")
+            lines.flush()
+
+        process = GuardedProcess(
+            ServerCommand(tuple(command), {**os.environ, **environment}),
+            # A prefix for shared memory that no baseline uses: theirs has other names.
+            f"baseline_{uuid.uuid4().hex[:12]}_",
+            Guarding(grace=_GRACE_S, longest_end=_GRACE_S),
+            write,
+        )
+        try:
+            if (failure := _failure(process, target, ready_s)) is not None:
+                raise NotRunError(f"{target.name} {failure}: {_last_line(log)}")
+            yield process.pid
+        finally:
+            process.stop()
+
+
+def _failure(process: GuardedProcess, target: Target, ready_s: float) -> str | None:
+    """Wait until the server listens, and have it complete a token; return what failed."""
+    deadline = time.monotonic() + ready_s
+    port = int(target.url.rpartition(":")[2])
+    while True:
+        if (code := process.exit_code()) is not None:
+            return f"ended with code {code} before it was ready"
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex((HOST, port)) == 0:
+                break
+        if time.monotonic() > deadline:
+            return f"didn't listen within {ready_s:g} s"
+        time.sleep(_POLL_S)
+    # The first one may be slow: some servers allocate or compile only now.
+    (record,) = generate(target, [Request("Return a list of", 1)], Closed(1), _FIRST_TOKEN_S)
+    return f"didn't complete a token: {record.error}" if record.error else None
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"{lines[-1].strip()[:300]} ({str(log).replace(f'{ROOT}/', '')})" if lines else "its log is empty"

@@ -27,23 +27,32 @@ _LOADING_LINE_S = 30.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--variant", default=DEFAULT_VARIANT, help="config.pbtxt, or the NAME of configs/NAME.pbtxt.")
-@click.option("--model", help="Checkpoint: a folder or a hub id. Sets LLAMA_MODEL.  [default: the variant's own]")
-@click.option("--http-port", type=_PORT, default=8000, help="0: any free port, which is printed.")
-@click.option("--grpc-port", type=_PORT, default=8001, help="0: any free port, which is printed.")
-@click.option("--metrics-port", type=_PORT, default=8002, help="0: any free port, which is printed.")
-@click.option("--host", default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine.")
-@click.option("--model-repository", type=click.Path(path_type=Path), help="[default: the checkout's own]")
-@click.option("--ready-file", type=click.Path(path_type=Path), help="JSON with its addresses, while it is ready.")
-@click.option("--ready-timeout", type=float, default=3600.0, help="Seconds to download, load and be ready.")
-@click.option("--log-file", type=click.Path(path_type=Path), help="The server's whole log, in a file as well.")
-@click.option(
-    "--stuck-after", type=float, default=DEFAULT_STUCK_S, help="Seconds without a step until the model counts as dead."
-)
-@click.option("--unsupervised", is_flag=True, help="Triton alone: goes on serving when its model is dead.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the server's whole log.")
-@click.argument("tritonserver_args", nargs=-1, type=click.UNPROCESSED)
+_PARAMETERS: list[click.Parameter] = [
+    click.Option(["--variant"], default=DEFAULT_VARIANT, help="config.pbtxt, or the NAME of configs/NAME.pbtxt."),
+    click.Option(["--model"], help="Checkpoint: a folder or a hub id. Sets LLAMA_MODEL.  [default: the variant's own]"),
+    click.Option(["--http-port"], type=_PORT, default=8000, help="0: any free port, which is printed."),
+    click.Option(["--grpc-port"], type=_PORT, default=8001, help="0: any free port, which is printed."),
+    click.Option(["--metrics-port"], type=_PORT, default=8002, help="0: any free port, which is printed."),
+    click.Option(
+        ["--host"], default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine."
+    ),
+    click.Option(["--model-repository"], type=click.Path(path_type=Path), help="[default: the checkout's own]"),
+    click.Option(["--ready-file"], type=click.Path(path_type=Path), help="JSON with its addresses, while it is ready."),
+    click.Option(["--ready-timeout"], type=float, default=3600.0, help="Seconds to download, load and be ready."),
+    click.Option(["--log-file"], type=click.Path(path_type=Path), help="The server's whole log, in a file as well."),
+    click.Option(
+        ["--stuck-after"],
+        type=float,
+        default=DEFAULT_STUCK_S,
+        help="Seconds without a step until the model counts as dead.",
+    ),
+    click.Option(["--unsupervised"], is_flag=True, help="Triton alone: goes on serving when its model is dead."),
+    click.Option(["-v", "--verbose"], is_flag=True, help="Show the server's whole log."),
+    click.Argument(["tritonserver_args"], nargs=-1, type=click.UNPROCESSED),
+]
+
+
+@click.command(params=_PARAMETERS, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 def main(
     variant: str,
     model: str | None,

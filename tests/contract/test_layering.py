@@ -31,7 +31,7 @@ LAYERS = [
     {"kernels.reference", "kernels.arrival_counters"},
     KERNELS,
     {"kernels.selection"},
-    {"model.int8_linear", "model.attention"},
+    {"model.int8_linear"},
     {"settings", "sampling.logits_processors", "text.stop_checker", "text.tokenizer", "api.defaults",
      "model.kv_cache", "model.model_info", "model.manifest", "model.checkpoint_files", "triton.metrics"},
     {"text.bad_words", "api.request_parser", "model.loader"},

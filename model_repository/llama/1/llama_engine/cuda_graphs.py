@@ -40,8 +40,6 @@ FEATURE_SETS = (
 TOLERANCE = 2e-2
 """How far replayed logits may lie from launched ones, relative to the largest: some roundings of bfloat16."""
 
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-
 _log = logging.getLogger(__name__)
 
 Action = Callable[[], None]
@@ -51,10 +49,7 @@ Capture = Callable[[Action], Action]
 
 
 def row_buckets(slots: int) -> tuple[int, ...]:
-    """Return the row counts with a graph, ascending.
-
-    With many rows, a few padding rows matter less than more graphs.
-    """
+    """Return the row counts with a graph, ascending; the more rows, the less a few padding rows matter."""
     some = [1, 2, 4, *range(8, 32, 8), *range(32, 128, 16), *range(128, slots, 64)]
     return (*(rows for rows in some if rows < slots), slots)
 
@@ -78,7 +73,7 @@ def unsupported_reason(checkpoint: Checkpoint) -> str | None:
     if info.rounds_activations and info.threshold:
         return f"at int8_threshold {info.threshold:g} bitsandbytes synchronizes with the device in every layer"
     rope = (checkpoint.config.rope_parameters or {}).get("rope_type")
-    if rope in _LENGTH_DEPENDENT_ROPE:
+    if rope in ("dynamic", "longrope"):
         return f"the rotary embedding of this checkpoint ({rope}) depends on the longest sequence"
     return None
 
@@ -129,7 +124,6 @@ class DecodeGraphs:
         self._row_buckets, self._span_buckets = row_buckets(shape.slots), span_buckets(shape.max_model_len)
         # float32, as sampling computes.
         self._logits = torch.zeros(shape.slots, checkpoint.config.vocab_size, device=device)
-        self._selected = torch.zeros(shape.slots, dtype=torch.long, device=device)
         self._slots = torch.arange(shape.slots, device=device)
         # How many rows of the padded step decode; read on the device.
         self._decoding = torch.zeros((), dtype=torch.long, device=device)
@@ -179,7 +173,7 @@ class DecodeGraphs:
         features = next(features for features in FEATURE_SETS if features.cover(batch.features))
         self._stage_words()
         self._samplings[_bucket(self._row_buckets, rows), features]()
-        return self._selected[:rows]
+        return batch.tokens[:rows, 0]
 
     def _stage_words(self) -> None:
         """Hand over what captured sampling needs from the host, in one copy that the host doesn't wait for.
@@ -213,7 +207,6 @@ class DecodeGraphs:
         too_early = self._words[:rows, 2:] > 0
         logits = logits.masked_fill(too_early & self._sampler.is_end, -torch.inf)
         tokens = self._sampler.select(logits, slice(0, rows), features, self._words[:rows, :2])
-        self._selected[:rows] = tokens
         self._batch.positions[:rows] += self._active(rows)
         self._batch.tokens[:rows, 0] = tokens
 
@@ -243,10 +236,9 @@ def capture_graphs(
         try:
             graphs = DecodeGraphs(checkpoint, model, sampler, batch)
             graphs.capture(capture or cuda_capture(checkpoint.info.device))
+            return graphs
         except Exception as error:  # noqa: BLE001 - whatever can't be captured can still be launched
             reason = one_line(error)
-        else:
-            return graphs
     _log.warning("decode steps can't be captured as CUDA graphs and launch every kernel: %s", reason)
     return None
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import traceback
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ import torch
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
-from llama_engine.errors import GenerationError, InvalidSettings
+from llama_engine.errors import GenerationError
+from llama_engine.isolation import exhausted_memory
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.model.model_runner import ModelRunner
@@ -64,8 +64,6 @@ class Engine:
         self.defaults = GenerationDefaults.from_config(
             checkpoint.generation_config, settings.default_max_tokens, config.vocab_size
         )
-        if slots < 1:
-            raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
         self.plan = plan_memory(checkpoint, settings, slots)
         self.plan.check()
         self._batch = SlotBatch(self.plan.shape, config.vocab_size, self._device)
@@ -110,20 +108,15 @@ class Engine:
 
         name, sink, stream, deadline: as in `Sequence`; None discards the responses.
         """
-        return Sequence(
-            request,
-            StopChecker(
-                min_tokens=request.min_tokens,
-                max_tokens=request.max_tokens,
-                stop_words=request.stop_words,
-                end_tokens=self.defaults.end_tokens,
-            ),
-            BadWords(request.bad_words, self.tokenizer.vocabulary, self._device) if request.bad_words else None,
-            sink or DiscardingSink(),
-            name,
-            stream,
-            deadline,
+        stop_checker = StopChecker(
+            min_tokens=request.min_tokens,
+            max_tokens=request.max_tokens,
+            stop_words=request.stop_words,
+            end_tokens=self.defaults.end_tokens,
         )
+        vocabulary = self.tokenizer.vocabulary
+        bad_words = BadWords(request.bad_words, vocabulary, self._device) if request.bad_words else None
+        return Sequence(request, stop_checker, bad_words, sink or DiscardingSink(), name, stream, deadline)
 
     def add(self, sequence: Sequence) -> None:
         """Give a sequence a slot: WAITING → PREFILL. There must be a free one."""
@@ -184,8 +177,7 @@ class Engine:
         where that could take minutes, with one token.
         """
         if self._device.type == "cuda":
-            with torch.inference_mode():
-                self._model.warm_up()
+            self._model.warm_up()
         self.capture_graphs()
         width = max(self.max_model_len - 2, 1) if self._device.type == "cuda" else 1
         # Two tokens are one decode step after the prefill; a context of two tokens has room for one.
@@ -243,12 +235,7 @@ class Engine:
         """Count and log a failed computation; return whether it exhausted the device's memory."""
         self._result.errors += 1
         _log.error("%s failed", what, exc_info=error)
-        exhausted = isinstance(error, torch.OutOfMemoryError)
-        if exhausted:
-            # The traceback's frames hold the pass's tensors, and what the allocator keeps in pieces may suffice in one.
-            traceback.clear_frames(error.__traceback__)
-            torch.cuda.empty_cache()
-        return exhausted
+        return exhausted_memory(error)
 
     def _fail_all(self) -> None:
         """Fail every sequence and clear the slots."""

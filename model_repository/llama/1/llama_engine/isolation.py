@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
+
+import torch
 
 from llama_engine.sequence import Sequence
 
@@ -35,3 +38,13 @@ def compute_isolated(
         *compute_isolated(sequences[:half], compute, on_error, on_failed),
         *compute_isolated(sequences[half:], compute, on_error, on_failed),
     ]
+
+
+def exhausted_memory(error: Exception) -> bool:
+    """Return whether a failed computation exhausted the device's memory; if so, free what it holds."""
+    exhausted = isinstance(error, torch.OutOfMemoryError)
+    if exhausted:
+        # The traceback's frames hold the pass's tensors, and what the allocator keeps in pieces may suffice in one.
+        traceback.clear_frames(error.__traceback__)
+        torch.cuda.empty_cache()
+    return exhausted

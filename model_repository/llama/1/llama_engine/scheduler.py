@@ -39,9 +39,7 @@ class Scheduler:
 
     def __init__(self, engine: Engine, dispatcher: ResponseDispatcher, stats: Stats, stuck_seconds: float) -> None:
         """stuck_seconds: how long a step may take before `problem` reports it as stuck; 0 disables the check."""
-        self._engine = engine
-        self._dispatcher = dispatcher
-        self._stats = stats
+        self._engine, self._dispatcher, self._stats = engine, dispatcher, stats
         # Guards everything below; notified when a sequence arrives, is admitted, finishes or is cancelled.
         self._changed = threading.Condition()
         self._waiting: deque[Sequence] = deque()
@@ -69,10 +67,13 @@ class Scheduler:
         Not longer: Triton wakes its batcher for a request only when the model is free to take it, and otherwise looks
         again half a second later.
         """
+
+        def admitted() -> bool:
+            all_fit = self._drain_until is None and len(self._waiting) <= self._engine.slots - len(self._running)
+            return all_fit or all(sequence.status is not Status.WAITING for sequence in sequences)
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._all_fit() or all(sequence.status is not Status.WAITING for sequence in sequences)
-            )
+            self._changed.wait_for(admitted)
 
     def wait_until_finished(self, sequences: list[Sequence]) -> None:
         """Block until every sequence has its result, and the scheduler has accounted for it."""
@@ -87,18 +88,13 @@ class Scheduler:
         return self._health.failing
 
     def problem(self) -> str:
-        """Return why a sequence that arrived now wouldn't be computed, in a few words; empty if it would.
-
-        Never blocks.
-        """
+        """Return why a sequence that arrives now isn't computed, in a few words; empty if it is. Never blocks."""
         if self._drain_until is not None:
             return str(_STOPPING)
         return self._health.problem() if self._stepping.is_alive() else "the engine's thread has ended"
 
     def stop(self, drain_seconds: float) -> None:
-        """Shut down gracefully: admit nothing, let running sequences finish within `drain_seconds`, fail the others,
-        and end the threads.
-        """
+        """Shut down gracefully: give running sequences `drain_seconds`, fail the others, and end the threads."""
         with self._changed:
             self._drain_until = time.monotonic() + drain_seconds
             self._changed.notify_all()
@@ -167,9 +163,6 @@ class Scheduler:
             self._running[sequence] = None
             self._engine.add(sequence)
             self._changed.notify_all()
-
-    def _all_fit(self) -> bool:
-        return self._drain_until is None and len(self._waiting) <= self._engine.slots - len(self._running)
 
     def _report(self, step: StepResult) -> None:
         """Dispatch the chunks and results of a step, and record it."""

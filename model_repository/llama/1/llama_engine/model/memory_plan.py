@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from llama_engine.cuda_graphs import graph_count, unsupported_reason
-from llama_engine.errors import OutOfMemoryPlan
+from llama_engine.errors import InvalidSettings, OutOfMemoryPlan
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.sampler import SamplingState
@@ -72,7 +72,12 @@ class MemoryPlan:
 
 
 def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> MemoryPlan:
-    """Return the plan of a loaded checkpoint with `slots` slots. `MemoryPlan.check` tells whether it fits."""
+    """Return the plan of a loaded checkpoint with `slots` slots. `MemoryPlan.check` tells whether it fits.
+
+    Raises InvalidSettings without a slot.
+    """
+    if slots < 1:
+        raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
     config, info = checkpoint.config, checkpoint.info
     graphs = settings.cuda_graphs == "on" and unsupported_reason(checkpoint) is None
     shape = KVCacheShape(

@@ -1,6 +1,9 @@
 """Forward passes over the KV cache: prefill prompts, decode one token per slot, compute logits.
 
 Every pass can be repeated: it writes the same keys and values again and changes nothing else.
+
+A fused decode attention is registered with transformers as an attention implementation: transformers looks it up by its
+name in the model's config and passes it the forward call's extra arguments.
 """
 
 from __future__ import annotations
@@ -8,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from llama_engine.model.attention import ByRow, attend_by_row, by_row
+from llama_engine.kernels.selection import DecodeAttention
 from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import Checkpoint
 
 SPAN_BUCKET = 64
 """Attention reads whole buckets of positions, so that the shapes of a decode step change rarely."""
+
+_ATTENTION = "slots"
 
 
 class ModelRunner:
@@ -26,7 +33,10 @@ class ModelRunner:
         self._head = checkpoint.model.lm_head
         self._attention = checkpoint.kernels.attention
         if self._attention is not None:
-            attend_by_row(checkpoint.model)
+            # Passes without lengths compute what they did before: transformers makes no mask for an implementation that
+            # it doesn't know, and uses one that is passed.
+            AttentionInterface.register(_ATTENTION, _attend)
+            checkpoint.model.set_attn_implementation(_ATTENTION)
         self._cache = kv_cache
         self._max_model_len = kv_cache.shape.max_model_len
         self._columns = torch.arange(self._max_model_len, device=self._device)
@@ -64,8 +74,7 @@ class ModelRunner:
         """
         if self._attention is not None:
             lengths = torch.where(positions < self._max_model_len, positions + 1, 0)[:, 0]
-            rows = by_row(self._attention, lengths)
-            return self._forward(first, tokens, positions, span, mask=None, rows=rows)[:, -1]
+            return self._forward(first, tokens, positions, span, mask=None, lengths=lengths)[:, -1]
         # [rows, 1, 1, span]: a token attends to its own position and everything before it.
         mask = (self._columns[:span] <= positions)[:, None, None]
         return self._forward(first, tokens, positions, span, mask)[:, -1]
@@ -79,6 +88,7 @@ class ModelRunner:
         logits: torch.Tensor = self._head(hidden)
         return logits
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """Run decode steps of every shape class, so that no kernel is compiled when requests come.
 
@@ -98,12 +108,12 @@ class ModelRunner:
         positions: torch.Tensor,
         span: int,
         mask: torch.Tensor | None,
-        rows: ByRow | None = None,
+        lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run [rows, width] tokens at their positions in the slots `first` …; return [rows, width, hidden].
 
-        mask: [rows, 1, width, span], True where a token attends; None is causal over the pass itself. rows: attention
-        over each row's own length, which replaces the mask where the width is 1.
+        mask: [rows, 1, width, span], True where a token attends; None is causal over the pass itself. lengths: [rows],
+        what the fused decode attention reads of each row; it replaces the mask where the width is 1.
         """
         self._cache.bind(first, positions, span)
         hidden: torch.Tensor = self._decoder(
@@ -112,6 +122,27 @@ class ModelRunner:
             attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
-            **({} if rows is None else {"by_row": rows}),
+            **({} if lengths is None else {"decode_attention": self._attention, "lengths": lengths}),
         ).last_hidden_state
         return hidden
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    decode_attention: DecodeAttention | None = None,
+    lengths: torch.Tensor | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Return [rows, width, heads, head dim]: fused decode attention over each row's own length, or PyTorch's SDPA.
+
+    query: [rows, heads, width, head dim]. key, value: as the cache returns them.
+    """
+    if decode_attention is None or lengths is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling)
+    return decode_attention(query[:, :, 0], key, value, lengths, scaling)[:, None], None

@@ -40,13 +40,11 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
 def both(
     reference: LlamaForCausalLM, candidate: LlamaForCausalLM, rows: Sequence[Sequence[int]], progress: tqdm[NoReturn]
 ) -> Tokens:
-    """Predict every token but each row's first with both models; `progress` counts the tokens. No row: ValueError.
+    """Predict every token but each row's first with both models; `progress` counts the tokens.
 
     Each row is a pass of its own: no padding, and under an outlier threshold, where bitsandbytes takes the outlier
     columns over everything in a pass, these are one text's own tokens.
     """
-    if not rows:
-        raise ValueError("no rows to compare the models on")
     parts = []
     for row in rows:
         ids = torch.tensor([row], device=reference.device)

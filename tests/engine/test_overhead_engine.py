@@ -1,6 +1,6 @@
 """The bare engine and the bare forward: answers, timed parts and repeated passes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 from perf.load.protocols import Request
 from perf.overhead.bare import BareEngine
 from perf.overhead.passes import recording, through_forward, through_slots
-from perf.overhead.stopwatch import Node
+from perf.overhead.stopwatch import flatten
 
 REQUESTS = [Request("A dictionary is", 5), Request("Return a list of all", 3), Request("This module provides", 4)]
 
@@ -54,15 +54,7 @@ def test_every_part_of_the_engine_is_timed(bare: BareEngine) -> None:
             "cache": layers,
         }
     assert {"sampling", "slots", "detokenization"} <= whole.parts.keys()
-    assert all(left >= 0 for left in _rests(whole))
-
-
-def _rests(node: Node) -> Iterator[float]:
-    """The rest of each part."""
-    if node.parts:
-        yield node.seconds - sum(part.seconds for part in node.parts.values())
-    for part in node.parts.values():
-        yield from _rests(part)
+    assert all(part.seconds >= 0 for part in flatten(whole, 12))
 
 
 def test_every_pass_is_recorded_and_repeated(bare: BareEngine) -> None:

@@ -14,11 +14,10 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from perf.quality import candidates, divergence
 from perf.quality.candidates import CANDIDATES, Candidate, measured
-from perf.quality.divergence import Tokens, both, perplexity
+from perf.quality.divergence import both, perplexity
 from perf.quality.text import TextError, from_text, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,11 +31,6 @@ def rows(fp32: Checkpoint) -> list[list[int]]:
     return [list(random_prompt(fp32.tokenizer, length, randomness)[1]) for length in lengths]
 
 
-def _both(reference: Checkpoint, candidate: Checkpoint, rows: list[list[int]]) -> Tokens:
-    with tqdm(disable=True) as progress:
-        return both(reference.model, candidate.model, rows, progress)
-
-
 def test_a_model_has_no_distance_from_itself_and_the_perplexity_of_its_card(
     fp32: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,22 +38,12 @@ def test_a_model_has_no_distance_from_itself_and_the_perplexity_of_its_card(
     monkeypatch.syspath_prepend(str(ROOT))
     from models.train_pydoc_llama.perplexity import perplexity as of_the_card
 
-    tokens = _both(fp32, fp32, rows)
+    with tqdm(disable=True) as progress:
+        tokens = both(fp32.model, fp32.model, rows, progress)
     assert tokens.divergence.count_nonzero() == 0
     assert tokens.agrees.all()
     assert len(tokens.loss) == sum(len(row) - 1 for row in rows)
     assert perplexity(tokens.loss) == pytest.approx(of_the_card(fp32.model, rows, pad=3), rel=1e-5)
-
-
-def test_the_positions_per_pass_do_not_change_the_result(
-    fp32: Checkpoint, int8: Checkpoint, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for positions in (7, 256):
-        monkeypatch.setattr(divergence, "POSITIONS_AT_ONCE", positions)
-        found.append(_both(fp32, int8, rows[:1]))
-    assert torch.allclose(found[0].divergence, found[1].divergence, atol=1e-6)
-    assert torch.allclose(found[0].loss, found[1].loss, atol=1e-5)
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.key)
@@ -79,17 +63,6 @@ def test_int8_is_close_to_the_reference_but_not_equal(
     assert 0.9 < one["top1_agreement"] < 1
 
 
-def test_an_empty_text_is_refused(fp32: Checkpoint) -> None:
-    with pytest.raises(ValueError, match="no rows"):
-        _both(fp32, fp32, [])
-
-
-def _without_bos(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
-    other = copy.deepcopy(tokenizer.pretrained)
-    other.bos_token = None
-    return other
-
-
 def test_every_token_of_a_file_is_predicted_once_after_a_bos(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     # Two newlines, and characters of more than one byte.
@@ -104,7 +77,8 @@ def test_every_token_of_a_file_is_predicted_once_after_a_bos(tokenizer: Tokenize
 
 
 def test_without_a_bos_no_row_of_one_token_is_left(tokenizer: Tokenizer) -> None:
-    pretrained, text = _without_bos(tokenizer), "It is a test of rows. " * 40
+    pretrained, text = copy.deepcopy(tokenizer.pretrained), "It is a test of rows. " * 40
+    pretrained.bos_token = None
     ids = pretrained(text, add_special_tokens=False)["input_ids"]
     context = next(context for context in range(2, 64) if len(ids) % context == 1)
     rows = from_text(text, "a text", pretrained, context)

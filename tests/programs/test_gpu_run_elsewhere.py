@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from perf.environment import ROOT
 from perf.gpu import pack
 
-SCRIPT = ROOT / "perf" / "gpu" / "elsewhere.sh"
+SCRIPT = Path("perf/gpu/elsewhere.sh")
 
 PYTHON = """#!/bin/sh
 case "$*" in
@@ -25,19 +24,23 @@ esac
 """
 
 
-@dataclass(frozen=True)
 class Elsewhere:
     """The script in a checkout of its own, with a Python that prints its arguments."""
 
-    checkout: Path
-    site: Path
-    out: Path
-    path: Path
+    def __init__(self, folder: Path) -> None:
+        self.checkout, self.site, self.out, self.path = (folder / name for name in ("checkout", "site", "out", "bin"))
+        self.packed = self.checkout / ".work" / "gpu"
+        for made in ((self.checkout / SCRIPT).parent, self.packed, self.site, self.out, self.path):
+            made.mkdir(parents=True)
+        (self.checkout / SCRIPT).write_bytes((ROOT / SCRIPT).read_bytes())
+        (self.path / "python3").write_text(PYTHON)
+        (self.path / "python3").chmod(0o755)
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, **environment: str) -> tuple[int, list[str]]:
+        """Run the script; return its exit code and its lines."""
         paths = {"PATH": f"{self.path}:{os.environ['PATH']}", "OUT": str(self.out), "SITE": str(self.site)}
-        return subprocess.run(
-            ["bash", f"perf/gpu/{SCRIPT.name}", *arguments],
+        ran = subprocess.run(
+            ["bash", SCRIPT, *arguments],
             cwd=self.checkout,
             env={**paths, **environment},
             capture_output=True,
@@ -45,32 +48,26 @@ class Elsewhere:
             timeout=60,
             check=False,
         )
+        assert ran.returncode or not ran.stderr, ran.stderr
+        return ran.returncode, ran.stdout.splitlines()
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Elsewhere:
-    made = Elsewhere(*(tmp_path / name for name in ("checkout", "site", "out", "bin")))
-    for folder in (made.checkout / "perf" / "gpu", made.checkout / ".work" / "gpu", made.site, made.out, made.path):
-        folder.mkdir(parents=True)
-    (made.checkout / "perf" / "gpu" / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
-    (made.path / "python3").write_text(PYTHON)
-    (made.path / "python3").chmod(0o755)
-    return made
+    return Elsewhere(tmp_path)
 
 
 def test_unpacking_replaces_other_versions_and_keeps_the_results(elsewhere: Elsewhere) -> None:
     site, out = elsewhere.site, elsewhere.out
-    (site / "bitsandbytes").mkdir()
+    for old in ("bitsandbytes", "bitsandbytes-0.1.dist-info", "bitsandbytes_more-0.1.dist-info"):
+        (site / old).mkdir()
     (site / "bitsandbytes" / "old.py").write_text("")
-    (site / "bitsandbytes-0.1.dist-info").mkdir()
-    (site / "bitsandbytes_more-0.1.dist-info").mkdir()
-    pack.pack_site(elsewhere.checkout / ".work" / "gpu" / "site.tar.gz", ["bitsandbytes"], "130")
-    (elsewhere.checkout / ".work" / "gpu" / "gpu.json").write_text("before")
-    ran = elsewhere.run("--budget", "8", "--resume")
-    assert ran.returncode == 0, ran.stderr
-    asked, path = ran.stdout.splitlines()[-2:]
-    assert asked == f"python3 -m perf.gpu --output {out}/gpu.json --partial {out} --budget 8 --resume"
-    assert f"{elsewhere.checkout}/.:{elsewhere.checkout}/tests" in path
+    pack.pack_site(elsewhere.packed / "site.tar.gz", ["bitsandbytes"], "130")
+    (elsewhere.packed / "gpu.json").write_text("before")
+    code, lines = elsewhere.run("--budget", "8", "--resume")
+    assert code == 0
+    assert lines[-2] == f"python3 -m perf.gpu --output {out}/gpu.json --partial {out} --budget 8 --resume"
+    assert f"{elsewhere.checkout}/.:{elsewhere.checkout}/tests" in lines[-1]
     assert (site / "bitsandbytes" / "__init__.py").exists()
     assert not (site / "bitsandbytes" / "old.py").exists()
     assert sorted(entry.name for entry in site.glob("*.dist-info")) == [
@@ -93,11 +90,10 @@ def test_unpacking_replaces_other_versions_and_keeps_the_results(elsewhere: Else
 def test_kernel_tests_run_once_and_never_end_the_run(
     tested: dict[str, str], said: str, times: int, elsewhere: Elsewhere
 ) -> None:
-    ran = [elsewhere.run(**tested) for _ in range(2)]
-    assert [one.returncode for one in ran] == [0, 0], ran[0].stderr
-    lines = [line for one in ran for line in one.stdout.splitlines()]
-    assert [line for line in lines if line.startswith("tests/kernels")] == [said] * times
-    assert sum(line.startswith("python3 -m perf.gpu ") for line in lines) == 2
+    (first, lines), (second, more) = (elsewhere.run(**tested) for _ in range(2))
+    assert first == second == 0
+    assert [line for line in [*lines, *more] if line.startswith("tests/kernels")] == [said] * times
+    assert sum(line.startswith("python3 -m perf.gpu ") for line in [*lines, *more]) == 2
     if times == 1:
         # In parallel where pytest can.
         asked = (elsewhere.out / "kernels.log").read_text().splitlines()[0]
@@ -105,23 +101,22 @@ def test_kernel_tests_run_once_and_never_end_the_run(
 
 
 def test_a_killed_run_leaves_its_results_to_the_next_one(elsewhere: Elsewhere) -> None:
-    kept = elsewhere.checkout / ".work" / "gpu" / "gpu.json"
+    kept = elsewhere.packed / "gpu.json"
     kept.write_text("before")
-    assert elsewhere.run(RUN='echo half >"$OUT/gpu-0123.json"; kill -KILL $$').returncode == 137
+    assert elsewhere.run(RUN='echo half >"$OUT/gpu-0123.json"; kill -KILL $$')[0] == 137
     assert kept.read_text() == "half\n"
     (elsewhere.out / "gpu-0123.json").unlink()
-    assert elsewhere.run("--resume", RUN='cat "$OUT/gpu.json"; echo all >"$OUT/gpu.json"; exit 1').returncode == 1
+    assert elsewhere.run("--resume", RUN='cat "$OUT/gpu.json"; echo all >"$OUT/gpu.json"; exit 1')[0] == 1
     assert kept.read_text() == "all\n"
 
 
-def test_a_run_without_archives_passes(elsewhere: Elsewhere) -> None:
-    (elsewhere.checkout / ".work" / "gpu").rmdir()
-    ran = elsewhere.run(RUN='echo all >"$OUT/gpu.json"')
-    assert (ran.returncode, ran.stderr) == (0, "")
-
-
 def test_a_lost_gpu_is_retried_once_with_stock_kernels(elsewhere: Elsewhere) -> None:
-    ran = elsewhere.run("--budget", "7", RUN="exit 3")
-    assert ran.returncode == 3
-    first, second = [line for line in ran.stdout.splitlines() if line.startswith("python3 -m perf.gpu ")]
+    code, lines = elsewhere.run("--budget", "7", RUN="exit 3")
+    assert code == 3
+    first, second = [line for line in lines if line.startswith("python3 -m perf.gpu ")]
     assert second == f"{first} --resume --kernels stock --budget 9"
+
+
+def test_a_run_without_archives_passes(elsewhere: Elsewhere) -> None:
+    elsewhere.packed.rmdir()
+    assert elsewhere.run(RUN='echo all >"$OUT/gpu.json"')[0] == 0

@@ -8,8 +8,9 @@ import pytest
 
 from perf.gpu.verdict import DEVICE, Measurements, failures, table, verdicts
 
+INT8 = {"requests_per_second": 25.0, "tokens_per_second": 5000.0}
 MEASURED: dict[str, dict[str, Any]] = {
-    "decode/int8/32": {"requests_per_second": 25.0, "tokens_per_second": 5000.0},
+    "decode/int8/32": INT8,
     "decode/fp16/32": {"requests_per_second": 15.0},
     "decode/int8/1": {"tokens_per_second": 200.0},
     "stock/int8/32": {"requests_per_second": 3.0},
@@ -25,65 +26,42 @@ SERVED = {
 SERVED_BOTH = {**SERVED, "article/equal/inflight_fp16_quick": {"requests_per_second": 12.0}}
 REPLAYED = {"graph/int8/32": {"requests_per_second": 31.0}, "graph/int8/1": {"tokens_per_second": 150.0}}
 REPLAYED_BOTH = {**REPLAYED, "graph/fp16/32": {"requests_per_second": 14.0}}
+LAUNCHED: list[str | None] = ["decode/int8/32", "decode/fp16/32", "decode/int8/1"]
 
 
 @pytest.mark.parametrize(
-    ("measured", "device", "met"),
+    ("changed", "device", "met"),
     [
-        pytest.param(MEASURED, DEVICE, [True, False, True, True, True, True], id="measured"),
-        pytest.param({}, DEVICE, [None] * 6, id="nothing measured"),
-        pytest.param(MEASURED, "NVIDIA H200", [None] * 6, id="another device"),
-        pytest.param(
-            {**MEASURED, "decode/int8/32": {"not_run": "CUDA error"}},
-            DEVICE,
-            [None, False, None, True, None, True],
-            id="did not run",
-        ),
-        pytest.param(
-            {**MEASURED, "quality/int8_fused": {"kl_nats": {"mean": 0.0008}}},
-            DEVICE,
-            [True, False, True, True, True, False],
-            id="a greater divergence than LLM.int8()'s",
-        ),
-        pytest.param(
-            {key: found for key, found in MEASURED.items() if key != "quality/int8_threshold_6"},
-            DEVICE,
-            [True, False, True, True, True, None],
-            id="no divergence of LLM.int8()",
-        ),
+        ({}, "NVIDIA H100 80GB HBM3", [True, False, True, True, True, True]),
+        ({}, "NVIDIA H200", [None] * 6),
+        ({key: {} for key in MEASURED}, DEVICE, [None] * 6),
+        ({"decode/int8/32": {"not_run": "CUDA error"}}, DEVICE, [None, False, None, True, None, True]),
+        ({"quality/int8_fused": {"kl_nats": {"mean": 0.0008}}}, DEVICE, [True, False, True, True, True, False]),
+        ({"quality/int8_threshold_6": {}}, DEVICE, [True, False, True, True, True, None]),
     ],
+    ids=["on its device", "on another", "nothing measured", "did not run", "a divergence too great", "no divergence"],
 )
 def test_an_aim_is_met_exactly_when_its_figure_on_its_device_is_within_the_bound(
-    measured: Measurements, device: str, met: list[bool | None]
+    changed: Measurements, device: str, met: list[bool | None]
 ) -> None:
-    assert [one["met"] for one in verdicts(measured, device)] == met
+    assert [one["met"] for one in verdicts({**MEASURED, **changed}, device)] == met
 
 
 @pytest.mark.parametrize(
     ("more", "sources"),
     [
-        pytest.param({}, ["decode/int8/32", "decode/fp16/32", "decode/int8/1"], id="the engine's launched steps"),
-        pytest.param(
-            REPLAYED_BOTH, ["graph/int8/32", "graph/fp16/32", "decode/int8/1"], id="its replayed ones; the faster row"
-        ),
-        pytest.param(REPLAYED, ["decode/int8/32", "decode/fp16/32", "decode/int8/1"], id="not replayed in FP16"),
-        pytest.param(
+        ({}, LAUNCHED),
+        (REPLAYED_BOTH, ["graph/int8/32", "graph/fp16/32", "decode/int8/1"]),
+        (REPLAYED, LAUNCHED),
+        (
             {**REPLAYED_BOTH, **SERVED_BOTH},
             ["article/equal/inflight_int8_quick", "article/equal/inflight_fp16_quick", "decode/int8/1"],
-            id="the server's",
         ),
-        pytest.param(SERVED, ["decode/int8/32", "decode/fp16/32", "decode/int8/1"], id="not served in FP16"),
-        pytest.param(
-            {"decode/int8/32": {**MEASURED["decode/int8/32"], "steps": "decode steps: stock kernels, launched"}},
-            [None, "decode/fp16/32", "decode/int8/1"],
-            id="a fallback to stock kernels is no figure",
-        ),
-        pytest.param(
-            {"decode/int8/32": {**MEASURED["decode/int8/32"], "steps": "decode steps: fused 8-bit product, launched"}},
-            ["decode/int8/32", "decode/fp16/32", "decode/int8/1"],
-            id="fused kernels",
-        ),
+        (SERVED, LAUNCHED),
+        ({"decode/int8/32": {**INT8, "steps": "decode steps: stock kernels, launched"}}, [None, *LAUNCHED[1:]]),
+        ({"decode/int8/32": {**INT8, "steps": "decode steps: fused 8-bit product, launched"}}, LAUNCHED),
     ],
+    ids=["launched", "replayed", "replayed in INT8 only", "served", "served in INT8 only", "fell back", "fused"],
 )
 def test_both_precisions_have_the_best_figure_that_was_measured_in_the_same_way(
     more: Measurements, sources: list[str | None]

@@ -25,13 +25,10 @@ class Work:
 PROBES = [(Work, "outer", "out"), (Work, "inner", "in"), (Work, "failing", "fail")]
 
 
-def _nothing() -> None:
-    pass
-
-
-def test_calls_are_counted_under_their_callers_and_a_failing_one_is_closed() -> None:
+def test_calls_are_counted_under_their_callers_until_the_device_is_done() -> None:
     before = dict(vars(Work))
-    with stopwatch("all", PROBES, _nothing) as whole:
+    settled: list[str] = []
+    with stopwatch("all", PROBES, lambda: settled.append("settled")) as whole:
         assert Work().outer() == "xx"
         with pytest.raises(ValueError, match="as it should"):
             Work().failing()
@@ -40,14 +37,8 @@ def test_calls_are_counted_under_their_callers_and_a_failing_one_is_closed() -> 
     assert {name: part.calls for name, part in whole.parts.items()} == {"out": 1, "fail": 1, "in": 1}
     assert {name: part.calls for name, part in whole.parts["out"].parts.items()} == {"in": 2}
     assert 0 < whole.parts["out"].parts["in"].seconds <= whole.parts["out"].seconds <= whole.seconds
-
-
-def test_a_part_ends_when_the_device_is_done() -> None:
-    settled: list[str] = []
-    with stopwatch("all", PROBES, lambda: settled.append("settled")):
-        Work().inner()
-    # Before and after the whole, and before and after the part.
-    assert len(settled) == 4
+    # Before and after the whole and each of the six calls.
+    assert len(settled) == 2 * 7
 
 
 def test_parts_add_up_to_their_whole() -> None:
@@ -102,31 +93,23 @@ def test_a_server_without_a_model_process_is_refused() -> None:
         ServerProcesses.of(os.getpid())
 
 
-def test_the_picture_is_deterministic_and_names_all_parts_with_room() -> None:
+def test_the_picture_names_all_parts_with_room_and_a_negative_rest_has_no_width() -> None:
     cores = processor_parts(_served())
     assert cores.seconds == 10.0 * len(os.sched_getaffinity(0))
-    parts = [*flatten(request_parts(_served(), 0.1), 20), *flatten(cores, 40)]
-    drawn = icicle(parts, "a made-up load")
-    assert drawn == icicle(parts, "a made-up load")
-    # Letters are outlines, with the text in a comment.
-    shown = (
-        "a made-up load",
-        "mean request: 6 s of one request",
-        "decode steps 50.0 %",
-        "Triton's queue 16.7 %",
-        MODEL,
-    )
-    for words in shown:
-        assert f"<!-- {words}" in drawn
-    # A share of 1.7 % is too narrow for a name.
-    assert "<!-- tokenization" not in drawn
-
-
-def test_a_negative_rest_has_no_width_and_an_account_without_parts_is_refused() -> None:
     whole = Node("all", seconds=1.0)
     whole.take("more than all", 1.25)
-    parts = flatten(whole, 1)
-    assert [part.seconds for part in parts] == [1.0, 1.25, -0.25]
-    assert "<!-- the rest of all" not in icicle(parts, "")
+    parts = [*flatten(request_parts(_served(), 0.1), 20), *flatten(cores, 40), *flatten(whole, 1)]
+    assert [part.seconds for part in parts[-3:]] == [1.0, 1.25, -0.25]
+    drawn = icicle(parts, "a made-up load")
+    # Letters are outlines, with the text in a comment.
+    shown = ("mean request: 6 s of one request", "decode steps 50.0 %", "Triton's queue 16.7 %", MODEL)
+    for words in ("a made-up load", *shown):
+        assert f"<!-- {words}" in drawn
+    # A share of 1.7 % is too narrow for a name.
+    for words in ("tokenization", "the rest of all"):
+        assert f"<!-- {words}" not in drawn
+
+
+def test_an_account_without_parts_has_no_picture() -> None:
     with pytest.raises(ValueError, match="an account without parts can't be drawn"):
         icicle([], "")

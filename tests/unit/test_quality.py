@@ -30,14 +30,16 @@ def test_unusable_options_are_refused_in_one_line_before_anything_is_loaded(
     assert message in (end.value.code if isinstance(end.value.code, str) else capsys.readouterr().err.splitlines()[-1])
 
 
-def test_divergence_and_losses_of_two_tokens_equal_those_by_hand() -> None:
+def test_figures_of_two_tokens_equal_those_by_hand() -> None:
     # P = (1/2, 1/2), Q = (1/4, 3/4): KL = 1/2 log(1/2 / 1/4) + 1/2 log(1/2 / 3/4) = log 2 - 1/2 log 3.
-    expected, got = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    expected, got = torch.tensor([[0.5, 0.5]] * 2).log(), torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log()
     # Adding a constant to all logits changes no distribution.
-    tokens = compare(expected + 3, got - 1, torch.tensor([0]))
-    assert tokens.divergence.item() == pytest.approx(math.log(2) - 0.5 * math.log(3), abs=1e-6)
-    assert tokens.loss.item() == pytest.approx(math.log(4), abs=1e-6)
-    assert tokens.reference_loss.item() == pytest.approx(math.log(2), abs=1e-6)
+    tokens = compare(expected + 3, got - 1, torch.tensor([0, 0]))
+    assert tokens.divergence.tolist() == pytest.approx([math.log(2) - 0.5 * math.log(3), 0], abs=1e-6)
+    assert tokens.loss.tolist() == pytest.approx([math.log(4), math.log(2)], abs=1e-6)
+    assert tokens.reference_loss.tolist() == pytest.approx([math.log(2)] * 2, abs=1e-6)
+    # The best token is compared, not its probability.
+    assert tokens.agrees.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -54,12 +56,6 @@ def test_the_divergence_is_from_the_reference_to_the_candidate(
 ) -> None:
     tokens = compare(torch.tensor([reference]), torch.tensor([candidate]), torch.tensor([0]))
     assert tokens.divergence.item() == pytest.approx(expected, abs=0.01)
-
-
-def test_agreement_compares_the_best_tokens() -> None:
-    reference = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
-    candidate = torch.tensor([[5.0, 0.0, 4.0], [1.0, 1.1, 0.0]])
-    assert compare(reference, candidate, torch.tensor([0, 0])).agrees.tolist() == [True, False]
 
 
 def test_the_summary_equals_the_one_by_hand() -> None:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from compose.commands import run
 from compose.engine import DockerEngine
-from contract.debian_packages import downloaded
-from contract.prometheus_package import prometheus_or_skip
+from contract.debian_packages import downloaded, prometheus_or_skip
 from triton_local.installation import find_wheel
 
 PYTHON = "3.11"

@@ -46,7 +46,7 @@ class Gate:
 
 def readme_block(part: str) -> str:
     """Return the only fenced block of deploy/proxy/README.md that contains `part`."""
-    found = blocks((ROOT / "deploy" / "proxy" / "README.md").read_text())
+    found = blocks(ROOT / "deploy" / "proxy" / "README.md")
     (text,) = (block.text for block in found if part in block.text)
     return text
 

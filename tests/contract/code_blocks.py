@@ -6,12 +6,11 @@ A block runs if it calls a server that is already up. A block that builds, clone
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # Commands that set something up or stay in the foreground: a test has a server already.
 _SETS_UP = re.compile(r"\b(make|docker|git|kubectl|pip|cd|bash|python -m triton_local)\b|\.ci/run")
@@ -20,8 +19,7 @@ _FENCE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A fenced block: its page, its language, its text, and the line of the page that its text begins on."""
 
     page: str
@@ -30,14 +28,9 @@ class Block:
     line: int
 
     @property
-    def sets_up(self) -> bool:
-        """Whether the block builds, downloads or starts something."""
-        return self.language == "bash" and _SETS_UP.search(self.text) is not None
-
-    @property
     def calls_a_server(self) -> bool:
         """Whether the block runs unmodified against a server on the default ports."""
-        return self.language == "python" or (self.language == "bash" and not self.sets_up)
+        return self.language == "python" or (self.language == "bash" and not _SETS_UP.search(self.text))
 
     @property
     def streams(self) -> bool:
@@ -48,14 +41,15 @@ class Block:
         return f"{self.page}-{self.language}-line-{self.line}"
 
 
-def blocks(text: str, page: str = "") -> list[Block]:
-    """Return every fenced block of a Markdown text, in order."""
+def blocks(page: Path) -> list[Block]:
+    """Return every fenced block of a page, in order."""
+    text = page.read_text()
     return [
-        Block(page, match["language"], match["text"], text.count("\n", 0, match.start("text")) + 1)
+        Block(page.stem, match["language"], match["text"], text.count("\n", 0, match.start("text")) + 1)
         for match in _FENCE.finditer(text)
     ]
 
 
 def page_blocks() -> list[Block]:
     """Return the blocks of README.md and of the pages under docs/."""
-    return [block for page in PAGES for block in blocks(page.read_text(), page.stem)]
+    return [block for page in PAGES for block in blocks(page)]

@@ -4,55 +4,70 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import NamedTuple
 
 import pytest
-from compose.commands import run
+from compose.commands import CommandFailedError, run
+from filelock import FileLock
+from triton_local.runtime import cache_root
 
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 APT_S = 240.0
 
 
-def unpacked(package: str, folder: Path, release: str = "") -> Path:
-    """Return `folder` with a package's files; made once. release: Debian's codename, by default this machine's.
+class Prometheus(NamedTuple):
+    """The two programs of one release."""
 
-    Raises OSError or CommandFailedError if the package can't be had.
+    server: Path
+    promtool: Path
+
+
+def prometheus_or_skip() -> Prometheus:
+    """Return Prometheus and promtool, as `programs_or_skip` does."""
+    return Prometheus(*programs_or_skip("prometheus", ["prometheus", "promtool"]))
+
+
+def programs_or_skip(package: str, names: Sequence[str], release: str = "") -> list[Path]:
+    """Return programs on PATH, else those of Debian's package; without them the test is skipped, or fails in CI.
+
+    release: Debian's codename, by default this machine's.
     """
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as temporary:
-            (deb,) = _download([package], Path(temporary), release).iterdir()
-            run(["dpkg-deb", "-x", deb, f"{temporary}/root"], timeout=60)
-            _place(Path(temporary, "root"), folder)
-    return folder
+    found = [shutil.which(name) for name in names]
+    if all(found):
+        return [Path(str(program)) for program in found]
+
+    def unpack(folder: Path) -> Path:
+        (deb,) = _download([package], folder, release).iterdir()
+        run(["dpkg-deb", "-x", deb, folder / "root"], timeout=60)
+        return folder / "root"
+
+    try:
+        binaries = made_once(cache_root(os.environ) / package, unpack) / "usr" / "bin"
+    except (OSError, CommandFailedError) as error:
+        reason = f"{' and '.join(names)}: neither on PATH nor Debian's package: {' '.join(str(error).split())}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return [binaries / name for name in names]
 
 
 def downloaded(packages: Sequence[str], folder: Path) -> Path:
-    """Return `folder` with the .deb files of these packages; made once. Errors as for `unpacked`."""
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as temporary:
-            _place(_download(packages, Path(temporary), ""), folder)
-    return folder
+    """Return `folder` with the .deb files of these packages. Raises CommandFailedError if they can't be had."""
+    return made_once(folder, lambda temporary: _download(packages, temporary, ""))
 
 
-def skip_or_fail(reason: str) -> NoReturn:
-    """Skip the test; in CI, fail it."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-def _place(complete: Path, folder: Path) -> None:
-    try:
-        complete.rename(folder)
-    except OSError:
-        # Another process was faster.
+def made_once(folder: Path, make: Callable[[Path], Path]) -> Path:
+    """Return `folder`, made by one process: `make` works in an empty folder and returns the complete one in it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            raise
+            with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as temporary:
+                make(Path(temporary)).rename(folder)
+    return folder
 
 
 def _download(packages: Sequence[str], temporary: Path, release: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +9,8 @@ from functools import cache
 from typing import Any
 
 import yaml
-from compose.commands import CommandFailedError
 from contract.code_blocks import ROOT
-from contract.debian_packages import skip_or_fail, unpacked
+from contract.debian_packages import programs_or_skip
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 FOLDERS = ("base", "overlays/cpu-demo", "overlays/gpu", "overlays/autoscaling")
@@ -24,7 +22,6 @@ Manifest = dict[str, Any]
 class Built:
     """The objects of one folder, in kustomize's order."""
 
-    folder: str
     objects: tuple[Manifest, ...]
 
     def all(self, kind: str) -> list[Manifest]:
@@ -38,57 +35,33 @@ class Built:
 
     @property
     def pod(self) -> Manifest:
-        """The pod template of the one Deployment: metadata and spec."""
-        pod: Manifest = self.one("Deployment")["spec"]["template"]
-        return pod
+        """The specification of the one Deployment's pods."""
+        spec: Manifest = self.one("Deployment")["spec"]["template"]["spec"]
+        return spec
 
     @property
     def server(self) -> Manifest:
-        """The server's container."""
-        found: Manifest
-        (found,) = (one for one in self.pod["spec"]["containers"] if one["name"] == "server")
-        return found
+        """The server's container, the pod's only one."""
+        container: Manifest
+        (container,) = self.pod["containers"]
+        return container
 
+    @property
     def containers(self) -> list[Manifest]:
-        """Return every container of the pod, init containers included."""
-        return [*self.pod["spec"].get("initContainers", []), *self.pod["spec"]["containers"]]
-
-
-@cache
-def _kustomize() -> list[str] | str:
-    """Return the command that, followed by a folder, builds it; a text if there is none and none can be downloaded."""
-    for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
-        if shutil.which(command[0]):
-            return command
-    try:
-        # Debian 12's package has an older kustomize than these files need.
-        programs = unpacked("kubectl", ROOT / ".work" / "kubectl", "trixie") / "usr" / "bin"
-    except (OSError, CommandFailedError) as error:
-        return f"neither kubectl nor kustomize on PATH, nor Debian's package: {' '.join(str(error).split())}"
-    return [str(programs / "kubectl"), "kustomize"]
+        """Every container of the pod, init containers included."""
+        return [*self.pod.get("initContainers", []), self.server]
 
 
 @cache
 def built(folder: str) -> Built:
-    """Build a folder of deploy/kubernetes. Raises AssertionError with kustomize's output if that fails.
-
-    Without kustomize the test is skipped, or fails in CI.
-    """
-    command = _kustomize()
-    if isinstance(command, str):
-        skip_or_fail(command)
-    done = subprocess.run(
-        [*command, KUBERNETES / folder],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    """Build a folder of deploy/kubernetes; without kubectl the test is skipped, or fails in CI."""
+    # Debian 12's package has an older kustomize than these files need.
+    (kubectl,) = programs_or_skip("kubectl", ["kubectl"], "trixie")
+    command = [str(kubectl), "kustomize", str(KUBERNETES / folder)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     # kustomize builds deprecated fields with a warning.
-    assert done.stderr == ""
-    return Built(folder, tuple(yaml.safe_load_all(done.stdout)))
+    assert (done.returncode, done.stderr) == (0, "")
+    return Built(tuple(yaml.safe_load_all(done.stdout)))
 
 
 def environment(container: Manifest) -> dict[str, str | None]:
@@ -96,9 +69,10 @@ def environment(container: Manifest) -> dict[str, str | None]:
     return {variable["name"]: variable.get("value") for variable in container.get("env", [])}
 
 
-def inside(value: object) -> Iterator[object]:
-    """Yield `value` and everything in it, at any depth."""
-    yield value
+def mappings(value: object) -> Iterator[Manifest]:
+    """Yield every mapping in `value`, at any depth."""
+    if isinstance(value, dict):
+        yield value
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from inside(part)
+            yield from mappings(part)

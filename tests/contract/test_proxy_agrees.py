@@ -1,4 +1,4 @@
-"""The example proxy forwards what clients need and refuses the rest, and its files agree with the server's."""
+"""The example proxy forwards what clients need and refuses the rest, and its config agrees with the server's files."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ from contract.configs import read_config
 from contract.manifests import built, environment
 from triton_supervisor.sockets import PAUSE_S
 
-PROXY = ROOT / "deploy" / "proxy"
-CONFIG = (PROXY / "haproxy.cfg").read_text()
-COMPOSE = (PROXY / "compose.proxy.yml").read_text()
-README = (PROXY / "README.md").read_text()
+CONFIG = (ROOT / "deploy/proxy/haproxy.cfg").read_text()
+README = ROOT / "deploy/proxy/README.md"
 # compose.proxy.yml marks with !reset what it removes.
-SERVICES = yaml.safe_load(COMPOSE.replace("!reset", ""))["services"]
-FORWARDED = [
-    re.compile(pattern)
-    for pattern in re.findall(r"^    acl wants_(?:text|info) path_reg '(.*)'$", CONFIG, re.MULTILINE)
-]
+SERVICES = yaml.safe_load((ROOT / "deploy/proxy/compose.proxy.yml").read_text().replace("!reset", ""))["services"]
 GRPC = "/inference.GRPCInferenceService"
 
-FOR_CLIENTS = [
+FOR_CLIENTS = {
     "/v2/models/llama/generate",
     "/v2/models/llama/generate_stream",
     "/v2/models/llama/infer",
@@ -32,11 +26,11 @@ FOR_CLIENTS = [
     "/v2/models/llama/ready",
     "/v2/models/llama/config",
     "/v2",
-    f"{GRPC}/ModelInfer",
-    f"{GRPC}/ModelReady",
-    f"{GRPC}/ServerMetadata",
-]
-NOT_FOR_CLIENTS = [
+    *(f"{GRPC}/{method}" for method in ("ModelInfer", "ModelReady", "ServerMetadata")),
+}
+# ModelStreamInfer is forwarded with PROXY_GRPC_STREAMS only.
+OPERATORS = ("ModelStreamInfer", "RepositoryModelUnload", "SystemSharedMemoryRegister", "LogSettings")
+NOT_FOR_CLIENTS = {
     "/v2/repository/index",
     "/v2/repository/models/llama/unload",
     "/v2/models/llama/../../repository/models/llama/unload",
@@ -46,33 +40,30 @@ NOT_FOR_CLIENTS = [
     "/v2/logging",
     "/metrics",
     "/v2/models/llama/generate/",
-    # Forwarded with PROXY_GRPC_STREAMS only.
-    f"{GRPC}/ModelStreamInfer",
-    f"{GRPC}/RepositoryModelUnload",
-    f"{GRPC}/SystemSharedMemoryRegister",
-    f"{GRPC}/LogSettings",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-]
+    *(f"{GRPC}/{method}" for method in OPERATORS),
+}
 
 
-@pytest.mark.parametrize(
-    ("path", "forwarded"), [*((path, True) for path in FOR_CLIENTS), *((path, False) for path in NOT_FOR_CLIENTS)]
-)
-def test_a_path_is_forwarded_only_if_it_is_for_clients(path: str, forwarded: bool) -> None:
-    assert any(pattern.search(path) for pattern in FORWARDED) == forwarded
+def _lines(pattern: str) -> list[str]:
+    """Return what a pattern of a whole line captures."""
+    return re.findall(rf"^ *{pattern}$", CONFIG, re.MULTILINE)
 
 
-def test_the_proxy_checks_readiness_on_the_servers_ready_port() -> None:
-    ports = set(re.findall(r" check port (\d+) ", CONFIG))
-    assert ports == {SERVICES["server"]["environment"]["TRITON_READY_PORT"]}
-    assert ports == {environment(built("base").server)["TRITON_READY_PORT"]}
-    assert set(re.findall(r'"\$\{TRITON_HOST\}:(\d+)"', CONFIG)) == {"8000", "8001"}
+@pytest.mark.parametrize("path", sorted(FOR_CLIENTS | NOT_FOR_CLIENTS))
+def test_a_path_is_forwarded_only_if_it_is_for_clients(path: str) -> None:
+    patterns = _lines("acl wants_(?:text|info) path_reg '(.*)'")
+    assert any(re.search(pattern, path) for pattern in patterns) == (path in FOR_CLIENTS)
 
 
 def test_the_proxy_notices_a_draining_server_before_it_refuses() -> None:
+    server = SERVICES["server"]["environment"]
+    ports = set(re.findall(r" check port (\d+) ", CONFIG))
+    assert ports == {server["TRITON_READY_PORT"]} == {environment(built("base").server)["TRITON_READY_PORT"]}
+    assert set(re.findall(r'"\$\{TRITON_HOST\}:(\d+)"', CONFIG)) == {"8000", "8001"}
     ((interval, next_ones, failures),) = set(re.findall(r" inter (\d+)s fastinter (\d+)ms fall (\d+) ", CONFIG))
     noticed = int(interval) + int(next_ones) / 1000 * (int(failures) - 1)
-    assert int(SERVICES["server"]["environment"]["TRITON_NOTICE_SECONDS"]) >= noticed + 2 * int(interval)
+    assert int(server["TRITON_NOTICE_SECONDS"]) >= noticed + 2 * int(interval)
     # Without a notice the server refuses, and keeps its connections for a while.
     assert noticed < PAUSE_S
 
@@ -88,49 +79,36 @@ def test_an_allowed_request_fits_into_the_buffer_that_it_is_measured_in() -> Non
 
 
 def test_every_rule_recognizes_grpc_in_the_same_way() -> None:
-    assert re.findall(r"use_backend triton_grpc if (.*)$", CONFIG, re.MULTILINE) == ["is_grpc"]
-    assert re.findall(r"acl is_grpc (.*)$", CONFIG, re.MULTILINE) == ["path_beg /inference."]
+    assert _lines("use_backend triton_grpc if (.*)") == ["is_grpc"]
+    assert _lines("acl is_grpc (.*)") == ["path_beg /inference."]
     # Every body but a gRPC stream's is received and measured first.
-    assert re.findall(r"wait-for-body time \d+s(.*)$", CONFIG, re.MULTILINE) == [" unless wants_stream"]
+    assert _lines(r"http-request wait-for-body time \d+s(.*)") == [" unless wants_stream"]
 
 
 @pytest.mark.parametrize("variable", ["HTTP_INFER", "GRPC_STREAMS"])
 def test_infer_and_grpc_streams_are_refused_by_default(variable: str) -> None:
     assert f"presetenv {variable} no" in CONFIG
     assert SERVICES["proxy"]["environment"][variable] == f"${{PROXY_{variable}:-no}}"
-    (streams,) = re.findall(r"acl wants_stream path_reg '(.*)'$", CONFIG, re.MULTILINE)
+    (streams,) = _lines("acl wants_stream path_reg '(.*)'")
     assert re.search(streams, f"{GRPC}/ModelStreamInfer")
-    refusals = re.findall(r"http-request return status 403 .* if (.*)$", CONFIG, re.MULTILINE)
+    refusals = _lines("http-request return status 403 .* if (.*)")
     assert refusals == ["wants_stream !streams_are_wanted", "wants_infer !infer_is_wanted"]
 
 
 @pytest.mark.parametrize("timeout", ["timeout client", "timeout server", "hard-stop-after"])
 def test_the_proxy_waits_longer_than_the_queues_timeout_and_five_minutes(timeout: str) -> None:
     queue = read_config("config").dynamic_batching.default_queue_policy.default_timeout_microseconds // 1_000_000
-    (minutes,) = re.findall(rf"^    {timeout} (\d+)m$", CONFIG, re.MULTILINE)
+    (minutes,) = _lines(rf"{timeout} (\d+)m")
     assert int(minutes) * 60 >= queue + 300
-    assert f"{minutes} minutes without a byte" in README
+    assert f"{minutes} minutes without a byte" in README.read_text()
 
 
 def test_only_a_request_that_no_model_has_begun_is_retried() -> None:
-    for words in re.findall(r"^    retry-on (.*)$", CONFIG, re.MULTILINE):
-        assert set(words.split()) <= {"conn-failure", "404", "503"}
     # A request that timed out in one queue also gets a 503; one retry keeps it from waiting in all of them.
-    assert re.findall(r"retry-on conn-failure 404 503\n    retries (\d+)", CONFIG) == ["1"]
-
-
-def test_the_proxy_is_locked_down_and_pinned() -> None:
-    proxy = SERVICES["proxy"]
-    assert proxy["read_only"] is True
-    assert proxy["cap_drop"] == ["ALL"]
-    assert proxy["security_opt"] == ["no-new-privileges:true"]
-    assert re.fullmatch(r"\$\{PROXY_IMAGE:-haproxy:\d+\.\d+\}", proxy["image"])
-    assert SERVICES["server"]["ports"] == []
-
-
-@pytest.mark.parametrize("name", sorted({*re.findall(r"\$\{((?:PROXY|TRITON_REPLICAS)\w*)", COMPOSE)}))
-def test_every_variable_is_documented(name: str) -> None:
-    assert f"`{name}`" in README
+    assert re.findall(r"^ *retry-on (.*)\n +retries (\d)$", CONFIG, re.MULTILINE) == [
+        ("conn-failure 404 503", "1"),
+        ("conn-failure", "3"),
+    ]
 
 
 def test_the_pod_of_the_readme_is_restricted_and_its_secret_has_the_mount_to_itself() -> None:

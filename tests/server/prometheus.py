@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any
 
 import yaml
+from contract.debian_packages import Prometheus
 from contract.monitoring_files import MONITORING
-from contract.prometheus_package import Prometheus
 from server.servers import until
 
 PAUSE = "500ms"

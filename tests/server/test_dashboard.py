@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from contract.debian_packages import prometheus_or_skip
 from contract.monitoring_files import (
     DASHBOARD,
     GPU_METRICS,
@@ -21,7 +22,6 @@ from contract.monitoring_files import (
     rules,
     selectors,
 )
-from contract.prometheus_package import prometheus_or_skip
 from server.clients import Refusal, generate
 from server.prometheus import ScrapingPrometheus
 from server.servers import until

@@ -4,8 +4,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from triton_local.errors import InvalidSettingError
-from triton_local.log import ServerLog, TerminalView, failure_reason, names_startup_crash, names_taken_port, parse_line
+from triton_local.log import ServerLog, TerminalView, failure_reason, names_startup_crash, names_taken_port
 
 NVML = "Error: Failed to initialize NVML"
 DCGM = 'W1121 00:42:30.408999 15449 metrics.cc:798] "DCGM unable to start: DCGM initialization error"'
@@ -21,6 +20,7 @@ LOAD = (
     "E1121 00:42:30.407856 15449 model_lifecycle.cc:642] \"failed to load 'llama' version 1: Internal: ValueError: "
     'slots must be in 1 ... 64, got 9000\\n\\nAt:\\n  /models/llama/1/model.py(8): initialize\\n"'
 )
+REFUSED = LOAD.replace("ValueError: ", "TritonModelException: llama: ")
 SOCKET = (
     'E1121 00:46:07.754674 16975 main.cc:257] "failed to start HTTP service: '
     "Unavailable - Socket '127.0.0.1:18000' already in use \""
@@ -44,12 +44,6 @@ def test_warnings_prints_and_lines_of_the_model_are_shown(has_gpu: bool, shown: 
     assert [line for line in (*shown, *hidden) if view.shows(line)] == shown
 
 
-def test_a_quoted_message_is_unquoted() -> None:
-    parsed = parse_line(LOAD)
-    assert (parsed.severity, parsed.source) == ("E", "model_lifecycle.cc")
-    assert parsed.message.splitlines()[-1] == "  /models/llama/1/model.py(8): initialize"
-
-
 def test_the_reason_of_a_failed_load_is_the_exception_once() -> None:
     assert failure_reason([CUDA, LOADING, MODEL_WARNING, INSTANCE, LOAD, *TABLE, NVML, DCGM, ENDING]).splitlines() == [
         "failed to load 'llama' version 1: Internal: ValueError: slots must be in 1 ... 64, got 9000",
@@ -58,15 +52,10 @@ def test_the_reason_of_a_failed_load_is_the_exception_once() -> None:
     ]
 
 
-def test_a_refused_setting_is_one_line() -> None:
-    refused = LOAD.replace("ValueError: ", "TritonModelException: llama: ")
-    reason = failure_reason([LOADING, refused, *TABLE, ENDING])
-    assert reason == "the model refused to load: llama: slots must be in 1 ... 64, got 9000"
-
-
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
+        ([LOADING, REFUSED, *TABLE, ENDING], "the model refused to load: llama: slots must be in 1 ... 64, got 9000"),
         ([CUDA, NVML, SOCKET], "failed to start HTTP service: Unavailable - Socket '127.0.0.1:18000' already in use"),
         (["/bin/tritonserver: unrecognized option '--x'", "Usage: tritonserver [options]", "  --help"], "--x"),
         ([LOADING, ENDING], "creating server: Internal - failed to load all models"),
@@ -80,9 +69,7 @@ def test_a_failed_start_always_has_a_reason(lines: list[str], reason: str) -> No
 
 
 def test_only_the_launchers_own_taken_port_counts() -> None:
-    assert names_taken_port([SOCKET], [18000])
-    assert not names_taken_port([SOCKET], [1800])
-    assert not names_taken_port([SOCKET], [18001])
+    assert [names_taken_port([SOCKET], [port]) for port in (18000, 1800, 18001)] == [True, False, False]
 
 
 CRASH = [
@@ -112,11 +99,3 @@ def test_a_full_disk_loses_no_line_in_memory_and_is_reported_once() -> None:
     assert received == ["one", "two", "three"]
     # A file that is still open would be a warning now.
     gc.collect()
-
-
-def test_a_log_file_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for place, reason in ((tmp_path, "Is a directory"), (tmp_path / "file" / "log", "Not a directory")):
-        with pytest.raises(InvalidSettingError) as refused:
-            ServerLog(place, None)
-        assert str(refused.value) == f"log file {place} can't be written: {reason}"

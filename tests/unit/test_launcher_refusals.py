@@ -2,6 +2,7 @@
 
 import math
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,55 +15,64 @@ from triton_local.errors import (
     UnknownRepositoryError,
     UnknownVariantError,
 )
+from triton_local.log import ServerLog
 from triton_local.ports import HeldPorts, Service, resolve_host
 from triton_local.process import Supervised
 from triton_local.repository import ModelRepository, resolve_model
 
 FREE: dict[Service, int] = {"http": 0, "grpc": 0, "metrics": 0}
+TWICE: dict[Service, int] = {"http": 18123, "grpc": 0, "metrics": 18123}
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> ModelRepository:
-    (tmp_path / "llama" / "configs").mkdir(parents=True)
-    for config in ("config.pbtxt", "configs/second.pbtxt", "configs/first.pbtxt"):
-        (tmp_path / "llama" / config).touch()
-    return ModelRepository.at(tmp_path)
-
-
-def test_an_unknown_variant_is_refused_with_the_known_ones(repository: ModelRepository) -> None:
-    with pytest.raises(UnknownVariantError, match="unknown variant 'third': known are default, first, second"):
-        repository.check_variant("third")
-
-
-def test_a_folder_without_the_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownRepositoryError, match=r"llama/config\.pbtxt is missing"):
-        ModelRepository.at(tmp_path)
-
-
-def test_a_model_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "checkpoint").mkdir()
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a model repository, a checkpoint, and a folder and a file of other things."""
+    for name in ("llama/configs", "checkpoint", "models"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("llama/config.pbtxt", "llama/configs/second.pbtxt", "llama/configs/first.pbtxt", "file"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    assert resolve_model("checkpoint") == str(tmp_path / "checkpoint")
+    return tmp_path
 
 
-@pytest.mark.parametrize("hub_id", ["meta-llama/Llama-2-7b-hf", "gpt2", "org.name/model_1.5"])
-def test_a_hub_id_passes_unchanged(hub_id: str) -> None:
-    assert resolve_model(hub_id) == hub_id
+@pytest.mark.parametrize(
+    ("refused", "error", "message"),
+    [
+        (
+            lambda: ModelRepository.at(Path()).check_variant("third"),
+            UnknownVariantError,
+            "unknown variant 'third': known are default, first, second",
+        ),
+        (lambda: ModelRepository.at(Path("models")), UnknownRepositoryError, r"llama/config\.pbtxt is missing"),
+        (lambda: HeldPorts("127.0.0.1", TWICE), PortInUseError, "port 18123 is set twice: http and metrics"),
+        (lambda: resolve_host("::1"), InvalidSettingError, "is no IPv4 address"),
+        (lambda: resolve_host("no such host"), InvalidSettingError, "is no IPv4 address"),
+        (lambda: resolve_host("256.0.0.1"), InvalidSettingError, "is no IPv4 address"),
+        (lambda: ServerLog(Path("models"), None), InvalidSettingError, "models can't be written: Is a directory$"),
+        (lambda: ServerLog(Path("file/log"), None), InvalidSettingError, "log can't be written: Not a directory$"),
+        (Supervised(stuck_after=0).check, InvalidSettingError, "stuck after 0 is out of bounds: more than 0 seconds"),
+        (Supervised(stuck_after=math.nan).check, InvalidSettingError, "stuck after nan"),
+        (Supervised(notice=-1).check, InvalidSettingError, "notice -1 is out of bounds: 0 seconds or more"),
+        (Supervised(notice=math.inf).check, InvalidSettingError, "notice inf"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused(
+    refused: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        refused()
+
+
+def test_a_model_folder_becomes_absolute_and_a_hub_id_passes_unchanged(folder: Path) -> None:
+    assert resolve_model("checkpoint") == str(folder / "checkpoint")
+    for hub_id in ("meta-llama/Llama-2-7b-hf", "gpt2", "org.name/model_1.5"):
+        assert resolve_model(hub_id) == hub_id
 
 
 @pytest.mark.parametrize("typo", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c", "models/typo", "x/", ""])
-def test_a_model_path_that_does_not_exist_is_refused(
-    typo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "models").mkdir()
-    monkeypatch.chdir(tmp_path)
+def test_a_model_path_that_does_not_exist_is_refused(typo: str) -> None:
     with pytest.raises(UnknownModelError, match="neither an existing folder nor a hub id"):
         resolve_model(typo)
-
-
-def test_one_port_for_two_services_is_refused() -> None:
-    with pytest.raises(PortInUseError, match="port 18123 is set twice: http and metrics"):
-        HeldPorts("127.0.0.1", {"http": 18123, "grpc": 0, "metrics": 18123})
 
 
 def test_a_held_port_is_not_free_but_can_be_listened_on() -> None:
@@ -72,58 +82,39 @@ def test_a_held_port_is_not_free_but_can_be_listened_on() -> None:
             socket.create_connection(server.getsockname()).close()
 
 
-@pytest.mark.parametrize("host", ["::1", "no such host", "256.0.0.1"])
-def test_a_host_without_an_ipv4_address_is_refused(host: str) -> None:
-    with pytest.raises(InvalidSettingError, match="is no IPv4 address"):
-        resolve_host(host)
-
-
-# tritonserver accepts abbreviations.
-SHORT = ("--exit-timeout=5", "--http-p=1", "--allow-met=off")
-
-
-@pytest.mark.parametrize("argument", ["--http-port=1", "--model-config-name=x", "--grpc-address", "stray", *SHORT])
-@pytest.mark.parametrize("supervised", [True, False])
-def test_arguments_that_the_launcher_sets_are_refused(argument: str, supervised: bool) -> None:
-    with pytest.raises(ReservedArgumentError, match=argument.split("=")[0]):
-        check_extra_arguments([argument], supervised)
-
-
 @pytest.mark.parametrize(
-    ("argument", "message"),
+    ("argument", "message", "supervised"),
     [
-        ("--model-control-mode=poll", "--model-control-mode .* use --unsupervised"),
-        ("--http-restricted-api=inference:k=v", "a supervised tritonserver, .*; use a proxy"),
-        ("--grpc-restricted-protocol=health:k=v", "a supervised tritonserver, .*; use a proxy"),
+        *(
+            (argument, f"{argument.split('=')[0]} can't go to tritonserver", (True, False))
+            for argument in ("--http-port=1", "--model-config-name=x", "--grpc-address")
+        ),
+        ("stray", "unexpected argument 'stray'", (True, False)),
+        # tritonserver accepts abbreviations.
+        *(
+            (argument, f"{argument.split('=')[0]} is cut short", (True, False))
+            for argument in ("--exit-timeout=5", "--http-p=1", "--allow-met=off")
+        ),
+        ("--model-control=none", "--model-control is cut short", (True,)),
+        ("--model-control-mode=poll", "--model-control-mode .* use --unsupervised", (True,)),
+        ("--http-restricted-api=inference:k=v", "a supervised tritonserver, .*; use a proxy", (True,)),
+        ("--grpc-restricted-protocol=health:k=v", "a supervised tritonserver, .*; use a proxy", (True,)),
     ],
 )
-def test_arguments_that_the_supervisor_sets_are_refused(argument: str, message: str) -> None:
-    with pytest.raises(ReservedArgumentError, match=message):
-        check_extra_arguments([argument], supervised=True)
-    with pytest.raises(ReservedArgumentError, match="--model-control is cut short"):
-        check_extra_arguments(["--model-control=none"], supervised=True)
-    check_extra_arguments([argument], supervised=False)
+def test_arguments_that_the_launcher_or_its_supervisor_sets_are_refused(
+    argument: str, message: str, supervised: tuple[bool, ...]
+) -> None:
+    for supervises in (True, False):
+        if supervises in supervised:
+            with pytest.raises(ReservedArgumentError, match=message):
+                check_extra_arguments([argument], supervises)
+        else:
+            check_extra_arguments([argument], supervises)
 
 
-@pytest.mark.parametrize(
-    ("supervised", "message"),
-    [
-        (Supervised(stuck_after=0), "stuck after 0 is out of bounds: more than 0 seconds"),
-        (Supervised(stuck_after=math.nan), "stuck after nan"),
-        (Supervised(notice=-1), "notice -1 is out of bounds: 0 seconds or more"),
-        (Supervised(notice=math.inf), "notice inf"),
-    ],
-)
-def test_seconds_out_of_bounds_are_refused(supervised: Supervised, message: str) -> None:
-    with pytest.raises(InvalidSettingError, match=message):
-        supervised.check()
-
-
-@pytest.mark.parametrize(
-    ("extra", "seconds"), [([], 120), (["--exit-timeout-secs=5"], 5), (["--exit-timeout-secs", "7"], 7)]
-)
-def test_the_last_exit_timeout_is_the_grace_period(extra: list[str], seconds: float) -> None:
-    assert exit_timeout(extra) == seconds
+def test_the_last_exit_timeout_is_the_grace_period() -> None:
+    options = ["--exit-timeout-secs=5", "--exit-timeout-secs", "7"]
+    assert [exit_timeout(options[:count]) for count in (0, 1, 3)] == [120, 5, 7]
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-5", "3601", "5s", "1.5", ""])

@@ -18,10 +18,9 @@ from llama_engine.libraries import Linear8bitLt
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.manifest import MANIFEST, Manifest
 from llama_engine.text.tokenizer import Tokenizer
+from programs.prepare.conftest import WEIGHTS
 from transformers import LlamaForCausalLM
 from triton_prepare.prepare import prepare
-
-WEIGHTS = "model.safetensors"
 
 PARTS = ("source", "files", "settings", "versions", "date")
 Damage = Callable[[Path], object]
@@ -33,17 +32,6 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "pydoc-llama-int8"
     prepare(str(EMBEDDED), None, out, "cpu")
     return out
-
-
-def _save(dtype: torch.dtype, folder: Path, tokenizer: Tokenizer, max_shard_size: str = "1GB") -> Path:
-    """Save an untrained Llama in a dtype."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(small_config(tokenizer))
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    tokenizer.pretrained.save_pretrained(folder)
-    return folder
 
 
 def _assert_same(found: Checkpoint, expected: Checkpoint) -> None:
@@ -82,32 +70,27 @@ def test_a_prepared_checkpoint_takes_any_threshold(embedded: Path) -> None:
 
 @pytest.mark.parametrize("saved", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_a_prepared_checkpoint_is_served_in_any_dtype(saved: torch.dtype, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    prepare(str(_save(saved, tmp_path / "original", tokenizer)), None, tmp_path / "out", "cpu")
+    """Of an untrained Llama in several files, with a generation config that transformers loads but refuses to save."""
+    original, out = tmp_path / "original", tmp_path / "out"
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(small_config(tokenizer))
+    torch.nn.Module.to(model, saved)
+    model.save_pretrained(original, max_shard_size="200KB")
+    tokenizer.pretrained.save_pretrained(original)
+    assert len([*original.glob("*.safetensors")]) > 2
+    generation = json.dumps({"do_sample": False, "temperature": 0.6, "max_new_tokens": 77})
+    (original / "generation_config.json").write_text(generation)
+    assert prepare(str(original), None, out, "cpu").settings["dtype"] == str(saved).removeprefix("torch.")
+    assert (out / "generation_config.json").read_text() == generation
     for served in ("auto", "float16", "bfloat16"):
-        found, expected = (load("int8", model=str(tmp_path / name), dtype=served) for name in ("out", "original"))
+        found, expected = (load("int8", model=str(folder), dtype=served) for folder in (out, original))
+        assert found.generation_config.max_new_tokens == 77
         if served == "bfloat16" and saved != torch.bfloat16:
             # The one difference: a server rounds to bfloat16 before it rounds to 8 bits.
             assert found.info == expected.info
             assert found.info.dtype == torch.bfloat16
         else:
             _assert_same(found, expected)
-
-
-def test_a_checkpoint_in_several_files_is_prepared(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    original = _save(torch.float32, tmp_path / "original", tokenizer, max_shard_size="400KB")
-    assert len([*original.glob("*.safetensors")]) > 2
-    assert prepare(str(original), None, tmp_path / "out", "cpu").settings["dtype"] == "float32"
-    _assert_same(load("int8", model=str(tmp_path / "out")), load("int8", model=str(original)))
-
-
-def test_the_generation_config_is_copied_unchanged(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    original = _save(torch.float32, tmp_path / "original", tokenizer)
-    # transformers loads one that sets a temperature without sampling, and refuses to save it.
-    text = json.dumps({"do_sample": False, "temperature": 0.6, "max_new_tokens": 77})
-    (original / "generation_config.json").write_text(text)
-    prepare(str(original), None, tmp_path / "out", "cpu")
-    assert (tmp_path / "out" / "generation_config.json").read_text() == text
-    assert load("int8", model=str(tmp_path / "out")).generation_config.max_new_tokens == 77
 
 
 def test_the_manifest_describes_every_file(embedded: Path) -> None:
@@ -133,7 +116,10 @@ def test_the_manifest_describes_every_file(embedded: Path) -> None:
 
 
 def test_weights_are_in_memory_once_and_not_mapped_from_their_file(out: Path) -> None:
-    checkpoint = load("int8", model=str(out))
+    manifest = Manifest.read(out)
+    assert manifest is not None
+    checkpoint = load("int8", model=str(out), revision=manifest.source.revision)
+    assert checkpoint.prepared == manifest, "the prepared revision is accepted"
     assert str(out) not in Path("/proc/self/maps").read_text()
     layers = [module for module in checkpoint.model.modules() if isinstance(module, Linear8bitLt)]
     for weight in [layer.weight for layer in layers]:
@@ -141,14 +127,14 @@ def test_weights_are_in_memory_once_and_not_mapped_from_their_file(out: Path) ->
         assert getattr(weight, "CB", weight).data_ptr() == weight.data_ptr()
 
 
-def _change(out: Path, name: str, value: object) -> None:
+def _change(name: str, value: object) -> Damage:
     """Change an entry of the manifest; None removes it."""
-    content = json.loads((out / MANIFEST).read_text()) | {name: value}
-    (out / MANIFEST).write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
 
+    def damage(out: Path) -> None:
+        content = json.loads((out / MANIFEST).read_text()) | {name: value}
+        (out / MANIFEST).write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
 
-def _without(part: str) -> Damage:
-    return lambda out: _change(out, part, None)
+    return damage
 
 
 def _write(text: bytes) -> Damage:
@@ -166,10 +152,10 @@ REVISION = r"^revision is 'v2', but the checkpoint was prepared from the folder 
     [
         (lambda out: os.truncate(out / WEIGHTS, 999), {}, CUT),
         (lambda out: (out / "config.json").unlink(), {}, GONE),
-        (lambda out: _change(out, "format", 2), {}, r"manifest\.json is of format 2; this program reads 1$"),
+        (_change("format", 2), {}, r"manifest\.json is of format 2; this program reads 1$"),
         (str, {"revision": "v2"}, REVISION),
         *((_write(text), {}, r"manifest\.json can't be read: ") for text in (b"", b'{"kind": ', b"\x80")),
-        *((_without(part), {}, "isn't a whole manifest: ") for part in PARTS),
+        *((_change(part, None), {}, "isn't a whole manifest: ") for part in PARTS),
         *((str, {"quantization": other}, SAVED.format(other)) for other in ("none", "nf4")),
     ],
 )
@@ -180,12 +166,6 @@ def test_a_damaged_or_different_checkpoint_is_refused(
     with pytest.raises(CheckpointError, match=message) as refused:
         load(**{"quantization": "int8", "model": str(out), **parameters})
     assert "\n" not in str(refused.value)
-
-
-def test_the_prepared_revision_is_accepted(out: Path) -> None:
-    manifest = Manifest.read(out)
-    assert manifest is not None
-    assert load("int8", model=str(out), revision=manifest.source.revision).prepared == manifest
 
 
 @pytest.mark.parametrize("text", ["[]", '{"version": 3}', '{"kind": "of another tool", "files": {}}'])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -18,11 +17,10 @@ from engine.small_checkpoints import save_small
 from llama_engine.errors import CheckpointError
 from llama_engine.model.manifest import MANIFEST, Manifest
 from llama_engine.text.tokenizer import Tokenizer
+from programs.prepare.conftest import WEIGHTS, files_of_at_most
 from triton_prepare.prepare import prepare
 from triton_prepare.progress import PrepareError
 from triton_prepare.quantize import compare
-
-WEIGHTS = "model.safetensors"
 
 
 def _prepare(model: Path, out: Path, force: bool = False) -> Manifest:
@@ -35,16 +33,21 @@ def _states(folder: Path) -> dict[str, tuple[int, int, int]]:
     return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-def test_a_second_run_does_nothing(original: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("killed", [False, True], ids=["finished", "killed before its last rename"])
+def test_a_second_run_changes_nothing(
+    original: Path, out: Path, capsys: pytest.CaptureFixture[str], killed: bool
+) -> None:
     before = _states(out)
+    if killed:
+        out.rename(f"{out}.replaced")
     assert _prepare(original, out) == Manifest.read(out)
     assert _states(out) == before
     assert "nothing to do: " in capsys.readouterr().out
-    # Not even a lock: the volume may be read-only.
-    assert [path.name for path in out.parent.iterdir()] == [out.name]
+    # Without a kill not even a lock: the volume may be read-only.
+    assert {path.name for path in out.parent.iterdir()} == {out.name, *([f"{out.name}.lock"] if killed else [])}
 
 
-def test_a_changed_result_is_refused_and_force_replaces_it(original: Path, out: Path) -> None:
+def test_a_changed_result_is_refused_and_force_replaces_it_and_what_killed_runs_left(original: Path, out: Path) -> None:
     expected = (out / WEIGHTS).read_bytes()
     changed = bytearray(expected)
     changed[-1] ^= 1
@@ -55,8 +58,14 @@ def test_a_changed_result_is_refused_and_force_replaces_it(original: Path, out: 
     assert str(refused.value) == (
         f"{out / WEIGHTS} has changed since it was prepared: its SHA-256 is {now}, not {was}; --force prepares it anew"
     )
-    _prepare(original, out, force=True)
+    for suffix in ("part", "replaced"):
+        left = out.with_name(f"{out.name}.{suffix}")
+        left.mkdir()
+        (left / "model-00001-of-00002.safetensors").write_bytes(b"half")
+        (left / MANIFEST).write_text("{}")
+    manifest = _prepare(original, out, force=True)
     assert (out / WEIGHTS).read_bytes() == expected
+    assert {path.name for path in out.iterdir()} == {*manifest.files, MANIFEST}
     assert {path.name for path in out.parent.iterdir()} == {out.name, f"{out.name}.lock"}
 
 
@@ -71,36 +80,6 @@ def test_a_result_of_another_source_is_refused_and_force_replaces_it(
     assert _prepare(other, out, force=True).source.model == "other"
 
 
-def test_leftovers_of_killed_runs_are_deleted(original: Path, out: Path) -> None:
-    for suffix in ("part", "replaced"):
-        left = out.with_name(f"{out.name}.{suffix}")
-        left.mkdir()
-        (left / "model-00001-of-00002.safetensors").write_bytes(b"half")
-        (left / MANIFEST).write_text("{}")
-    manifest = _prepare(original, out, force=True)
-    assert {path.name for path in out.iterdir()} == {*manifest.files, MANIFEST}
-    assert {path.name for path in out.parent.iterdir()} == {out.name, f"{out.name}.lock"}
-
-
-def test_a_result_is_restored_when_its_replacement_was_killed(
-    original: Path, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = _states(out)
-    out.rename(f"{out}.replaced")
-    _prepare(original, out)
-    assert _states(out) == before
-    assert "nothing to do: " in capsys.readouterr().out
-
-
-def test_files_are_readable_as_the_umask_allows(original: Path, tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        _prepare(original, tmp_path / "out")
-    finally:
-        os.umask(before)
-    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == {"0o640"}
-
-
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize(
     ("name", "message"),
@@ -109,12 +88,10 @@ def test_files_are_readable_as_the_umask_allows(original: Path, tmp_path: Path) 
 def test_a_folder_that_is_no_result_is_never_replaced(
     original: Path, tmp_path: Path, force: bool, name: str, message: str
 ) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / name).write_text("{")
+    (tmp_path / name).write_text("{")
     with pytest.raises((PrepareError, CheckpointError), match=message):
-        _prepare(original, out, force)
-    assert (out / name).read_text() == "{"
+        _prepare(original, tmp_path, force)
+    assert (tmp_path / name).read_text() == "{"
 
 
 def test_concurrent_runs_prepare_once(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,18 +106,17 @@ def test_concurrent_runs_prepare_once(original: Path, tmp_path: Path, capsys: py
 
 def test_a_failed_write_leaves_nothing_under_the_final_name(original: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # As on a disk that becomes full.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
-    try:
-        with pytest.raises(PrepareError) as refused:
-            _prepare(original, out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert str(refused.value).startswith(f"{out}.part can't be written: ")
+    with files_of_at_most(1 << 20), pytest.raises(PrepareError, match=f"^{out}.part can't be written: ") as refused:
+        _prepare(original, out)
     assert "\n" not in str(refused.value)
     assert not out.exists()
-    assert _prepare(original, out) == Manifest.read(out)
+    before = os.umask(0o027)
+    try:
+        assert _prepare(original, out) == Manifest.read(out)
+    finally:
+        os.umask(before)
+    # Readable as the umask allows: a server may be another user.
+    assert {oct(path.stat().st_mode & 0o777) for path in out.iterdir()} == {"0o640"}
 
 
 def test_a_volume_without_room_is_refused_first(
@@ -154,14 +130,13 @@ def test_a_volume_without_room_is_refused_first(
     assert [*(tmp_path / "out.part").iterdir()] == []
 
 
-def test_a_place_that_cannot_be_written_is_one_line(original: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(PrepareError) as refused:
-        _prepare(original, tmp_path / "file" / "out")
-    assert str(refused.value) == f"{tmp_path / 'file'} can't be written: File exists"
-
-
-def test_a_mount_point_is_refused(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_be_written_or_renamed_is_one_line(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(PrepareError, match=f"^{file} can't be written: File exists$"):
+        _prepare(original, file / "out")
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "out")
     with pytest.raises(PrepareError, match=r"/out is a mount point and can't be the target of a rename: name a folder"):
         _prepare(original, tmp_path / "out")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -44,17 +43,6 @@ def busy(tmp_path: Path) -> Path:
     """A file: while it exists, a request is running that unloading waits for."""
     (tmp_path / "busy").touch()
     return tmp_path / "busy"
-
-
-@pytest.fixture
-def loading(tmp_path: Path) -> Iterator[tuple[Supervisor, Path]]:
-    """A supervisor whose model is loading while a file exists."""
-    loads = tmp_path / "loads"
-    loads.touch()
-    with supervisor(tmp_path, FAKE_LOADS=loads) as one:
-        one.wait_for("starting")
-        one.tritonserver()
-        yield one, loads
 
 
 @contextmanager
@@ -108,16 +96,6 @@ def test_sigterm_ends_the_server_and_its_model(
         assert not any(alive(pid) for pid in (tritonserver, *models))
 
 
-def test_a_second_signal_kills(tmp_path: Path, busy: Path) -> None:
-    with _serving(tmp_path, FAKE_BUSY=busy) as one:
-        (model,) = one.models()
-        one.send(signal.SIGTERM)
-        one.wait_for("draining")
-        one.send(signal.SIGTERM)
-        assert one.ends() == (128 + signal.SIGKILL, [])
-        assert not alive(model)
-
-
 @pytest.mark.parametrize(("instances", "draining"), [(1, False), (1, True), (2, False)])
 def test_a_dead_model_process_ends_the_server_with_code_70(
     tmp_path: Path, busy: Path, instances: int, draining: bool
@@ -142,30 +120,17 @@ def test_a_signal_during_the_imports_ends_the_server_in_order(tmp_path: Path) ->
     """The kernel drops a signal that process 1 neither handles nor blocks; another process would die of it."""
     with supervisor(tmp_path, ("-c", ENDED_AT_ONCE)) as one:
         assert one.ends() == (0, [])
-
-
-def test_a_signal_ends_an_announcement() -> None:
+    # An announcement has nothing to put in order.
     announcing = subprocess.run([sys.executable, "-c", ENDED_AT_ONCE, "announce"], timeout=60, check=False)
     assert announcing.returncode == -signal.SIGTERM
 
 
-def test_a_state_that_could_not_be_written_is_written_later(loading: tuple[Supervisor, Path]) -> None:
-    one, loads = loading
-    shutil.rmtree(one.state_file.parent)
-    loads.unlink()
-    assert one.process.stderr is not None
-    line = one.process.stderr.readline()
-    assert line.startswith(f"triton_supervisor: the state file {one.state_file} can't be written any more: ")
-    one.state_file.parent.mkdir()
-    one.wait_for("serving")
-    one.send(signal.SIGTERM)
-    assert one.ends() == (0, [])
-
-
-def test_a_loading_server_ends_at_once(loading: tuple[Supervisor, Path]) -> None:
-    one, _ = loading
-    one.send(signal.SIGTERM)
-    assert one.ends() == (0, [])
+def test_a_loading_server_ends_at_once(tmp_path: Path) -> None:
+    with supervisor(tmp_path, FAKE_LOADS="1") as one:
+        one.wait_for("starting")
+        one.tritonserver()
+        one.send(signal.SIGTERM)
+        assert one.ends() == (0, [])
 
 
 def test_an_announced_shutdown_has_no_second_notice(tmp_path: Path) -> None:
@@ -178,7 +143,7 @@ def test_an_announced_shutdown_has_no_second_notice(tmp_path: Path) -> None:
         assert one.ends() == (0, [])
 
 
-def test_the_ready_port_answers_503_during_the_notice(tmp_path: Path) -> None:
+def test_the_ready_port_answers_503_during_the_notice_and_a_second_signal_kills(tmp_path: Path) -> None:
     port = free_port()
     with _serving(tmp_path, TRITON_NOTICE_SECONDS="3600", TRITON_READY_PORT=str(port)) as one:
         assert _ready(port) == (200, "the model is loaded\n")
@@ -186,9 +151,11 @@ def test_the_ready_port_answers_503_during_the_notice(tmp_path: Path) -> None:
         one.send(signal.SIGTERM)
         one.wait_for("draining")
         assert _ready(port) == (503, "told to end\n")
-        assert len(one.models()) == 1, "the notice is over before its time"
+        (model,) = one.models()
+        assert alive(model), "the notice is over before its time"
         one.send(signal.SIGTERM)
-        assert one.ends()[0] == 128 + signal.SIGKILL
+        assert one.ends() == (128 + signal.SIGKILL, [])
+        assert not alive(model)
 
 
 def test_the_code_of_a_server_that_ends_by_itself_is_returned(tmp_path: Path) -> None:

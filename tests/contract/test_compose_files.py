@@ -1,0 +1,191 @@
+"""Compose files, Dockerfile, supervisor, health check, settings and pages agree; Docker is not needed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from contract.code_blocks import ROOT
+from contract.monitoring_files import DASHBOARD, MONITORING
+from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, Integer
+from triton_supervisor.command import REPOSITORY, server_environment
+from triton_supervisor.settings import (
+    DEFAULT_GRACE_S,
+    FLUSH_S,
+    STOP_MARGIN_S,
+    UNLOAD_S,
+    RefusedError,
+    Settings,
+)
+
+DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
+COMPOSE, GPU, PROXY = (
+    (ROOT / name).read_text()
+    for name in ("docker-compose.yml", "deploy/docker/compose.gpu.yml", "deploy/proxy/compose.proxy.yml")
+)
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
+SERVER, PROMETHEUS, GRAFANA = (SERVICES[name] for name in ("server", "prometheus", "grafana"))
+# compose.proxy.yml marks with !reset what it removes.
+PROXIED: dict[str, dict[str, Any]] = yaml.safe_load(PROXY.replace("!reset", ""))["services"]
+CONTAINERS = {**SERVICES, "proxy": PROXIED["proxy"]}
+
+MODEL_SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
+VARIABLES = {*re.findall(r"\$\{(\w+)", COMPOSE + GPU), *SERVER["build"]["args"], *SERVER["environment"]}
+DOCUMENTED = [
+    *(("docker", name) for name in sorted(VARIABLES - MODEL_SETTINGS)),
+    *(("proxy", name) for name in sorted({*re.findall(r"\$\{((?:PROXY|TRITON_REPLICAS)\w*)", PROXY)})),
+]
+
+
+def _seconds(duration: str) -> int:
+    """Convert a duration in seconds, as compose writes it: 90s."""
+    return int(duration.removesuffix("s"))
+
+
+def _only_match(pattern: str) -> str:
+    """Return what a pattern finds once in the Dockerfile."""
+    (found,) = re.findall(pattern, DOCKERFILE, re.MULTILINE)
+    return str(found)
+
+
+def _mounts(service: dict[str, Any]) -> dict[str, Path]:
+    """Return the project's files that a container mounts, by their path inside."""
+    volumes = [volume.split(":") for volume in service["volumes"]]
+    return {target: ROOT / source for source, target, *_ in volumes if source.startswith("./")}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_service_is_locked_down(name: str) -> None:
+    service = CONTAINERS[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    # Reserving a GPU or raising a limit fails on some machines, so only compose.gpu.yml does it.
+    assert not {"deploy", "ulimits", "runtime", "gpus"} & service.keys()
+    assert not {"privileged", "network_mode", "pid", "cap_add"} & service.keys()
+    assert all(mount.endswith(":ro") for mount in service["volumes"] if mount.startswith("./"))
+    assert not service.get("user", _only_match("^USER (.*)$")).startswith(("0", "root"))
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_service_is_published_on_this_machine_only_and_its_image_has_a_version(name: str) -> None:
+    service = CONTAINERS[name]
+    address = r"\$\{TRITON_(MONITORING_)?BIND_ADDRESS:-127\.0\.0\.1\}"
+    assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\2", port) for port in service["ports"])
+    version = r"\$\{\w+_IMAGE:-[\w/]+:v?\d+\.\d+(\.\d+)?\}"
+    assert re.fullmatch(version, service["image"]) if name != "server" else "image" not in service
+
+
+@pytest.mark.parametrize(("page", "name"), DOCUMENTED)
+def test_every_variable_is_documented(page: str, name: str) -> None:
+    assert f"`{name}`" in (ROOT / "deploy" / page / "README.md").read_text()
+
+
+def test_a_plain_up_starts_the_server_alone_and_the_proxy_is_the_only_way_to_proxied_ones() -> None:
+    assert [name for name, service in SERVICES.items() if service.get("profiles") != ["monitoring"]] == ["server"]
+    assert PROXIED["server"]["ports"] == []
+
+
+def test_docker_waits_until_a_server_has_drained() -> None:
+    default = Settings.of({})
+    assert default.grace == DEFAULT_GRACE_S
+    for service, notice in ((SERVER, default.notice), (PROXIED["server"], None)):
+        given = int(service["environment"]["TRITON_NOTICE_SECONDS"]) if notice is None else notice
+        assert _seconds(service["stop_grace_period"]) == given + default.grace + STOP_MARGIN_S
+    assert UNLOAD_S + FLUSH_S <= STOP_MARGIN_S - 5
+    assert server_environment({}, default.grace)["LLAMA_DRAIN_SECONDS"] == str(default.grace)
+    # Supervisor and model have the same longest grace period.
+    bound = BOUNDS["drain_seconds"]
+    assert isinstance(bound, Integer)
+    assert Settings.of({"TRITON_GRACE_SECONDS": str(bound.high)}).grace == bound.high
+    with pytest.raises(RefusedError, match=f"1 ... {bound.high}"):
+        Settings.of({"TRITON_GRACE_SECONDS": str(bound.high + 1)})
+
+
+def test_process_1_is_a_supervisor_that_the_image_has() -> None:
+    assert _only_match(r"^ENTRYPOINT (.*)$") == '["python3", "-P", "-m", "triton_supervisor"]'
+    for package in ("client/triton_llama", "deploy/supervisor/triton_supervisor"):
+        assert f"\nCOPY {package} /srv/triton-llama/python/{Path(package).name}\n" in DOCKERFILE
+    assert re.search(r"^ +PYTHONPATH=/srv/triton-llama/python \\$", DOCKERFILE, re.MULTILINE)
+    assert f"COPY model_repository {REPOSITORY}\n" in DOCKERFILE
+    # Named there without a value, it would unset the image's.
+    assert re.search(r"^ +TRITON_STATE_FILE=\S+$", DOCKERFILE, re.MULTILINE)
+    assert "TRITON_STATE_FILE" not in SERVER["environment"]
+    # Another init would be process 1, and compose tests would prove nothing for Kubernetes, which has none.
+    assert "init" not in SERVER
+
+
+def test_the_health_check_runs_the_images_program_and_times_out_before_docker_does() -> None:
+    health = SERVER["healthcheck"]
+    mode, program, option, own = health["test"]
+    assert (mode, option) == ("CMD", "--timeout")
+    # It finds its package beside its own folder.
+    assert f"ln -s ../python/triton_llama/health.py {program} " in DOCKERFILE
+    assert float(own) + 5 <= _seconds(health["timeout"]) <= _seconds(health["interval"])
+
+
+def test_the_image_has_one_default_base_and_exposes_the_published_ports() -> None:
+    assert _only_match(r"^ARG TRITON_IMAGE=(.*)$") == "nvcr.io/nvidia/tritonserver:26.04-py3"
+    # Without a value: compose passes it only if it is set.
+    assert "TRITON_IMAGE" in SERVER["build"]["args"]
+    assert "# syntax=" not in DOCKERFILE.splitlines()[0]
+    assert _only_match("^EXPOSE (.*)$").split() == [port.rpartition(":")[2] for port in SERVER["ports"]]
+
+
+def test_compose_passes_every_setting_of_the_model_and_no_unknown_one() -> None:
+    passed = {name for name in SERVER["environment"] if name.startswith(ENVIRONMENT_PREFIX)}
+    assert passed == MODEL_SETTINGS
+    # A value in the compose file would be a second default.
+    assert not [name for name in SERVER["environment"] if "=" in name]
+    assert not re.findall(rf"\$\{{{ENVIRONMENT_PREFIX}\w+", COMPOSE + GPU)
+
+
+def test_the_build_context_is_what_the_dockerfile_copies() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    taken = set(re.findall(r"--mount=type=bind,source=(\S+?),", DOCKERFILE))
+    for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE):
+        taken |= set(sources.split())
+    assert taken == allowed
+    assert [path for path in taken if not (ROOT / path).exists()] == []
+
+
+def test_prometheus_scrapes_every_replica_of_the_server() -> None:
+    assert _mounts(PROMETHEUS) == {"/etc/prometheus": MONITORING}
+    assert "--config.file=/etc/prometheus/prometheus.yml" in PROMETHEUS["command"]
+    config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    (scraped,) = config["scrape_configs"]
+    # The DNS name resolves to every replica; a static target `server:8002` would be one of them at random.
+    assert "static_configs" not in scraped
+    (found,) = scraped["dns_sd_configs"]
+    assert found["type"] == "A"
+    (service,) = found["names"]
+    assert SERVICES[service]["ports"][-1].endswith(f":{found['port']}")
+    assert "metrics_path" not in scraped, "/metrics is the default of both programs"
+    assert config["rule_files"] == ["rules/*.yml"]
+
+
+def test_grafana_has_no_account_and_finds_its_data_source_and_its_dashboard() -> None:
+    environment = dict(line.split("=", 1) for line in GRAFANA["environment"])
+    assert {name: value for name, value in environment.items() if name.startswith(("GF_AUTH_", "GF_SECURITY_"))} == {
+        "GF_AUTH_ANONYMOUS_ENABLED": "true",
+        "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
+        "GF_AUTH_BASIC_ENABLED": "false",
+        "GF_AUTH_DISABLE_LOGIN_FORM": "true",
+        "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",
+        "GF_SECURITY_DISABLE_GRAVATAR": "true",
+    }
+    mounts = _mounts(GRAFANA)
+    provisioning = mounts["/etc/grafana/provisioning"]
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert (source["url"], source["isDefault"]) == ("http://prometheus:9090", True)
+    # $__rate_interval is computed from Grafana's interval: if it is too short, every panel is empty.
+    scraping = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["global"]
+    assert source["jsonData"]["timeInterval"] == scraping["scrape_interval"] == scraping["evaluation_interval"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "triton-llama.yml").read_text())["providers"]
+    home = Path(environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert str(home.parent) == provider["options"]["path"]
+    assert json.loads((mounts[str(home.parent)] / home.name).read_text()) == DASHBOARD

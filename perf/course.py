@@ -124,7 +124,8 @@ class Course:
 
     def has(self, key: str) -> bool:
         """Return whether that is measured already; a task that could not run is tried again."""
-        return self.results.has(key) and "not_run" not in self.results.measurements[key]
+        found = self.results.measurements.get(key)
+        return found is not None and "not_run" not in found
 
     def note(self, key: str, found: Measurement) -> None:
         """Write a measurement and print it in a line: its own `in_short`, if it has one."""

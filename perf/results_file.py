@@ -48,14 +48,10 @@ class Results:
         before = next((file for file in (self.partial, path) if file.exists()), None)
         self._content = _resumed(before, fresh) if resume and before is not None else fresh
 
-    def has(self, key: str) -> bool:
-        """Return whether that measurement exists."""
-        return key in self._content["measurements"]
-
     def add(self, key: str, measurement: Mapping[str, Any]) -> None:
         """Add a measurement and write the partial file."""
         self._content["measurements"][key] = dict(measurement)
-        self.write()
+        self._write(self.partial)
 
     def forget(self, key: str) -> None:
         """Remove a measurement, if it exists."""
@@ -64,13 +60,12 @@ class Results:
     def section(self, name: str, content: object) -> None:
         """Set a further section beside the measurements and write the partial file."""
         self._content[name] = content
-        self.write()
+        self._write(self.partial)
 
     @property
     def device(self) -> str:
         """The device of the run."""
-        found: str = self._content["machine"]["device"]
-        return found
+        return str(self._content["machine"]["device"])
 
     def get(self, name: str) -> object:
         """Return a section, or None."""
@@ -82,10 +77,6 @@ class Results:
         """The measurements by their keys."""
         measured: Mapping[str, Mapping[str, Any]] = self._content["measurements"]
         return measured
-
-    def write(self) -> None:
-        """Write the partial file, atomically."""
-        self._write(self.partial)
 
     def finish(self) -> None:
         """End the run: write the result's file, atomically, and delete the partial one.
@@ -124,9 +115,3 @@ def _resumed(file: Path, fresh: Mapping[str, Any]) -> dict[str, Any]:
     if absent or "measurements" not in found:
         raise ValueError(f"{file} is of an older form, without {absent or 'measurements'}: start anew")
     return found
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Return the content of a result's file."""
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content

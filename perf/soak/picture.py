@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from perf.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, panels, styled, svg
@@ -69,17 +68,14 @@ def picture(columns: Columns, subtitle: str) -> str:
             if phase == "rest":
                 axes.axvspan(minute, next_one, color=FAINT, linewidth=0, alpha=0.6)
         for column, (name, colour) in lines.items():
-            _line(axes, minutes, columns[column], name, colour)
+            # Without an answer there is no latency, and the line has a gap.
+            values = [float("nan") if value is None else value for value in columns[column]]
+            if any(value is not None for value in columns[column]):
+                axes.plot(minutes, values, color=colour, linewidth=1.1, label=name)
         # From zero: a flat line that fills the panel would look like growth.
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        if axes.lines:
+            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     stacked[-1].set_xlabel("minutes")
     return svg(drawn)
-
-
-def _line(axes: Axes, minutes: Sequence[float], values: Sequence[float | None], name: str, colour: str) -> None:
-    if any(value is not None for value in values):
-        # Without an answer there is no latency, and the line has a gap.
-        known = [float("nan") if value is None else value for value in values]
-        axes.plot(minutes, known, color=colour, linewidth=1.1, label=name)

@@ -28,9 +28,12 @@ from perf.checkpoint import default_checkpoint
 from perf.command import CORES, make_command, model_name
 from perf.course import Budget
 from perf.load.arrivals import Closed, Poisson
+from perf.report.results import read
+from perf.report.tables import tune
+from perf.report.text import terminal
 from perf.results_file import Results
 from perf.tune.config import ConfigError, Subject
-from perf.tune.findings import TUNED, Findings, conclusion, table
+from perf.tune.findings import TUNED, Findings, conclusion
 from perf.tune.measuring import Demand, ReadBackError, measure
 from perf.tune.points import Knobs
 from perf.tune.search import MOST, Search
@@ -43,7 +46,7 @@ _OPEN_REQUESTS, _OPEN_WARMUP = 128, 16
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune; return the exit code. An error is one line on stderr."""
-    options = read(arguments, os.environ)
+    options = parse(arguments, os.environ)
     try:
         return _tune(options)
     except KeyboardInterrupt:
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def read(arguments: Sequence[str] | None, environ: Mapping[str, str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None, environ: Mapping[str, str]) -> argparse.Namespace:
     """Parse the command line, with the load as `demand`; an error is one line on stderr and exit code 2."""
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -171,7 +174,9 @@ def _tune(options: argparse.Namespace) -> int:
     for name, content in {"command": options.command, **findings.sections()}.items():
         results.section(name, content)
     results.finish()
-    print(f"\n{table(findings)}\n\n{conclusion(findings)}\nWritten to {options.output}.")
+    if (table := tune(read(options.output))) is not None:
+        print(f"\n{terminal(table)}")
+    print(f"\n{conclusion(findings)}\nWritten to {options.output}.")
     if findings.config is not None:
         print(f"\n{findings.config}")
         if options.config_out is not None:
@@ -184,12 +189,10 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace, subject: Subject) -> dict[str, Any]:
     """Return what must be equal for a run to be resumed: all but the bound and the budget."""
-    is_folder = options.model is None or Path(subject.model).is_dir()
     return {
         "variant": subject.variant,
         "config_sha256": hashlib.sha256(subject.text.encode()).hexdigest()[:12],
-        # A folder's name without its parents, which are this machine's own.
-        "model": Path(subject.model).name if is_folder else subject.model,
+        "model": model_name(subject.model),
         "threads": subject.threads,
         "load": options.demand.to_json(),
         "timeout_s": options.demand.timeout,

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from perf.report.text import Column, terminal
-from perf.report.text import table as table_of
 from perf.tune.config import Subject, edited
 from perf.tune.measuring import Demand
 from perf.tune.points import Noise, Point, pareto, recommended
@@ -75,35 +73,6 @@ class Findings:
             "meets_slo": point.meets(self.slo_p95_ms),
             "failure": point.failure or None,
         }
-
-
-def table(findings: Findings) -> str:
-    """Return the points for a terminal, fastest first, failed ones last."""
-    front = pareto(findings.points)
-
-    def remark(point: Point) -> str:
-        remarks = {
-            point.failure: bool(point.failure),
-            "present config": point.knobs == findings.subject.knobs,
-            "recommended": point == findings.recommended,
-        }
-        return ", ".join(text for text, holds in remarks.items() if holds)
-
-    columns = [
-        Column[Point]("delay us", lambda one: str(one.knobs.max_queue_delay_microseconds)),
-        Column[Point]("preferred", lambda one: one.knobs.preferred() or "none"),
-        Column[Point]("slots", lambda one: str(one.knobs.slots)),
-        Column[Point]("prefill", lambda one: str(one.knobs.prefill_tokens)),
-        Column[Point]("runs", lambda one: str(len(one.runs))),
-        Column[Point]("tokens/s", lambda one: None if one.failure else f"{one.tokens_per_second:,.1f}"),
-        Column[Point]("p50 ms", lambda one: None if one.failure else f"{one.latency_ms['p50']:,.0f}"),
-        Column[Point]("p95 ms", lambda one: None if one.failure else f"{one.p95_ms:,.0f}"),
-        Column[Point]("meets SLO", lambda one: "yes" if one.meets(findings.slo_p95_ms) else "no"),
-        Column[Point]("Pareto", lambda one: "yes" if one in front else ""),
-        Column[Point]("", remark, right=False),
-    ]
-    ordered = sorted(findings.points, key=lambda point: 0.0 if point.failure else -point.tokens_per_second)
-    return terminal(table_of(columns, ordered, []))
 
 
 def conclusion(findings: Findings) -> str:

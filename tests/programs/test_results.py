@@ -6,12 +6,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perf import environment
 from perf.environment import ROOT
-from perf.results_file import Results, load
+from perf.results_file import Results
+
+
+def load(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -61,12 +67,12 @@ def test_a_run_replaces_the_last_result_only_when_it_is_finished(repository: Pat
 
 def test_an_interrupted_run_is_resumed_before_a_finished_one(repository: Path) -> None:
     finished(repository, "old")
-    assert run(repository, resume=True).has("old")
+    assert run(repository, resume=True).measurements.get("old")
     run(repository).add("new", {"value": 2})
     resumed = run(repository, resume=True)
-    assert resumed.has("new")
-    assert not resumed.has("old")
-    assert not run(repository).has("new")
+    assert resumed.measurements.get("new")
+    assert not resumed.measurements.get("old")
+    assert not run(repository).measurements.get("new")
 
 
 def test_results_of_one_name_in_two_folders_have_two_partial_files(repository: Path) -> None:
@@ -84,19 +90,16 @@ def test_a_run_under_another_setting_or_commit_is_not_resumed(repository: Path) 
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"kind": "made_up", "settings": {"setting": 1}, "machine": {}}'])
-def test_a_file_that_is_no_result_is_not_resumed(repository: Path, content: str) -> None:
-    (repository / "perf" / "results" / "made_up.json").write_text(content)
-    with pytest.raises(ValueError, match=r"made_up\.json can't be resumed, it isn't a result's file"):
-        run(repository, resume=True)
-
-
-def test_a_file_of_an_older_form_is_not_resumed(repository: Path) -> None:
-    file = finished(repository, "old")
-    content = load(file)
-    del content["machine"]["changes_sha256"]
-    file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"is of an older form, without \['changes_sha256'\]"):
-        run(repository, resume=True)
+def test_a_file_that_is_no_result_or_of_an_older_form_is_not_resumed(repository: Path, content: str) -> None:
+    older = load(finished(repository, "old"))
+    del older["machine"]["changes_sha256"]
+    for text, said in (
+        (content, r"made_up\.json can't be resumed, it isn't a result's file"),
+        (json.dumps(older), r"is of an older form, without \['changes_sha256'\]"),
+    ):
+        (repository / "perf" / "results" / "made_up.json").write_text(text)
+        with pytest.raises(ValueError, match=said):
+            run(repository, resume=True)
 
 
 def test_documents_and_results_do_not_count_as_changes(repository: Path) -> None:

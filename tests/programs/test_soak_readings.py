@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -45,21 +46,9 @@ class _SlowRegistry(RecordingRegistry):
         )
 
 
-class _Server:
-    """Has stats and their metrics, and refuses every request. url: host:port."""
-
-    def __init__(self, url: str, stats: Stats) -> None:
-        self.http_url = self.metrics_url = url
-        self.stats = stats
-
-    def serve(self, steps: int) -> None:
-        """Count that many steps of one row."""
-        for left in reversed(range(steps)):
-            self.stats.record_step(StepResult(decoded=1, sampled=1), time.monotonic(), int(left > 0), 0)
-
-
 @contextmanager
-def _serving() -> Iterator[_Server]:
+def _serving() -> Iterator[tuple[LocalTriton, Stats]]:
+    """Give a server that has metrics and refuses every request, and its stats."""
     registry = _SlowRegistry()
     stats = Stats(registry, slots=8)
 
@@ -84,8 +73,9 @@ def _serving() -> Iterator[_Server]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
+        url = f"127.0.0.1:{http.server_port}"
         try:
-            yield _Server(f"127.0.0.1:{http.server_port}", stats)
+            yield cast("LocalTriton", SimpleNamespace(http_url=url, metrics_url=url)), stats
         finally:
             http.shutdown()
             thread.join()
@@ -95,13 +85,18 @@ def _serving() -> Iterator[_Server]:
 @pytest.mark.parametrize("later", [0.0, 0.25], ids=["before", "meanwhile"])
 def test_settled_metrics_contain_every_token_of_earlier_requests(later: float) -> None:
     """Rows whose last step is before the call, or a moment later, as after a client's disconnect."""
-    with _serving() as server:
-        server.stats.record_load(1, 0)
-        rows = threading.Timer(later, server.serve, [ROWS])
+    with _serving() as (server, stats):
+
+        def decode() -> None:
+            for left in reversed(range(ROWS)):
+                stats.record_step(StepResult(decoded=1, sampled=1), time.monotonic(), int(left > 0), 0)
+
+        stats.record_load(1, 0)
+        rows = threading.Timer(later, decode)
         rows.start()
         if not later:
             rows.join()
-        found, sent = settled(cast("LocalTriton", server))
+        found, sent = settled(server)
         rows.join()
     assert found.total("llama_generated_tokens_total") == ROWS
     assert found.total("llama_step_rows_sum") == ROWS

@@ -16,7 +16,7 @@ import pytest
 from unit import made_up_results
 
 from perf.report import tables
-from perf.report.__main__ import DIFFERENT, FAILED, PLOTS, SAME, TABLES, MarkerError, blocks, main
+from perf.report.__main__ import DIFFERENT, FAILED, PLOTS, SAME, TABLES, main
 from perf.report.results import RESULTS, Result, ResultError, parse
 from perf.report.text import Table, figure, percent, terminal
 
@@ -176,34 +176,24 @@ def test_a_table_without_measurements_is_none(make: Make) -> None:
     assert make(parse({**committed(), "measurements": {}, "overhead": None}, FILE)) is None
 
 
-def test_gpu_decoding_distinguishes_the_engine_from_generate_and_its_stock_kernels() -> None:
+def test_gpu_tables_distinguish_kernels_and_what_failed_was_not_captured_or_not_measured() -> None:
     measurements = {
         "stock/int8/32": made_up_results.WAVE,
         "stock_engine/int8/32": {**made_up_results.WAVE, "steps": "decode steps: stock kernels, launched"},
         "decode/fp16/32": {"not_run": "CUDA error"},
     }
-    table = made(tables.gpu_decoding, made_up_results.gpu(**measurements))
-    assert [(row[0], row[5], row[-2]) for row in table.rows] == [
+    decoding = made(tables.gpu_decoding, made_up_results.gpu(**measurements))
+    assert [(row[0], row[5], row[-2]) for row in decoding.rows] == [
         ("the engine, fused 8-bit product and attention, launched", "6.40", "62 %"),
         ("the engine, stock kernels, launched", "–", "62 %"),
         ("generate(), one batch", "–", "62 %"),
     ]
-    assert "Not run: decode/fp16/32 (CUDA error)." in table.notes
-
-
-def test_a_product_that_failed_has_no_figure_and_one_without_a_graph_has_its_eager_time() -> None:
-    table = made(tables.gpu_products, made_up_results.gpu())
-    assert list(table.titles) == ["matrix", "rows", "FP16", "bitsandbytes, threshold 6", "reading it, INT8 / FP16"]
-    assert [list(row) for row in table.rows] == [["4096 x 11008", "8", "10.0", "90.0", "15.0 / 30.0"]]
-
-
-def test_an_aim_that_was_not_measured_is_neither_met_nor_missed() -> None:
-    table = made(tables.gpu_verdict, made_up_results.gpu())
-    assert [list(row[2:]) for row in table.rows] == [
-        ["25.0", "yes", "decode/int8/32"],
-        ["25.0", "no", "decode/int8/32"],
-        ["–", "–", "–"],
-    ]
+    assert "Not run: decode/fp16/32 (CUDA error)." in decoding.notes
+    products = made(tables.gpu_products, made_up_results.gpu())
+    assert list(products.titles) == ["matrix", "rows", "FP16", "bitsandbytes, threshold 6", "reading it, INT8 / FP16"]
+    assert [list(row) for row in products.rows] == [["4096 x 11008", "8", "10.0", "90.0", "15.0 / 30.0"]]
+    verdict = made(tables.gpu_verdict, made_up_results.gpu())
+    assert [" ".join(row[2:]) for row in verdict.rows] == ["25.0 yes decode/int8/32", "25.0 no decode/int8/32", "– – –"]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +240,7 @@ class Folder:
             shutil.copy(RESULTS / f"{kind}.json", self.results)
         names = [("table", name) for name in TABLES] + [("plot", name) for name in PLOTS]
         due = "\n\n".join(f"<!-- {kind}: {name} -->\n<!-- end: {name} -->" for kind, name in names)
-        self.document.write_text(f"before\n\n{due}\n\nafter\n")
+        self.document.write_text(f"before\n\n{due}\n\nA `<!-- table: NAME -->` in a sentence is text.\n")
 
     def report(self, *arguments: str) -> int:
         return main([str(self.document), "--results", str(self.results), "--plots", str(self.plots), *arguments])
@@ -269,7 +259,7 @@ def test_every_block_is_filled_the_rest_stays_and_the_same_results_make_the_same
     assert folder.report() == SAME
     text = folder.document.read_text()
     assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
+    assert text.endswith("\nA `<!-- table: NAME -->` in a sentence is text.\n")
     assert "Not measured yet" not in text
     assert "](../plots/scaling.svg)" in text
     assert {file.stem for file in folder.plots.iterdir()} == set(PLOTS)
@@ -322,22 +312,21 @@ def test_without_results_each_block_names_its_command_and_the_check_names_a_plot
     assert "plot 'scaling' exists although its results don't: delete it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("document", "result", "message"),
-    [
-        ("<!-- table: article -->\n", "{}", "x.md, line 1: found <!-- table: article --> and then the end of the"),
-        (
-            "<!-- table: artcle -->\n<!-- end: artcle -->\n",
-            "{}",
-            "x.md: there is no table 'artcle'; there are article,",
-        ),
-        ("", '{"kind": "bench"', "other.json is not JSON"),
-        ("", '{"kind": "bench"}', "other.json: date: Field required"),
-        ("", "[]", "other.json: Input should be an object, found []"),
-        ("", (RESULTS / "tune.json").read_text(), "other.json and tune.json are both of kind 'tune'"),
-    ],
-    ids=["no end", "unknown table", "not JSON", "no date", "a list", "one kind twice"],
-)
+UNREADABLE = {
+    "no end": ("<!-- table: a -->", "{}", "x.md, line 1: found <!-- table: a --> and then the end of the document"),
+    "no beginning": ("\n<!-- end: a -->", "{}", "x.md, line 2: found <!-- end: a --> and then the end of the"),
+    "another end": ("<!-- table: a -->\n<!-- end: b -->", "{}", "x.md, line 1: found <!-- table: a --> and then"),
+    "two beginnings": ("<!-- table: a -->\n<!-- plot: b -->", "{}", "x.md, line 1: found <!-- table: a --> and then"),
+    "unknown": ("<!-- table: artcle -->\n<!-- end: artcle -->", "{}", "x.md: there is no table 'artcle'; there are "),
+    "not JSON": ("", '{"kind": "bench"', "other.json is not JSON"),
+    "no date": ("", '{"kind": "bench"}', "other.json: date: Field required"),
+    "a list": ("", "[]", "other.json: Input should be an object, found []"),
+    "one kind twice": ("", (RESULTS / "tune.json").read_text(), "other.json and tune.json are both of kind 'tune'"),
+}
+"""A document, a result beside the others, and the error."""
+
+
+@pytest.mark.parametrize(("document", "result", "message"), UNREADABLE.values(), ids=UNREADABLE)
 def test_an_unreadable_file_is_one_line_and_changes_nothing(
     folder: Folder, capsys: pytest.CaptureFixture[str], document: str, result: str, message: str
 ) -> None:
@@ -349,22 +338,3 @@ def test_an_unreadable_file_is_one_line_and_changes_nothing(
     assert error.count("\n") == 1
     assert folder.document.read_text() == document
     assert not folder.plots.exists()
-
-
-def test_blocks_are_found_in_order_and_a_marker_inside_a_sentence_is_text() -> None:
-    text = "# Title\n\n<!-- table: a -->\nold\n<!-- end: a -->\n\n<!--plot: b-->\n\n<!-- end: b -->\nafter\n"
-    text += "write `<!-- table: a -->` before the table\n"
-    assert [(begin["what"], begin["name"]) for begin, _ in blocks("x.md", text)] == [("table", "a"), ("plot", "b")]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\n<!-- end: a -->\n",
-        "\n<!-- table: a -->\n<!-- end: b -->\n",
-        "\n<!-- table: a -->\n<!-- plot: b -->\n<!-- end: b -->\n",
-    ],
-)
-def test_an_unmatched_marker_is_named_with_its_line(text: str) -> None:
-    with pytest.raises(MarkerError, match=f"^x.md, line 2: found {text.splitlines()[1]} and then "):
-        list(blocks("x.md", text))

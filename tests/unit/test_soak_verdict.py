@@ -28,12 +28,8 @@ def _readings(**changed: float) -> Readings:
     """The server's counters after the soak: requests by finish reason, and tokens generated, chosen and failed."""
     counts: dict[str, float] = {**ALL, "generated": 4100, "chosen": 4100, "failed": 0, **changed}
     lines = [f'llama_requests_total{{finish_reason="{reason}"}} {counts[reason]}' for reason in ALL]
-    lines += [
-        f"llama_generated_tokens_total {counts['generated']}",
-        f"llama_step_rows_sum {counts['chosen']}",
-        f"llama_step_errors_total {counts['failed']}",
-        *("llama_slots_in_use 0", "llama_waiting_rows 0", "nv_inference_pending_request_count 0\n"),
-    ]
+    names = {"generated": "generated_tokens_total", "chosen": "step_rows_sum", "failed": "step_errors_total"}
+    lines += [f"llama_{name} {counts[key]}" for key, name in names.items()]
     return Readings(metrics.series("\n".join(lines)))
 
 
@@ -44,27 +40,24 @@ def _sample(seconds: float, **changed: float | None) -> Sample:
     return Sample(seconds, "rest" if seconds % 60 > 50 else "steady", server, 8, 0, 1, 300.0, 20, 900.0)
 
 
-def _samples(of: Callable[[float], Sample] = _sample, seconds: int = 1800) -> list[Sample]:
-    return [of(float(second)) for second in range(0, seconds + 1, 5)]
+def _sampled(column: str, value: Callable[[float], float | None], seconds: int = 1800) -> list[Sample]:
+    """Return samples in which a column has that value at each second."""
+    return [_sample(float(second), **{column: value(second)}) for second in range(0, seconds + 1, 5)]
 
 
 def _soaked(**changed: object) -> Soaked:
-    """Return a soak of half an hour that passes, apart from the changed fields."""
-    tally = Tally(
-        done=Counter(dict.fromkeys(kinds(streams=True), 20)), completed=Counter(stop=5, length=93),
-        output_tokens=4000, left=6, left_tokens=1200, refused=7, same=20,
-    )  # fmt: skip
+    """Return a soak of half an hour that passes, apart from the changed fields, of it or of its tally."""
+    tally: dict[str, object] = {
+        "done": Counter(dict.fromkeys(kinds(streams=True), 20)), "completed": Counter(stop=5, length=93),
+        "output_tokens": 4000, "left": 6, "left_tokens": 1200, "refused": 7, "same": 20,
+    }  # fmt: skip
+    tally |= {name: changed.pop(name) for name in list(changed) if name in Tally.__dataclass_fields__}
     soaked = Soaked(
-        course=Course(1800.0), streams=True, samples=_samples(), tally=tally,
-        rests=[Rest(60.0, {"llama_slots_in_use": 0.0})], fixed_text="text", same_processes=True,
-        before=_readings(**dict.fromkeys([*ALL, "generated", "chosen"], 0)), after=_readings(),
+        course=Course(1800.0), streams=True, before=_readings(**dict.fromkeys([*ALL, "generated", "chosen"], 0)),
+        fixed_text="text", samples=_sampled("vram_mib", lambda _: 9000.0), after=_readings(), same_processes=True,
+        rests=[Rest(60.0, {"llama_slots_in_use": 0.0})], tally=Tally(**tally),  # type: ignore[arg-type]  # by name
     )  # fmt: skip
     return replace(soaked, **changed)  # type: ignore[arg-type]  # fields by name
-
-
-def _lasting(seconds: int, model_mib: Callable[[float], float]) -> Soaked:
-    """Return a soak in which the model's process has that memory at each second."""
-    return _soaked(samples=_samples(lambda second: _sample(second, model_rss_mib=model_mib(second)), seconds))
 
 
 def _found(soaked: Soaked, outcome: Outcome) -> list[str]:
@@ -84,51 +77,33 @@ def test_a_soak_without_fault_passes() -> None:
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"length": 92}, "rows"),  # fewer than the users saw
-        ({"length": 101}, "rows"),  # more than were sent
-        ({"stop": 4, "length": 96}, "rows"),
-        ({"invalid": 6}, "refusals"),
-        ({"invalid": 8}, "refusals"),
-        ({"unavailable": 1}, "refusals"),
-        ({"error": 1}, "refusals"),
-        ({"generated": 3999, "chosen": 3999}, "tokens"),
-        ({"generated": 5201, "chosen": 5201}, "tokens"),
-        ({"chosen": 4099}, "tokens"),
-        ({"failed": 1}, "computations"),
-    ],
-    ids=str,
-)
-def test_counts_that_differ_from_the_users_fail(changed: dict[str, float], found: str) -> None:
-    assert _failed(_soaked(after=_readings(**changed))) == [found]
-
-
-def _counted(**changed: object) -> Soaked:
-    return _soaked(tally=replace(_soaked().tally, **changed))  # type: ignore[arg-type]  # fields by name
-
-
-@pytest.mark.parametrize(
-    ("soaked", "found"),
-    [
-        (_counted(errors=Counter(["a request timed out"])), "errors"),
-        (_counted(different=1), "the fixed request"),
-        (_counted(same=0), "the fixed request"),
-        (_counted(done=Counter(complete=100)), "everything was done"),
-        (_soaked(rests=[Rest(60.0, {"llama_slots_in_use": 1.0})]), "rests"),
-        (_soaked(rests=[]), "rests"),
-        (_soaked(same_processes=False), "processes"),
-        (
-            _soaked(samples=_samples(lambda seconds: _sample(seconds, vram_mib=9000 + seconds / 40))),
-            "memory of the GPU",
-        ),
-        (
-            _soaked(samples=_samples(lambda seconds: _sample(seconds, triton_descriptors=60 + int(seconds / 40)))),
-            "descriptors of tritonserver",
-        ),
+        ({"after": _readings(length=92)}, "rows"),  # fewer than the users saw
+        ({"after": _readings(length=101)}, "rows"),  # more than were sent
+        ({"after": _readings(stop=4, length=96)}, "rows"),
+        ({"after": _readings(invalid=6)}, "refusals"),
+        ({"after": _readings(invalid=8)}, "refusals"),
+        ({"after": _readings(unavailable=1)}, "refusals"),
+        ({"after": _readings(error=1)}, "refusals"),
+        ({"after": _readings(generated=3999, chosen=3999)}, "tokens"),
+        ({"after": _readings(generated=5201, chosen=5201)}, "tokens"),
+        ({"after": _readings(chosen=4099)}, "tokens"),
+        ({"after": _readings(failed=1)}, "computations"),
+        ({"errors": Counter(["a request timed out"])}, "errors"),
+        ({"different": 1}, "the fixed request"),
+        ({"same": 0}, "the fixed request"),
+        ({"done": Counter(complete=100)}, "everything was done"),
+        ({"rests": [Rest(60.0, {"llama_slots_in_use": 1.0})]}, "rests"),
+        ({"rests": []}, "rests"),
+        ({"same_processes": False}, "processes"),
+        ({"samples": _sampled("vram_mib", lambda second: 9000 + second / 40)}, "memory of the GPU"),
+        ({"samples": _sampled("triton_descriptors", lambda second: 60 + second // 40)}, "descriptors of tritonserver"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_errors_growth_and_missing_actions_fail(soaked: Soaked, found: str) -> None:
-    assert _failed(soaked) == [found]
+def test_counts_that_differ_from_the_users_errors_growth_and_missing_actions_fail(
+    changed: dict[str, object], found: str
+) -> None:
+    assert _failed(_soaked(**changed)) == [found]
 
 
 Curve = Callable[[float, Callable[[float, float], float]], float]
@@ -152,14 +127,15 @@ GROWTH: dict[str, tuple[int, Curve, list[str]]] = {
 @pytest.mark.parametrize(("minutes", "mib", "found"), GROWTH.values(), ids=GROWTH)
 def test_memory_that_grows_or_jumps_fails_and_a_warm_up_passes(minutes: int, mib: Curve, found: list[str]) -> None:
     noise = random.Random(3).uniform
-    assert _failed(_lasting(60 * minutes, lambda second: mib(second, noise))) == found
+    samples = _sampled("model_rss_mib", lambda second: mib(second, noise), 60 * minutes)
+    assert _failed(_soaked(samples=samples)) == found
 
 
 @pytest.mark.parametrize("an_hour", [0, 470])
 @pytest.mark.parametrize("seconds", [45, 120, 900])
 def test_a_soak_that_is_too_short_proves_nothing_about_growth(seconds: int, an_hour: int) -> None:
     """Flat or leaking: 470 MiB an hour are 8 MiB in the second half of two minutes."""
-    short = _lasting(seconds, lambda second: 500 + second * an_hour / 3600)
+    short = _soaked(samples=_sampled("model_rss_mib", lambda second: 500 + second * an_hour / 3600, seconds))
     assert _found(short, "can't be told") == [figure.name for figure in FIGURES]
     assert _found(short, "failed") == []
     assert not passed(judge(short))
@@ -170,15 +146,18 @@ def test_a_soak_that_is_too_short_proves_nothing_about_growth(seconds: int, an_h
 
 
 def test_without_a_gpu_its_memory_is_left_out() -> None:
-    without = _soaked(samples=_samples(lambda seconds: _sample(seconds, vram_mib=None)))
+    without = _soaked(samples=_sampled("vram_mib", lambda _: None))
     assert _found(without, "left out") == ["memory of the GPU"]
     assert passed(judge(without))
     assert "memory of the GPU" not in sections(without, judge(without))["trends_per_hour"]
-    assert "<!-- GPU, in use" not in picture(columns(without.samples), "")
+    # Nor is there a latency without an answer.
+    drawn = picture(columns([replace(sample, p95_ms=None) for sample in without.samples]), "")
+    assert "<!-- GPU, in use" not in drawn
+    assert "<!-- latency" not in drawn
 
 
 def test_with_an_outlier_threshold_the_fixed_request_is_left_out() -> None:
-    depending = replace(_counted(different=3), rows_depend=True)
+    depending = _soaked(different=3, rows_depend=True)
     assert _found(depending, "left out") == ["the fixed request"]
     assert passed(judge(depending))
     # The model's own log line decides.
@@ -221,16 +200,7 @@ def test_a_long_soak_is_thinned_out_for_its_file_and_picture() -> None:
         picture(columns([_sample(0.0)]), "")
 
 
-def test_all_errors_are_counted_and_a_bounded_number_of_messages_kept() -> None:
-    tally = Tally()
-    for number in range(3 * MOST_MESSAGES):
-        tally.fail(f"error number {number}\n" + "x" * 1000)
-    assert tally.errors.total() == 3 * MOST_MESSAGES
-    assert len(tally.errors) == MOST_MESSAGES + 1
-    assert all("\n" not in message and len(message) <= 300 for message in tally.errors)
-
-
-def test_latencies_are_taken_once_and_an_answer_of_another_length_is_an_error() -> None:
+def test_a_tally_bounds_its_messages_takes_latencies_once_and_checks_an_answers_length() -> None:
     tally = Tally()
     asked = SamplingParams(min_tokens=1, max_tokens=3)
     tally.complete(Completion("a", "stop", 1, 3, "id", 0), asked, 0.5)
@@ -238,6 +208,11 @@ def test_latencies_are_taken_once_and_an_answer_of_another_length_is_an_error() 
     assert (tally.take_latencies(), tally.take_latencies()) == ([0.5, 1.5], [])
     assert (tally.completed, tally.output_tokens) == (Counter(stop=1, length=1), 7)
     assert list(tally.errors) == ["4 tokens came, 1 to 3 were asked for"]
+    for number in range(3 * MOST_MESSAGES):
+        tally.fail(f"error number {number}\n" + "x" * 1000)
+    assert tally.errors.total() == 3 * MOST_MESSAGES + 1
+    assert len(tally.errors) == MOST_MESSAGES + 1
+    assert all("\n" not in message and len(message) <= 300 for message in tally.errors)
 
 
 @pytest.mark.parametrize(("name", "value"), [("seconds", 0.0), ("users", 0), ("sample_seconds", -1.0)])

@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed, Poisson
-from perf.tune.__main__ import main, read
+from perf.tune.__main__ import main, parse
 from perf.tune.config import ConfigError, Subject, edited, knobs_of, parsed
 from perf.tune.measuring import Demand
 from perf.tune.points import Knobs
@@ -138,7 +138,7 @@ def test_the_weights_precision_is_the_configs(name: str, weights: str) -> None:
     ],
 )
 def test_the_command_repeats_the_run(arguments: str, expected: str) -> None:
-    assert read(arguments.split(), {}).command == expected
+    assert parse(arguments.split(), {}).command == expected
 
 
 @pytest.mark.parametrize(
@@ -159,16 +159,16 @@ def test_a_value_out_of_bounds_or_a_variable_that_overrides_the_config_is_refuse
     arguments: str, variable: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        read(arguments.split(), {variable: "many"} if variable else {})
+        parse(arguments.split(), {variable: "many"} if variable else {})
     assert end.value.code == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_load_is_closed_unless_a_rate_is_given() -> None:
-    closed = read(["--slo-p95-ms", "9", "--concurrency", "5"], {"OMP_NUM_THREADS": "3"})
+    closed = parse(["--slo-p95-ms", "9", "--concurrency", "5"], {"OMP_NUM_THREADS": "3"})
     assert closed.demand == Demand("uniform", Closed(5), requests=20, warmup=5, output_tokens=200, timeout=1800.0)
     assert (closed.threads, closed.demand.most_at_once) == (3, 5)
-    opened = read(["--slo-p95-ms", "9", "--rate", "2.5", "--requests", "7"], {})
+    opened = parse(["--slo-p95-ms", "9", "--rate", "2.5", "--requests", "7"], {})
     assert opened.demand.arrivals == Poisson(2.5, seed=0)
     assert (opened.demand.requests, opened.demand.most_at_once) == (7, None)
 

@@ -89,9 +89,8 @@ def _article(result: Result, *mixes: str) -> Table | None:
         rows,
         [
             f"Load: {rows[0].load.concurrency} requests at a time{lengths}; greedy; warm-up not counted.",
-            *(WINDOW, *_bound_by(rows), *_rates(result, rows), *_steal(rows)),
-            *_missing(result, *(("article", mix) for mix in mixes)),
-            result.origin.line(),
+            WINDOW,
+            *_conditions(result, rows, *(("article", mix) for mix in mixes)),
         ],
     )
 
@@ -124,8 +123,7 @@ def sweep(result: Result) -> Table | None:
             "Load: as many requests at a time as the row says; "
             f"new tokens: {rows[0].load.title}; greedy; warm-up not counted.",
             f"{counted} requests were measured for each figure. {WINDOW}",
-            *(*_bound_by(rows), *_steal(rows), *_missing(result, ["sweep"])),
-            result.origin.line(),
+            *_conditions(result, rows, ["sweep"]),
         ],
     )
 
@@ -144,8 +142,7 @@ def peers_closed(result: Result) -> Table | None:
             f"Load: {', '.join(map(str, users))} users, each sends its next request when the previous one is answered; "
             "greedy; warm-up not counted.",
             f"{WINDOW} Tokens count on arrival: those of an unstreamed answer with the answer.",
-            *(*_bound_by(rows), *_steal(rows), *_missing(result, ["peers", "closed"])),
-            result.origin.line(),
+            *_conditions(result, rows, ["peers", "closed"]),
         ],
     )
 
@@ -170,8 +167,7 @@ def peers_poisson(result: Result) -> Table | None:
             "Load: Poisson arrivals; greedy; warm-up not counted. Latencies count from when a request was due. Rates "
             "are over the whole run, from the first request due to the last answer.",
             *dict.fromkeys(objective(row.goodput.slo) for row in rows if row.goodput is not None),
-            *(*_steal(rows), *_missing(result, ["peers", "poisson"])),
-            result.origin.line(),
+            *_conditions(result, rows, ["peers", "poisson"]),
         ],
     )
 
@@ -468,14 +464,17 @@ def _speed_up(rows: Rows) -> Column[Measurement]:
     return Column(f"over {chosen[0].title}" if chosen else "", cell)
 
 
-def _bound_by(rows: Rows) -> list[str]:
+def _conditions(result: Result, rows: Rows, *prefixes: Sequence[str]) -> list[str]:
+    """Return the notes beneath servers under load: the limit, steal time, what did not run, and the origin."""
     bounds: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.limit is not None:
             bounds.setdefault(row.limit.bound_by, {})[row.title] = None
     by = "; ".join(f"{bound}: {', '.join(titles)}" for bound, titles in bounds.items())
-    limit = "The limit is what this device's measured bandwidth and matrix rate allow for the same load."
-    return [f"{limit} Set by {by}."] if bounds else []
+    limit = f"The limit is what this device's measured bandwidth and matrix rate allow for the same load. Set by {by}."
+    rates = _rates(result, rows) if prefixes[0][0] == "article" else []
+    missing = _missing(result, *prefixes)
+    return [*([limit] if bounds else []), *rates, *_steal(rows), *missing, result.origin.line()]
 
 
 def _rates(result: Result, rows: Rows) -> list[str]:

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from perf.course import reason
+from perf.gpu.models import in_8_bits
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "bitsandbytes", "accelerate", "numpy", "triton", "safetensors",
@@ -27,7 +28,6 @@ _QUERY = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,power
 
 def describe(device: torch.device) -> dict[str, object]:
     """Return the environment; what doesn't work has its error instead. Changes none of the device's settings."""
-    cuda = device.type == "cuda"
     found: dict[str, object] = {
         "device": device.type,
         "python": platform.python_version(),
@@ -36,20 +36,19 @@ def describe(device: torch.device) -> dict[str, object]:
         "packages": {name: _version(name) for name in PACKAGES},
         "tools": {name: shutil.which(name) is not None for name in TOOLS},
         "libpython": _tried(_libpython),
-        "bitsandbytes": _tried(lambda: _bitsandbytes(device)),
-        "gpu": _tried(lambda: _gpu(device)) if cuda else "needs CUDA",
-        "nvidia_smi": _tried(_nvidia_smi) if cuda else "needs CUDA",
-        "triton_language": _tried(lambda: _triton_language(device)) if cuda else "needs CUDA",
+        "bitsandbytes": _tried(_bitsandbytes, device),
     }
+    for name, look in (("gpu", _gpu), ("nvidia_smi", _nvidia_smi), ("triton_language", _triton_language)):
+        found[name] = _tried(look, device) if device.type == "cuda" else "needs CUDA"
     return {
         **found,
         "in_short": "; ".join(f"{name}: {found[name]}" for name in ("gpu", "bitsandbytes", "triton_language")),
     }
 
 
-def _tried(look: Callable[[], object]) -> object:
+def _tried(look: Callable[..., object], *device: torch.device) -> object:
     try:
-        return look()
+        return look(*device)
     except Exception as error:  # noqa: BLE001 - a missing or broken component is a finding
         return f"failed: {reason(error)}"
 
@@ -75,23 +74,19 @@ def _gpu(device: torch.device) -> dict[str, object]:
     }
 
 
-def _nvidia_smi() -> dict[str, str]:
+def _nvidia_smi(_: torch.device) -> dict[str, str]:
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     return dict(zip(_QUERY.split(","), printed.strip().splitlines()[0].split(", "), strict=True))
 
 
 def _bitsandbytes(device: torch.device) -> str:
-    # Imported here: a library that can't be loaded is a finding.
-    models = importlib.import_module("perf.gpu.models")
     weight = torch.randn(64, 128, device=device, dtype=torch.float16)
     rows = torch.randn(3, 128, device=device, dtype=torch.float16)
-    errors = []
-    for threshold in (0.0, 6.0):
-        product = models.in_8_bits(weight, threshold)(rows).double()
-        exact = rows.double() @ weight.double().T
-        errors.append(float((product - exact).norm() / exact.norm()))
-    return f"8-bit products work; relative errors {errors[0]:.3g} at threshold 0, {errors[1]:.3g} at 6"
+    exact = rows.double() @ weight.double().T
+    products = (in_8_bits(weight, threshold)(rows).double() for threshold in (0.0, 6.0))
+    zero, six = (float((product - exact).norm() / exact.norm()) for product in products)
+    return f"8-bit products work; relative errors {zero:.3g} at threshold 0, {six:.3g} at 6"
 
 
 def _triton_language(device: torch.device) -> str:

@@ -32,7 +32,7 @@ PACKAGES = ("transformers", "bitsandbytes", "accelerate", "pytest-asyncio")
 NUMPY = "numpy==1.26.4"
 """The Python backend of nvidia-pytriton 0.7 was built against NumPy 1."""
 
-_BITSANDBYTES = ("libbitsandbytes_cuda", "libbitsandbytes_rocm", "libbitsandbytes_xpu")
+_GPU_LIBRARIES = ("libbitsandbytes_cuda", "libbitsandbytes_rocm", "libbitsandbytes_xpu")
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def pack_site(archive: Path, packages: Sequence[str], cuda: str) -> None:
     with tarfile.open(archive, "w:gz") as tar:
         for package in packages:
             for name, file in files_of(package):
-                if not _is_foreign(name, cuda):
+                if not file.name.startswith(_GPU_LIBRARIES) or file.name == f"libbitsandbytes_cuda{cuda}.so":
                     tar.add(file, name, filter=_plain)
 
 
@@ -97,15 +97,15 @@ def pack_triton(archive: Path, python: str) -> None:
 
 def pack_numpy(archive: Path, python: str) -> None:
     """Download NumPy for one Python and pack its wheel's content, without its tests: wheels hardly compress."""
+    platforms = [f"--platform=manylinux{name}_x86_64" for name in ("_2_28", "_2_17", "2014")]
     with tempfile.TemporaryDirectory() as name, tarfile.open(archive, "w:xz") as tar:
-        folder = Path(name)
-        _download(NUMPY, python, folder)
-        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-            wheel.extractall(folder / "site")
-        for file in sorted((folder / "site").rglob("*")):
-            inside = file.relative_to(folder / "site")
-            if file.is_file() and "tests" not in inside.parts:
-                tar.add(file, inside.as_posix(), filter=_plain)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        what = ["--only-binary=:all:", f"--python-version={python}", *platforms, f"--dest={name}", NUMPY]
+        subprocess.run([*command, *what], check=True)
+        with zipfile.ZipFile(next(Path(name).glob("*.whl"))) as wheel:
+            for inside in wheel.namelist():
+                if "tests" not in Path(inside).parts and not inside.endswith("/"):
+                    tar.add(wheel.extract(inside, name), inside, filter=_plain)
 
 
 def is_of_the_server(name: str, python: str) -> bool:
@@ -118,22 +118,10 @@ def is_of_the_server(name: str, python: str) -> bool:
     return name.startswith(("pytriton/tritonserver/", "nvidia_pytriton.libs/")) or ".dist-info/" in name
 
 
-def _is_foreign(name: str, cuda: str) -> bool:
-    file = name.rsplit("/", 1)[-1]
-    return file.startswith(_BITSANDBYTES) and file != f"libbitsandbytes_cuda{cuda}.so"
-
-
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
-
-
-def _download(requirement: str, python: str, folder: Path) -> None:
-    platforms = [f"--platform=manylinux{name}_x86_64" for name in ("_2_28", "_2_17", "2014")]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    what = ["--only-binary=:all:", f"--python-version={python}", *platforms, f"--dest={folder}", requirement]
-    subprocess.run([*command, *what], check=True)
 
 
 if __name__ == "__main__":

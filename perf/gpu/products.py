@@ -108,12 +108,13 @@ class Weight:
 
     def fused(self, rows: torch.Tensor) -> torch.Tensor:
         """Multiply by the engine's kernel. Raises RuntimeError without CUDA, or what importing the kernel raises."""
-        _refuse_without_cuda(self)
-        return _int8_product()(rows, self.codes, self.scales, None)
+        return _int8_product(self.codes.device)(rows, self.codes, self.scales, None)
 
 
 @cache
-def _int8_product() -> Callable[..., torch.Tensor]:
+def _int8_product(device: torch.device) -> Callable[..., torch.Tensor]:
+    if device.type != "cuda":
+        raise RuntimeError("needs CUDA")
     # Imported here: it needs the Triton language and a GPU.
     from llama_engine.kernels.int8_product import int8_product
 
@@ -137,8 +138,8 @@ def ways(weight: Weight, with_fused: bool = True) -> Mapping[str, Product]:
 
 def tiles(weight: Weight) -> Mapping[str, Product]:
     """Return the fused product with the weight cut in many ways, by description. Raises as `Weight.fused` does."""
-    _refuse_without_cuda(weight)
-    from llama_engine.kernels.int8_product import Tiles, int8_product
+    int8_product = _int8_product(weight.codes.device)
+    from llama_engine.kernels.int8_product import Tiles
 
     def cut(outputs: int, inner: int, stages: int, splits: int) -> Product:
         way = Tiles(outputs=outputs, inner=inner, stages=stages, splits=splits)
@@ -221,19 +222,27 @@ def timed(
 
     waits: why they can't be captured, if known: a failed capture leaves PyTorch's allocator in an unknown state.
     """
+    uncaptured = waits if device.type == "cuda" else "needs CUDA"
+    share = seconds if uncaptured else seconds / 2
 
     def each() -> None:
         for action in actions:
             action()
 
-    def microseconds(run: Callable[[], object]) -> float:
-        return round(1e6 * _median(run, device, share) / len(actions), 2)
+    def median_us(run: Callable[[], object]) -> float:
+        taken: list[float] = []
+        until = time.perf_counter() + share
+        while not taken or time.perf_counter() < until:
+            settle(device)
+            began = time.perf_counter()
+            run()
+            settle(device)
+            taken.append(time.perf_counter() - began)
+        return round(1e6 * statistics.median(taken) / len(actions), 2)
 
     each()
     settle(device)
-    uncaptured = waits if device.type == "cuda" else "needs CUDA"
-    share = seconds if uncaptured else seconds / 2
-    eager = microseconds(each)
+    eager = median_us(each)
     if uncaptured is None:
         try:
             replay = cuda_capture(device)(each)
@@ -242,25 +251,8 @@ def timed(
         except Exception as error:  # noqa: BLE001 - whatever can't be captured, the reason is the result
             uncaptured = reason(error)
         else:
-            return {"eager_us": eager, "graph_us": microseconds(replay)}
+            return {"eager_us": eager, "graph_us": median_us(replay)}
     return {"eager_us": eager, "graph_us": None, "uncaptured": uncaptured}
-
-
-def _median(action: Callable[[], object], device: torch.device, seconds: float) -> float:
-    taken: list[float] = []
-    until = time.perf_counter() + seconds
-    while not taken or time.perf_counter() < until:
-        settle(device)
-        began = time.perf_counter()
-        action()
-        settle(device)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
-
-
-def _refuse_without_cuda(weight: Weight) -> None:
-    if weight.codes.device.type != "cuda":
-        raise RuntimeError("needs CUDA")
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:

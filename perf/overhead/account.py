@@ -25,7 +25,7 @@ from perf.overhead import passes
 from perf.overhead.bare import TOKENIZATION, BareEngine, Run
 from perf.overhead.processes import MODEL
 from perf.overhead.served import Served, processor_parts, request_parts, serve
-from perf.overhead.stopwatch import Node, flatten
+from perf.overhead.stopwatch import flatten
 from perf.servers.triton import local_triton, read_back
 from perf.workload import MEAN_OUTPUT, Mix, requests
 
@@ -60,11 +60,7 @@ def account(
 
     quantization: the setting's value. threads: for computing, on a CPU. mean: output tokens of a request.
     """
-    if not 2 * slots <= concurrency <= count:
-        raise ValueError(
-            f"concurrency is {concurrency} and requests {count}; with {slots} slots concurrency must be at least "
-            f"{2 * slots}, and the requests as many as that"
-        )
+    _refuse_empty_slots(slots, concurrency, count)
     torch.set_num_threads(threads)
     asked = requests(checkpoint, mix, count, mean)
     tokens = sum(one.output_tokens for one in asked)
@@ -76,26 +72,41 @@ def account(
     environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": quantization}
     environment |= {"LLAMA_SLOTS": str(slots), "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len)}
     turns = []
+    settings: dict[str, object] = {
+        "checkpoint": checkpoint.name,
+        "quantization": quantization,
+        "mix": mix,
+        "requests": count,
+        "concurrency": concurrency,
+        "output_tokens": tokens,
+        "threads": threads,
+        "slots": slots,
+        "max_model_len": bare.max_model_len,
+        "repetitions": repetitions,
+    }
     with local_triton(VARIANT, checkpoint, environment) as server:
-        settings = {
-            "checkpoint": checkpoint.name,
-            "quantization": quantization,
-            "mix": mix,
-            "requests": count,
-            "concurrency": concurrency,
-            "output_tokens": tokens,
-            "threads": threads,
-            "slots": slots,
-            "max_model_len": bare.max_model_len,
-            "repetitions": repetitions,
-            "server": {"variant": VARIANT, **read_back(server).to_json()},
-        }
+        settings["server"] = {"variant": VARIANT, **read_back(server).to_json()}
         serve(server, asked[:slots], concurrency)
         for repetition in range(1, repetitions + 1):
             say(f"bare engine, server, bare forward: {repetition} of {repetitions}")
             run, served = bare.run(), serve(server, asked, concurrency)
             turns.append(_Turn(run, served, passes.through_slots(*model), passes.through_forward(*model)))
-    return {"settings": settings, **_results(turns, timed, tokens), "parts": _parts(turns[-1].served, whole, tokens)}
+    found = _results(turns, timed, tokens)
+    tokenization = whole.part(TOKENIZATION).seconds / count
+    parts = [
+        *flatten(whole, tokens),
+        *flatten(request_parts(turns[-1].served, tokenization), tokens / count),
+        *flatten(processor_parts(turns[-1].served), tokens),
+    ]
+    return {"settings": settings, **found, "parts": [asdict(part) for part in parts]}
+
+
+def _refuse_empty_slots(slots: int, concurrency: int, count: int) -> None:
+    if not 2 * slots <= concurrency <= count:
+        raise ValueError(
+            f"concurrency is {concurrency} and requests {count}; with {slots} slots concurrency must be at least "
+            f"{2 * slots}, and the requests as many as that"
+        )
 
 
 def _results(turns: Sequence[_Turn], timed: Run, tokens: int) -> dict[str, object]:
@@ -120,13 +131,3 @@ def _results(turns: Sequence[_Turn], timed: Run, tokens: int) -> dict[str, objec
         "runs": runs,
         "ratios": {f"{one}_over_{other}": round(rates[one] / rates[other], 4) for one, other in _RATIOS},
     }
-
-
-def _parts(served: Served, whole: Node, tokens: int) -> list[dict[str, object]]:
-    tokenization = whole.part(TOKENIZATION).seconds / served.requests
-    parts = [
-        *flatten(whole, tokens),
-        *flatten(request_parts(served, tokenization), tokens / served.requests),
-        *flatten(processor_parts(served), tokens),
-    ]
-    return [asdict(part) for part in parts]

@@ -57,7 +57,7 @@ def elsewhere(tmp_path: Path) -> Elsewhere:
     return Elsewhere(tmp_path)
 
 
-def test_unpacking_replaces_other_versions_and_keeps_the_results(elsewhere: Elsewhere) -> None:
+def test_unpacking_replaces_other_versions_with_one_cuda_library_and_keeps_the_results(elsewhere: Elsewhere) -> None:
     site, out = elsewhere.site, elsewhere.out
     for old in ("bitsandbytes", "bitsandbytes-0.1.dist-info", "bitsandbytes_more-0.1.dist-info"):
         (site / old).mkdir()
@@ -68,8 +68,11 @@ def test_unpacking_replaces_other_versions_and_keeps_the_results(elsewhere: Else
     assert code == 0
     assert lines[-2] == f"python3 -m perf.gpu --output {out}/gpu.json --partial {out} --budget 8 --resume"
     assert f"{elsewhere.checkout}/.:{elsewhere.checkout}/tests" in lines[-1]
-    assert (site / "bitsandbytes" / "__init__.py").exists()
-    assert not (site / "bitsandbytes" / "old.py").exists()
+    packed = {entry.name for entry in (site / "bitsandbytes").iterdir()}
+    assert "__init__.py" in packed
+    assert packed.isdisjoint({"old.py", "__pycache__"})
+    libraries = {name for name in packed if name.startswith("libbitsandbytes")}
+    assert libraries == {"libbitsandbytes_cpu.so", "libbitsandbytes_cuda130.so"}
     assert sorted(entry.name for entry in site.glob("*.dist-info")) == [
         f"bitsandbytes-{version('bitsandbytes')}.dist-info",
         "bitsandbytes_more-0.1.dist-info",

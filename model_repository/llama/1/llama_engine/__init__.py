@@ -13,10 +13,10 @@ cuda_graphs        captured decode steps, replayed
 isolation          computing a batch in halves where it fails
 response_dispatcher  the thread that sends
 api/               requests: parsing, bounds, the checkpoint's defaults
-text/              tokenizer, detokenizer, stop strings, bad words
+text/              tokenizer, stop strings, bad words
 model/             checkpoint loading, the Llama forward pass, KV cache, memory plan
 kernels/           8-bit matrix product and decode attention, with their references
 sampling/          logits processors, sampler, random numbers
-observability/     metrics, stats, log, health
+observability/     metrics, stats, log, health, readiness
 triton/            adapters to Triton: config, requests and responses, metrics
 """

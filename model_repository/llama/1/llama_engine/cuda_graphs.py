@@ -127,10 +127,10 @@ class DecodeGraphs:
         self._slots = torch.arange(shape.slots, device=device)
         # How many rows of the padded step decode; read on the device.
         self._decoding = torch.zeros((), dtype=torch.long, device=device)
-        # What sampling needs from the host, two random words and whether the row must not end yet: where the host
-        # writes it, and where the device reads it.
-        self._host_words = torch.zeros(shape.slots, 3, dtype=torch.long, pin_memory=device.type == "cuda")
-        self._words = torch.zeros(shape.slots, 3, dtype=torch.long, device=device)
+        # What sampling needs from the host, for each slot two random words and whether it must not end yet: where the
+        # host writes it, and where the device reads it.
+        self._host_inputs = torch.zeros(shape.slots, 3, dtype=torch.long, pin_memory=device.type == "cuda")
+        self._sampling_inputs = torch.zeros(shape.slots, 3, dtype=torch.long, device=device)
         self._forwards: dict[tuple[int, int], Action] = {}
         self._samplings: dict[tuple[int, SamplingFeatures], Action] = {}
 
@@ -171,22 +171,22 @@ class DecodeGraphs:
             batch.advance(decoding, tokens)
             return tokens
         features = next(features for features in FEATURE_SETS if features.cover(batch.features))
-        self._stage_words()
+        self._stage_sampling_inputs()
         self._samplings[_bucket(self._row_buckets, rows), features]()
         return batch.tokens[:rows, 0]
 
-    def _stage_words(self) -> None:
+    def _stage_sampling_inputs(self) -> None:
         """Hand over what captured sampling needs from the host, in one copy that the host doesn't wait for.
 
-        The previous words are used up: the host has read the tokens that were sampled with them.
+        The device is done with the previous ones: the host has read the tokens that were sampled with them.
         """
         sequences = self._batch.sequences
         rows = slice(0, len(sequences))
-        words = self._host_words.numpy()
+        inputs = self._host_inputs.numpy()
         if self._batch.features.noise:
-            words[rows, :2] = self._sampler.keys(0, sequences)
-        words[rows, 2] = [sequence.num_output_tokens < sequence.request.min_tokens for sequence in sequences]
-        self._words[rows].copy_(self._host_words[rows], non_blocking=True)
+            inputs[rows, :2] = self._sampler.keys(0, sequences)
+        inputs[rows, 2] = [sequence.num_output_tokens < sequence.request.min_tokens for sequence in sequences]
+        self._sampling_inputs[rows].copy_(self._host_inputs[rows], non_blocking=True)
 
     def _active(self, rows: int) -> torch.Tensor:
         """Return which of the first slots decode in this step: [rows, 1], bool."""
@@ -204,9 +204,9 @@ class DecodeGraphs:
     def _sample(self, rows: int, features: SamplingFeatures) -> None:
         """Sample for the first slots and store the tokens; free slots sample something that nothing reads."""
         logits = self._sampler.penalize(self._logits[:rows].float(), slice(0, rows), features)
-        too_early = self._words[:rows, 2:] > 0
+        too_early = self._sampling_inputs[:rows, 2:] > 0
         logits = logits.masked_fill(too_early & self._sampler.is_end, -torch.inf)
-        tokens = self._sampler.select(logits, slice(0, rows), features, self._words[:rows, :2])
+        tokens = self._sampler.select(logits, slice(0, rows), features, self._sampling_inputs[:rows, :2])
         self._batch.positions[:rows] += self._active(rows)
         self._batch.tokens[:rows, 0] = tokens
 

@@ -1,7 +1,7 @@
 """Parse raw inputs into validated requests.
 
-All bounds of the contract with clients are in this module. A violation raises InvalidRequest, which names the input,
-the value and the bound.
+The bounds of the contract with clients are in this module, except that of `stream`, which depends on Triton's config. A
+violation raises InvalidRequest, which names the input, the value and the bound.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RequestParser:
         # Cap a default to the room left; accept or refuse an explicit value, never change it.
         max_tokens = row.number("max_tokens", min(defaults.max_tokens, room), low=1)
         if max_tokens > room:
-            raise row.refuse(
+            raise row.refusal(
                 "max_tokens",
                 max_tokens,
                 f"at most {room}: the prompt has {len(tokens)} tokens, "
@@ -106,19 +106,19 @@ class RequestParser:
         limit = self.max_model_len - 1
         bound = f"at most {limit} tokens (max_model_len - 1)"
         if not prompt:
-            raise row.refuse("text_input", "''", "a text of at least one token")
+            raise row.refusal("text_input", "''", "a text of at least one token")
         # Refuse a prompt too long for even the longest tokens before spending time on tokenization.
         size = len(prompt.encode())
         if size > limit * self.tokenizer.vocabulary.longest:
-            raise row.refuse("text_input", f"a text of {size} bytes", bound)
+            raise row.refusal("text_input", f"a text of {size} bytes", bound)
         tokens = self.tokenizer.encode(prompt)
         if len(tokens) > limit:
-            raise row.refuse("text_input", f"{len(tokens)} tokens", bound)
+            raise row.refusal("text_input", f"{len(tokens)} tokens", bound)
         if not tokens:
-            raise row.refuse("text_input", repr(prompt), "a text of at least one token")
+            raise row.refusal("text_input", repr(prompt), "a text of at least one token")
         unknown = next((token for token in tokens if token >= len(self.tokenizer.vocabulary.token_bytes)), None)
         if unknown is not None:
-            raise row.refuse("text_input", f"token {unknown}", f"below {len(self.tokenizer.vocabulary.token_bytes)}")
+            raise row.refusal("text_input", f"token {unknown}", f"below {len(self.tokenizer.vocabulary.token_bytes)}")
         return tokens
 
 
@@ -130,7 +130,8 @@ class _InputRow:
     index: int
     prefix: str
 
-    def refuse(self, name: str, value: object, bound: str) -> InvalidRequest:
+    def refusal(self, name: str, value: object, bound: str) -> InvalidRequest:
+        """Return the error of an input that violates a bound."""
         # !s: format() would print a float32 of 2.1 with float64's digits, as 2.0999999046325684.
         return InvalidRequest(f"{self.prefix}{name} is {value!s}; it must be {bound}")
 
@@ -161,7 +162,7 @@ class _InputRow:
                 f"at most {high:g}" if high is not None else "",
             ]
             kind = "a finite number" if isinstance(default, float) else "a whole number"
-            raise self.refuse(name, value, f"{kind}, {' and '.join(filter(None, bounds))}")
+            raise self.refusal(name, value, f"{kind}, {' and '.join(filter(None, bounds))}")
         return type(default)(value)
 
     def words(self, name: str, limit: int) -> tuple[bytes, ...]:
@@ -170,10 +171,10 @@ class _InputRow:
             return ()
         words = [self._decode(name, word).encode() for word in self.inputs[name][self.index] if word]
         if len(words) > limit:
-            raise self.refuse(name, f"a list of {len(words)} words", f"at most {limit} words")
+            raise self.refusal(name, f"a list of {len(words)} words", f"at most {limit} words")
         for word in words:
             if len(word) > MAX_WORD_BYTES:
-                raise self.refuse(
+                raise self.refusal(
                     name, f"a list with a word of {len(word)} bytes", f"of words of at most {MAX_WORD_BYTES} bytes"
                 )
         return tuple(words)
@@ -184,6 +185,6 @@ class _InputRow:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise self.refuse(
+            raise self.refusal(
                 name, f"not UTF-8 (byte 0x{value[error.start]:02x} at offset {error.start})", "UTF-8 text"
             ) from None

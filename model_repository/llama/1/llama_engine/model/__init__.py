@@ -1,1 +1,1 @@
-"""The model: loading, forward passes, KV cache, attention, INT8 linear layers, memory plan."""
+"""The model: loading, forward passes, KV cache, INT8 linear layers, memory plan."""

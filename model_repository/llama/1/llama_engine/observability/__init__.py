@@ -1,1 +1,1 @@
-"""Metrics, stats, request log, health."""
+"""Metrics, stats, log, health, readiness."""

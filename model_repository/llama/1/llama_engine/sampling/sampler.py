@@ -27,7 +27,7 @@ from llama_engine.sequence import Sequence
 FAILED = -1
 """In place of a token: the row's logits were not finite."""
 
-_COLUMNS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+_PARAMETERS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,13 @@ class SamplingState:
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
         self.vocabulary = vocabulary
-        self.parameters = torch.ones(slots, len(_COLUMNS), device=device)
+        self.parameters = torch.ones(slots, len(_PARAMETERS), device=device)
+        """One column for each of _PARAMETERS: [slots, parameters]."""
         self.top_k = torch.full((slots,), vocabulary, dtype=torch.long, device=device)
         self.in_prompt = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
+        """Whether the prompt has the token, for slots with a repetition penalty: [slots, vocabulary]."""
         self.counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
+        """How often the completion has the token, for slots sampled with penalties: [slots, vocabulary]."""
         self.seeds = np.zeros(slots, dtype=np.uint64)
 
     @staticmethod
@@ -75,7 +78,7 @@ class SamplingState:
         """Reset the slots `first` … to these requests."""
         last = first + len(requests)
         device = self.parameters.device
-        parameters = [[getattr(request, name) for name in _COLUMNS] for request in requests]
+        parameters = [[getattr(request, name) for name in _PARAMETERS] for request in requests]
         self.parameters[first:last] = torch.tensor(parameters, dtype=torch.float32, device=device)
         top_k = [min(request.top_k or self.vocabulary, self.vocabulary) for request in requests]
         self.top_k[first:last] = torch.tensor(top_k, device=device)

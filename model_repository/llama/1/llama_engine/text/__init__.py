@@ -1,1 +1,1 @@
-"""Tokenizer, vocabulary as bytes, incremental detokenizer, stop checker, bad words."""
+"""Tokenizer with its vocabulary as bytes, stop checker with its detokenizer, bad words."""

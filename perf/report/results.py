@@ -88,14 +88,6 @@ class Goodput:
 
 
 @dataclass(frozen=True)
-class NotRun:
-    """A measurement that could not be made, and why. title: its key in the file if it has none."""
-
-    title: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Measurement:
     """One server under one load. None: not applicable or not measured. requests: includes the errors."""
 
@@ -367,10 +359,10 @@ class Result:
             if self._reason(key, entry) is None
         ]
 
-    def missing(self, *prefix: str) -> list[NotRun]:
-        """Return what could not be measured under these keys."""
+    def missing(self, *prefix: str) -> list[str]:
+        """Return what could not be measured under these keys, by its title or else its key, and why."""
         reasons = [(key, entry, self._reason(key, entry)) for key, entry in self._entries(prefix)]
-        return [NotRun(str(entry.get("title") or key), why) for key, entry, why in reasons if why is not None]
+        return [f"{entry.get('title') or key} ({why})" for key, entry, why in reasons if why is not None]
 
     def section(self, name: str, kind: type[Parsed]) -> Parsed | None:
         """Return a section beside the measurements; None if the file doesn't have it."""

@@ -503,5 +503,5 @@ def _steal(rows: Rows) -> list[str]:
 
 
 def _missing(result: Result, *prefixes: Sequence[str]) -> list[str]:
-    each = dict.fromkeys(f"{one.title} ({one.reason})" for prefix in prefixes for one in result.missing(*prefix))
+    each = dict.fromkeys(one for prefix in prefixes for one in result.missing(*prefix))
     return [f"Not run: {'; '.join(each)}."] if each else []

@@ -24,7 +24,7 @@ from perf.results_file import Results
 from perf.servers.triton import local_triton
 from perf.soak.picture import columns, picture
 from perf.soak.soaking import Course, Soaked, SoakError, soak
-from perf.soak.verdict import FIGURES, Finding, judge, lines, passed, verdict
+from perf.soak.verdict import Finding, judge, lines, passed, verdict
 
 PASSED, FAILED, NOT_RUN, INTERRUPTED = 0, 1, 2, 130
 _DEFAULTS = {"variant": "streaming", "users": Course(1.0).users, "threads": 1, "seed": Course(1.0).seed}
@@ -98,18 +98,12 @@ def _run(options: argparse.Namespace) -> int:
 def sections(soaked: Soaked, findings: Sequence[Finding]) -> Mapping[str, Any]:
     """Return the sections that a soak adds to its result file."""
     tally = soaked.tally
-    trends = {}
-    for figure in FIGURES:
-        try:
-            trend = figure.trend(soaked.second_half)
-        except ValueError:
-            continue  # its finding has the reason
-        trends[figure.name] = {name: round(value, 3) for name, value in asdict(trend).items()}
+    trends = {finding.name: asdict(finding.trend) for finding in findings if finding.trend is not None}
     return {
         "passed": passed(findings),
         "verdict": verdict(findings),
-        "findings": [asdict(finding) for finding in findings],
-        "trends_per_hour": trends,
+        "findings": [{"name": one.name, "outcome": one.outcome, "said": one.said} for one in findings],
+        "trends_per_hour": {name: {of: round(value, 3) for of, value in one.items()} for name, one in trends.items()},
         "counts": {
             "seconds": round(soaked.seconds, 1),
             "done": dict(tally.done),

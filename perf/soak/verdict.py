@@ -65,11 +65,12 @@ class Trend:
 
 @dataclass(frozen=True)
 class Finding:
-    """A condition's outcome. said: the figure and its bound, or the reason."""
+    """A condition's outcome. said: the figure and its bound, or the reason. trend: of a figure that must not grow."""
 
     name: str
     outcome: Outcome
     said: str
+    trend: Trend | None = None
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,6 @@ class Figure:
     column: str
     per_hour: float
     step: float
-
-    def trend(self, samples: Sequence[Sample]) -> Trend:
-        """Return the trend. Raises ValueError for too few samples."""
-        seen = [sample for sample in samples if self.column in sample.server]
-        return Trend.of([sample.seconds for sample in seen], [sample.server[self.column] for sample in seen])
 
 
 FIGURES = (
@@ -138,10 +134,11 @@ def lines(findings: Sequence[Finding]) -> str:
 
 
 def _flat(figure: Figure, samples: Sequence[Sample]) -> Finding:
-    if samples and not any(figure.column in sample.server for sample in samples):
+    seen = [sample for sample in samples if figure.column in sample.server]
+    if samples and not seen:
         return Finding(figure.name, "left out", "this machine has none")
     try:
-        trend = figure.trend(samples)
+        trend = Trend.of([sample.seconds for sample in seen], [sample.server[figure.column] for sample in seen])
     except ValueError as error:
         return Finding(figure.name, "can't be told", str(error))
     unit = figure.unit
@@ -152,8 +149,9 @@ def _flat(figure: Figure, samples: Sequence[Sample]) -> Finding:
     )
     if trend.seconds < SHORTEST_S:
         too_short = f"{trend.seconds:.0f} s of samples, {SHORTEST_S:g} at least; {said}"
-        return Finding(figure.name, "can't be told", too_short)
-    return _holds(figure.name, trend.high <= figure.per_hour and trend.change <= figure.step, said)
+        return Finding(figure.name, "can't be told", too_short, trend)
+    flat = trend.high <= figure.per_hour and trend.change <= figure.step
+    return Finding(figure.name, "ok" if flat else "failed", said, trend)
 
 
 def _holds(name: str, holds: bool, said: str, otherwise: Outcome = "failed") -> Finding:

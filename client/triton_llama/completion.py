@@ -68,11 +68,7 @@ class _Stream:
 
     @property
     def completion(self) -> Completion:
-        """All pieces as one completion.
-
-        Raises:
-            RuntimeError: the last piece hasn't come, or the stream was closed before it.
-        """
+        """All pieces as one completion; raises RuntimeError before the last piece has come."""
         if not _is_complete(self._taken):
             raise RuntimeError("a stream has no completion before its last piece")
         last, tokens = self._taken[-1], sum(piece.num_output_tokens for piece in self._taken)

@@ -16,10 +16,9 @@ _FIELDS = frozenset(field.name for field in fields(SamplingParams))
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt of a file."""
+    """One prompt of a file; lines count from 1."""
 
     line: int
-    """Its line, from 1."""
     prompt: str
     params: SamplingParams
 

@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from llama_engine.api.request_parser import GenerationRequest
@@ -159,8 +158,12 @@ def stock(checkpoint: Checkpoint, wave: Wave) -> dict[str, object]:
     return {"measured": "transformers' generate(), one batch", **wave.figures(checkpoint, seconds)}
 
 
-class _Steps(NamedTuple):
-    """Seconds: of the wave, of each step with all rows and no prefill, to each first token. texts: a digest."""
+@dataclass(frozen=True)
+class _Steps:
+    """seconds: of the wave. full: of each step with all rows and no prefill. first_tokens: since the start.
+
+    texts: a digest of all rows' texts.
+    """
 
     seconds: float
     full: Sequence[float]

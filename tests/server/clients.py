@@ -8,45 +8,35 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+import httpx
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
-from server.servers import ROOT
+from server.servers import HTTP, ROOT, TIMEOUT_S
 from triton_local.server import LocalTriton
 
-TIMEOUT_S = 120.0
 BAD = "bad request"
 SECRET = "cuda:0 is on fire at 10.0.0.1"
 """Message of an injected exception: it belongs in the log, never in an answer."""
 
-DTYPES = {
-    "text_input": "BYTES",
-    "max_tokens": "INT32",
-    "min_tokens": "INT32",
-    "temperature": "FP32",
-    "top_k": "INT32",
-    "top_p": "FP32",
-    "repetition_penalty": "FP32",
-    "frequency_penalty": "FP32",
-    "presence_penalty": "FP32",
-    "seed": "UINT64",
-    "stop_words": "BYTES",
-    "bad_words": "BYTES",
-    "stream": "BOOL",
-    "exclude_input_in_output": "BOOL",
-    "return_finish_reason": "BOOL",
-    "return_num_input_tokens": "BOOL",
-    "return_num_output_tokens": "BOOL",
+FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
+"""Accepted for compatibility."""
+
+_NAMES = {
+    "BYTES": ("text_input", "stop_words", "bad_words"),
+    "INT32": ("max_tokens", "min_tokens", "top_k"),
+    "FP32": ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    "UINT64": ("seed",),
+    "BOOL": ("stream", "exclude_input_in_output", *FLAGS),
 }
+DTYPES = {name: dtype for dtype, names in _NAMES.items() for name in names}
 OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 
 Inputs = Mapping[str, object]
@@ -55,7 +45,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Answer:
-    """One row's outputs."""
+    """One row's outputs, in the order of OUTPUTS."""
 
     text: str
     finish_reason: str
@@ -71,78 +61,51 @@ class Refusal:
     message: str
 
 
-class Wire(Protocol):
-    """A client of one endpoint."""
-
-    def __call__(self, server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal: ...
+Wire = Callable[[LocalTriton, Inputs], list[Answer] | Refusal]
+"""A client of one endpoint."""
 
 
-def post(url: str, body: bytes) -> tuple[int, bytes]:
-    """POST bytes as JSON; return the status, 4xx and 5xx included, and the body."""
-    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            return response.status, response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
+def model_url(server: LocalTriton, endpoint: str) -> str:
+    """Return the address of an endpoint of the model."""
+    return f"http://{server.http_url}/v2/models/llama/{endpoint}"
 
 
-def generate_url(server: LocalTriton) -> str:
-    """Return the address of /generate."""
-    return f"http://{server.http_url}/v2/models/llama/generate"
-
-
-def infer_url(server: LocalTriton) -> str:
-    """Return the address of /infer."""
-    return f"http://{server.http_url}/v2/models/llama/infer"
+def post(server: LocalTriton, endpoint: str, body: object) -> httpx.Response:
+    """POST to an endpoint of the model: bytes as they are, anything else as JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    return HTTP.post(model_url(server, endpoint), content=content, headers={"Content-Type": "application/json"})
 
 
 def generate(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
     """Ask /generate: an input is a JSON key, and a request one row."""
-    status, body = post(generate_url(server), json.dumps(inputs).encode())
-    answer = json.loads(body)
-    return _refusal(status, answer) or [
-        Answer(answer["text_output"], *(answer[name] for name in OUTPUTS[1:]))
-    ]  # fmt: skip
+    answered = post(server, "generate", inputs)
+    return _refusal(answered) or [Answer(*(answered.json()[name] for name in OUTPUTS))]
 
 
-def infer_json(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
-    """Ask /infer with tensors written as JSON lists."""
-    tensors = []
-    for name, value in inputs.items():
-        rows = as_rows(value)
-        data = [item for row in rows for item in row]
-        tensors.append({"name": name, "shape": [len(rows), len(rows[0])], "datatype": DTYPES[name], "data": data})
-    status, body = post(infer_url(server), json.dumps({"inputs": tensors}).encode())
-    answer = json.loads(body)
-    if refusal := _refusal(status, answer):
-        return refusal
-    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
-    return [Answer(*row) for row in zip(*(outputs[name] for name in OUTPUTS), strict=True)]
-
-
-def infer_binary(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
-    """Ask /infer with tritonclient: tensors are bytes behind the JSON."""
+def infer(server: LocalTriton, inputs: Inputs, binary: bool, request_id: str = "") -> list[Answer] | Refusal:
+    """Ask /infer with tritonclient; its tensors are JSON lists, or bytes behind the JSON."""
+    asked = tensors(tritonclient.http.InferInput, inputs, binary_data=binary)
+    outputs = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in OUTPUTS]
     with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=TIMEOUT_S) as client:
-        tensors = [fill(tritonclient.http.InferInput, name, value) for name, value in inputs.items()]
         try:
-            return answers(client.infer("llama", tensors))
+            return answers(client.infer("llama", asked, request_id=request_id, outputs=outputs))
         except tritonclient.utils.InferenceServerException as error:
             return Refusal(BAD if error.status() == "400" else str(error.status()), str(error.message()))
 
 
-def grpc(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
+def grpc(server: LocalTriton, inputs: Inputs, request_id: str = "") -> list[Answer] | Refusal:
     """Ask over gRPC with tritonclient."""
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-        tensors = [fill(tritonclient.grpc.InferInput, name, value) for name, value in inputs.items()]
+        asked = tensors(tritonclient.grpc.InferInput, inputs)
         try:
-            return answers(client.infer("llama", tensors, client_timeout=TIMEOUT_S))
+            return answers(client.infer("llama", asked, request_id=request_id, client_timeout=TIMEOUT_S))
         except tritonclient.utils.InferenceServerException as error:
             kind = BAD if error.status() == "StatusCode.INVALID_ARGUMENT" else str(error.status())
             return Refusal(kind, str(error.message()))
 
 
+infer_json = partial(infer, binary=False)
+infer_binary = partial(infer, binary=True)
 WIRES: tuple[Wire, ...] = (generate, infer_json, infer_binary, grpc)
 TENSOR_WIRES: tuple[Wire, ...] = (infer_json, infer_binary, grpc)
 BINARY_WIRES: tuple[Wire, ...] = (infer_binary, grpc)
@@ -156,44 +119,28 @@ def ask(server: LocalTriton, wire: Wire = grpc, /, **inputs: object) -> Answer:
     return answer
 
 
-def as_rows(value: object) -> list[list[object]]:
-    """Return a tensor of [rows, n] as lists: a plain value is one row of one, a list is one row, lists are rows."""
-    if not isinstance(value, list):
-        return [[value]]
-    return value if value and isinstance(value[0], list) else [value]
+def tensors(kind: Any, inputs: Inputs, **options: bool) -> list[Any]:  # noqa: ANN401 - tritonclient's two InferInput share no base
+    """Return values as tritonclient's input tensors of the contract's dtypes; an array keeps its own.
 
-
-def tensor(name: str, value: object) -> NDArray[Any]:
-    """Return a value as an array of the contract's dtype; an array is returned unchanged."""
-    if isinstance(value, np.ndarray):
-        return value
-    dtype = tritonclient.utils.triton_to_np_dtype(DTYPES[name])
-    rows = as_rows(value)
-    if dtype == np.object_:
-        rows = [[item.encode() if isinstance(item, str) else item for item in row] for row in rows]
-    return np.array(rows, dtype=dtype)
-
-
-def fill(kind: Any, name: str, value: object) -> Any:  # noqa: ANN401 - tritonclient's two InferInput share no base
-    """Return a value as one of tritonclient's input tensors."""
-    array = tensor(name, value)
-    item = kind(name, list(array.shape), tritonclient.utils.np_to_triton_dtype(array.dtype))
-    item.set_data_from_numpy(array)
-    return item
+    A plain value is one row of one, a list one row, lists of lists are rows. options: of `set_data_from_numpy`.
+    """
+    filled = []
+    for name, value in inputs.items():
+        array = value if isinstance(value, np.ndarray) else _array(name, value)
+        tensor = kind(name, list(array.shape), tritonclient.utils.np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array, **options)
+        filled.append(tensor)
+    return filled
 
 
 def answers(result: tritonclient.http.InferResult | tritonclient.grpc.InferResult) -> list[Answer]:
     """Return the rows of a response."""
     columns = [result.as_numpy(name) for name in OUTPUTS]
     assert all(column.ndim == 2 and column.shape[1] == 1 for column in columns)
-    text, reason, taken, given = ([row[0] for row in column] for column in columns)
     return [
-        Answer(text[row].decode(), reason[row].decode(), int(taken[row]), int(given[row])) for row in range(len(text))
+        Answer(_text(text), _text(reason), int(taken), int(given))
+        for text, reason, taken, given in zip(*(column[:, 0] for column in columns), strict=True)
     ]
-
-
-def _refusal(status: int, answer: Mapping[str, Any]) -> Refusal | None:
-    return None if status == 200 else Refusal(BAD if status == 400 else str(status), answer["error"])
 
 
 def at_once(jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
@@ -220,3 +167,22 @@ def assert_clean(message: str) -> None:
     for inside in ("Traceback", ".py", "site-packages", str(ROOT), "line ", SECRET, "\n"):
         assert inside not in message, message
     assert len(message) < 1000
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+def _array(name: str, value: object) -> NDArray[Any]:
+    row: list[Any] = value if isinstance(value, list) else [value]
+    rows: list[list[Any]] = row if row and isinstance(row[0], list) else [row]
+    if DTYPES[name] == "BYTES":
+        rows = [[item.encode() if isinstance(item, str) else item for item in row] for row in rows]
+    return np.array(rows, dtype=tritonclient.utils.triton_to_np_dtype(DTYPES[name]))
+
+
+def _refusal(answered: httpx.Response) -> Refusal | None:
+    if answered.status_code == 200:
+        return None
+    kind = BAD if answered.status_code == 400 else str(answered.status_code)
+    return Refusal(kind, answered.json()["error"])

@@ -1,13 +1,13 @@
-"""Fixtures of the shared servers, one for each plan of the fleet; a failed test shows the logs of those in use."""
+"""Fixtures of the servers, one for each plan of the fleet; a failed test shows the logs of those in use."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
-from typing import Literal
+from contextlib import closing
 
 import pytest
-from server.fleet import PLANS, Fleet
+from server.fleet import PLANS, SHARED, Fleet
 from server.metrics import Metrics
 from server.servers import logs
 from triton_local.server import LocalTriton
@@ -23,7 +23,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     order = dict.fromkeys(name for item in request.session.items for name in _needs(item))
     # pytest creates it on first use; each of the threads that start servers would create its own.
     tmp_path_factory.getbasetemp()
-    with Fleet(list(order), tmp_path_factory.mktemp) as servers:
+    with closing(Fleet(list(order), tmp_path_factory.mktemp)) as servers:
         yield servers
 
 
@@ -33,8 +33,8 @@ def _needs(item: pytest.Item) -> list[str]:
     return [name for name in (*item.fixturenames, *parameters) if isinstance(name, str) and name in PLANS]
 
 
-def _fleet_fixture(name: str, scope: Literal["session", "module"]) -> object:
-    @pytest.fixture(scope=scope, name=name)
+def _fleet_fixture(name: str) -> object:
+    @pytest.fixture(scope="session" if name in SHARED else "module", name=name)
     def server(fleet: Fleet) -> Iterator[LocalTriton]:
         with fleet.server(name) as started:
             yield started
@@ -42,20 +42,8 @@ def _fleet_fixture(name: str, scope: Literal["session", "module"]) -> object:
     return server
 
 
-triton = _fleet_fixture("triton", "session")
-streaming = _fleet_fixture("streaming", "session")
-fp32 = _fleet_fixture("fp32", "session")
-fp32_streaming = _fleet_fixture("fp32_streaming", "module")
-faulty = _fleet_fixture("faulty", "module")
-faulty_default = _fleet_fixture("faulty_default", "module")
-split = _fleet_fixture("split", "module")
-stopping = _fleet_fixture("stopping", "module")
-stopping_streaming = _fleet_fixture("stopping_streaming", "module")
-unloaded = _fleet_fixture("unloaded", "module")
-unloaded_streaming = _fleet_fixture("unloaded_streaming", "module")
-stopped = _fleet_fixture("stopped", "module")
-fuzzed = _fleet_fixture("fuzzed", "module")
-fuzzed_streaming = _fleet_fixture("fuzzed_streaming", "module")
+for name in PLANS:
+    globals()[name] = _fleet_fixture(name)
 
 
 @pytest.fixture(scope="session", params=["narrow", "narrow_streaming"])
@@ -65,11 +53,18 @@ def narrow(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[LocalTriton
         yield server
 
 
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> LocalTriton:
+    """The server that an indirect parameter names."""
+    named: LocalTriton = request.getfixturevalue(request.param)
+    return named
+
+
 @pytest.fixture(params=["triton", "streaming"])
 def either(request: pytest.FixtureRequest) -> LocalTriton:
     """The default config, then the streaming one."""
-    server: LocalTriton = request.getfixturevalue(request.param)
-    return server
+    named: LocalTriton = request.getfixturevalue(request.param)
+    return named
 
 
 @pytest.fixture

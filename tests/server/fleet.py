@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from server.servers import ROOT, SUPERVISED, in_use, new_server
 from triton_local.process import Supervised
@@ -24,15 +23,14 @@ from triton_local.server import LocalTriton
 class Plan:
     """A server's config, settings, and changes to the model repository.
 
-    options: for tritonserver. shim, queue_policy: as for `copy_repository`. supervised: as for `new_server`.
+    faulty, queue_policy: as for `copy_repository`.
     """
 
     variant: str = "default"
     environment: Mapping[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    shim: str = ""
+    faulty: bool = False
     queue_policy: str = ""
-    supervised: Supervised | None = SUPERVISED
+    supervised: Supervised = SUPERVISED
 
 
 # No outlier reaches this threshold, so rows stay independent, and bitsandbytes' own product is five times slower than
@@ -51,49 +49,42 @@ _FP32 = {
     "LLAMA_SLOTS": "8",
     "LLAMA_PREFILL_TOKENS": "48",
 }
-# Running sequences end all the same: Triton unloads a model only when it has no requests left.
-_NO_DRAIN = {**_TWO_SLOTS, "LLAMA_DRAIN_SECONDS": "0"}
-# Triton without supervisor aborts what still runs at its exit timeout: 120 s are enough on a busy machine.
-_EXPLICIT = ("--model-control-mode=explicit", "--load-model=llama", "--exit-timeout-secs=120")
 # After this long without a step a model counts as dead; a working one beside other tests must not.
 _SOON = Supervised(stuck_after=30.0)
-
-SHIMS = Path(__file__).parent / "shims"
+# Few positions, so that no fuzzed request runs long.
+_SHORT = {"LLAMA_MAX_MODEL_LEN": "64"}
 
 _QUEUE_POLICY = re.compile(r"\bdefault_queue_policy \{[^{}]*\}")
 
-PLANS = {
+SHARED = {
     # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming.
     "triton": Plan(),
     "streaming": Plan("streaming"),
+    "fp32": Plan(environment=_FP32),
     # Two slots and a queue of three.
     "narrow": Plan(environment=_TWO_SLOTS, queue_policy=_QUEUE_OF_THREE),
     "narrow_streaming": Plan("streaming", _TWO_SLOTS, queue_policy=_QUEUE_OF_THREE),
-    "fp32": Plan(environment=_FP32),
+}
+"""Servers that tests of several modules use, and leave as they are."""
+
+PLANS = {
+    **SHARED,
     "fp32_streaming": Plan("streaming", _FP32),
     # The other configs.
     "batched_int8": Plan("batched_int8"),
     "batched_fp16": Plan("batched_fp16"),
     "naive_fp16": Plan("naive_fp16"),
-    # A shim before the model. Prompts beyond 128 tokens are prefilled in chunks.
-    "faulty": Plan("streaming", {"LLAMA_PREFILL_TOKENS": "128"}, shim="faults"),
-    "faulty_default": Plan(shim="faults"),
-    "split": Plan("streaming", shim="split_characters"),
-    "stopping": Plan(environment=_TWO_SLOTS, shim="stops_early"),
-    "stopping_streaming": Plan("streaming", _TWO_SLOTS, shim="stops_early"),
-    # Few positions, so that no fuzzed request runs long.
-    "fuzzed": Plan(environment={"LLAMA_MAX_MODEL_LEN": "64"}),
-    "fuzzed_streaming": Plan("streaming", {"LLAMA_MAX_MODEL_LEN": "64"}),
+    "faulty": Plan("streaming", faulty=True),
+    "faulty_default": Plan(faulty=True, supervised=_SOON),
+    "fuzzed": Plan(environment=_SHORT),
+    "fuzzed_streaming": Plan("streaming", _SHORT),
     # For tests that end them.
-    "unloaded": Plan(environment=_NO_DRAIN, options=_EXPLICIT, supervised=None),
-    "unloaded_streaming": Plan("streaming", _NO_DRAIN, options=_EXPLICIT, supervised=None),
     "killed": Plan("streaming"),
     "killed_model": Plan(environment=_TWO_SLOTS),
     "killed_model_streaming": Plan("streaming", _TWO_SLOTS),
     "stuck_model": Plan("streaming", _TWO_SLOTS, supervised=_SOON),
     # Triton shares mutexes with the model's process: a SIGSTOP can abort it later (boost's lock_exception).
     "stopped": Plan(),
-    "broken_model": Plan(shim="breaks_for_good", supervised=_SOON),
 }
 
 
@@ -105,22 +96,16 @@ class Fleet:
         self._to_come = list(order)
         self._folder = folder
         self._starts: dict[str, Future[LocalTriton]] = {}
-        self._starting = ThreadPoolExecutor(2)
-        self._ending = ThreadPoolExecutor()
         self._ends: list[Future[None]] = []
+        self._threads = ThreadPoolExecutor()
 
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         """Wait until every server has ended."""
         for start in self._starts.values():
-            if not start.cancel():
-                start.add_done_callback(self._end)
-        self._starting.shutdown()
-        self._ending.shutdown()
+            self._end(start)
         for end in self._ends:
             end.result()
+        self._threads.shutdown()
 
     @contextmanager
     def server(self, name: str) -> Iterator[LocalTriton]:
@@ -130,9 +115,8 @@ class Fleet:
             # One at a time keeps the second core busy.
             self._start(self._to_come[0])
         del self._starts[name]
-        server = start.result()
         try:
-            with in_use(name, server):
+            with in_use(name, start.result()) as server:
                 yield server
         finally:
             self._end(start)
@@ -141,27 +125,30 @@ class Fleet:
         if name in self._to_come:
             self._to_come.remove(name)
         if name not in self._starts:
-            self._starts[name] = self._starting.submit(self._started, name)
+            self._starts[name] = self._threads.submit(self._started, name)
         return self._starts[name]
 
     def _started(self, name: str) -> LocalTriton:
         plan = PLANS[name]
-        changed = plan.shim or plan.queue_policy
-        repository = copy_repository(self._folder(name), plan.shim, plan.queue_policy) if changed else None
-        server = new_server(plan.variant, plan.environment, repository, plan.options, plan.supervised)
+        changed = plan.faulty or plan.queue_policy
+        repository = copy_repository(self._folder(name), plan.faulty, plan.queue_policy) if changed else None
+        server = new_server(plan.variant, plan.environment, repository, supervised=plan.supervised)
         server.start()
         return server
 
     def _end(self, start: Future[LocalTriton]) -> None:
-        # A server that failed to start has ended, and its test has failed.
-        if not start.exception():
-            self._ends.append(self._ending.submit(start.result().stop))
+        def end() -> None:
+            # A server that failed to start has ended, and its test has failed.
+            if not start.exception():
+                start.result().stop()
+
+        self._ends.append(self._threads.submit(end))
 
 
-def copy_repository(folder: Path, shim: str = "", queue_policy: str = "") -> Path:
+def copy_repository(folder: Path, faulty: bool = False, queue_policy: str = "") -> Path:
     """Copy the model repository into an empty folder and return its path.
 
-    shim: a file of `shims/` that replaces model.py and imports it as `real_model`. queue_policy: fields of Triton's
+    faulty: faulty_model.py replaces model.py and imports it as `real_model`. queue_policy: fields of Triton's
     ModelQueuePolicy, in place of the in-flight configs' own.
     """
     repository = folder / "model_repository"
@@ -169,9 +156,9 @@ def copy_repository(folder: Path, shim: str = "", queue_policy: str = "") -> Pat
     # The embedded checkpoint's default path is beside the repository.
     (folder / "models").symlink_to(ROOT / "models")
     model = repository / "llama"
-    if shim:
+    if faulty:
         (model / "1" / "model.py").rename(model / "1" / "real_model.py")
-        shutil.copy(SHIMS / f"{shim}.py", model / "1" / "model.py")
+        shutil.copy(Path(__file__).parent / "faulty_model.py", model / "1" / "model.py")
     if queue_policy:
         for config in (model / "config.pbtxt", model / "configs" / "streaming.pbtxt"):
             text, found = _QUEUE_POLICY.subn(f"default_queue_policy {{ {queue_policy} }}", config.read_text())

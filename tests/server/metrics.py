@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from llama_engine.triton.metrics import INSTANCE_LABEL
-from server.clients import generate_url, post
+from server.clients import post
 from server.servers import until
 from server.streams import Call
 from triton_local.log import parse_line
@@ -19,23 +19,9 @@ from perf.metrics import Series
 PENDING = "nv_inference_pending_request_count"
 """Requests in Triton's own queue."""
 
+LASTING = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 0.0}
 
-def text(server: LocalTriton) -> str:
-    """Return the page of the metrics endpoint."""
-    return metrics.text(server.metrics_url)
-
-
-def read(server: LocalTriton) -> dict[Series, float]:
-    """Return every series by name and labels, without the instance label: these servers have one instance."""
-    return {
-        (name, frozenset(label for label in labels if label[0] != INSTANCE_LABEL)): value
-        for (name, labels), value in metrics.series(text(server)).items()
-    }
-
-
-def level(server: LocalTriton, name: str) -> float:
-    """Return the value of a series that has no labels besides model and version."""
-    return read(server)[_series(name, {})]
+_FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 
 
 class Metrics:
@@ -46,15 +32,17 @@ class Metrics:
         self._server = server
         self._before = self.read()
         # Metrics are a moment late. When this refusal shows, so does all that was counted before it.
-        status, _ = post(generate_url(server), b'{"text_input": "", "temprature": 1}')
-        assert status == 400
+        assert post(server, "generate", {"text_input": "", "temprature": 1}).status_code == 400
         self.wait_for(1, "llama_requests_total", finish_reason="invalid")
         self.wait(Metrics.idle, "earlier requests have ended")
         self._before = self.read()
 
     def read(self) -> dict[Series, float]:
-        """Return every series by name and labels."""
-        return read(self._server)
+        """Return every series by name and labels, without the instance label: these servers have one instance."""
+        return {
+            (name, frozenset(label for label in labels if label[0] != INSTANCE_LABEL)): value
+            for (name, labels), value in metrics.series(metrics.text(self._server.metrics_url)).items()
+        }
 
     def now(self, name: str, **labels: str) -> float:
         """Return the value of a series; labels: besides model and version."""
@@ -65,9 +53,18 @@ class Metrics:
         series = _series(name, labels)
         return self.read()[series] - self._before[series]
 
+    def reasons(self) -> dict[str, float]:
+        """Return how many requests have ended since for each reason; a reason of none is left out."""
+        grown = {
+            dict(labels)["finish_reason"]: value - self._before[name, labels]
+            for (name, labels), value in self.read().items()
+            if name == "llama_requests_total"
+        }
+        return {reason: count for reason, count in grown.items() if count}
+
     def wait(self, condition: Callable[[Metrics], bool], what: str) -> None:
         """Wait until the metrics, which are a moment late, fulfil a condition."""
-        until(lambda: condition(self), lambda: f"{what}; the metrics are {self.own()}")
+        until(lambda: condition(self), lambda: f"{what}; the metrics are {metrics.read(self._server.metrics_url)}")
 
     def wait_for(self, expected: float, name: str, **labels: str) -> None:
         """Wait until a series has grown by the expected amount; more fails the test."""
@@ -75,24 +72,29 @@ class Metrics:
         grown = self.grown(name, **labels)
         assert grown == expected, f"{name} {labels} has grown by {grown} and not by {expected}"
 
+    def wait_for_slots(self, slots: int, waiting: int = 0) -> None:
+        """Wait until `slots` sequences run and `waiting` requests wait, in the model or in Triton's queue."""
+
+        def are_there(metrics: Metrics) -> bool:
+            now = metrics.read()
+            running, *waits = (now[_series(name, {})] for name in ("llama_slots_in_use", "llama_waiting_rows", PENDING))
+            return (running, sum(waits)) == (slots, waiting)
+
+        self.wait(are_there, f"{slots} run, {waiting} wait")
+
     def idle(self) -> bool:
         """Return whether no request has a slot or waits for one."""
-        return self.now("llama_slots_in_use") == 0 and self.now("llama_waiting_rows") == 0
+        now = self.read()
+        return not any(now[_series(name, {})] for name in ("llama_slots_in_use", "llama_waiting_rows"))
 
-    def own(self) -> dict[str, float]:
-        """Return the model's counters and gauges, for a message."""
-        return {
-            f"{name} {dict(labels).get('finish_reason', '')}".strip(): value
-            for (name, labels), value in sorted(self.read().items(), key=str)
-            if name.startswith("llama_") and not name.endswith(("_bucket", "_sum", "_count"))
-        }
+
+def level(server: LocalTriton, name: str) -> float:
+    """Return the value of a metric, summed over its labels."""
+    return metrics.read(server.metrics_url)[name]
 
 
 def _series(name: str, labels: dict[str, str]) -> Series:
     return name, frozenset({"model": "llama", "version": "1", **labels}.items())
-
-
-LASTING = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 0.0}
 
 
 @contextmanager
@@ -104,9 +106,6 @@ def all_slots_taken(server: LocalTriton, metrics: Metrics, slots: int) -> Iterat
         yield lasting
         for call in lasting:
             call.cancel()
-
-
-_FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 
 
 def said(server: LocalTriton) -> list[str]:

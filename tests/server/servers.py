@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import pytest
 from triton_local.process import Supervised
 from triton_local.server import LocalTriton
 
@@ -25,6 +26,18 @@ SUPERVISED = Supervised(stuck_after=None)
 PATIENCE_S = 60.0
 """How long `until` waits."""
 
+TIMEOUT_S = 120.0
+"""For a response."""
+
+HTTP = httpx.Client(
+    timeout=TIMEOUT_S,
+    # Triton waits for idle connections when it shuts down.
+    headers={"Connection": "close"},
+    limits=httpx.Limits(max_connections=None),
+    trust_env=False,
+)
+"""Shared by all threads."""
+
 _in_use: dict[str, LocalTriton] = {}
 
 
@@ -33,12 +46,11 @@ def new_server(
     environment: Mapping[str, str] | None = None,
     repository: Path | None = None,
     options: Sequence[str] = (),
-    supervised: Supervised | None = SUPERVISED,
+    supervised: Supervised = SUPERVISED,
 ) -> LocalTriton:
     """Return a server of the embedded checkpoint on free ports, not started.
 
-    environment: added to the tests' own. repository: None is the project's. options: for tritonserver. supervised: None
-    starts Triton without a supervisor.
+    environment: added to the tests' own. repository: None is the project's. options: for tritonserver.
     """
     return LocalTriton(
         variant=variant,
@@ -51,12 +63,12 @@ def new_server(
 
 
 @contextmanager
-def in_use(name: str, server: LocalTriton) -> Iterator[None]:
+def in_use(name: str, server: LocalTriton) -> Iterator[LocalTriton]:
     """Attach the server's log to every test that fails inside the block."""
     name = f"{name} on {server.http_url}"
     _in_use[name] = server
     try:
-        yield
+        yield server
     finally:
         del _in_use[name]
 
@@ -69,8 +81,7 @@ def logs() -> dict[str, str]:
 
 def get_json(server: LocalTriton, path: str) -> dict[str, Any]:
     """GET a path such as /v2/models/llama/config."""
-    with urllib.request.urlopen(f"http://{server.http_url}{path}", timeout=30) as response:
-        answer: dict[str, Any] = json.load(response)
+    answer: dict[str, Any] = HTTP.get(f"http://{server.http_url}{path}").raise_for_status().json()
     return answer
 
 
@@ -85,31 +96,40 @@ class Statistics:
 
     def __init__(self, server: LocalTriton) -> None:
         self._server = server
-        self._before = self._read()
+        self._rows, self._sizes = self._read()
 
     def batches(self) -> dict[int, int]:
         """Return how many batches of each size were executed; sizes with none are left out."""
-        before, now = self._sizes(self._before), self._sizes(self._read())
-        return {size: count - before.get(size, 0) for size, count in now.items() if count > before.get(size, 0)}
+        _, sizes = self._read()
+        grown = {size: count - self._sizes.get(size, 0) for size, count in sizes.items()}
+        return {size: count for size, count in grown.items() if count}
 
     def rows(self) -> int:
         """Return how many rows were executed."""
-        return int(self._read()["inference_count"]) - int(self._before["inference_count"])
+        return self._read()[0] - self._rows
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> tuple[int, dict[int, int]]:
         (statistics,) = get_json(self._server, "/v2/models/llama/stats")["model_stats"]
-        assert isinstance(statistics, dict)
-        return statistics
-
-    @staticmethod
-    def _sizes(statistics: dict[str, Any]) -> dict[int, int]:
-        return {int(batch["batch_size"]): int(batch["compute_infer"]["count"]) for batch in statistics["batch_stats"]}
+        batches = statistics["batch_stats"]
+        sizes = {int(batch["batch_size"]): int(batch["compute_infer"]["count"]) for batch in batches}
+        return int(statistics["inference_count"]), sizes
 
 
 def is_decoupled(server: LocalTriton) -> bool:
     """Whether the live config is decoupled: Triton refuses /infer and unary gRPC calls for it."""
     live = get_json(server, "/v2/models/llama/config")
     return bool(live.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def line_of_death(server: LocalTriton) -> str:
+    """Wait until the server ends because its model is dead; return its one line about it."""
+    until(lambda: server.exit_code is not None, lambda: "the server ends")
+    assert server.wait() == 70
+    (line,) = [line for line in server.log_text().splitlines() if line.startswith("triton_local: ")]
+    assert line.endswith("; the server ends with code 70")
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.pid, 0)
+    return line.removeprefix("triton_local: ")
 
 
 def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:

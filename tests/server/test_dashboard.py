@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
-import json
+import math
+import os
+import subprocess
 import threading
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
+import httpx
 import pytest
+import yaml
+from contract import monitoring_files as monitoring
 from contract.debian_packages import prometheus_or_skip
-from contract.monitoring_files import (
-    DASHBOARD,
-    GPU_METRICS,
-    GPU_PANELS,
-    Query,
-    Rule,
-    metrics_of,
-    queries,
-    rules,
-    selectors,
-)
 from server.clients import Refusal, generate
-from server.prometheus import ScrapingPrometheus
-from server.servers import until
+from server.servers import HTTP, until
+from triton_local.ports import SERVICES, HeldPorts
 from triton_local.server import LocalTriton
 
 CLIENTS = 3
-REQUESTS = 500
-"""Of each client at most; the load ends with the tests."""
+PAUSE = "500ms"
+"""Between two scrapes, and between two evaluations of the monitoring.rules."""
 
-QUERIES = [query for query in queries() if query.panel not in GPU_PANELS]
-RECORDED = [rule for rule in rules() if not rule.alerts]
-ALERTS = [rule for rule in rules() if rule.alerts]
+EXPRESSIONS = {str(query): query.resolved for query in monitoring.queries() if query.panel not in monitoring.GPU_PANELS}
+for rule in monitoring.rules():
+    if not rule.alerts:
+        labels = ", ".join(f'{name}="{value}"' for name, value in rule.labels.items())
+        EXPRESSIONS[str(rule)] = f"{rule.name}{{{labels}}}"
+ALERTS = [rule for rule in monitoring.rules() if rule.alerts]
+
+Prometheus = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def prometheus(triton: LocalTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScrapingPrometheus]:
-    """Scrapes the server while clients send requests."""
-    program = prometheus_or_skip()
-    with _load(triton), ScrapingPrometheus(program, tmp_path_factory.mktemp("prometheus"), triton.metrics_url) as one:
-        yield one
+def prometheus(triton: LocalTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """The API of a Prometheus that scrapes the server while clients send requests: path and parameters → data."""
+    program, folder = prometheus_or_skip(), tmp_path_factory.mktemp("prometheus")
+    with HeldPorts("127.0.0.1", dict.fromkeys(SERVICES, 0)) as free:
+        address = f"127.0.0.1:{free.numbers['http']}"
+    config = folder / "prometheus.yml"
+    config.write_text(yaml.safe_dump(_config(triton.metrics_url)))
+    options = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}")
+    # Two cores, and the server under test needs one.
+    environment = {**os.environ, "GOMAXPROCS": "1"}
+    log = folder / "log"
+
+    def get(path: str, **parameters: str) -> Any:  # noqa: ANN401 - whatever the API has there
+        answer = HTTP.get(f"http://{address}/api/v1/{path}", params=parameters)
+        # A refused expression has a message of Prometheus.
+        assert answer.status_code == 200, answer.text
+        return answer.json()["data"]
+
+    with (
+        log.open("w") as output,
+        subprocess.Popen([program.server, *options], stdout=output, stderr=output, env=environment) as process,
+        _load(triton),
+    ):
+        try:
+            until(lambda: _is_ready(address), lambda: f"Prometheus is ready: {log.read_text()}")
+            yield get
+        finally:
+            process.terminate()
+    assert process.returncode == 0, log.read_text()
+
+
+def _config(target: str) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((monitoring.MONITORING / "prometheus.yml").read_text())
+    config["global"] |= {"scrape_interval": PAUSE, "evaluation_interval": PAUSE}
+    config["rule_files"] = [str(monitoring.MONITORING / pattern) for pattern in config["rule_files"]]
+    (scraped,) = config["scrape_configs"]
+    del scraped["dns_sd_configs"]
+    scraped["static_configs"] = [{"targets": [target]}]
+    return config
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        return HTTP.get(f"http://{address}/-/ready").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @contextmanager
@@ -50,12 +90,12 @@ def _load(server: LocalTriton) -> Iterator[None]:
     enough = threading.Event()
 
     def ask() -> None:
-        for number in range(REQUESTS):
-            if enough.is_set():
-                return
+        number = 0
+        while not enough.is_set():
             request = {"text_input": "Return a list of", "max_tokens": 12, "min_tokens": 12, "temperature": 0.0}
             answer = generate(server, request if number % 5 else request | {"temperature": 9.0})
             assert isinstance(answer, Refusal) == (number % 5 == 0), answer
+            number += 1
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         asking = [pool.submit(ask) for _ in range(CLIENTS)]
@@ -67,63 +107,63 @@ def _load(server: LocalTriton) -> Iterator[None]:
             one.result()
 
 
-@pytest.mark.parametrize("query", QUERIES, ids=str)
-def test_every_panel_has_data(prometheus: ScrapingPrometheus, query: Query) -> None:
-    until(lambda: bool(prometheus.finite(query.resolved)), lambda: f"{query.resolved} has data: {prometheus.log()}")
+def _values(prometheus: Prometheus, expression: str) -> list[float]:
+    """Return the present values of an expression's series."""
+    return [float(series["value"][1]) for series in prometheus("query", query=expression)["result"]]
 
 
-@pytest.mark.parametrize("rule", RECORDED, ids=str)
-def test_every_recording_rule_has_data(prometheus: ScrapingPrometheus, rule: Rule) -> None:
-    labels = ", ".join(f'{name}="{value}"' for name, value in rule.labels.items())
-    series = f"{rule.name}{{{labels}}}"
-    until(lambda: bool(prometheus.finite(series)), lambda: f"{series} has data: {prometheus.log()}")
+def _has_data(prometheus: Prometheus, expression: str) -> None:
+    """Wait until an expression has a finite value: a division without data is NaN."""
+    until(lambda: any(map(math.isfinite, _values(prometheus, expression))), lambda: f"{expression} has data")
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
+def test_every_panel_and_recording_rule_has_data(prometheus: Prometheus, expression: str) -> None:
+    _has_data(prometheus, expression)
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=str)
-def test_every_alert_queries_series_that_exist(prometheus: ScrapingPrometheus, alert: Rule) -> None:
+def test_every_alert_queries_series_that_exist(prometheus: Prometheus, alert: monitoring.Rule) -> None:
     """Series of a GPU are left out."""
-    prometheus.values(alert.expr)
-    asked = [selector for selector in selectors(alert.expr) if not metrics_of(selector) <= GPU_METRICS]
-    until(lambda: all(map(prometheus.values, asked)), lambda: f"there are {asked}")
+    _values(prometheus, alert.expr)
+    for selector in monitoring.selectors(alert.expr):
+        if not monitoring.metrics_of(selector) <= monitoring.GPU_METRICS:
+            until(lambda asked=selector: bool(_values(prometheus, asked)), lambda: f"{alert} has series")  # type: ignore[misc]  # mypy doesn't see a lambda's default
 
 
-def test_rules_evaluate_and_no_alert_is_active_under_normal_load(prometheus: ScrapingPrometheus) -> None:
-    until(lambda: bool(prometheus.finite("rate(llama_steps_total[1m]) > 0")), lambda: "there is a load to be seen")
-    before = {rule["name"]: rule["lastEvaluation"] for rule in prometheus.rules()}
+def test_rules_evaluate_and_no_alert_is_active_under_normal_load(prometheus: Prometheus) -> None:
+    def states() -> dict[str, dict[str, Any]]:
+        return {rule["name"]: rule for group in prometheus("rules")["groups"] for rule in group["rules"]}
+
+    def active() -> dict[str, str]:
+        return {name: rule["state"] for name, rule in states().items() if rule.get("state", "inactive") != "inactive"}
+
+    _has_data(prometheus, "rate(llama_steps_total[1m]) > 0")
+    before = states()
+    assert set(before) == {rule.name for rule in monitoring.rules()}
     until(
-        lambda: all(rule["lastEvaluation"] != before[rule["name"]] for rule in prometheus.rules()),
+        lambda: all(rule["lastEvaluation"] != before[name]["lastEvaluation"] for name, rule in states().items()),
         lambda: "every rule was evaluated since",
     )
-    states = {rule["name"]: rule for rule in prometheus.rules()}
-    assert set(states) == {rule.name for rule in rules()}
-    assert {name: rule.get("lastError") for name, rule in states.items() if rule["health"] != "ok"} == {}
-
-    def not_inactive() -> dict[str, str]:
-        alerts = {rule["name"]: rule["state"] for rule in prometheus.rules() if rule["type"] == "alerting"}
-        assert set(alerts) == {alert.name for alert in ALERTS}
-        return {name: state for name, state in alerts.items() if state != "inactive"}
-
+    assert {name: rule.get("lastError") for name, rule in states().items() if rule["health"] != "ok"} == {}
+    assert {name for name, rule in states().items() if "state" in rule} == {alert.name for alert in ALERTS}
     # Pending counts as firing: the test does not wait for an alert's `for`. The first scrapes may be incomplete.
-    until(lambda: not_inactive() == {}, lambda: f"no alert is pending or fires, but {not_inactive()}")
+    until(lambda: not active(), lambda: f"no alert is pending or fires, but {active()}")
 
 
-def test_queries_of_annotations_and_variables_are_valid(prometheus: ScrapingPrometheus) -> None:
-    (annotation,) = DASHBOARD["annotations"]["list"]
-    assert prometheus.values(annotation["expr"]) == []
-    choices = [one["definition"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
+def test_queries_of_annotations_variables_and_gpu_panels_are_valid(prometheus: Prometheus) -> None:
+    """Without a GPU only the syntax of its panels is tested; contract tests check the names of the series."""
+    (annotation,) = monitoring.DASHBOARD["annotations"]["list"]
+    assert _values(prometheus, annotation["expr"]) == []
+    choices = [one["definition"] for one in monitoring.DASHBOARD["templating"]["list"] if one["type"] == "query"]
     assert choices == ["label_values(llama_slots, model)", 'label_values(llama_slots{model=~"$model"}, instance)']
-    until(lambda: bool(prometheus.values('count by (model, instance) (llama_slots{model=~".+"})')), lambda: "slots")
+    _has_data(prometheus, 'count by (model, instance) (llama_slots{model=~".+"})')
+    for query in monitoring.queries():
+        if query.panel in monitoring.GPU_PANELS:
+            assert all(value >= 0 for value in _values(prometheus, query.resolved))
 
 
 def test_the_metrics_content_type_is_one_that_prometheus_3_accepts(triton: LocalTriton) -> None:
     """Prometheus 2 accepts any Content-Type."""
-    with urllib.request.urlopen(f"http://{triton.metrics_url}/metrics", timeout=30) as response:
-        assert response.headers.get_content_type() == "text/plain"
-
-
-def test_queries_of_gpu_panels_are_valid(prometheus: ScrapingPrometheus) -> None:
-    """Without a GPU only their syntax is tested; contract tests check the names of the series."""
-    for query in queries():
-        if query.panel in GPU_PANELS:
-            values = prometheus.values(query.resolved)
-            assert all(value >= 0 for value in values), json.dumps(values)
+    page = HTTP.get(f"http://{triton.metrics_url}/metrics")
+    assert page.headers["Content-Type"].partition(";")[0] == "text/plain"

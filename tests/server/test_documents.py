@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import socket
-import socketserver
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,73 +18,59 @@ CALLING = {block.text: block for block in page_blocks() if block.calls_a_server}
 
 
 @pytest.mark.parametrize(
-    ("config", "block"),
+    ("server", "block"),
     [("streaming" if block.streams else "triton", block) for block in CALLING],
+    indirect=["server"],
     ids=[str(block) for block in CALLING],
 )
-def test_a_code_block_runs_unmodified(config: str, block: Block, request: pytest.FixtureRequest) -> None:
-    server: LocalTriton = request.getfixturevalue(config)
+async def test_a_code_block_runs_unmodified(server: LocalTriton, block: Block) -> None:
     command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
     # As if the virtual environment were activated.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    with forwarded({8000: server.http_url, 8001: server.grpc_url, 8002: server.metrics_url}):
-        run = subprocess.run(
-            [*command, block.text],
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    async with _forwarded({8000: server.http_url, 8001: server.grpc_url, 8002: server.metrics_url}):
+        run = await asyncio.create_subprocess_exec(
+            *(*command, block.text),
             cwd=ROOT,
             env={**os.environ, "PATH": path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
-    assert run.returncode == 0, f"{block.text}\n{run.stdout}\n{run.stderr}"
-    assert run.stdout.strip(), f"{block.text}\nno output; stderr: {run.stderr}"
-    assert '"error"' not in run.stdout
+        output, errors = await asyncio.wait_for(run.communicate(), 240)
+    said = f"{block.text}\n{output.decode()}\n{errors.decode()}"
+    assert run.returncode == 0, said
+    assert output.strip(), said
+    assert b'"error"' not in output
 
 
-@contextmanager
-def forwarded(ports: Mapping[int, str]) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _forwarded(ports: Mapping[int, str]) -> AsyncIterator[None]:
     """Forward these ports of this machine, byte by byte, inside the block. ports: port → host:port of the server.
 
     Raises OSError where a port is in use.
     """
-    with ExitStack() as listening:
+    async with contextlib.AsyncExitStack() as listening:
         for port, address in ports.items():
-            forwarder = listening.enter_context(_Forwarder(port, address))
-            threading.Thread(target=forwarder.serve_forever, kwargs={"poll_interval": 0.05}).start()
-            listening.callback(forwarder.shutdown)
+            await listening.enter_async_context(await _forwarder(port, address))
         yield
 
 
-class _Forwarder(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    # A client's open connection does not delay the end of the block.
-    daemon_threads = True
-    request_queue_size = 128
+async def _forwarder(port: int, address: str) -> asyncio.Server:
+    host, its_port = address.split(":")
 
-    def __init__(self, port: int, address: str) -> None:
-        super().__init__(("127.0.0.1", port), _Connection)
-        host, its_port = address.split(":")
-        self.there = (host, int(its_port))
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(host, int(its_port))
+        await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+
+    return await asyncio.start_server(connect, "127.0.0.1", port, backlog=128)
 
 
-class _Connection(socketserver.BaseRequestHandler):
-    server: _Forwarder
-    request: socket.socket
-
-    def handle(self) -> None:
-        with socket.create_connection(self.server.there) as there:
-            back = threading.Thread(target=_copy, args=(there, self.request), daemon=True)
-            back.start()
-            _copy(self.request, there)
-            back.join()
-
-
-def _copy(source: socket.socket, sink: socket.socket) -> None:
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
     # After one side has gone, the other one sees the end of the stream.
     with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
     with contextlib.suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
+        sink.close()
+        await sink.wait_closed()

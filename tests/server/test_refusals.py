@@ -1,36 +1,25 @@
-"""Requests outside the contract: the error names input, value and bound, and other requests are not affected."""
+"""Requests outside the contract: the error names input, value and bound, and other requests are not affected.
+
+Every bound of every input is tested in tests/engine/test_request_parser.py; here is one of each kind of error, over
+every endpoint that can carry it.
+"""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pytest
 from server.batches import FULL_SET, in_one_batch
-from server.clients import (
-    BAD,
-    BINARY_WIRES,
-    TENSOR_WIRES,
-    WIRES,
-    Answer,
-    Refusal,
-    Wire,
-    ask,
-    assert_clean,
-    at_once,
-    generate_url,
-    infer_url,
-    post,
-)  # fmt: skip
-from server.servers import EMBEDDED, get_json
+from server.clients import BAD, BINARY_WIRES, TENSOR_WIRES, WIRES, Refusal, Wire, ask, assert_clean, model_url, post
+from server.servers import EMBEDDED, HTTP
 from server.streams import STREAM_WIRES
 from tokenizers import Tokenizer
 from triton_local.server import LocalTriton
 
 MAX_MODEL_LEN = 512
-INT32_MAX = 2**31 - 1
+PROMPT = "Be bad"
 
 
 @dataclass(frozen=True)
@@ -42,7 +31,7 @@ class Bad:
     contains: tuple[str, ...]
     wires: tuple[Wire, ...] = WIRES
 
-    def check(self, refusal: list[Answer] | Refusal) -> None:
+    def check(self, refusal: object) -> None:
         assert isinstance(refusal, Refusal), f"{self.name} = {str(self.value)[:80]} was answered: {refusal}"
         assert refusal.kind == BAD, refusal
         for part in (self.name, *self.contains):
@@ -50,20 +39,14 @@ class Bad:
         assert_clean(refusal.message)
 
 
-def _tokens(prompt: str) -> int:
-    return len(Tokenizer.from_file(str(EMBEDDED / "tokenizer.json")).encode(prompt).ids)
-
-
 def _prompt_of(tokens: int) -> str:
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
     prompt = " the" * tokens
-    while _tokens(prompt) > tokens:
+    while len(tokenizer.encode(prompt).ids) > tokens:
         prompt = prompt.removesuffix(" the")
-    assert _tokens(prompt) == tokens
+    assert len(tokenizer.encode(prompt).ids) == tokens
     return prompt
 
-
-PROMPT = "Be bad"
-ROOM = MAX_MODEL_LEN - _tokens(PROMPT)
 
 # JSON can't carry every value; /generate has one row of one value a key.
 VALUES = [
@@ -72,35 +55,13 @@ VALUES = [
     Bad("text_input", "word " * 200_000, ("1000000 bytes", "at most 511 tokens")),
     Bad("text_input", b"caf\xe9", ("UTF-8", "0xe9", "offset 3"), BINARY_WIRES),
     Bad("stop_words", [b"ok", b"\xff\xfe"], ("UTF-8", "0xff", "offset 0"), BINARY_WIRES),
-    Bad("bad_words", [b"\x80"], ("UTF-8", "0x80", "offset 0"), BINARY_WIRES),
-    Bad("max_tokens", 0, ("is 0", "at least 1")),
-    Bad("max_tokens", -(2**31), ("is -2147483648", "at least 1")),
-    Bad("max_tokens", MAX_MODEL_LEN, ("is 512", f"at most {ROOM}", f"{_tokens(PROMPT)} tokens", "512")),
-    Bad("max_tokens", INT32_MAX, (f"is {INT32_MAX}", f"at most {ROOM}")),
-    Bad("min_tokens", -1, ("is -1", "at least 0", "at most 4")),
+    Bad("max_tokens", MAX_MODEL_LEN, ("is 512", "at most ", " tokens", "512")),
     Bad("min_tokens", 5, ("is 5", "at least 0", "at most 4")),
-    Bad("temperature", -0.5, ("is -0.5", "at least 0", "at most 2")),
     Bad("temperature", 2.5, ("is 2.5", "at least 0", "at most 2")),
-    Bad("top_k", -1, ("is -1", "at least 0")),
     Bad("top_p", 0.0, ("is 0.0", "greater than 0", "at most 1")),
-    Bad("top_p", -0.5, ("is -0.5", "greater than 0", "at most 1")),
-    Bad("top_p", 1.5, ("is 1.5", "greater than 0", "at most 1")),
-    Bad("repetition_penalty", 0.0, ("is 0.0", "greater than 0")),
-    Bad("repetition_penalty", -1.0, ("is -1.0", "greater than 0")),
+    Bad("presence_penalty", float("nan"), ("is nan", "finite"), BINARY_WIRES),
     Bad("stop_words", ["x"] * 17, ("17 words", "at most 16")),
-    Bad("stop_words", ["e" * 1_000_000], ("1000000 bytes",)),
-    Bad("bad_words", ["x"] * 65, ("65 words", "at most 64")),
     Bad("bad_words", ["x", "x" * 1025], ("1025 bytes", "at most 1024")),
-    *(
-        Bad(name, value, (f"is {value}", "at least -2", "at most 2"))
-        for name in ("frequency_penalty", "presence_penalty")
-        for value in (-2.5, 2.5)
-    ),
-    *(
-        Bad(name, value, (f"is {value}", "finite"), BINARY_WIRES)
-        for name in ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-        for value in (float("nan"), float("inf"), float("-inf"))
-    ),
 ]
 
 # Triton itself refuses these from the config, before they reach a batch.
@@ -109,7 +70,6 @@ TENSORS = [
     Bad("max_tokens", np.array([4], np.int32), ("shape", "[-1,1]", "[1]"), BINARY_WIRES),
     # Triton names the other input, whose rows are fewer.
     Bad("text_input", [["one"], ["two"]], ("batch size",), TENSOR_WIRES),
-    Bad("max_tokens", np.array([[4]], np.int64), ("INT64", "INT32"), BINARY_WIRES),
     Bad("seed", np.array([[4]], np.int64), ("INT64", "UINT64"), BINARY_WIRES),
     Bad("temperature", np.array([[1.0]], np.float64), ("FP64", "FP32"), BINARY_WIRES),
     Bad("text_input", np.array([[7]], np.int32), ("INT32", "BYTES"), BINARY_WIRES),
@@ -117,28 +77,41 @@ TENSORS = [
 ]
 
 
+MALFORMED = [
+    b"", b"{", b"null", b"[]", b"{}", b'"text_input"', b"\xff\xfe\x00", b"[" * 100_000,
+    b'{"text_input": "\\ud800"}',
+    b'{"text_input": null}',
+    b'{"text_input": {"text_input": "x"}}',
+    b'{"text_input": "x", "max_tokens": [1, 2]}',
+    b'{"text_input": "x", "max_tokens": "7"}',
+    b'{"text_input": "x", "max_tokens": 1.5}',
+    b'{"text_input": "x", "temperature": 1e999}',
+    b'{"text_input": "x", "seed": -1}',
+    b'{"text_input": "x", "stream": "false"}',
+    b'{"text_input": "x", "text_input": "y"}',
+    b'{"inputs": [{"name": "text_input"}]}',
+    b'{"inputs": [{"name": "text_input", "shape": [-1, 1], "datatype": "BYTES", "data": ["x"]}]}',
+    b'{"inputs": [{"name": "text_input", "shape": [4000000000, 1], "datatype": "BYTES", "data": ["x"]}]}',
+    b'{"inputs": [{"name": "text_input", "shape": [0, 1], "datatype": "BYTES", "data": []}]}',
+]  # fmt: skip
+
+
 def test_bad_requests_in_a_batch_are_refused_and_good_ones_answered(triton: LocalTriton) -> None:
     good = [{**FULL_SET, "text_input": f"Good {index}", "temperature": 1.0, "seed": index} for index in range(8)]
-    alone = [ask(triton, **request) for request in good]
-    cases = [(bad, wire) for bad in VALUES for wire in bad.wires]
-    largest = 0
-    # With the good ones they fill two of Triton's largest batches.
-    together = 2 * 32 - len(good)
-    for start in range(0, len(cases), together):
-        chunk = cases[start : start + together]
-        jobs = [
-            partial(wire, triton, {**FULL_SET, "text_input": PROMPT, "max_tokens": 4, bad.name: bad.value})
-            for bad, wire in chunk
-        ]
-        neighbours = [partial(WIRES[index % 4], triton, request) for index, request in enumerate(good)]
-        middle = len(jobs) // 2
-        results, batches = in_one_batch(triton, jobs[:middle] + neighbours + jobs[middle:])
-        assert results[middle : middle + len(good)] == [[answer] for answer in alone]
-        del results[middle : middle + len(good)]
-        for (bad, _), refusal in zip(chunk, results, strict=True):
-            bad.check(refusal)
-        largest = max(largest, *batches)
-    assert largest >= 16, "the requests were to share batches"
+    alone = [[ask(triton, **request)] for request in good]
+    bad = [(one, wire) for one in VALUES for wire in one.wires]
+    jobs = [
+        *(partial(WIRES[index % 4], triton, request) for index, request in enumerate(good)),
+        *(
+            partial(wire, triton, {**FULL_SET, "text_input": PROMPT, "max_tokens": 4, one.name: one.value})
+            for one, wire in bad
+        ),
+    ]
+    results, batches = in_one_batch(triton, jobs)
+    assert results[: len(good)] == alone
+    for (one, _), refusal in zip(bad, results[len(good) :], strict=True):
+        one.check(refusal)
+    assert max(batches) >= 16, "the requests were to share batches"
 
 
 @pytest.mark.parametrize("bad", TENSORS, ids=lambda bad: f"{bad.name}-{bad.contains[-1]}")
@@ -147,83 +120,65 @@ def test_a_tensor_of_another_shape_or_type_is_refused(triton: LocalTriton, bad: 
         bad.check(wire(triton, {"text_input": PROMPT, "max_tokens": 4, bad.name: bad.value}))
 
 
-def test_a_missing_prompt_is_refused(triton: LocalTriton) -> None:
-    for wire in WIRES:
-        Bad("text_input", None, ("missing",)).check(wire(triton, {"max_tokens": 4}))
-
-
 def test_streaming_is_refused_under_a_config_with_one_response(triton: LocalTriton) -> None:
+    refusal = Bad("stream", True, ("stream is true; it must be false",))
     for wire in WIRES:
-        Bad("stream", True, ("stream is true; it must be false",)).check(
-            wire(triton, {**FULL_SET, "text_input": "x", "stream": True})
-        )
+        refusal.check(wire(triton, {"text_input": "x", "stream": True}))
     for stream_wire in STREAM_WIRES:
-        error = stream_wire(triton, {**FULL_SET, "text_input": "x"}).error
-        assert error is not None
-        assert "stream is true; it must be false" in error
-        assert not stream_wire(triton, {**FULL_SET, "text_input": "x", "stream": False}).error
+        assert refusal.contains[0] in str(stream_wire(triton, {"text_input": "x"}).error)
+        assert not stream_wire(triton, {"text_input": "x", "stream": False}).error
 
 
 def test_an_unknown_input_is_refused_by_name(triton: LocalTriton) -> None:
     """An unknown key of /generate becomes a request parameter; /infer has parameters of its own."""
     text = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["Hello"]}
-    for url, body, name in (
-        (generate_url(triton), {"text_input": "Hello", "temprature": 0.5}, "temprature"),
-        (infer_url(triton), {"inputs": [text], "parameters": {"top_q": 1}}, "top_q"),
+    for endpoint, body, name in (
+        ("generate", {"text_input": "Hello", "temprature": 0.5}, "temprature"),
+        ("infer", {"inputs": [text], "parameters": {"top_q": 1}}, "top_q"),
     ):
-        status, answer = post(url, json.dumps(body).encode())
-        assert status == 400
-        assert name in json.loads(answer)["error"]
+        refused = post(triton, endpoint, body)
+        assert refused.status_code == 400
+        assert name in refused.json()["error"]
+    # Fuzzing found an internal error here.
+    for raw in (b'{"text_input": "x", "\xcc": 1}', b'{"text_input": "x", "temprature": "\xff"}'):
+        refused = post(triton, "generate", raw)
+        assert refused.status_code == 400
+        assert "parameters that are not UTF-8" in refused.json()["error"]
 
 
-def test_an_error_in_a_request_of_several_rows_names_the_row(triton: LocalTriton) -> None:
-    rows = {"text_input": [["one"], ["two"], ["three"]], "max_tokens": [[4], [4], [0]]}
-    for wire in TENSOR_WIRES:
-        Bad("row 2", None, ("max_tokens is 0",)).check(wire(triton, rows))
-
-
-def test_a_request_has_at_most_thirty_two_rows(triton: LocalTriton) -> None:
-    inputs: dict[str, list[list[object]]] = {
-        "text_input": [["Return"]] * 33,
-        "max_tokens": [[1]] * 33,
-        "min_tokens": [[1]] * 33,
+def test_a_request_has_at_most_thirty_two_rows_and_an_error_names_its_row(triton: LocalTriton) -> None:
+    bad = {"text_input": [["one"], ["two"], ["three"]], "max_tokens": [[4], [4], [0]]}
+    rows: dict[str, list[list[object]]] = {
+        name: [[value]] * 33 for name, value in {"text_input": "Return", "max_tokens": 1, "min_tokens": 1}.items()
     }
     for wire in TENSOR_WIRES:
-        Bad("batch-size", 33, ("must be <= 32",)).check(wire(triton, inputs))
-    most: dict[str, object] = {name: value[:-1] for name, value in inputs.items()}
-    for answers in at_once([partial(wire, triton, most) for wire in TENSOR_WIRES]):
+        Bad("row 2", None, ("max_tokens is 0",)).check(wire(triton, bad))
+        Bad("batch-size", 33, ("must be <= 32",)).check(wire(triton, rows))
+    most: dict[str, object] = {name: values[:-1] for name, values in rows.items()}
+    for wire in TENSOR_WIRES:
+        answers = wire(triton, most)
         assert not isinstance(answers, Refusal)
         assert [answer.num_output_tokens for answer in answers] == [1] * 32
 
 
-def test_the_queue_is_bounded_in_length_and_time(either: LocalTriton) -> None:
-    policy = get_json(either, "/v2/models/llama/config")["dynamic_batching"]["default_queue_policy"]
-    assert int(policy["default_timeout_microseconds"]) == 600_000_000
-    assert (policy["timeout_action"], policy["allow_timeout_override"], policy["max_queue_size"]) == (
-        "REJECT",
-        True,
-        256,
-    )
+@pytest.mark.parametrize("megabytes", [5, 10])
+def test_a_body_of_megabytes_without_a_json_content_type_is_refused(triton: LocalTriton, megabytes: int) -> None:
+    """With the default stack this is signal 11 in tritonserver from 4.2 MB on; `curl -d` sends this type."""
+    body = b'{"text_input": "%s"}' % (b"x " * (megabytes * 500_000))
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    refused = HTTP.post(model_url(triton, "generate"), content=body, headers=headers)
+    assert refused.status_code == 400
+    assert f"text_input is a text of {megabytes}000000 bytes" in refused.json()["error"]
 
 
-def test_values_at_the_bounds_are_accepted(triton: LocalTriton) -> None:
-    longest = ask(triton, text_input=_prompt_of(MAX_MODEL_LEN - 1))
-    assert (longest.num_input_tokens, longest.num_output_tokens) == (MAX_MODEL_LEN - 1, 1)
-    filled = ask(triton, text_input=_prompt_of(MAX_MODEL_LEN - 8), max_tokens=8, min_tokens=8)
-    assert filled.num_output_tokens == 8
-    # The default of max_tokens is capped to the positions left.
-    assert ask(triton, text_input=_prompt_of(MAX_MODEL_LEN - 8)).num_output_tokens <= 8
-    edges = {"temperature": 2.0, "top_p": 1.0, "frequency_penalty": -2.0, "presence_penalty": 2.0}
-    assert ask(triton, text_input="x", max_tokens=1, seed=2**64 - 1, top_k=INT32_MAX, **edges).num_output_tokens == 1
-    tiny = float(np.finfo(np.float32).smallest_subnormal)
-    ends = {"temperature": tiny, "top_p": tiny, "repetition_penalty": float(np.finfo(np.float32).max)}
-    for name in ("stop_words", "bad_words"):
-        answer = ask(triton, text_input="x", max_tokens=2, min_tokens=2, **ends, **{name: ["?!"] * 16})
-        assert answer.num_output_tokens == 2
-
-
-@pytest.mark.parametrize(("name", "most"), [("stop_words", 16), ("bad_words", 64)])
-def test_the_longest_lists_of_words_that_never_match_change_nothing(triton: LocalTriton, name: str, most: int) -> None:
-    request = {**FULL_SET, "text_input": "eeee", "seed": 4, "temperature": 1.0}
-    words = ["e" * (1024 - index) for index in range(most)]
-    assert ask(triton, **request | {name: words}) == ask(triton, **request)
+def test_a_malformed_body_is_refused_with_an_error_in_json(triton: LocalTriton) -> None:
+    request = {**FULL_SET, "text_input": "After the storm", "temperature": 1.0, "seed": 99}
+    before = ask(triton, **request)
+    for body in MALFORMED:
+        for endpoint in ("generate", "infer"):
+            refused = post(triton, endpoint, body)
+            # Triton's own JSON parser answers 500 to some of the client's faults.
+            assert refused.status_code in (400, 500), refused.text
+            error = refused.json()["error"]
+            assert not [inside for inside in ("Traceback", ".py", "site-packages", 'File "') if inside in error], error
+    assert ask(triton, **request) == before

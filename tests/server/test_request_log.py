@@ -1,22 +1,110 @@
-"""Every answered request is one line of the log under its client's id, without its prompt."""
+"""A request leaves one line in the log under its client's id, in text or JSON, and an OpenTelemetry trace.
+
+The exporter of Triton 2.51 (opentelemetry-cpp 1.13) sends OTLP over HTTP as JSON, which the receiver here collects.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
-import tritonclient.grpc
-from server.clients import Refusal, as_rows, ask, fill, generate, generate_url, grpc, infer_url, post
-from server.metrics import Metrics, line_of, said
-from server.servers import until
-from server.streams import Call, GrpcStream
+from server.clients import Refusal, generate, grpc, infer, model_url
+from server.metrics import line_of, said
+from server.servers import HTTP, in_use, new_server, until
+from server.streams import GrpcStream
 from triton_local.log import parse_line
 from triton_local.server import LocalTriton
 
+PROMPT = "Return a list of the\nitems"
 SECRET = "the password is swordfish"
 REQUEST = {"text_input": SECRET, "max_tokens": 3, "min_tokens": 3, "temperature": 0.0}
+TWO_ROWS = {name: [[value]] * 2 for name, value in REQUEST.items()}
+ENVIRONMENT = {"LLAMA_LOG_FORMAT": "json", "LLAMA_LOG_REQUESTS": "prompts"}
+
+
+class _Export(BaseHTTPRequestHandler):
+    spans: list[dict[str, Any]]
+    """Of every export, in OTLP's JSON."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        scopes = [scope for resource in body["resourceSpans"] for scope in resource["scopeSpans"]]
+        self.spans += [span for scope in scopes for span in scope["spans"]]
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def traced() -> Iterator[LocalTriton]:
+    """A server that traces requests with a traceparent; not in the fleet, because it needs the receiver's address."""
+    _Export.spans = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Export) as receiver:
+        threading.Thread(target=receiver.serve_forever, name="otlp").start()
+        options = (
+            "--trace-config=mode=opentelemetry",
+            f"--trace-config=opentelemetry,url=http://127.0.0.1:{receiver.server_port}/v1/traces",
+            "--trace-config=opentelemetry,bsp_schedule_delay=100",
+            "--trace-config=level=TIMESTAMPS",
+            "--trace-config=rate=0",
+        )
+        try:
+            with new_server(environment=ENVIRONMENT, options=options) as server, in_use("traced", server):
+                yield server
+        finally:
+            receiver.shutdown()
+
+
+def _ask(server: LocalTriton, request_id: str, traceparent: str) -> None:
+    body = {"id": request_id, "text_input": PROMPT, "max_tokens": 5, "min_tokens": 5, "temperature": 0.0}
+    HTTP.post(model_url(server, "generate"), json=body, headers={"traceparent": traceparent}).raise_for_status()
+
+
+def _json_lines(server: LocalTriton) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.log_text().splitlines() if line.startswith("{")]
+
+
+def test_a_request_is_traced_as_part_of_its_clients_trace(traced: LocalTriton) -> None:
+    request_id, trace, parent = uuid.uuid4().hex, uuid.uuid4().hex, uuid.uuid4().hex[:16]
+    # Without a traceparent there is no trace.
+    generate(traced, {"text_input": PROMPT, "max_tokens": 1})
+    _ask(traced, request_id, f"00-{trace}-{parent}-01")
+    until(lambda: len(_Export.spans) >= 3, lambda: f"three spans have come: {_Export.spans}")
+    spans = {span["name"]: span for span in _Export.spans}
+    assert set(spans) == {"InferRequest", "llama", "compute"}
+    assert {span["traceId"] for span in spans.values()} == {trace}
+    request, model, compute = spans["InferRequest"], spans["llama"], spans["compute"]
+    parents = (request["parentSpanId"], model["parentSpanId"], compute["parentSpanId"])
+    assert parents == (parent, request["spanId"], model["spanId"])
+    assert {"key": "triton.request_id", "value": {"stringValue": request_id}} in model["attributes"]
+    starts = [int(span["startTimeUnixNano"]) for span in (request, model, compute)]
+    # In-flight, the model continues after `compute`, and the request ends about when its answer is sent.
+    assert starts == sorted(starts)
+    assert all(int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"]) for span in spans.values())
+    assert {"HTTP_RECV_START", "HTTP_SEND_END"} <= {event["name"] for event in request["events"]}
+    assert {"REQUEST_START", "QUEUE_START", "REQUEST_END"} <= {event["name"] for event in model["events"]}
+
+
+def test_with_json_logging_a_request_is_one_object_and_nothing_is_in_tritons_log(traced: LocalTriton) -> None:
+    request_id = f"a\n{uuid.uuid4().hex}"
+    _ask(traced, request_id, "")
+    escaped = request_id.replace("\n", "\\n")
+    until(lambda: any(line.get("id") == escaped for line in _json_lines(traced)), lambda: "the request is in the log")
+    (line,) = [line for line in _json_lines(traced) if line.get("id") == escaped]
+    assert line["prompts"] == [PROMPT]
+    assert (line["message"], line["level"], line["rows"], line["stream"]) == ("request answered", "INFO", 1, False)
+    assert (line["output_tokens"], line["finish_reason"]) == (5, "length")
+    assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["seconds"]
+    assert "loaded " in " ".join(line["message"] for line in _json_lines(traced))
+    assert "llama: " not in traced.log_text()
 
 
 @pytest.fixture
@@ -24,32 +112,22 @@ def request_id() -> str:
     return uuid.uuid4().hex
 
 
-def _over_generate(server: LocalTriton, request_id: str) -> None:
-    assert not isinstance(generate(server, REQUEST | {"id": request_id}), Refusal)
-
-
-def _over_infer(server: LocalTriton, request_id: str) -> None:
-    inputs = [
-        {"name": name, "shape": [1, 1], "datatype": kind, "data": as_rows(value)[0]}
-        for (name, value), kind in zip(REQUEST.items(), ("BYTES", "INT32", "INT32", "FP32"), strict=True)
-    ]
-    assert post(infer_url(server), json.dumps({"id": request_id, "inputs": inputs}).encode())[0] == 200
-
-
-def _over_grpc(server: LocalTriton, request_id: str, rows: int = 1) -> None:
-    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-        tensors = [fill(tritonclient.grpc.InferInput, name, [[value]] * rows) for name, value in REQUEST.items()]
-        client.infer("llama", tensors, request_id=request_id)
-
-
-@pytest.mark.parametrize("send", [_over_generate, _over_infer, _over_grpc])
+@pytest.mark.parametrize(
+    ("send", "rows"),
+    [
+        (lambda server, request_id: generate(server, REQUEST | {"id": request_id}), 1),
+        (lambda server, request_id: infer(server, REQUEST, True, request_id), 1),
+        (lambda server, request_id: grpc(server, TWO_ROWS, request_id), 2),
+    ],
+    ids=["generate", "infer", "two rows over gRPC"],
+)
 def test_a_request_is_one_line_with_its_id(
-    triton: LocalTriton, request_id: str, send: Callable[[LocalTriton, str], None]
+    triton: LocalTriton, request_id: str, send: Callable[[LocalTriton, str], object], rows: int
 ) -> None:
     send(triton, request_id)
     line = line_of(triton, request_id)
     logged = tuple(line[name] for name in ("rows", "stream", "finish_reason", "output_tokens"))
-    assert logged == ("1", "false", "length", "3")
+    assert logged == (str(rows), "false", "length", str(3 * rows))
     assert int(line["input_tokens"]) > 1
     queued, first, whole = (float(line[name]) for name in ("queue_seconds", "first_token_seconds", "seconds"))
     assert 0 <= queued <= first <= whole
@@ -64,42 +142,10 @@ def test_a_stream_is_one_line(streaming: LocalTriton, request_id: str) -> None:
     assert (line["stream"], line["output_tokens"], line["finish_reason"]) == ("true", "3", "length")
 
 
-def test_a_refused_request_is_logged_with_its_error(triton: LocalTriton, request_id: str) -> None:
-    assert isinstance(generate(triton, REQUEST | {"temperature": 9.0, "id": request_id}), Refusal)
-    line = line_of(triton, request_id)
-    assert (line["rows"], line["finish_reason"], line["output_tokens"]) == ("0", "invalid", "0")
-    assert "temperature" in line["error"]
-
-
-def test_a_request_of_several_rows_is_one_line(triton: LocalTriton, request_id: str) -> None:
-    _over_grpc(triton, request_id, rows=2)
-    line = line_of(triton, request_id)
-    assert (line["rows"], line["output_tokens"]) == ("2", "6")
-
-
-def test_a_cancelled_request_is_logged(narrow: LocalTriton, metrics: Metrics, request_id: str) -> None:
-    # Long, because metrics are a moment late: it still runs when they show it.
-    with Call(narrow, REQUEST | {"max_tokens": 480, "min_tokens": 480}, request_id=request_id) as call:
-        metrics.wait(lambda now: now.now("llama_slots_in_use") == 1, "it runs")
-        call.cancel()
-        assert line_of(narrow, request_id)["finish_reason"] == "cancelled"
-
-
-def test_requests_without_an_id_get_different_numbers(triton: LocalTriton) -> None:
-    def ids() -> set[str]:
-        return {message.split(" ")[3] for message in said(triton)}
-
-    before = ids()
-    for _ in range(2):
-        ask(triton, grpc, **REQUEST)
-    until(lambda: len(ids() - before) == 2, lambda: "two more ids are logged")
-    assert all(name.startswith("id=#") for name in ids() - before)
-
-
 def test_an_id_with_line_breaks_and_escapes_stays_one_short_ascii_line(triton: LocalTriton, request_id: str) -> None:
     forged = f'E1121 10:00:00.000000 1 model.py:1] "llama: forged {request_id}"'
-    body = json.dumps(REQUEST | {"id": f'x\n{forged}\r\n\x1b[31m" rows=99 \u2028{"y" * 5000}'}).encode()
-    assert post(generate_url(triton), body)[0] == 200
+    forged_id = f'x\n{forged}\r\n\x1b[31m" rows=99 \u2028{"y" * 5000}'
+    assert not isinstance(generate(triton, REQUEST | {"id": forged_id}), Refusal)
     until(lambda: any(request_id in message for message in said(triton)), lambda: "the request is in the log")
     (line,) = [line for line in triton.log_text().splitlines() if request_id in line]
     assert parse_line(line).message.startswith('llama: request answered id="x')

@@ -1,149 +1,157 @@
-"""Graceful shutdown: when a busy model is unloaded or the server stops, accepted requests are answered."""
+"""Graceful shutdown: every accepted request is answered, every later one refused, and the processes end in order."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
+import httpx
 import pytest
-from server.clients import WIRES, Answer, Refusal, ask, at_once, generate, post
-from server.fleet import copy_repository
-from server.metrics import PENDING, Metrics
-from server.servers import is_decoupled, new_server, until
-from server.streams import STREAM_WIRES, Call, GrpcStream, whole
+from notes import Note
+from server.clients import WIRES, Refusal, ask, generate, model_url
+from server.fleet import SLOW, copy_repository
+from server.metrics import Metrics, fields, said
+from server.servers import HTTP, in_use, new_server, until
+from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
+from triton_llama.endpoint import Protocol
+from triton_llama.health import Address, Limits, read_state, ready
 from triton_local.installation import STUB_NAME, find_wheel
+from triton_local.process import Supervised
 from triton_local.server import LocalTriton
 
-# The first two run until the metrics, which are a moment late, show that the others wait.
-REQUESTS = [
-    {"text_input": f"Row {index}", "max_tokens": tokens, "min_tokens": tokens, "temperature": 1.0, "seed": index}
-    for index, tokens in enumerate([300, 300, 12, 12, 12, 12, 12, 12])
-]
-LONG = {"text_input": "a", "max_tokens": 200, "min_tokens": 200, "temperature": 0.0}
-SHORT = {"text_input": "The class", "max_tokens": 60, "min_tokens": 60, "temperature": 0.0}
+TIMES = 20
+AT_ONCE = 2
+"""Servers at the same time: a start is imports on one core, a shutdown mostly waiting."""
+
+CLIENTS = 4
+SLOTS = 2
+"""Fewer than clients: at every shutdown, a request waits in the model or in Triton's queue."""
+
+PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
+SHORT = SamplingParams(max_tokens=30, min_tokens=30, temperature=1.0, seed=1)
+LONG = SamplingParams(max_tokens=480, min_tokens=480, temperature=0.0)
 
 
-def _ask(server: LocalTriton, number: int, request: dict[str, object]) -> Callable[[], Answer]:
-    """Return a job over one of the endpoints, in turn."""
-    if not is_decoupled(server):
-        return partial(ask, server, WIRES[number % 4], **request)
-    return (
-        partial(ask, server, generate, **request)
-        if number % 4 == 3
-        else partial(whole, server, STREAM_WIRES[number % 3], request)
-    )
+def _client(server: LocalTriton, protocol: Protocol) -> LlamaClient:
+    return LlamaClient(server.http_url if protocol == "http" else server.grpc_url, protocol)
 
 
-def _under_load(server: LocalTriton, pool: ThreadPoolExecutor) -> list[Future[Answer]]:
-    """Send eight requests for two slots; return when two run and six wait."""
-    metrics = Metrics(server)
-    ways = [_ask(server, number, request) for number, request in enumerate(REQUESTS)]
-    futures = [pool.submit(way) for way in ways[:2]]
-    metrics.wait(lambda now: now.now("llama_slots_in_use") == 2, "two run")
-    futures += [pool.submit(way) for way in ways[2:]]
+def _send_until_refused(server: LocalTriton, protocol: Protocol, streams: bool) -> tuple[int, str]:
+    """Send one request after the other; return how many were answered, and how the last one failed.
 
-    def all_are_in(now: Metrics) -> bool:
-        waiting = now.now("llama_waiting_rows") + now.now(PENDING)
-        return (now.now("llama_slots_in_use"), waiting) == (2, 6)
+    One that is neither answered nor refused although the model is loaded raises LlamaConnectionError.
+    """
+    answered = 0
+    with _client(server, protocol) as llama:
+        while True:
+            unloaded = "llama: model unloaded" in server.log_text()
+            try:
+                if streams:
+                    tokens = sum(piece.num_output_tokens for piece in llama.stream("The list class", SHORT))
+                else:
+                    tokens = llama.generate("The list class", SHORT).num_output_tokens
+            except (OverloadedError, LlamaConnectionError) as error:
+                if isinstance(error, LlamaConnectionError) and not unloaded:
+                    raise
+                return answered, f"{type(error).__name__}{' of an unloaded model' if unloaded else ''}"
+            assert tokens == SHORT.max_tokens, "an answer is incomplete"
+            answered += 1
 
-    metrics.wait(all_are_in, "two run, six wait")
-    return futures
+
+def _shut_down_under_load(number: int) -> tuple[int, list[str]]:
+    """Shut a server down while clients send without pause, at another moment for each number.
+
+    Returns how many requests were answered after that, and how the clients ended.
+    """
+    streams = number % 2 == 1
+    with new_server("streaming" if streams else "default", {"LLAMA_SLOTS": str(SLOTS)}) as server:
+        with in_use(f"shutdown {number}", server), ThreadPoolExecutor(CLIENTS) as pool:
+            protocols = PROTOCOLS * (CLIENTS // 2)
+            runs = [pool.submit(_send_until_refused, server, protocol, streams) for protocol in protocols]
+            try:
+                until(lambda: len(said(server)) >= CLIENTS + number, lambda: "some are answered")
+            finally:
+                # Without it the clients wouldn't end.
+                before = len(said(server))
+                server.terminate()
+            answered, ends = zip(*(run.result() for run in runs), strict=True)
+            assert server.wait() == 0
+        # Every request that reached the model was answered, and every answer reached its client.
+        assert Counter(fields(message)["finish_reason"] for message in said(server)) == {"length": sum(answered)}
+    return sum(answered) - before, list(ends)
 
 
 @pytest.mark.long
-def test_accepted_requests_are_answered_through_unload_load_and_shutdown(
-    unloaded: LocalTriton, unloaded_streaming: LocalTriton
-) -> None:
-    """Both servers at once: each runs two long sequences on one core."""
-    at_once([partial(_unload_load_and_end, server) for server in (unloaded, unloaded_streaming)])
+@pytest.mark.timeout(1200)
+def test_no_accepted_request_is_lost_in_twenty_shutdowns(note: Note) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        late, ends = zip(*pool.map(_shut_down_under_load, range(TIMES)), strict=True)
+    assert sum(late) > TIMES * SLOTS, "no waiting request was answered"
+    counted = ", ".join(f"{count} {end}" for end, count in sorted(Counter(chain.from_iterable(ends)).items()))
+    note(f"SIGTERM under load, {TIMES} times: {sum(late)} answered after it; then {counted}")
 
 
-def _unload_load_and_end(server: LocalTriton) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        undisturbed = at_once([partial(ask, server, generate, **request) for request in REQUESTS])
-        futures = _under_load(server, pool)
-        models = f"http://{server.http_url}/v2/repository/models/llama"
-        assert post(f"{models}/unload", b"{}")[0] == 200
-        refusal = generate(server, SHORT)
-        assert isinstance(refusal, Refusal)
-        assert "llama" in refusal.message
-        assert [future.result() for future in futures] == undisturbed
-        until(lambda: _times_unloaded(server) == 1, lambda: "finalize has run")
-        assert post(f"{models}/load", b"{}")[0] == 200
-        assert ask(server, generate, **REQUESTS[-1]) == undisturbed[-1]
+def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(tmp_path: Path, note: Note) -> None:
+    """On one server: announce, not ready but serving, SIGTERM, refuse, answer, end."""
+    state_file = tmp_path / "state.json"
 
-        futures = _under_load(server, pool)
-        server.terminate()
-        assert [future.result() for future in futures] == undisturbed
+    def is_ready() -> bool:
+        addresses = Address.parse(server.http_url, 8000), Address.parse(server.metrics_url, 8002)
+        return ready(*addresses, Limits(timeout=60.0), state_file=state_file).ok
+
+    def is_serving() -> bool:
+        state = read_state(state_file)
+        return state is not None and state.name == "serving"
+
+    def tokens(protocol: Protocol) -> int:
+        with _client(server, protocol) as client:
+            return client.generate("def", LONG).num_output_tokens
+
+    supervised = Supervised(stuck_after=None, notice=3600.0, state_file=state_file)
+    # Enough for the long requests, also on a busy machine.
+    options = ("--exit-timeout-secs=200",)
+    with new_server(environment=SLOW, options=options, supervised=supervised) as server, in_use("announced", server):
+        with _client(server, "http") as client:
+            until(is_serving, lambda: "it serves")
+            assert is_ready()
+            subprocess.run(
+                [sys.executable, "-m", "triton_supervisor", "announce", "--seconds", "0"],
+                env={**os.environ, "TRITON_STATE_FILE": str(state_file)},
+                check=True,
+                timeout=60,
+            )
+            until(lambda: not is_ready(), lambda: "it isn't ready any more")
+            assert client.generate("def", max_tokens=1).num_output_tokens == 1, "it doesn't serve any more"
+        metrics = Metrics(server)
+        # Triton waits for idle connections when it ends.
+        with httpx.Client() as idle, ThreadPoolExecutor(2) as pool:
+            assert idle.get(f"http://{server.http_url}/v2/health/live").status_code == 200
+            lasting = [pool.submit(tokens, protocol) for protocol in PROTOCOLS]
+            metrics.wait_for_slots(2)
+            server.terminate()
+            until(lambda: HTTP.get(model_url(server, "ready")).is_error, lambda: "it takes no more requests")
+            refusals = [wire(server, {"text_input": "a"}) for wire in WIRES]
+            for protocol in PROTOCOLS:
+                with _client(server, protocol) as late, pytest.raises(OverloadedError, match="the server is stopping"):
+                    late.generate("def", max_tokens=1)
+            assert not any(running.done() for running in lasting), "nothing was left to drain"
+            assert [running.result() for running in lasting] == [LONG.max_tokens] * 2
         assert server.wait() == 0
-        assert _times_unloaded(server) == 2
+    kinds = []
+    for refusal in refusals:
+        assert isinstance(refusal, Refusal)
+        assert "has no available versions" in refusal.message
+        kinds.append(refusal.kind)
+    note(f"new requests during a drain are refused with {' '.join(kinds)}")
+    assert set(kinds) <= {"404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE"}
 
 
-def _begin(server: LocalTriton, drain_seconds: int) -> None:
-    """Reload the model with another drain_seconds."""
-    ask(server, generate, text_input=f"begin with LLAMA_DRAIN_SECONDS={drain_seconds}", max_tokens=1)
-
-    def begun() -> bool:
-        settings = [line for line in server.log_text().splitlines() if "llama: settings: " in line]
-        return f"drain_seconds={drain_seconds}," in settings[-1]
-
-    until(begun, lambda: "the log shows the setting")
-
-
-@pytest.mark.parametrize("drain", [60, 0])
-@pytest.mark.parametrize("config", ["stopping", "stopping_streaming"])
-def test_sequences_finish_within_drain_seconds_or_get_an_error(
-    config: str, drain: int, request: pytest.FixtureRequest
-) -> None:
-    server: LocalTriton = request.getfixturevalue(config)
-    _begin(server, drain)
-    unloaded = _times_unloaded(server)
-    alone = [ask(server, generate, **one) for one in (LONG, SHORT)]
-    metrics = Metrics(server)
-    with Call(server, LONG) as long, Call(server, SHORT | {"max_tokens": 150, "min_tokens": 150}) as other:
-        metrics.wait(lambda now: now.now("llama_slots_in_use") == 2, "both slots are taken")
-        with Call(server, SHORT | {"text_input": "stop now"}) as waiting:
-            assert "the server is stopping" in str(waiting.outcome())
-        outcomes = [long.outcome(), other.outcome()]
-    if drain:
-        assert outcomes[0] == alone[0]
-        assert isinstance(outcomes[1], Answer)
-        assert outcomes[1].text.startswith(alone[1].text.rstrip("\N{REPLACEMENT CHARACTER}"))
-        assert outcomes[1].num_output_tokens == 150
-    else:
-        assert all("the server is stopping" in str(outcome) for outcome in outcomes)
-    until(lambda: _times_unloaded(server) == unloaded + 1, lambda: "finalize has run")
-    completed, unavailable = (2, 1) if drain else (0, 3)
-    metrics.wait_for(unavailable, "llama_requests_total", finish_reason="unavailable")
-    metrics.wait_for(completed, "llama_requests_total", finish_reason="length")
-
-
-def test_a_stream_aborted_by_shutdown_ends_with_an_error(stopping_streaming: LocalTriton) -> None:
-    server = stopping_streaming
-    _begin(server, drain_seconds=0)
-    complete = ask(server, generate, **LONG)
-    metrics = Metrics(server)
-    with GrpcStream(server) as stream, Call(server, LONG):
-        stream.ask({**LONG, "stream": True})
-        came = [stream.next()]
-        metrics.wait(lambda now: now.now("llama_slots_in_use") == 2, "both slots are taken")
-        with Call(server, SHORT | {"text_input": "stop now"}) as waiting:
-            assert "the server is stopping" in str(waiting.outcome())
-        while came[-1].error is None:
-            assert not came[-1].final
-            came.append(stream.next())
-    assert "the server is stopping" in came[-1].error
-    assert complete.text.startswith("".join(row.text for response in came for row in response.rows))
-
-
-def _times_unloaded(server: LocalTriton) -> int:
-    return server.log_text().count("llama: model unloaded")
-
-
-@pytest.mark.parametrize("variant", ["default", "batched_int8", "streaming"])
+@pytest.mark.parametrize("variant", ["batched_int8", "streaming", pytest.param("default", marks=pytest.mark.long)])
 def test_the_models_process_exits_with_code_0(tmp_path: Path, variant: str) -> None:
     """Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51."""
     repository = copy_repository(tmp_path)

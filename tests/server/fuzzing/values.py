@@ -7,81 +7,105 @@ megabytes, and hundreds of thousands of chunks or of nested lists (docs/limits.m
 from __future__ import annotations
 
 import math
+import struct
+from typing import TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from server.clients import DTYPES
 
-Inputs = dict[str, object]
+DATATYPES = ("BOOL", "UINT8", "UINT64", "INT8", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES", "BF16")
+_FORMATS = {"INT32": "<i", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}
 
-_EDGES: tuple[float, ...] = (
-    *(2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**32, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 2**64 - 1, 2**64, 10**40),
-    *(0.1, -0.0, 1e-320, 1e308, -1e308, 3.5e38, math.nan, math.inf, -math.inf),
-)
+_SIZES = (0, 1, -1, 2, 3, 7, 64, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, -(2**31), -(2**63))
+_EDGES = (2**53 + 1, 2**63, 2**64 - 1, 2**64, 10**40, 0.1, -0.0, 1e-320, 1e308, 3.5e38, math.nan, -math.inf)
 _PROMPTS = ("Return a list of", "a", "The class ", "caf\u00e9 \U0001f642", "\u0000", "\ufeff", "</s><s>", "\r\n\r\n")
-_FLAGS = ("exclude_input_in_output", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 _SURROGATES = ("\ud800", "a\udfff", "\udc80\ud800", "x\ud83d")
 _LARGE = tuple(part * count for part in ("a", "word ", "\u00e9", "\\", '"') for count in (999, 9999))
 
+PARAMETERS = (
+    *("binary_data", "binary_data_size", "binary_data_output", "classification", "priority", "timeout", "headers"),
+    *("sequence_id", "sequence_start", "sequence_end", "shared_memory_region", "shared_memory_byte_size", "id"),
+    *("shared_memory_offset", "triton_enable_empty_final_response", "no such one", ""),
+)
+
+_VALUES: dict[str, tuple[object, ...]] = {
+    "BYTES": ([""], ["e"], [" the", "\u00e9", ""], ["x"] * 65, ["x" * 1025]),
+    "INT32": (0, 1, 2, 50, -1, 65, 2**31 - 1, -(2**31)),
+    "FP32": (0.0, 0.01, 0.5, 0.7, 1.0, 1.3, 2.0, -0.1, -2.0, -2.1, 2.1, 1e38, math.nan, math.inf, -math.inf),
+    "UINT64": (0, 2**64 - 1),
+    "BOOL": (True, False),
+}
+"""Good ones, and ones beyond the bounds of some input."""
+
+_Drawn = TypeVar("_Drawn")
+
+
+def weighted(*choices: tuple[int, SearchStrategy[_Drawn]]) -> SearchStrategy[_Drawn]:
+    """Draw from each strategy as often as its weight says; `|` would drop what is there twice."""
+    return st.sampled_from([one for weight, one in choices for _ in range(weight)]).flatmap(lambda one: one)
+
+
 names: SearchStrategy[str] = st.sampled_from([*DTYPES])
-prompts: SearchStrategy[str] = st.sampled_from(_PROMPTS) | st.sampled_from(_PROMPTS) | st.text(min_size=1, max_size=9)
+sizes: SearchStrategy[int] = st.sampled_from(_SIZES)
+shapes: SearchStrategy[list[int]] = st.lists(sizes, max_size=4)
+prompts: SearchStrategy[str] = st.sampled_from(_PROMPTS) | st.text(min_size=1, max_size=9)
 texts: SearchStrategy[str] = prompts | st.sampled_from(["", *_SURROGATES, *_LARGE]) | st.text(max_size=30)
-numbers: SearchStrategy[float] = st.integers(-3, 70) | st.sampled_from(_EDGES) | st.floats()
+numbers: SearchStrategy[float] = st.integers(-3, 70) | sizes | st.sampled_from(_EDGES) | st.floats()
 anything: SearchStrategy[object] = st.recursive(
     st.none() | st.booleans() | numbers | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6) | names, inner, max_size=4),
     max_leaves=8,
 )
 
-_GOOD: tuple[tuple[str, object], ...] = (
-    *(("min_tokens", value) for value in (0, 1)),
-    *(("temperature", value) for value in (0.0, 0.7, 2.0)),
-    *(("top_k", value) for value in (0, 1, 50)),
-    *(("top_p", value) for value in (1.0, 0.9, 0.01)),
-    *(("repetition_penalty", value) for value in (1.0, 1.3, 0.1)),
-    *((f"{kind}_penalty", value) for kind in ("frequency", "presence") for value in (-2.0, 0.5)),
-    *(("seed", value) for value in (0, 2**64 - 1)),
-    *((words, value) for words in ("stop_words", "bad_words") for value in ([""], ["e"], [" the", "\u00e9", ""])),
-    *((name, value) for name in _FLAGS for value in (True, False)),
-)
-_BEYOND: tuple[tuple[str, object], ...] = (
-    *(("text_input", value) for value in ("", "word " * 99, "word " * 9999, "\udc80")),
-    *(("max_tokens", value) for value in (0, -1, 65, 2**31 - 1, -(2**31))),
-    *(("min_tokens", value) for value in (-1, 65)),
-    *(("temperature", value) for value in (-0.1, 2.1, math.nan, math.inf)),
-    *(("top_k", value) for value in (-1, -(2**31))),
-    *(("top_p", value) for value in (0.0, 1.1, -math.inf)),
-    *(("repetition_penalty", value) for value in (0.0, -1.0, math.nan)),
-    *((f"{kind}_penalty", value) for kind in ("frequency", "presence") for value in (-2.1, 1e38)),
-    *((words, ["x"] * 65) for words in ("stop_words", "bad_words")),
-    *((words, ["x" * 1025]) for words in ("stop_words", "bad_words")),
-)
-_good = st.lists(st.sampled_from(_GOOD), max_size=3)
-_beyond = st.lists(st.sampled_from((*_GOOD, *_BEYOND, *_BEYOND)), min_size=1, max_size=3)
-_wrong = st.lists(st.tuples(names | st.text(max_size=8), anything), min_size=1, max_size=2)
 
-inputs: SearchStrategy[Inputs] = st.builds(
+part: SearchStrategy[object] = names | texts | shapes | st.sampled_from(DATATYPES) | anything
+"""Whatever may stand where a tensor has its name, shape, type or data."""
+
+_of_its_type = st.sampled_from(
+    [(name, value) for name, dtype in DTYPES.items() if name != "text_input" for value in _VALUES[dtype]]
+)
+_wrong = st.tuples(names | st.text(max_size=8), anything)
+
+inputs: SearchStrategy[dict[str, object]] = st.builds(
     lambda prompt, tokens, others: {"text_input": prompt, "max_tokens": tokens, **dict(others)},
-    prompts,
+    weighted((4, prompts), (1, texts)),
     st.integers(1, 4),
-    _good | _beyond | _wrong,
+    weighted((3, st.lists(_of_its_type, max_size=3)), (1, st.lists(_wrong, min_size=1, max_size=2))),
 )
-"""A prompt, a few tokens, and others: good ones, ones beyond their bounds, or of any kind."""
+"""A prompt, a few tokens, and others: of their types, some beyond their bounds, or of any kind."""
 
-_how = st.sampled_from([*["whole"] * 8, "cut", "doubled", "put in", "replaced"])
-_some_bytes = st.binary(min_size=1, max_size=4)
-_places = st.integers(0, 2**16)
+
+def one_in(count: int) -> SearchStrategy[bool]:
+    """Return True once in that many draws."""
+    return st.integers(1, count).map(lambda number: number == 1)
 
 
 @st.composite
 def mangled(draw: st.DrawFn, whole: bytes) -> bytes:
     """Cut, doubled, with something put in or in place of a byte; mostly as it is."""
-    how = draw(_how)
+    how = draw(st.sampled_from([*["whole"] * 8, "cut", "doubled", "put in", "replaced"]))
     if how == "whole" or not whole:
         return whole
     if how == "doubled":
         return whole + whole
-    place = draw(_places) % len(whole)
+    place = draw(st.integers(0, 2**16)) % len(whole)
     if how == "cut":
         return whole[:place]
-    return whole[:place] + draw(_some_bytes) + whole[place + (how == "replaced") :]
+    return whole[:place] + draw(st.binary(min_size=1, max_size=4)) + whole[place + (how == "replaced") :]
+
+
+def packed(value: object, datatype: str) -> bytes:
+    """Return a value as the binary extension has it; one of a wrong kind as whatever bytes it has."""
+    text = as_bytes(value)
+    if datatype not in _FORMATS:
+        return struct.pack("<I", len(text)) + text
+    try:
+        return struct.pack(_FORMATS[datatype], value)
+    except (struct.error, OverflowError):
+        return text
+
+
+def as_bytes(value: object) -> bytes:
+    """Return a text in UTF-8, lone surrogates included; anything else as it is shown."""
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else repr(value).encode()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,8 @@ class TritonPythonModel:
         if "TELL_WHEN_RUNNING" in os.environ:
             Path(os.environ["TELL_WHEN_RUNNING"]).touch()
             time.sleep(float(os.environ.get("EXECUTE_S", "3")))
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("text_output", pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy())]
-            )
-            for request in requests
-        ]
+        texts = [pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)]) for text in texts]
 
     def finalize(self):
         time.sleep(float(os.environ.get("FINALIZE_S", "0")))
@@ -53,11 +50,13 @@ class TritonPythonModel:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
-    (root / "llama" / "1").mkdir(parents=True)
-    (root / "llama" / "configs").mkdir()
-    (root / "llama" / "config.pbtxt").write_text(CONFIG)
-    (root / "llama" / "configs" / "small.pbtxt").write_text(CONFIG.replace("max_batch_size: 8", "max_batch_size: 2"))
-    (root / "llama" / "1" / "model.py").write_text(MODEL)
+    for name, text in {
+        "config.pbtxt": CONFIG,
+        "configs/small.pbtxt": CONFIG.replace("max_batch_size: 8", "max_batch_size: 2"),
+        "1/model.py": MODEL,
+    }.items():
+        (root / "llama" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "llama" / name).write_text(text)
     return root
 
 
@@ -72,24 +71,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def launch(repository: Path, tmp_path: Path) -> Iterator[Launch]:
-    started: list[Launcher] = []
-
     def launch(*arguments: str, **environment: str) -> Launcher:
         ready_file = tmp_path / "ready.json"
+        options = (f"--model-repository={repository}", f"--ready-file={ready_file}", *arguments)
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "triton_local", f"--model-repository={repository}"),
-                *(f"--ready-file={ready_file}", *arguments),
-            ],
+            [sys.executable, "-m", "triton_local", *options],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        started.append(Launcher(process, ready_file))
-        return started[-1]
+        started.callback(process.communicate)
+        started.callback(process.kill)
+        return Launcher(process, ready_file)
 
-    yield launch
-    for launcher in started:
-        launcher.process.kill()
-        launcher.process.communicate()
+    with ExitStack() as started:
+        yield launch

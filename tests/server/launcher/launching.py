@@ -1,15 +1,14 @@
 """A launcher in a process of its own, and its processes as seen from outside."""
 
-import contextlib
 import json
-import os
+import re
 import subprocess
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from programs.supervisor.supervisors import alive, until
+from server.servers import HTTP
 from triton_supervisor.process_table import children, model_processes
 
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -60,15 +59,10 @@ class Launcher:
         return self.process.returncode, output, errors
 
     def _watch(self, tritonserver: int) -> None:
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
-                if int(session) == os.getsid(tritonserver) and state != "Z":
-                    self.processes.add(int(stat.parent.name))
-        maps = Path(f"/proc/{tritonserver}/maps").read_text().splitlines()
-        self.regions |= {
-            Path(line.split()[-1]) for line in maps if "/dev/shm/triton_python_backend_shm_region_" in line
-        }
+        self.processes |= {tritonserver, *(guard.pid for guard in children(self.process.pid))}
+        self.processes |= {model.pid for model in model_processes(tritonserver)}
+        maps = Path(f"/proc/{tritonserver}/maps").read_text()
+        self.regions |= {Path(path) for path in re.findall(r"/dev/shm/triton_python_backend_shm_region_\S+", maps)}
         assert self.regions
 
 
@@ -80,13 +74,7 @@ def own_lines(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("triton_local: ")]
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(f"http://{url}", timeout=10) as response:
-        return str(response.read().decode())
-
-
 def generate(address: str, text: str) -> str:
-    body = json.dumps({"text_input": text}).encode()
-    request = urllib.request.Request(f"http://{address}/v2/models/llama/generate", body)
-    with urllib.request.urlopen(request, timeout=20) as response:
-        return str(json.load(response)["text_output"])
+    """Return the stand-in's answer, which is the text."""
+    answer = HTTP.post(f"http://{address}/v2/models/llama/generate", json={"text_input": text})
+    return str(answer.raise_for_status().json()["text_output"])

@@ -41,10 +41,6 @@ _LEAST_S = {"environment": 0.0, "correct": 10.0, "quality": 15.0, "capacity": 25
 """Seconds that must be left to begin a task of a part; estimates, not measured yet."""
 
 
-class DeviceLostError(Exception):
-    """The CUDA context is broken, so nothing else in this process would work. `str()` names the task and the error."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return 0 if every check passed, 1 if one did not, LOST if the GPU can't be used by this process any more."""
     options = parse(arguments)
@@ -61,15 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     budget.say(f"{results.device}; torch {torch.__version__}")
     rates = measured_once(results, options.threads, options.amount.rates_s)
     budget.say(rates.describe())
-    try:
-        _measure(options, Course(results, budget), rates)
-    except DeviceLostError as error:
+    course = Course(results, budget)
+    lost = _measure(options, course, rates)
+    if lost:
         results.finish()
         print(
-            f"bench-gpu: {error}; this process can't use the GPU any more; continue with --resume --kernels stock",
+            f"bench-gpu: {lost}; this process can't use the GPU any more; continue with --resume --kernels stock",
             file=sys.stderr,
         )
         return LOST
+    if "article" in options.only:
+        _article(options, course, rates)
     print()
     if options.smoke:
         print("no verdict: a smoke run's figures mean nothing")
@@ -93,30 +91,32 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _measure(options: argparse.Namespace, course: Course, rates: DeviceRates) -> None:
-    """Run every task of the chosen parts for which there is time. Raises DeviceLostError."""
+def _measure(options: argparse.Namespace, course: Course, rates: DeviceRates) -> str | None:
+    """Run every task of the chosen parts for which there is time; return the task that broke the GPU, and its error."""
     for key, task in tasks(options, course.results.measurements, rates):
         part = key.split("/")[0].removesuffix("_engine")
         if part not in options.only:
             continue
         course.measure(key, {}, partial(_timely, options, course, part, key, task))
-        if not options.smoke and torch.cuda.is_available():
+        if options.device.type == "cuda":
             try:
                 torch.cuda.synchronize()
-            except Exception as error:
-                # After an illegal address, say, every later CUDA call of this process fails.
-                raise DeviceLostError(f"{key}: {reason(error)}") from error
-    if "article" in options.only:
-        # An earlier run's reason why this part could not begin.
-        course.results.forget("article")
-        if options.device.type != "cuda":
-            course.note("article", {"not_run": "needs CUDA"})
-            return
-        try:
-            course.refuse_without(_LEAST_S["article"])
-            article(course, options, rates)
-        except Exception as error:  # noqa: BLE001 - the reason is the result, as in Course.measure
-            course.note("article", {"not_run": reason(error)})
+            except Exception as error:  # noqa: BLE001 - after an illegal address, say, every later CUDA call fails
+                return f"{key}: {reason(error)}"
+    return None
+
+
+def _article(options: argparse.Namespace, course: Course, rates: DeviceRates) -> None:
+    # An earlier run's reason why this part could not begin.
+    course.results.forget("article")
+    if options.device.type != "cuda":
+        course.note("article", {"not_run": "needs CUDA"})
+        return
+    try:
+        course.refuse_without(_LEAST_S["article"])
+        article(course, options, rates)
+    except Exception as error:  # noqa: BLE001 - the reason is the result, as in Course.measure
+        course.note("article", {"not_run": reason(error)})
 
 
 def _timely(

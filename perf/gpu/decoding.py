@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from llama_engine.api.request_parser import GenerationRequest
@@ -158,12 +159,8 @@ def stock(checkpoint: Checkpoint, wave: Wave) -> dict[str, object]:
     return {"measured": "transformers' generate(), one batch", **wave.figures(checkpoint, seconds)}
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """seconds: of the wave. full: of each step with all rows and no prefill. first_tokens: since the start.
-
-    texts: a digest of all rows' texts.
-    """
+class _Steps(NamedTuple):
+    """Seconds: of the wave, of each step with all rows and no prefill, to each first token. texts: a digest."""
 
     seconds: float
     full: Sequence[float]

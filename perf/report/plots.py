@@ -176,7 +176,6 @@ def _grouped(result: Result, rows: Sequence[Measurement], title: str) -> str | N
     """Draw a panel of bars for each distribution of lengths, on one scale."""
     if not rows:
         return None
-    places = _places(rows)
     mixes = {row.load.mix: row.load.title for row in rows}
     subtitle = f"{result.origin.subject}; {rows[0].load.concurrency} requests at a time"
     if any(row.limit is not None for row in rows):
@@ -186,10 +185,11 @@ def _grouped(result: Result, rows: Sequence[Measurement], title: str) -> str | N
         return figure(row.tokens_per_second) + ("" if row.limit is None else f" ({percent(row.limit.fraction)})")
 
     longest = max(row.tokens_per_second for row in rows)
-    drawn, each = panels(title, subtitle, (1, len(mixes)), height=1.75 + 0.36 * len(places), left=1.9)
+    servers = len({row.server for row in rows})
+    drawn, each = panels(title, subtitle, (1, len(mixes)), height=1.75 + 0.36 * servers, left=1.9)
     for axes, (mix, lengths) in zip(each, mixes.items(), strict=True):
-        _bars(axes, places, [row for row in rows if row.load.mix == mix], lambda row: row.tokens_per_second, text)
-        _horizontal(axes, places, lengths, "tokens/s", 1.45 * longest)
+        _bars(axes, [row for row in rows if row.load.mix == mix], lambda row: row.tokens_per_second, text)
+        _horizontal(axes, lengths, "tokens/s", 1.45 * longest)
     return svg(drawn)
 
 
@@ -200,19 +200,18 @@ def streaming(result: Result) -> str | None:
     rows = [row for row in found if row.time_to_first_token_ms is not None and row.load.mix == found[0].load.mix]
     if not rows:
         return None
-    places = _places(rows)
     rate = rows[0].load.rate_per_second
     sent = "" if rate is None else f"; {figure(rate)} requests/s"
     subtitle = f"{result.origin.subject}; Poisson arrivals{sent}; new tokens: {rows[0].load.title}"
-    height = 1.75 + 0.42 * len(places)
+    height = 1.75 + 0.42 * len(rows)
     drawn, (first, between, good) = panels(
         "Streams: how soon and how steadily", subtitle, (1, 3), height=height, left=1.9
     )
-    _ranges(first, places, rows, "time to first token", lambda row: row.time_to_first_token_ms)
-    _ranges(between, places, rows, "between two tokens", lambda row: row.inter_token_latency_ms)
+    _ranges(first, rows, "time to first token", lambda row: row.time_to_first_token_ms)
+    _ranges(between, rows, "between two tokens", lambda row: row.inter_token_latency_ms)
     within = [row for row in rows if row.goodput is not None]
-    _bars(good, places, within, lambda row: 100 * _share(row), lambda row: percent(_share(row)))
-    _horizontal(good, places, "within the objective", "% of all requests", 145)
+    _bars(good, within, lambda row: 100 * _share(row), lambda row: percent(_share(row)))
+    _horizontal(good, "within the objective", "% of all requests", 145)
     good.set_xticks([0, 50, 100])
     return svg(drawn)
 
@@ -331,31 +330,20 @@ def _subtitle(result: Result, row: Measurement) -> str:
     return f"{result.origin.subject}; new tokens: {row.load.title}"
 
 
-def _places(rows: Sequence[Measurement]) -> dict[str, str]:
-    """Return the servers in the order of their rows in a panel, with their labels."""
-    return {row.server: row.label for row in rows}
-
-
 def _bars(
     axes: Axes,
-    places: dict[str, str],
     rows: Sequence[Measurement],
     length: Callable[[Measurement], float],
     text: Callable[[Measurement], str],
 ) -> None:
-    """Draw a bar per row at its server's place."""
+    """Draw a bar per row, at its server's place in all panels."""
     for row in rows:
-        place = list(places).index(row.server)
-        axes.barh(place, length(row), height=0.62, color=_LOOKS.get(row.server, _OTHER)[0])
-        _right(axes, text(row), (length(row), place))
+        axes.barh(row.label, length(row), height=0.62, color=_LOOKS.get(row.server, _OTHER)[0])
+        _right(axes, text(row), (length(row), row.label))
 
 
 def _ranges(
-    axes: Axes,
-    places: dict[str, str],
-    rows: Sequence[Measurement],
-    title: str,
-    times: Callable[[Measurement], Percentiles | None],
+    axes: Axes, rows: Sequence[Measurement], title: str, times: Callable[[Measurement], Percentiles | None]
 ) -> None:
     """Draw a line from p50 to p95 for each server; the marker is the median."""
     longest = 0.0
@@ -363,17 +351,17 @@ def _ranges(
         found = times(row)
         if found is None:
             continue
-        place, (colour, marker) = list(places).index(row.server), _LOOKS.get(row.server, _OTHER)
+        place, (colour, marker) = row.label, _LOOKS.get(row.server, _OTHER)
         axes.plot([found.p50, found.p95], [place] * 2, color=colour, linewidth=4, alpha=0.45, solid_capstyle="butt")
-        axes.plot(found.p50, place, marker, color=colour, markersize=7)
-        axes.plot(found.p95, place, "|", color=colour, markersize=9, markeredgewidth=2)
+        axes.plot([found.p50], [place], marker, color=colour, markersize=7)
+        axes.plot([found.p95], [place], "|", color=colour, markersize=9, markeredgewidth=2)
         _right(axes, f"{figure(found.p50)} – {figure(found.p95)}", (found.p95, place))
         longest = max(longest, found.p95)
-    _horizontal(axes, places, f"{title}, p50 to p95", "ms", 1.6 * longest or 1.0)
+    _horizontal(axes, f"{title}, p50 to p95", "ms", 1.6 * longest or 1.0)
 
 
-def _horizontal(axes: Axes, places: dict[str, str], title: str, unit: str, longest: float) -> None:
-    """Finish a panel of bars or ranges: its scale, with room for the figures, and the servers' names at the left."""
+def _horizontal(axes: Axes, title: str, unit: str, longest: float) -> None:
+    """Finish a panel of bars or ranges: its scale, with room for the figures, the first server at the top."""
     axes.set_title(title)
     axes.set_xlabel(unit)
     axes.set_xlim(0, longest)
@@ -381,11 +369,12 @@ def _horizontal(axes: Axes, places: dict[str, str], title: str, unit: str, longe
     axes.xaxis.set_major_formatter(_plain)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.set_yticks(range(len(places)), list(places.values()))
-    axes.set_ylim(len(places) - 0.5, -0.5)
+    # Shared by all panels.
+    axes.yaxis.set_inverted(True)
+    axes.margins(y=0.04)
 
 
-def _right(axes: Axes, text: str, place: tuple[float, float]) -> None:
+def _right(axes: Axes, text: str, place: tuple[float, str]) -> None:
     """Write a text to the right of a bar or a range."""
     axes.annotate(text, place, xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5)
 

@@ -13,14 +13,7 @@ from contract.code_blocks import ROOT
 from contract.monitoring_files import DASHBOARD, MONITORING
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, Integer
 from triton_supervisor.command import REPOSITORY, server_environment
-from triton_supervisor.settings import (
-    DEFAULT_GRACE_S,
-    FLUSH_S,
-    STOP_MARGIN_S,
-    UNLOAD_S,
-    RefusedError,
-    Settings,
-)
+from triton_supervisor.settings import FLUSH_S, STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings
 
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 COMPOSE, GPU, PROXY = (
@@ -68,7 +61,10 @@ def test_a_service_is_locked_down(name: str) -> None:
     assert not {"deploy", "ulimits", "runtime", "gpus"} & service.keys()
     assert not {"privileged", "network_mode", "pid", "cap_add"} & service.keys()
     assert all(mount.endswith(":ro") for mount in service["volumes"] if mount.startswith("./"))
-    assert not service.get("user", _only_match("^USER (.*)$")).startswith(("0", "root"))
+    assert not service.get("user", "").startswith(("0", "root"))
+    assert _only_match("^USER (.*)$") == "1000:1000"
+    # A plain `docker compose up` starts the server alone.
+    assert service.get("profiles", []) == (["monitoring"] if name in ("prometheus", "grafana") else [])
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
@@ -85,17 +81,11 @@ def test_every_variable_is_documented(page: str, name: str) -> None:
     assert f"`{name}`" in (ROOT / "deploy" / page / "README.md").read_text()
 
 
-def test_a_plain_up_starts_the_server_alone_and_the_proxy_is_the_only_way_to_proxied_ones() -> None:
-    assert [name for name, service in SERVICES.items() if service.get("profiles") != ["monitoring"]] == ["server"]
-    assert PROXIED["server"]["ports"] == []
-
-
 def test_docker_waits_until_a_server_has_drained() -> None:
     default = Settings.of({})
-    assert default.grace == DEFAULT_GRACE_S
-    for service, notice in ((SERVER, default.notice), (PROXIED["server"], None)):
-        given = int(service["environment"]["TRITON_NOTICE_SECONDS"]) if notice is None else notice
-        assert _seconds(service["stop_grace_period"]) == given + default.grace + STOP_MARGIN_S
+    notice = int(PROXIED["server"]["environment"]["TRITON_NOTICE_SECONDS"])
+    assert _seconds(SERVER["stop_grace_period"]) == default.notice + default.grace + STOP_MARGIN_S
+    assert _seconds(PROXIED["server"]["stop_grace_period"]) == notice + default.grace + STOP_MARGIN_S
     assert UNLOAD_S + FLUSH_S <= STOP_MARGIN_S - 5
     assert server_environment({}, default.grace)["LLAMA_DRAIN_SECONDS"] == str(default.grace)
     # Supervisor and model have the same longest grace period.

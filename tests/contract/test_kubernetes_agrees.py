@@ -23,7 +23,6 @@ OTHER_VARIABLES = {"CHECKPOINT", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 PROBE_MARGIN_S = 5
 """A probe takes at most its own --timeout and 2 s; the rest is for starting Python on a busy node."""
-UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 def _commands(one: Built) -> list[tuple[str, list[str]]]:
@@ -39,11 +38,6 @@ def _option(command: list[str], name: str) -> float:
 
 def _notice(one: Built) -> float:
     return _option(one.server["lifecycle"]["preStop"]["exec"]["command"], "--seconds")
-
-
-def _bytes(quantity: str) -> int:
-    """Convert a Kubernetes quantity with a binary unit."""
-    return int(quantity[:-2]) * UNITS[quantity[-2:]]
 
 
 def test_every_command_is_in_the_image(overlay: Built) -> None:
@@ -174,7 +168,9 @@ def test_memory_is_reserved_in_full_and_cores_are_not_limited(overlay: Built) ->
         assert "cpu" not in resources["limits"]
     (shared,) = (volume["emptyDir"] for volume in overlay.pod["volumes"] if volume["name"] == "shm")
     assert shared["medium"] == "Memory"
-    assert _bytes(shared["sizeLimit"]) <= _bytes(overlay.server["resources"]["limits"]["memory"]) / 4
+    sizes = (shared["sizeLimit"], overlay.server["resources"]["limits"]["memory"])
+    shm, memory = (int(size[:-2]) * {"Mi": 1, "Gi": 1024}[size[-2:]] for size in sizes)
+    assert shm <= memory / 4
     # The model uses as many cores as are requested.
     assert environment(overlay.server)["OMP_NUM_THREADS"] == overlay.server["resources"]["requests"]["cpu"]
 

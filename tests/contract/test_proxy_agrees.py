@@ -56,6 +56,10 @@ def test_a_path_is_forwarded_only_if_it_is_for_clients(path: str) -> None:
     assert any(re.search(pattern, path) for pattern in patterns) == (path in FOR_CLIENTS)
 
 
+def test_proxied_servers_are_reached_through_the_proxy_only() -> None:
+    assert SERVICES["server"]["ports"] == []
+
+
 def test_the_proxy_notices_a_draining_server_before_it_refuses() -> None:
     server = SERVICES["server"]["environment"]
     ports = set(re.findall(r" check port (\d+) ", CONFIG))

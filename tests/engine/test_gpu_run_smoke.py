@@ -18,31 +18,37 @@ from llama_engine.model.memory_plan import MemoryPlan
 from llama_engine.model.model_runner import ModelRunner
 
 from perf.gpu import correctness
-from perf.gpu.__main__ import main
+from perf.gpu.__main__ import LOST, main
 from perf.gpu.capacity import LEFT, MIB, Stretch, against_plan
 from perf.gpu.models import FP32, INT8, INT8_OUTLIERS, Precision, RandomLlama
 from perf.gpu.options import DEFAULT, FULL, PARTS, SMOKE, TINY, Amount, parse
 
 Run = Callable[..., dict[str, Any]]
 
-CPU = ["--smoke", "--device", "cpu"]
+CPU = ["--smoke", "--device", "cpu", "--threads", "1"]
 SHAPE = KVCacheShape(2, 4, 2, 128, 16, torch.float16)
 PLAN = MemoryPlan(60 * MIB, 20 * MIB, 10 * MIB, 10 * MIB, free=200 * MIB, fraction=0.9, device="cuda", shape=SHAPE)
 
 
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Restore the number of threads, which a run sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    """Run with options and return the result; restores the number of threads, which a run sets."""
+def run(tmp_path: Path) -> Run:
+    """Run with options and return the result."""
 
     def run(*arguments: str) -> dict[str, Any]:
         output = tmp_path / "gpu.json"
-        assert main([*CPU, "--threads", "1", "--output", str(output), "--partial", str(tmp_path), *arguments]) == 0
+        assert main([*CPU, "--output", str(output), "--partial", str(tmp_path), *arguments]) == 0
         content: dict[str, Any] = json.loads(output.read_text())
         return content
 
-    before = torch.get_num_threads()
-    yield run
-    torch.set_num_threads(before)
+    return run
 
 
 @pytest.mark.long
@@ -78,6 +84,18 @@ def test_a_resumed_run_keeps_measurements_and_retries_failures(run: Run, capsys:
         f"make bench-gpu 'GPU=--smoke --only environment {parts}'" for parts in ("article", "products article")
     )
     assert second["command"] == f"{one}; {other}"
+
+
+def test_a_run_that_loses_the_gpu_ends_with_its_own_code_and_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = parse([*CPU, "--only", "environment", "article", "--partial", str(tmp_path)])
+    options.device, options.smoke, options.output = torch.device("cuda", 0), False, tmp_path / "gpu.json"
+    monkeypatch.setattr("perf.gpu.__main__.parse", lambda _: options)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: torch.zeros(1)[2])
+    assert main() == LOST
+    assert "continue with --resume --kernels stock" in capsys.readouterr().err
+    assert list(json.loads(options.output.read_text())["measurements"]) == ["environment"]
 
 
 @pytest.mark.parametrize(

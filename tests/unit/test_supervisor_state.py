@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,15 @@ def test_a_probe_reads_the_state(tmp_path: Path, state: State) -> None:
     assert (read.name, read.reason, read.since) == (state, "a reason", file.condition.since)
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(path.parent.iterdir()) == [path], "a temporary file is left"
+    # The time of the last change.
+    file.enter(state, "a reason")
+    assert read_state(path) == read
 
 
-def test_an_announcement_ends_with_its_run(tmp_path: Path) -> None:
+def test_an_announcement_ends_with_its_run_and_needs_a_file(tmp_path: Path) -> None:
+    without = StateFile(None, pytest.fail)
+    without.enter("serving", "the model is loaded")
+    assert (without.condition.state, without.announced()) == ("serving", False)
     path = tmp_path / "state.json"
     file = StateFile(path, pytest.fail)
     file.enter("serving", "the model is loaded")
@@ -34,15 +39,6 @@ def test_an_announcement_ends_with_its_run(tmp_path: Path) -> None:
     assert read is not None
     assert read.name == "draining"
     assert not StateFile(path, pytest.fail).announced()
-
-
-def test_since_is_the_time_of_the_last_change(tmp_path: Path) -> None:
-    file = StateFile(tmp_path / "state.json", pytest.fail)
-    file.enter("serving", "the model is loaded")
-    condition = file.condition
-    file.enter("serving", "the model is loaded")
-    assert file.condition is condition
-    assert json.loads((tmp_path / "state.json").read_text())["since"] == condition.since
 
 
 def test_a_state_file_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
@@ -72,9 +68,3 @@ def test_a_failed_write_is_reported_once_and_retried_until_a_success(tmp_path: P
     path.unlink()
     file.catch_up()
     assert not path.exists(), "written without a need"
-
-
-def test_the_state_needs_no_file() -> None:
-    file = StateFile(None, pytest.fail)
-    file.enter("serving", "the model is loaded")
-    assert (file.condition.state, file.announced()) == ("serving", False)

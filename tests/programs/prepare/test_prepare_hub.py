@@ -12,12 +12,11 @@ import torch
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings
-from programs.prepare.conftest import COMMIT, INDEX, MODEL, WEIGHTS, Hub, files_of_at_most
+from programs.prepare.conftest import COMMIT, MODEL, WEIGHTS, Hub, files_of_at_most
 from triton_prepare.prepare import prepare
 from triton_prepare.progress import PrepareError
 from triton_prepare.source import fetch, find_source
 
-SHARDED = '{"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors"}}'
 ABSENT = "the hub has no example/else, or it is private: check the id, or set HF_TOKEN"
 
 
@@ -105,28 +104,6 @@ def test_offline_only_a_complete_cache_is_used(hub: Hub, tmp_path: Path, monkeyp
             prepare(MODEL, revision, tmp_path / "out")
         (online[0] / WEIGHTS).unlink(missing_ok=True)
     assert hub.requests == []
-
-
-@pytest.mark.parametrize(
-    ("config", "names", "message"),
-    [
-        ('{"model_type": "llama"}', ["pytorch_model.bin"], "weights in safetensors are needed"),
-        ('{"model_type": "gpt2"}', [WEIGHTS], "is a 'gpt2' checkpoint"),
-        ('{"model_type": "llama"}', [INDEX, "model-1.safetensors"], "lacks 1 of 2 files of weights, first model-2"),
-    ],
-)
-def test_weights_are_not_downloaded_from_an_unsuitable_checkpoint(
-    hub: Hub, tmp_path: Path, config: str, names: list[str], message: str
-) -> None:
-    hub.folder = tmp_path / "unsuitable"
-    hub.folder.mkdir()
-    (hub.folder / "config.json").write_text(config)
-    for name in names:
-        (hub.folder / name).write_text(SHARDED)
-    with pytest.raises(PrepareError, match=message):
-        prepare(MODEL, None, tmp_path / "out")
-    assert hub.downloads(names[-1]) == []
-    assert not (tmp_path / "out.part").exists()
 
 
 def test_a_gated_model_is_refused_until_the_token_has_access(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs.prepare.conftest import INDEX, WEIGHTS
+from programs.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub
 from safetensors.torch import load_file, save_file
 from triton_prepare.prepare import prepare
 from triton_prepare.progress import PrepareError
@@ -48,26 +48,27 @@ def test_the_shards_of_an_index_are_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ({"x": ""}, "x has no config.json: it is no checkpoint"),
-        ({"config.json": "{"}, "x: config.json is not a JSON object: "),
-        ({"config.json": "[]"}, "x: config.json is not a JSON object"),
-        ({"config.json": '{"model_type": "gpt2"}'}, "x is a 'gpt2' checkpoint; this project serves 'llama'"),
-        ({"config.json": QUANTIZED}, "x is quantized already: there is nothing to prepare"),
-        ({"config.json": LLAMA, "pytorch_model.bin": ""}, f"x has no {WEIGHTS}: {NEEDED}"),
-        ({"config.json": LLAMA, INDEX: SHARDED, SHARDS[0]: ""}, f"x lacks 1 of 2 files of weights, first {SHARDS[1]}"),
-        ({"config.json": LLAMA, INDEX: "{}"}, f"x: {INDEX} has no weight_map"),
+        ({"x": ""}, " has no config.json: it is no checkpoint"),
+        ({"config.json": "{"}, ": config.json is not a JSON object: "),
+        ({"config.json": "[]"}, ": config.json is not a JSON object"),
+        ({"config.json": '{"model_type": "gpt2"}'}, " is a 'gpt2' checkpoint; this project serves 'llama'"),
+        ({"config.json": QUANTIZED}, " is quantized already: there is nothing to prepare"),
+        ({"config.json": LLAMA, "pytorch_model.bin": ""}, f" has no {WEIGHTS}: {NEEDED}"),
+        ({"config.json": LLAMA, INDEX: SHARDED, SHARDS[0]: ""}, f" lacks 1 of 2 files of weights, first {SHARDS[1]}"),
+        ({"config.json": LLAMA, INDEX: "{}"}, f": {INDEX} has no weight_map"),
     ],
 )
-def test_an_unsuitable_checkpoint_is_refused(tmp_path: Path, contents: dict[str, str], message: str) -> None:
-    with pytest.raises(PrepareError) as refused:
-        choose_files("x", _folder(tmp_path, contents))
-    assert str(refused.value).startswith(message)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_revision_of_a_folder_is_refused(original: Path, tmp_path: Path) -> None:
-    with pytest.raises(PrepareError, match=r"^revision is 'v2', but .* is a folder: only a hub id has revisions$"):
-        prepare(str(original), "v2", tmp_path / "out")
+def test_an_unsuitable_checkpoint_is_refused_and_of_the_hub_its_weights_not_downloaded(
+    hub: Hub, tmp_path: Path, contents: dict[str, str], message: str
+) -> None:
+    hub.folder = _folder(tmp_path / "unsuitable", contents)
+    for model in (MODEL, str(hub.folder)):
+        with pytest.raises(PrepareError) as refused:
+            prepare(model, None, tmp_path / "out")
+        assert str(refused.value).startswith(f"{model}{message}")
+        assert "\n" not in str(refused.value)
+    assert [hub.downloads(name) for name in ("pytorch_model.bin", WEIGHTS, *SHARDS)] == [[]] * 4
+    assert not (tmp_path / "out.part").exists()
 
 
 HALF = torch.zeros(4, 4).half()
@@ -122,7 +123,11 @@ def test_weights_that_cannot_be_read_or_quantized_are_refused(tmp_path: Path, co
     assert "\n" not in str(refused.value)
 
 
-def test_files_and_names_keep_the_identity_of_a_folder(original: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_folder_is_known_by_the_content_of_its_files_and_has_no_revisions(
+    original: Path, finished: Path, tmp_path: Path
+) -> None:
     copy = Path(shutil.copytree(original, tmp_path / "elsewhere"))
     (copy / "README.md").write_text("not loaded")
     assert prepare(str(copy), None, finished).source.model == "small"
+    with pytest.raises(PrepareError, match=r"^revision is 'v2', but .* is a folder: only a hub id has revisions$"):
+        prepare(str(copy), "v2", finished)

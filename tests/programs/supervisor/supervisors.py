@@ -58,11 +58,11 @@ class Supervisor:
     def wait_for(self, state: str) -> None:
         """Wait until the state file has this state; fail if the supervisor ends before."""
 
-        def is_reached() -> bool:
-            return self.state_file.exists() and self.condition()["state"] == state
+        until(lambda: self._state() == state or self.process.poll() is not None)
+        assert self._state() == state, self.process.communicate()
 
-        until(lambda: is_reached() or self.process.poll() is not None)
-        assert is_reached(), self.process.communicate()
+    def _state(self) -> str:
+        return self.condition()["state"] if self.state_file.exists() else ""
 
     def tritonserver(self) -> int:
         """Return the process id of its tritonserver, once it is started."""

@@ -8,12 +8,11 @@ import socket
 import struct
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from programs.supervisor.supervisors import PROGRAM, Supervisor, alive, free_port, supervisor
 from triton_supervisor.state import announcement_file
@@ -146,11 +145,15 @@ def test_an_announced_shutdown_has_no_second_notice(tmp_path: Path) -> None:
 def test_the_ready_port_answers_503_during_the_notice_and_a_second_signal_kills(tmp_path: Path) -> None:
     port = free_port()
     with _serving(tmp_path, TRITON_NOTICE_SECONDS="3600", TRITON_READY_PORT=str(port)) as one:
-        assert _ready(port) == (200, "the model is loaded\n")
-        _hang_up_on(port)
+        ready = f"http://127.0.0.1:{port}/ready"
+        assert (httpx.get(ready).status_code, httpx.get(ready).text) == (200, "the model is loaded\n")
+        # Some health checks reset the connection instead of reading the response.
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"GET /ready HTTP/1.0\r\n\r\n")
         one.send(signal.SIGTERM)
         one.wait_for("draining")
-        assert _ready(port) == (503, "told to end\n")
+        assert (httpx.get(ready).status_code, httpx.get(ready).text) == (503, "told to end\n")
         (model,) = one.models()
         assert alive(model), "the notice is over before its time"
         one.send(signal.SIGTERM)
@@ -165,19 +168,3 @@ def test_the_code_of_a_server_that_ends_by_itself_is_returned(tmp_path: Path) ->
         assert one.ends() == (128 + signal.SIGKILL, [])
         assert not alive(model), "an orphan of the server outlives process 1"
     assert one.condition()["reason"] == "tritonserver has ended with code 137"
-
-
-def _ready(port: int) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10) as response:
-            return int(response.status), str(response.read().decode())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def _hang_up_on(port: int) -> None:
-    """Reset the connection instead of reading the response, as some health checks do."""
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.sendall(b"GET /ready HTTP/1.0\r\n\r\n")

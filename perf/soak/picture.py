@@ -9,8 +9,7 @@ from typing import Any
 from matplotlib.ticker import MaxNLocator
 
 from perf.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, panels, styled, svg
-from perf.soak.resources import PROCESS
-from perf.soak.soaking import Sample
+from perf.soak.soaking import COLUMNS, Sample
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -38,20 +37,12 @@ _PANELS = {
 def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """Return the samples as columns for a result file, at most MOST_ROWS evenly spaced ones."""
     shown = samples[:: max(1, -(-len(samples) // MOST_ROWS))]
-    found: dict[str, list[Any]] = {
+    figures = [{name: round(value, 2) for name, value in sample.figures.items()} for sample in shown]
+    return {
         "seconds": [round(sample.seconds, 1) for sample in shown],
         "phase": [sample.phase for sample in shown],
+        **{name: [one.get(name) for one in figures] for name in COLUMNS},
     }
-    processes = [f"{process}_{of}" for process in ("triton", "model") for of in PROCESS]
-    for name in ("shared_memory_mib", "vram_mib", *processes):
-        found[name] = [_rounded(sample.server.get(name), 2) for sample in shown]
-    for name in ("slots_in_use", "waiting", "pending", "tokens_per_second", "answers", "p95_ms"):
-        found[name] = [_rounded(getattr(sample, name), 1) for sample in shown]
-    return found
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
 
 
 @styled

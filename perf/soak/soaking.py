@@ -69,22 +69,24 @@ class Course:
                 raise ValueError(f"{name} is {value}, must be above 0")
 
 
+COLUMNS = (
+    *("shared_memory_mib", "vram_mib"),
+    *(f"{process}_{name}" for process in ("triton", "model") for name in resources.PROCESS),
+    *("slots_in_use", "waiting", "pending", "tokens_per_second", "answers", "p95_ms"),
+)
+"""A sample's figures: what the server takes, its metrics, and the last three since the previous sample."""
+
+
 @dataclass(frozen=True)
 class Sample:
-    """The server at one moment. seconds: since the start. server: as from `resources.of`.
+    """The server at one moment. seconds: since the start.
 
-    tokens_per_second, answers, p95_ms: since the previous sample; p95_ms is None without an answer.
+    figures: by COLUMNS, without vram_mib where there is no CUDA and without p95_ms where there was no answer.
     """
 
     seconds: float
     phase: Phase
-    server: Mapping[str, float]
-    slots_in_use: float
-    waiting: float
-    pending: float
-    tokens_per_second: float
-    answers: int
-    p95_ms: float | None
+    figures: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -249,12 +251,12 @@ class _Run:
 
     def line(self) -> str:
         """Return a line of progress."""
-        server, tally = self._soaked.samples[-1].server, self._tally
+        figures, tally = self._soaked.samples[-1].figures, self._tally
         return (
             f"{self.seconds / 60:.1f} of {self._course.seconds / 60:g} minutes: "
             f"{tally.completed.total():,} completed, {tally.left:,} left, {tally.refused:,} refused, "
-            f"{tally.errors.total()} errors; tritonserver {server['triton_rss_mib']:,.0f} MiB, "
-            f"model {server['model_rss_mib']:,.0f} MiB"
+            f"{tally.errors.total()} errors; tritonserver {figures['triton_rss_mib']:,.0f} MiB, "
+            f"model {figures['model_rss_mib']:,.0f} MiB"
         )
 
     async def _settled(self) -> Readings:
@@ -279,21 +281,19 @@ class _Run:
 
     async def _sample(self) -> None:
         now = await asyncio.to_thread(resources.read, self._server)
-        server = await asyncio.to_thread(resources.of, self._processes)
+        figures = await asyncio.to_thread(resources.of, self._processes)
         moment, generated = time.monotonic(), now.total("llama_generated_tokens_total")
         latencies = self._tally.take_latencies()
-        sample = Sample(
-            seconds=moment - self._began,
-            phase=self._phases.phase,
-            server=server,
-            slots_in_use=now.total("llama_slots_in_use"),
-            waiting=now.total("llama_waiting_rows"),
-            pending=now.total("nv_inference_pending_request_count"),
-            tokens_per_second=(generated - self._generated) / max(moment - self._sampled, _SHORTEST_INTERVAL_S),
-            answers=len(latencies),
-            p95_ms=percentiles(latencies)["p95"] if latencies else None,
-        )
-        self._soaked.samples.append(sample)
+        figures |= {
+            "slots_in_use": now.total("llama_slots_in_use"),
+            "waiting": now.total("llama_waiting_rows"),
+            "pending": now.total("nv_inference_pending_request_count"),
+            "tokens_per_second": (generated - self._generated) / max(moment - self._sampled, _SHORTEST_INTERVAL_S),
+            "answers": len(latencies),
+        }
+        if latencies:
+            figures["p95_ms"] = percentiles(latencies)["p95"]
+        self._soaked.samples.append(Sample(moment - self._began, self._phases.phase, figures))
         self._sampled, self._generated = moment, generated
 
 

@@ -75,7 +75,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that must not grow. column: of `Sample.server`, which lacks it where the machine does.
+    """A figure that must not grow. column: of `Sample.figures`, which lacks it where the machine does.
 
     per_hour: allowed growth per hour. step: allowed difference between the half and the end, however long that is.
     """
@@ -134,11 +134,11 @@ def lines(findings: Sequence[Finding]) -> str:
 
 
 def _flat(figure: Figure, samples: Sequence[Sample]) -> Finding:
-    seen = [sample for sample in samples if figure.column in sample.server]
+    seen = [sample for sample in samples if figure.column in sample.figures]
     if samples and not seen:
         return Finding(figure.name, "left out", "this machine has none")
     try:
-        trend = Trend.of([sample.seconds for sample in seen], [sample.server[figure.column] for sample in seen])
+        trend = Trend.of([sample.seconds for sample in seen], [sample.figures[figure.column] for sample in seen])
     except ValueError as error:
         return Finding(figure.name, "can't be told", str(error))
     unit = figure.unit

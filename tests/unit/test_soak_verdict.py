@@ -14,8 +14,8 @@ from perf import metrics
 from perf.environment import ROOT
 from perf.soak.__main__ import sections
 from perf.soak.picture import MOST_ROWS, columns, picture
-from perf.soak.resources import PROCESS, Readings
-from perf.soak.soaking import ROWS_DEPEND, Course, Rest, Sample, Soaked
+from perf.soak.resources import Readings
+from perf.soak.soaking import COLUMNS, ROWS_DEPEND, Course, Rest, Sample, Soaked
 from perf.soak.users import MOST_MESSAGES, Tally, kinds
 from perf.soak.verdict import FIGURES, Outcome, Trend, judge, lines, passed
 
@@ -34,10 +34,9 @@ def _readings(**changed: float) -> Readings:
 
 
 def _sample(seconds: float, **changed: float | None) -> Sample:
-    idle = {f"{process}_{name}": 60.0 for process in ("triton", "model") for name in PROCESS}
-    found = {**idle, "shared_memory_mib": 2.0, "vram_mib": 9000.0, **changed}
-    server = {name: value for name, value in found.items() if value is not None}
-    return Sample(seconds, "rest" if seconds % 60 > 50 else "steady", server, 8, 0, 1, 300.0, 20, 900.0)
+    found = {**dict.fromkeys(COLUMNS, 60.0), **changed}
+    figures = {name: value for name, value in found.items() if value is not None}
+    return Sample(seconds, "rest" if seconds % 60 > 50 else "steady", figures)
 
 
 def _sampled(column: str, value: Callable[[float], float | None], seconds: int = 1800) -> list[Sample]:
@@ -151,7 +150,7 @@ def test_without_a_gpu_its_memory_is_left_out() -> None:
     assert passed(judge(without))
     assert "memory of the GPU" not in sections(without, judge(without))["trends_per_hour"]
     # Nor is there a latency without an answer.
-    drawn = picture(columns([replace(sample, p95_ms=None) for sample in without.samples]), "")
+    drawn = picture(columns([_sample(5.0 * index, vram_mib=None, p95_ms=None) for index in range(9)]), "")
     assert "<!-- GPU, in use" not in drawn
     assert "<!-- latency" not in drawn
 

@@ -107,7 +107,7 @@ FAULTS = (
         f"{ENGINE}/scheduler.py",
         "late = [sequence for sequence in self._waiting if",
         "late = [sequence for sequence in [*self._waiting, *self._running] if",
-        "tests/engine/test_scheduler_abort.py",
+        "tests/engine/test_scheduler.py",
     ),
     Fault(
         "stop strings: a match across tokens is missed",
@@ -128,14 +128,14 @@ FAULTS = (
         f"{ENGINE}/sampling/sampler.py",
         "seen = state.in_prompt[rows] | (state.counts[rows] > 0)",
         "seen = state.counts[rows] > 0",
-        "tests/engine/test_sampler.py",
+        "tests/unit/test_sampler.py",
     ),
     Fault(
         "sampling: a moved sequence draws with the seed of its new slot",
         f"{ENGINE}/sampling/sampler.py",
         "        self.seeds[target] = self.seeds[source]\n",
         "",
-        "tests/engine/test_sampler.py tests/engine/test_continuous_batching.py",
+        "tests/engine/test_continuous_batching.py",
     ),
     Fault(
         "KV cache: the last position is not copied",

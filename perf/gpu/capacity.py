@@ -19,8 +19,8 @@ from functools import partial
 from unittest.mock import patch
 
 import torch
+from engine.engines import run
 from engine.forward_passes import ForwardPass, watching
-from engine.stepping import run_requests
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
@@ -196,8 +196,8 @@ def _requests(vocabulary: int, max_model_len: int, prefill_tokens: int) -> Itera
 
 def _answered(engine: Engine, requests: Sequence[GenerationRequest]) -> tuple[int, int]:
     """Run the requests; return the numbers of failed passes and of completed rows."""
-    run = run_requests(engine, requests)
-    return run.errors, sum(isinstance(result, Completion) for result in run.results)
+    done = run(engine, [engine.sequence(request) for request in requests])
+    return done.errors, sum(isinstance(result, Completion) for result in done.results)
 
 
 @contextmanager

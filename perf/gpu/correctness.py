@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 from engine.engines import engine_of, with_tokens_as_text
-from engine.exactness import LONGEST, Tally, compare, mix, pool
-from engine.greedy import GreedyReference
+from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
 from engine.prompts import random_prompt
 from llama_engine.cuda_graphs import unsupported_reason
 from llama_engine.model.kv_cache import KVCache

@@ -1,9 +1,16 @@
-"""Fixtures of the embedded checkpoint, loaded once in each precision; a room's conftest imports the ones it needs."""
+"""The embedded checkpoint, loaded once in each precision, and small untrained ones on disk with its tokenizer.
+
+A room's conftest imports the fixtures that it needs.
+"""
+
+from pathlib import Path
 
 import pytest
+import torch
 from engine.engines import load
 from llama_engine.model.loader import Checkpoint
 from llama_engine.text.tokenizer import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +27,20 @@ def int8() -> Checkpoint:
 def tokenizer(fp32: Checkpoint) -> Tokenizer:
     """The embedded checkpoint's tokenizer."""
     return fp32.tokenizer
+
+
+def small_config(tokenizer: Tokenizer, **changed: object) -> LlamaConfig:
+    values: dict[str, object] = {
+        "vocab_size": len(tokenizer.vocabulary.token_bytes), "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3, "tie_word_embeddings": False,
+    }  # fmt: skip
+    return LlamaConfig(**{**values, **changed})  # type: ignore[arg-type]
+
+
+def save_small(folder: Path, tokenizer: Tokenizer, **changed: object) -> Path:
+    """Save an untrained Llama of two layers with an untied head."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(small_config(tokenizer, **changed)).save_pretrained(folder)
+    tokenizer.pretrained.save_pretrained(folder)
+    return folder

@@ -1,16 +1,18 @@
-"""Shortcuts to a real checkpoint and engine.
+"""Shortcuts to a real checkpoint, an engine, and runs of it.
 
 Settings come from the arguments alone, never from the machine's environment.
 """
 
+import random
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine
+from llama_engine.engine import Engine, StepResult
 from llama_engine.model.loader import Checkpoint, load_checkpoint
-from llama_engine.sequence import Completion
+from llama_engine.sequence import Completion, Result, Sequence, Status
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
@@ -45,3 +47,74 @@ def completions(engine: Engine, requests: Iterable[GenerationRequest]) -> list[C
 def alone(checkpoint: Checkpoint, requests: Iterable[GenerationRequest]) -> list[Completion]:
     """Run the requests one after the other on an engine of one slot."""
     return completions(engine_of(checkpoint, 1), requests)
+
+
+def add_all(engine: Engine, requests: Iterable[GenerationRequest]) -> list[Sequence]:
+    """Give each request a slot."""
+    sequences = [engine.sequence(request) for request in requests]
+    for sequence in sequences:
+        engine.add(sequence)
+    return sequences
+
+
+@dataclass
+class Run:
+    """The results of sequences that went through an engine, in the order of their arrival, and every step."""
+
+    results: list[Result | None] = field(default_factory=list)
+    steps: list[StepResult] = field(default_factory=list)
+
+    @property
+    def errors(self) -> int:
+        return sum(step.errors for step in self.steps)
+
+
+def run(engine: Engine, sequences: list[Sequence]) -> Run:
+    """Add the sequences as soon as there are slots, and step until all have finished, each exactly once."""
+    waiting, steps = deque(sequences), []
+    while waiting or engine.used_slots:
+        while waiting and engine.used_slots < engine.slots:
+            engine.add(waiting.popleft())
+        steps.append(engine.step())
+    finished = [sequence for step in steps for sequence in step.finished]
+    assert len(finished) == len(set(finished)) == len(sequences)
+    assert all(sequence.result is not None for sequence in sequences), "a sequence ended without a result"
+    return Run([sequence.result for sequence in sequences], steps)
+
+
+def churn(
+    engine: Engine, sequences: list[Sequence], budget: int, randomness: random.Random
+) -> tuple[dict[Sequence, str], list[StepResult]]:
+    """Add the sequences at random times, remove some of them, and check the order and the work of every step.
+
+    budget: the engine's prefill_tokens. Return the removed sequences, each with its state then, and the steps.
+    """
+    waiting, inside, started = deque(sequences), list[Sequence](), list[Sequence]()
+    removed, steps = dict[Sequence, str](), list[StepResult]()
+    while waiting or inside:
+        while waiting and len(inside) < engine.slots and randomness.random() < 0.7:
+            inside.append(waiting.popleft())
+            engine.add(inside[-1])
+        if inside and randomness.random() < 0.15:
+            partial = [one for one in inside if one.num_cached and one not in started]
+            gone = randomness.choice(partial or inside)
+            removed[gone] = "partly cached" if partial else gone.status.value
+            engine.remove(gone)
+            inside.remove(gone)
+        decoding = [one for one in inside if one in started]
+        step = engine.step()
+        steps.append(step)
+        assert step.errors == 0
+        assert step.prefill_tokens <= budget
+        assert step.decoded == len(decoding)
+        # While prompts wait, each step computes some of them.
+        assert step.prefill_tokens or len(inside) == len(decoding)
+        first = [one for one in inside if one.num_output_tokens and one not in decoding]
+        assert all(sequence.num_output_tokens == 1 for sequence in first)
+        assert step.sampled == len(decoding) + len(first)
+        started += first
+        assert all(sequence.status is Status.FINISHED for sequence in step.finished)
+        inside = [one for one in inside if one not in step.finished]
+        assert engine.used_slots == len(inside)
+    assert started == [one for one in sequences if one not in removed or one in started]
+    return removed, steps

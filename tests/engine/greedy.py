@@ -1,12 +1,19 @@
-"""Greedy decoding with transformers' `generate()` on single prompts: the reference of the exactness tests."""
+"""Compare greedy tokens with those of transformers' `generate()` on each prompt alone: how promise 2 is tested."""
 
+import random
 from dataclasses import dataclass, field
 
 import torch
+from engine.engines import completions, tokens_in
+from engine.prompts import random_prompt
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
-from transformers import LlamaForCausalLM
+from llama_engine.text.tokenizer import Tokenizer
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
+LONGEST = 16
+"""Maximum tokens of a completion."""
 TIE = 1e-4
 """Largest difference of the two best logits at the first different token that promise 2 excuses."""
 
@@ -24,9 +31,10 @@ class GreedyReference:
         """Return the new tokens of generate(max_new_tokens=max_tokens)."""
         assert max_tokens <= self.longest
         if prompt not in self._known:
-            ids = torch.tensor([prompt], device=self._model.device)
+            model = self.checkpoint.model
+            ids = torch.tensor([prompt], device=model.device)
             with torch.inference_mode():
-                full = self._model.generate(  # type: ignore[misc]  # transformers annotates self with a protocol
+                full = model.generate(  # type: ignore[misc]  # transformers annotates self with a protocol
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=self.longest,
@@ -41,12 +49,56 @@ class GreedyReference:
     def is_tie(self, prompt: tuple[int, ...], ours: list[int], theirs: list[int]) -> bool:
         """Return whether the two best logits at the first different token tie."""
         same = next(index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
-        ids = torch.tensor([[*prompt, *theirs[:same]]], device=self._model.device)
+        ids = torch.tensor([[*prompt, *theirs[:same]]], device=self.checkpoint.model.device)
         with torch.inference_mode():
-            logits = self._model(input_ids=ids).logits[:, -1].float()
+            logits = self.checkpoint.model(input_ids=ids).logits[:, -1].float()
         best = RepetitionPenaltyLogitsProcessor(self.penalty)(ids, logits)[0].topk(2).values
         return float(best[0] - best[1]) <= TIE
 
-    @property
-    def _model(self) -> LlamaForCausalLM:
-        return self.checkpoint.model
+
+@dataclass
+class Tally:
+    """What was compared. ties: requests whose tokens differ from generate()'s, with promise 2's excuse."""
+
+    requests: int = 0
+    tokens: int = 0
+    ties: int = 0
+
+
+def compare(
+    engine: Engine, requests: list[GenerationRequest], references: dict[float, GreedyReference], tally: Tally
+) -> None:
+    """Compare every completion with the reference of its repetition penalty; an AssertionError shows both."""
+    for request, completion in zip(requests, completions(engine, requests), strict=True):
+        reference = references[request.repetition_penalty]
+        ours = tokens_in(completion.text)
+        theirs = reference.tokens(request.prompt_tokens, request.max_tokens)
+        tally.requests += 1
+        tally.tokens += len(theirs)
+        assert completion.num_input_tokens == len(request.prompt_tokens)
+        assert completion.num_output_tokens == len(ours)
+        assert completion.finish_reason == ("stop" if ours[-1] in engine.defaults.end_tokens else "length")
+        if ours != theirs:
+            assert reference.is_tie(request.prompt_tokens, ours, theirs), f"{request}\nours {ours}\ntheirs {theirs}"
+            tally.ties += 1
+
+
+def pool(tokenizer: Tokenizer, size: int, randomness: random.Random) -> list[tuple[int, ...]]:
+    """Random prompts, half of them short, so that prefill pads a lot; lengths on both sides of a span bucket."""
+    short = [random_prompt(tokenizer, range(2, 24), randomness)[1] for _ in range(size // 2)]
+    return short + [random_prompt(tokenizer, range(1, 201), randomness)[1] for _ in range(size - len(short))]
+
+
+def mix(
+    prompts: list[tuple[int, ...]], rows: int, randomness: random.Random, penalty: float = 1.0
+) -> list[GenerationRequest]:
+    """Requests of one batch, with prompts from a pool."""
+    return [
+        GenerationRequest(
+            prompt="",
+            prompt_tokens=randomness.choice(prompts),
+            max_tokens=randomness.randint(1, LONGEST),
+            repetition_penalty=penalty,
+        )
+        for _ in range(rows)
+    ]

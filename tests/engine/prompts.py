@@ -1,9 +1,11 @@
-"""Prompts: parts of the language reference that every Python contains."""
+"""Prompts, parts of the language reference that every Python contains, and requests made of them."""
 
 import random
 from functools import cache
 from pydoc_data.topics import topics
 
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.loader import Checkpoint
 from llama_engine.text.tokenizer import Tokenizer
 
 
@@ -20,3 +22,44 @@ def random_prompt(tokenizer: Tokenizer, lengths: range, randomness: random.Rando
     text = tokenizer.pretrained.decode(list(tokens), skip_special_tokens=True)
     assert isinstance(text, str)
     return text, tokens
+
+
+def request_of(
+    checkpoint: Checkpoint, seed: int, size: int | range = range(3, 60), max_tokens: int = 8
+) -> GenerationRequest:
+    """Return a request of `size` prompt tokens that generates exactly `max_tokens`, sampled with every penalty.
+
+    Its text shows every fault: a token counted twice, or a neighbour's parameters, changes what follows.
+    """
+    sizes = size if isinstance(size, range) else range(size, size + 1)
+    return GenerationRequest(
+        prompt="", prompt_tokens=random_prompt(checkpoint.tokenizer, sizes, random.Random(seed))[1],
+        max_tokens=max_tokens, min_tokens=max_tokens, temperature=0.9, top_k=40, seed=seed, frequency_penalty=2.0,
+        presence_penalty=0.5, repetition_penalty=1.3,
+    )  # fmt: skip
+
+
+def requests_of(
+    checkpoint: Checkpoint, count: int, size: int | range = range(3, 60), max_tokens: int = 8
+) -> list[GenerationRequest]:
+    return [request_of(checkpoint, seed, size, max_tokens) for seed in range(count)]
+
+
+def random_request(checkpoint: Checkpoint, randomness: random.Random) -> GenerationRequest:
+    """Return a request of random sizes and features, some of them at their neutral values."""
+    kinds: list[dict[str, object]] = [
+        {},
+        {"temperature": 0.875},
+        {"temperature": 1.3, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.25, "frequency_penalty": 0.5},
+        {"presence_penalty": 1.0, "stop_words": (b".", b"\n")},
+        {"bad_words": (b"e", b" the"), "presence_penalty": -0.5},
+    ]
+    max_tokens, size = randomness.randint(1, 12), randomness.choice((1, 3, 8, 20, 50, 100))
+    return GenerationRequest(
+        prompt="",
+        prompt_tokens=random_prompt(checkpoint.tokenizer, range(size, size + 1), randomness)[1],
+        max_tokens=max_tokens,
+        min_tokens=randomness.choice((0, max_tokens)),
+        seed=randomness.getrandbits(64),
+        **randomness.choices(kinds, (4, 4, 4, 4, 1))[0],  # type: ignore[arg-type]  # values are fields
+    )

@@ -9,7 +9,7 @@ autograd, where kernels are chosen) and runs them again. Unlike on a GPU, a capt
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,34 +17,11 @@ from torch.utils._pytree import tree_leaves
 
 Action = Callable[[], None]
 
-WAITING = {
-    "aten._local_scalar_dense.default",
-    "aten.nonzero.default",
-    "aten.masked_select.default",
-    "aten.equal.default",
-}
+WAITING = {f"aten.{name}.default" for name in ("_local_scalar_dense", "nonzero", "masked_select", "equal")}
 """Operations whose result the host needs; a stream in capture refuses them."""
 
 FROM_THE_HOST = "aten.lift_fresh.default"
 """A tensor made of Python values: on a GPU a copy from the host, except for a single value, which is a fill."""
-
-
-@dataclass
-class _Operation:
-    """One operation, its arguments and the tensors it returned."""
-
-    function: Callable[..., object]
-    arguments: tuple[object, ...]
-    named: dict[str, object]
-    results: list[torch.Tensor]
-
-    def again(self) -> None:
-        """Compute it from the present values of its arguments, into the same memory."""
-        results = _tensors(self.function(*self.arguments, **self.named))
-        for old, new in zip(self.results, results, strict=True):
-            # Views and results of in-place operations are there already.
-            if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
-                old.copy_(new)
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDispatchMode isn't annotated
@@ -52,7 +29,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDis
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[_Operation] = []
+        self._operations: list[tuple[Callable[[], object], list[torch.Tensor]]] = []
 
     def __torch_dispatch__(
         self,
@@ -62,17 +39,21 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDis
         kwargs: dict[str, object] | None = None,
     ) -> object:
         """Run one operation and record it."""
-        result = func(*args, **(kwargs or {}))
+        operation = partial(func, *args, **(kwargs or {}))
+        result = operation()
         copied = str(func) == FROM_THE_HOST and any(tensor.dim() for tensor in _tensors(result))
         if str(func) in WAITING or copied:
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
-        self.operations.append(_Operation(func, args, kwargs or {}, _tensors(result)))
+        self._operations.append((operation, _tensors(result)))
         return result
 
     def replay(self) -> None:
-        """Run all of them again."""
-        for operation in self.operations:
-            operation.again()
+        """Compute every operation from the present values of its arguments, into the same memory."""
+        for operation, results in self._operations:
+            for old, new in zip(results, _tensors(operation()), strict=True):
+                # Views and results of in-place operations are there already.
+                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                    old.copy_(new)
 
 
 class Recorder:

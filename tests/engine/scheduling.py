@@ -2,21 +2,21 @@
 
 import math
 import threading
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from engine.engines import alone, engine_of
+from engine.engines import engine_of
 from engine.forward_passes import ForwardPass, watching
-from engine.registries import RecordingRegistry
+from engine.metrics import RecordingRegistry
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.scheduler import Scheduler
-from llama_engine.sequence import Chunk, Completion, Event, Result, Sequence
+from llama_engine.sequence import Chunk, Event, Result, Sequence
 
 SECONDS = 60.0
 """How long a test waits for another thread before it fails."""
@@ -57,24 +57,24 @@ class Pace:
 
 
 class Client:
-    """A response sink that keeps what it receives. `refuses` names a method that a test makes fail."""
+    """A response sink that keeps what it receives. lost: whether it can't be polled."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._polls = 0
         self.events: list[Event] = []
         self.cancelled = False
-        self.refuses = ""
+        self.lost = False
 
     def send(self, events: list[Event]) -> None:
-        self._check("send")
         self.events += events
 
     def is_cancelled(self) -> bool:
         with self._changed:
             self._polls += 1
             self._changed.notify_all()
-        self._check("is_cancelled")
+        if self.lost:
+            raise ConnectionError("gone")
         return self.cancelled
 
     def cancel(self) -> None:
@@ -85,14 +85,6 @@ class Client:
             self.cancelled = True
             enough = self._polls + 3
             assert self._changed.wait_for(lambda: self._polls >= enough, SECONDS), "the scheduler doesn't poll"
-
-    def _check(self, method: str) -> None:
-        if self.refuses == method:
-            raise ConnectionError("gone")
-
-    @property
-    def results(self) -> list[Result]:
-        return [event for event in self.events if not isinstance(event, Chunk)]
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -110,28 +102,12 @@ class Running:
     scheduler: Scheduler
     pace: Pace
 
-    def add(self, request: GenerationRequest, stream: bool = False, deadline: float = math.inf) -> Sequence:
-        """Add one sequence with a client of its own."""
-        return self.add_all([request], stream, deadline)[0]
-
-    def add_all(
-        self, requests: Iterable[GenerationRequest], stream: bool = False, deadline: float = math.inf
-    ) -> list[Sequence]:
+    def add(self, *requests: GenerationRequest, stream: bool = False, deadline: float = math.inf) -> list[Sequence]:
         """Add sequences together, each with a client of its own."""
-        sequences = [
-            self.engine.sequence(request, sink=Client(), stream=stream, deadline=deadline) for request in requests
-        ]
+        make = partial(self.engine.sequence, stream=stream, deadline=deadline)
+        sequences = [make(request, sink=Client()) for request in requests]
         self.scheduler.add(sequences)
         return sequences
-
-    def begin_to_stop(self, drain_seconds: float) -> threading.Thread:
-        """Stop the scheduler in a thread; return when it admits nothing any more."""
-        thread = threading.Thread(target=self.scheduler.stop, args=(drain_seconds,))
-        thread.start()
-        probe = GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)
-        while self.add(probe).result is None:
-            time.sleep(0.001)
-        return thread
 
     def finish(self, sequences: list[Sequence]) -> list[Result]:
         """Let everything run; return the results once they have been sent."""
@@ -149,15 +125,9 @@ def client_of(sequence: Sequence) -> Client:
 
 def sent_result(sequence: Sequence) -> Result:
     """The result that was sent, exactly once and after everything else."""
-    client = client_of(sequence)
-    (result,) = client.results
-    assert client.events[-1] is result is sequence.result
+    (result,) = (event for event in client_of(sequence).events if not isinstance(event, Chunk))
+    assert client_of(sequence).events[-1] is result is sequence.result
     return result
-
-
-def results_alone(checkpoint: Checkpoint, *sequences: Sequence) -> list[Completion]:
-    """The results of the same requests, each alone in an engine."""
-    return alone(checkpoint, [sequence.request for sequence in sequences])
 
 
 def scheduler_threads() -> list[threading.Thread]:

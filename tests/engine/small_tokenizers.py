@@ -3,26 +3,7 @@
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-WORDS = (
-    "▁def",
-    "▁the",
-    "▁class",
-    "ing",
-    "▁é",
-    "ö",
-    "▁",
-    "(",
-    ")",
-    "a",
-    "b",
-    "c",
-    "d",
-    "e",
-    "▁▁▁▁",
-    "\n",
-    "lambda",
-    "🙂",
-)
+WORDS = ["▁def", "▁the", "▁class", "ing", "▁é", "▁", "▁▁▁▁", "\n", "lambda", *"()abcdeö🙂"]
 
 
 def wrapped(backend: Tokenizer, **special_tokens: str) -> PreTrainedTokenizerFast:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from engine.checkpoints import save_small
 from engine.engines import load
-from engine.small_checkpoints import save_small
 from llama_engine.errors import CheckpointError
 from llama_engine.model.checkpoint_files import check_files
 from llama_engine.text.tokenizer import Tokenizer
@@ -31,122 +31,100 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def in_two_files(folder: Path) -> Path:
-    """The same checkpoint with its weights in two files."""
-    whole = folder / WEIGHTS
-    names = [name for name in header(whole) if name != "__metadata__"]
-    shutil.copy(whole, folder / FIRST)
-    whole.rename(folder / SECOND)
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, SECOND) | {"x": FIRST}}))
+    """A checkpoint with its weights in two files, both complete."""
+    shutil.copy(folder / WEIGHTS, folder / FIRST)
+    (folder / WEIGHTS).rename(folder / SECOND)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"a": SECOND, "b": FIRST, "c": SECOND}}))
     return folder
 
 
-def header(weights: Path) -> dict[str, object]:
-    content = weights.read_bytes()
-    header: dict[str, object] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return header
-
-
-def refusal(folder: Path) -> str:
-    """Return the reason without the folder."""
+def _refusal(folder: Path) -> str:
+    """Return the reason without the folder. The files are checked before anything is loaded."""
     with pytest.raises(CheckpointError) as refused:
-        check_files(folder)
-    message = str(refused.value)
+        load("none", model=str(folder))
+    start, message = f"can't load {folder}: ", str(refused.value)
     assert "\n" not in message
-    assert message.startswith(f"can't load {folder}: ")
-    return message.removeprefix(f"can't load {folder}: ")
+    assert message.startswith(start)
+    return message.removeprefix(start)
 
 
-def cut(path: Path, end: int | None) -> None:
-    path.write_bytes(path.read_bytes()[:end])
-
-
-def turn_into_a_folder(path: Path) -> None:
+def _as_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-def write(text: str) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        path.write_text(text)
-
-    return write
+def _cut(end: int) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(path.read_bytes()[:end])
 
 
-def test_a_complete_checkpoint_passes_and_other_files_are_ignored(folder: Path) -> None:
-    check_files(folder)
-    (folder / "notes.txt").write_text("not one of its files")
-    (folder / "adapter.safetensors").write_text("nor this one")
-    check_files(folder)
+def _write(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
 
 
-def test_a_hub_id_is_not_looked_up_on_disk() -> None:
+def test_a_complete_checkpoint_passes_and_other_files_are_ignored(in_two_files: Path) -> None:
+    (in_two_files / "notes.txt").write_text("not one of its files")
+    (in_two_files / "adapter.safetensors").write_text("nor this one")
+    check_files(in_two_files)
+    # A hub id is not looked up on disk.
     check_files(Path("organisation/name"))
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda path: cut(path, -1), "; its header says "),
+        (_cut(-1), "; its header says "),
         (lambda path: path.write_bytes(path.read_bytes() + b"!"), "; its header says "),
-        (lambda path: cut(path, 100), "it has 100 bytes and no whole header"),
-        (lambda path: cut(path, 3), "it has 3 bytes and no whole header"),
-        (lambda path: cut(path, 0), "it has 0 bytes and no whole header"),
-        (lambda path: path.write_bytes(b"PK\x03\x04" * 99), "it has 396 bytes and no whole header"),
-        (lambda path: path.write_bytes(b"\x02" + bytes(7) + b"{"), "it has 9 bytes and no whole header"),
-        (lambda path: path.write_bytes(b"\x02" + bytes(7) + b"[]"), "its header is not valid safetensors"),
-        (lambda path: path.write_bytes(b"\x08" + bytes(7) + b'{"a": 1}'), "its header is not valid safetensors"),
-        (lambda path: path.write_bytes(b"\x02" + bytes(7) + b"{["), "its header is not valid safetensors"),
-        (turn_into_a_folder, "Is a directory"),
+        (_cut(100), "it has 100 bytes and no whole header"),
+        (_cut(3), "it has 3 bytes and no whole header"),
+        (_cut(0), "it has 0 bytes and no whole header"),
+        (_write(b"PK\x03\x04" * 99), "it has 396 bytes and no whole header"),
+        (_write(b"\x02" + bytes(7) + b"{"), "it has 9 bytes and no whole header"),
+        (_write(b"\x02" + bytes(7) + b"[]"), "its header is not valid safetensors"),
+        (_write(b"\x08" + bytes(7) + b'{"a": 1}'), "its header is not valid safetensors"),
+        (_write(b"\x02" + bytes(7) + b"{["), "its header is not valid safetensors"),
+        (_as_folder, "Is a directory"),
     ],
     ids=[
         *("byte-less", "byte-more", "in-header", "in-length", "empty", "zip", "1-of-2", "list", "number", "no-json"),
         "dir",
     ],
 )
-@pytest.mark.parametrize("files", ["one", "two"])
+@pytest.mark.parametrize("name", [WEIGHTS, SECOND])
 def test_incomplete_weights_are_refused_by_name(
-    files: str, damage: Callable[[Path], None], reason: str, request: pytest.FixtureRequest
+    name: str, damage: Callable[[Path], object], reason: str, request: pytest.FixtureRequest
 ) -> None:
-    folder: Path = request.getfixturevalue("folder" if files == "one" else "in_two_files")
-    name = WEIGHTS if files == "one" else SECOND
+    folder: Path = request.getfixturevalue("folder" if name == WEIGHTS else "in_two_files")
     damage(folder / name)
-    message = refusal(folder)
+    message = _refusal(folder)
     assert message.startswith(f"{name}: ")
     assert reason in message
 
 
 def test_a_missing_file_of_the_index_is_refused_by_name(in_two_files: Path) -> None:
-    check_files(in_two_files)
     (in_two_files / FIRST).unlink()
-    assert refusal(in_two_files) == f"{FIRST}: No such file or directory"
+    assert _refusal(in_two_files) == f"{FIRST}: No such file or directory"
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
 def test_an_index_without_files_is_refused(in_two_files: Path, content: str) -> None:
     (in_two_files / INDEX).write_text(content)
-    assert refusal(in_two_files) == f"{INDEX}: it has no weight_map from weights to files"
+    assert _refusal(in_two_files) == f"{INDEX}: it has no weight_map from weights to files"
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (write('{"cut": '), "it is not valid JSON: "),
-        (write(""), "it is not valid JSON: "),
-        (write("[]"), "it is not a JSON object"),
-        (lambda path: path.write_bytes(b"\xff\xfe\x00"), "it is not valid JSON: "),
-        (turn_into_a_folder, "Is a directory"),
+        (_write(b'{"cut": '), "it is not valid JSON: "),
+        (_write(b""), "it is not valid JSON: "),
+        (_write(b"\xff\xfe\x00"), "it is not valid JSON: "),
+        (_write(b"[]"), "it is not a JSON object"),
+        (_as_folder, "Is a directory"),
     ],
-    ids=["cut", "empty", "list", "bytes", "dir"],
+    ids=["cut", "empty", "bytes", "list", "dir"],
 )
 def test_unreadable_json_is_refused_by_name(
-    folder: Path, name: str, damage: Callable[[Path], None], reason: str
+    folder: Path, name: str, damage: Callable[[Path], object], reason: str
 ) -> None:
     damage(folder / name)
-    assert refusal(folder).startswith(f"{name}: {reason}")
-
-
-def test_the_files_are_checked_before_a_checkpoint_is_loaded(folder: Path) -> None:
-    cut(folder / WEIGHTS, -1)
-    with pytest.raises(CheckpointError, match=rf"^can't load {folder}: {WEIGHTS}: it has \d+ bytes; its header says "):
-        load("none", model=str(folder))
+    assert _refusal(folder).startswith(f"{name}: {reason}")

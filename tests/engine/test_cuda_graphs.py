@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from engine.engines import alone, completions, engine_of
-from engine.forward_passes import before_each
-from engine.prompts import random_prompt
-from engine.recorded_graphs import Recorder
-from engine.requests import requests_of
-from engine.stepping import run_requests
+from engine.engines import add_all, alone, churn, completions, engine_of, run
+from engine.forward_passes import watching
+from engine.prompts import random_request, requests_of
+from engine.recorded_graphs import Recorder, Recording
 from llama_engine import cuda_graphs
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets, span_buckets, unsupported_reason
@@ -26,7 +24,6 @@ from llama_engine.model import memory_plan
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
 from llama_engine.sampling import logits_processors
-from llama_engine.sequence import Sequence
 from llama_engine.settings import Settings
 from transformers import GenerationConfig
 
@@ -67,25 +64,6 @@ def _graphed(checkpoint: Checkpoint, slots: int = SLOTS, **parameters: str) -> t
     return engine, recorder
 
 
-def _random_request(checkpoint: Checkpoint, randomness: random.Random) -> GenerationRequest:
-    kinds: list[dict[str, object]] = [
-        {},
-        {"temperature": 0.8},
-        {"temperature": 1.3, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.25, "frequency_penalty": 0.5},
-        {"presence_penalty": 1.0},
-        {"bad_words": (b"e",)},
-    ]
-    max_tokens, size = randomness.randint(1, 12), randomness.choice((1, 3, 8, 20, 50, 100))
-    return GenerationRequest(
-        prompt="",
-        prompt_tokens=random_prompt(checkpoint.tokenizer, range(size, size + 1), randomness)[1],
-        max_tokens=max_tokens,
-        min_tokens=randomness.choice((0, max_tokens)),
-        seed=randomness.getrandbits(64),
-        **randomness.choices(kinds, (4, 4, 4, 4, 1))[0],  # type: ignore[arg-type]  # values are fields
-    )
-
-
 def _greedy(count: int, tokens: int = 6) -> list[GenerationRequest]:
     return [
         GenerationRequest(prompt="", prompt_tokens=(50, 60, 70 + row), max_tokens=tokens, min_tokens=tokens)
@@ -93,38 +71,20 @@ def _greedy(count: int, tokens: int = 6) -> list[GenerationRequest]:
     ]
 
 
-def _add(engine: Engine, requests: list[GenerationRequest]) -> list[Sequence]:
-    sequences = [engine.sequence(request) for request in requests]
-    for sequence in sequences:
-        engine.add(sequence)
-    return sequences
-
-
 def _keys(engine: Engine, slot: int, length: int) -> torch.Tensor:
     return torch.stack([layer.keys[slot, :, :length] for layer in engine._batch.kv_cache.slot_layers])
 
 
 def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) -> None:
-    """Sequences are added one by one, and some are removed."""
     randomness = random.Random(3)
     engine, recorder = _graphed(attending, prefill_tokens="24")
-    requests = [_random_request(attending, randomness) for _ in range(40)]
-    expected = alone(attending, requests)
+    requests = [random_request(attending, randomness) for _ in range(40)]
     sequences = [engine.sequence(request) for request in requests]
-    waiting, decoded, sampled = list(sequences), 0, 0
-    while waiting or engine.used_slots:
-        while waiting and engine.used_slots < engine.slots and randomness.random() < 0.5:
-            engine.add(waiting.pop(0))
-        if randomness.random() < 0.05:
-            engine.remove(randomness.choice(sequences))
-        step = engine.step()
-        assert step.errors == 0
-        decoded += bool(step.decoded)
-        sampled += bool(step.sampled)
-    found = [(one.result, other) for one, other in zip(sequences, expected, strict=True) if one.result is not None]
-    assert len(found) > len(requests) / 2
-    assert [result for result, _ in found] == [other for _, other in found]
+    removed, steps = churn(engine, sequences, 24, randomness)
+    finished = [sequence for sequence in sequences if sequence not in removed]
+    assert [one.result for one in finished] == alone(attending, [one.request for one in finished])
     # Every decode step was a replay; every sampling was one too, except beside bad words.
+    decoded, sampled = sum(bool(step.decoded) for step in steps), sum(bool(step.sampled) for step in steps)
     assert decoded < recorder.replayed < decoded + sampled
 
 
@@ -145,8 +105,8 @@ def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(attending: Chec
         prompt="", prompt_tokens=tuple(range(40, 40 + size)), max_tokens=6, min_tokens=6, temperature=1.0, seed=size
     )
     launched, (replayed, _) = engine_of(attending, 1), _graphed(attending, 1)
-    _add(launched, [request])
-    (sequence,) = _add(replayed, [request])
+    add_all(launched, [request])
+    (sequence,) = add_all(replayed, [request])
     for _ in range(5):
         for engine in (launched, replayed):
             assert engine.step().sampled == 1
@@ -156,16 +116,11 @@ def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(attending: Chec
 
 def test_each_decode_step_is_replayed_once_and_never_launched(small: Checkpoint) -> None:
     engine, recorder = _graphed(small)
-    _add(engine, _greedy(3))
     launched: list[int] = []
-    with before_each(small, lambda number, _: launched.append(number)):
-        # The prefill, and the sampling of the first tokens.
-        assert engine.step().sampled == 3
-        assert (len(launched), recorder.replayed) == (1, 1)
-        for done in range(1, 6):
-            assert engine.step().decoded == 3
-            assert (len(launched), recorder.replayed) == (1, 1 + 2 * done)
-    assert engine.used_slots == 0
+    with watching(small, lambda one: launched.append(one.number)):
+        completions(engine, _greedy(3))
+    # The prefill is launched, and the sampling of its tokens replayed; then five steps in two graphs each.
+    assert (launched, recorder.replayed) == ([0], 1 + 2 * 5)
 
 
 @pytest.mark.parametrize("place", range(4))
@@ -173,116 +128,95 @@ def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(attend
     requests = _greedy(4)
     expected = alone(attending, requests)
     engine, _ = _graphed(attending)
-    sequences = _add(engine, requests)
+    sequences = add_all(engine, requests)
     engine.step()
     for layer in engine._batch.kv_cache.slot_layers:
         layer.values[place, :, 1] = torch.nan
     assert [engine.step().errors for _ in range(6)] == [0] * 6
-    for index, sequence in enumerate(sequences):
-        if index == place:
-            assert str(sequence.result) == "the model's logits for this request were not finite"
-        else:
-            assert sequence.result == expected[index]
+    assert str(sequences[place].result) == "the model's logits for this request were not finite"
+    assert {one for one, other in zip(sequences, expected, strict=True) if one.result != other} == {sequences[place]}
     assert completions(engine, requests) == expected
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 6])
-def test_a_replay_that_fails_once_changes_no_result(small: Checkpoint, number: int) -> None:
+@pytest.mark.parametrize("failing", [*(range(number, number + 1) for number in (0, 1, 2, 3, 6)), range(1000)])
+def test_replays_that_fail_change_no_result_and_after_three_in_a_row_graphs_are_not_used(
+    small: Checkpoint, failing: range
+) -> None:
     requests = requests_of(small, 3, max_tokens=7)
     engine, recorder = _graphed(small)
-    recorder.failing = range(number, number + 1)
-    run = run_requests(engine, requests)
-    assert run.errors == 1
-    assert run.results == alone(small, requests)
-
-
-def test_graphs_are_not_used_after_three_consecutive_failed_replays(small: Checkpoint) -> None:
-    requests = _greedy(3, tokens=12)
-    engine, recorder = _graphed(small)
-    recorder.failing = range(1000)
-    run = run_requests(engine, requests)
-    assert [step.errors for step in run.steps] == [1, 1, 1, *[0] * 9]
-    assert run.results == alone(small, requests)
-    assert engine.describe_decode().endswith(", launched")
+    recorder.failing = failing
+    replayed = run(engine, [engine.sequence(request) for request in requests])
+    assert replayed.results == alone(small, requests)
+    assert replayed.errors == min(len(failing), 3)
+    assert engine.uses_cuda_graphs is (len(failing) == 1)
 
 
 def test_padding_does_not_overwrite_a_prompt_that_is_partly_cached(attending: Checkpoint) -> None:
     size = 100
     long = GenerationRequest(prompt="", prompt_tokens=tuple(range(20, 20 + size)), max_tokens=2, min_tokens=2)
     undisturbed = engine_of(attending, 1)
-    _add(undisturbed, [long])
+    add_all(undisturbed, [long])
     undisturbed.step()
     engine, _ = _graphed(attending, prefill_tokens="24")
     # The last slot has been used, and still has the position of that sequence's next token.
-    _add(engine, [*_greedy(SLOTS - 1, tokens=20), *_greedy(1, tokens=3)])
+    add_all(engine, [*_greedy(SLOTS - 1, tokens=20), *_greedy(1, tokens=3)])
     while engine.used_slots == SLOTS:
         engine.step()
     assert 0 < int(engine._batch.positions[SLOTS - 1, 0]) < size
-    (sequence,) = _add(engine, [long])
+    (sequence,) = add_all(engine, [long])
     while not sequence.num_output_tokens:
         assert engine.used_slots == SLOTS
         engine.step()
     assert torch.allclose(_keys(engine, SLOTS - 1, size), _keys(undisturbed, 0, size), atol=1e-4)
 
 
-def _log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == cuda_graphs.__name__]
-
-
 def _out_of_memory(action: Action) -> Action:
     raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
 
 
-def _nothing(action: Action) -> Action:
-    return lambda: None
-
-
 @pytest.mark.parametrize(
-    ("capture", "reason"),
+    ("setting", "capture", "reason"),
     [
-        (_out_of_memory, "OutOfMemoryError: CUDA out of memory."),
-        (_nothing, "RuntimeError: replayed logits are wrong by 100.0% of the largest"),
-        (None, "the model is on the CPU"),
+        ("on", _out_of_memory, "OutOfMemoryError: CUDA out of memory."),
+        ("on", lambda action: lambda: None, "RuntimeError: replayed logits are wrong by 100.0% of the largest"),
+        ("on", None, "the model is on the CPU"),
+        # Without the setting nothing is captured, and nothing logged.
+        ("off", _out_of_memory, ""),
     ],
 )
 def test_steps_that_cannot_be_captured_are_launched_and_the_log_says_why(
-    small: Checkpoint, capture: Capture | None, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = engine_of(small, SLOTS, cuda_graphs="on")
-    engine.capture_graphs(capture)
-    assert _log_lines(caplog) == [f"decode steps can't be captured as CUDA graphs and launch every kernel: {reason}"]
-    assert completions(engine, _greedy(3)) == alone(small, _greedy(3))
-
-
-def test_only_the_setting_has_steps_captured_during_warm_up(
-    small: Checkpoint, caplog: pytest.LogCaptureFixture
+    small: Checkpoint, setting: str, capture: Capture | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, cuda_graphs.__name__)
-    recorder, engine = Recorder(), engine_of(small, 2)
-    engine.capture_graphs(recorder)
-    assert recorder.captured == 0
-    engine.warm_up()
-    assert _log_lines(caplog) == []
+    engine = engine_of(small, SLOTS, cuda_graphs=setting)
+    if capture is None:
+        engine.warm_up()
+    else:
+        engine.capture_graphs(capture)
+    expected = f"decode steps can't be captured as CUDA graphs and launch every kernel: {reason}"
+    lines = [record.getMessage() for record in caplog.records if record.name == cuda_graphs.__name__]
+    assert lines == ([expected] if reason else [])
     assert engine.describe_decode().endswith(", launched")
-    engine_of(small, 2, cuda_graphs="on").warm_up()
-    assert len(_log_lines(caplog)) == 1
+    assert completions(engine, _greedy(3)) == alone(small, _greedy(3))
     assert _graphed(small)[0].describe_decode().endswith(", replayed as 24 CUDA graphs")
 
 
-def test_checkpoints_whose_steps_wait_for_the_device_are_not_captured(fp32: Checkpoint) -> None:
-    on_a_gpu = replace(fp32, info=replace(fp32.info, device=torch.device("cuda")))
-    assert unsupported_reason(on_a_gpu) is None
-    outliers = replace(on_a_gpu.info, threshold=6.0, rounds_activations=True)
-    assert unsupported_reason(replace(on_a_gpu, info=outliers)) == (
-        "at int8_threshold 6 bitsandbytes synchronizes with the device in every layer"
-    )
-    assert unsupported_reason(replace(on_a_gpu, info=replace(outliers, threshold=0.0))) is None
-    with pytest.MonkeyPatch.context() as patch:
-        rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-        patch.setattr(fp32.config, "rope_parameters", rope)
-        assert unsupported_reason(on_a_gpu) == (
-            "the rotary embedding of this checkpoint (dynamic) depends on the longest sequence"
-        )
+@pytest.mark.parametrize(
+    ("threshold", "rounds", "rope", "reason"),
+    [
+        (None, False, "default", None),
+        (0.0, True, "default", None),
+        (6.0, True, "default", "at int8_threshold 6 bitsandbytes synchronizes with the device in every layer"),
+        (0.0, True, "dynamic", "the rotary embedding of this checkpoint (dynamic) depends on the longest sequence"),
+    ],
+)
+def test_checkpoints_whose_steps_wait_for_the_device_are_not_captured(
+    fp32: Checkpoint, threshold: float | None, rounds: bool, rope: str, reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(fp32.config, "rope_parameters", {"rope_type": rope, "factor": 2.0, "rope_theta": 10000.0})
+    info = replace(fp32.info, device=torch.device("cuda"), threshold=threshold, rounds_activations=rounds)
+    assert unsupported_reason(replace(fp32, info=info)) == reason
 
 
 def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:
@@ -300,19 +234,33 @@ def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:
         assert plan_memory(small, Settings(cuda_graphs="on"), SLOTS).total == without.total
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 8, 31, 32, 33, 128, 1000])
-def test_every_number_of_rows_has_a_bucket_that_is_not_far_larger(slots: int) -> None:
-    buckets = row_buckets(slots)
-    assert list(buckets) == sorted(set(buckets))
-    assert buckets[-1] == slots
-    for rows in range(1, slots + 1):
-        bucket = next(bucket for bucket in buckets if bucket >= rows)
-        assert bucket <= max(2 * rows, 1) or bucket - rows < 16
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 31, 32, 33, 128, 1000, 4096, 5000])
+def test_buckets_end_with_the_whole_and_are_not_far_larger_than_needed(count: int) -> None:
+    rows, spans = row_buckets(count), span_buckets(count)
+    for buckets in (rows, spans):
+        assert list(buckets) == sorted(set(buckets))
+        assert buckets[-1] == count
+    # One row more than a bucket has needs the next bucket.
+    assert all(larger <= 2 * (smaller + 1) or larger - smaller <= 16 for smaller, larger in pairwise((0, *rows)))
+    assert all(longer <= 2 * shorter for shorter, longer in pairwise(spans))
 
 
-@pytest.mark.parametrize("length", [2, 31, 32, 33, 4096, 5000])
-def test_every_length_has_a_span_at_most_twice_as_long(length: int) -> None:
-    buckets = span_buckets(length)
-    assert list(buckets) == sorted(set(buckets))
-    assert buckets[-1] == length
-    assert all(longer <= 2 * shorter for shorter, longer in pairwise(buckets))
+def test_the_stand_in_reads_tensors_anew_and_python_values_as_captured() -> None:
+    static, total, result, factor = torch.ones(2, 2), torch.zeros(4), torch.zeros(4), 2.0
+    with Recording() as recording:
+        result[1:] = (static.t().reshape(4) * factor)[1:]
+        result[0] = 3.0
+        total += static.t().reshape(4)
+    factor = 10.0
+    result.zero_()
+    static.fill_(7.0)
+    recording.replay()
+    assert (result.tolist(), total.tolist()) == ([3.0, 14.0, 14.0, 14.0], [8.0] * 4)
+
+
+@pytest.mark.parametrize(
+    "look", [float, bool, torch.Tensor.item, torch.nonzero, lambda value: value + torch.tensor([1.0, 2.0])]
+)
+def test_the_stand_in_refuses_what_waits_for_the_device(look: Callable[[torch.Tensor], object]) -> None:
+    with Recording(), pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        look(torch.ones(1).sum())

@@ -1,17 +1,21 @@
-"""The engine at its limits: values that are not finite, the shortest sequences and caches, the order of results."""
+"""The engine at its limits: values that are not finite, the shortest sequences and caches; and what ends a text."""
 
+import random
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
 from engine.engines import alone, completions, engine_of
-from engine.forward_passes import after_each, before_each
-from engine.requests import request_of, requests_of
+from engine.forward_passes import ForwardPass, watching
+from engine.prompts import random_prompt, request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import GenerationError
-from llama_engine.model.kv_cache import KVCache
+from llama_engine.kernels import reference
+from llama_engine.kernels.selection import DecodeAttention, Kernels
 from llama_engine.model.loader import Checkpoint
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
 @pytest.fixture
@@ -25,30 +29,23 @@ def test_a_sequence_that_is_not_finite_fails_alone_and_leaves_a_clean_slot(
 ) -> None:
     requests = requests_of(fp32, 4)
     expected = completions(engine, requests)
+    passes = count()
 
-    def poison(current: int, cache: KVCache, hidden: torch.Tensor) -> None:
-        if current == number:
-            hidden[slot] = torch.inf if number == 0 else torch.nan
-            for layer in cache.slot_layers:
+    def poison(module: torch.nn.Module, args: tuple[object, ...], output: BaseModelOutputWithPast) -> None:
+        if next(passes) == number:
+            assert output.last_hidden_state is not None
+            output.last_hidden_state[slot] = torch.inf if number == 0 else torch.nan
+            for layer in engine._batch.kv_cache.slot_layers:
                 layer.keys[slot, :, :100] = torch.nan
                 layer.values[slot, :, :100] = torch.inf
 
-    with after_each(fp32, poison):
+    with fp32.model.model.register_forward_hook(poison):
         results = engine.generate(requests)
     failed = results.pop(slot)
     assert isinstance(failed, GenerationError)
     assert str(failed) == "the model's logits for this request were not finite"
     assert results == [*expected[:slot], *expected[slot + 1 :]]
     assert engine.generate(requests) == expected
-
-
-def test_results_come_in_the_order_of_the_requests(fp32: Checkpoint, engine: Engine) -> None:
-    lengths = [7, 1, 12, 3, 1, 9, 2, 5, 12, 1, 4]
-    requests = [request_of(fp32, seed, max_tokens=length) for seed, length in enumerate(lengths)]
-    found = completions(engine, requests)
-    assert [completion.num_output_tokens for completion in found] == lengths
-    assert [completion.num_input_tokens for completion in found] == [len(one.prompt_tokens) for one in requests]
-    assert found == alone(fp32, requests)
 
 
 def test_no_requests_have_no_results_and_an_empty_step_does_nothing(engine: Engine) -> None:
@@ -58,31 +55,66 @@ def test_no_requests_have_no_results_and_an_empty_step_does_nothing(engine: Engi
 
 def test_a_sequence_of_one_token_needs_no_decode_step(fp32: Checkpoint, engine: Engine) -> None:
     passes: list[int] = []
-    with before_each(fp32, lambda number, cache: passes.append(number)):
+    with watching(fp32, lambda one: passes.append(one.number)):
         (completion,) = completions(engine, [request_of(fp32, 1, max_tokens=1)])
     assert (completion.num_output_tokens, completion.finish_reason, passes) == (1, "length", [0])
-
-
-def test_the_prompt_comes_before_the_text_on_request(fp32: Checkpoint, engine: Engine) -> None:
-    prompt = "The for statement is 🙂"
-    request = GenerationRequest(prompt=prompt, prompt_tokens=fp32.tokenizer.encode(prompt), max_tokens=5)
-    plain, prompted = completions(engine, [request, replace(request, exclude_input_in_output=False)])
-    assert prompted.text == prompt + plain.text
-    assert prompted.num_output_tokens == plain.num_output_tokens
 
 
 def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: Checkpoint, engine: Engine) -> None:
     engine.warm_up()
 
-    def fail(number: int, cache: KVCache) -> None:
-        if number == 1:
+    def fail(one: ForwardPass) -> None:
+        if one.number == 1:
             raise RuntimeError("no kernel")
 
-    with before_each(fp32, fail), pytest.raises(GenerationError):
+    with watching(fp32, fail), pytest.raises(GenerationError):
         engine.warm_up()
+
+
+@pytest.mark.parametrize(("attention", "slots"), [(None, 1), (reference.decode_attention, 20)])
+def test_the_longest_prompt_of_a_gpus_warm_up_changes_no_token(
+    fp32: Checkpoint, attention: DecodeAttention | None, slots: int
+) -> None:
+    checkpoint = replace(fp32, max_model_len=128, kernels=Kernels(attention=attention))
+    engine, requests = engine_of(checkpoint, slots), requests_of(fp32, 6)
+    with torch.inference_mode():
+        engine._model.warm_up()
+    assert completions(engine, requests) == alone(checkpoint, requests)
 
 
 def test_the_shortest_cache_warms_up_and_generates_a_token(fp32: Checkpoint) -> None:
     engine = engine_of(replace(fp32, max_model_len=2), 1)
     engine.warm_up()
     assert completions(engine, [GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)])
+
+
+def _part_of(text: str, randomness: random.Random) -> str:
+    start = randomness.randrange(len(text))
+    return text[start : start + randomness.randint(1, 8)]
+
+
+def test_a_stop_string_ends_a_text_exactly_before_it(fp32: Checkpoint, engine: Engine) -> None:
+    randomness = random.Random(12)
+    prompts = [random_prompt(fp32.tokenizer, range(3, 30), randomness)[1] for _ in range(8)]
+    free = [GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=24) for prompt in prompts]
+    texts = [completion.text for completion in completions(engine, free)]
+    words = [_part_of(text, randomness) for text in texts]
+    stopped = [replace(one, stop_words=(b"\x00never", word.encode())) for one, word in zip(free, words, strict=True)]
+    for completion, text, word in zip(completions(engine, stopped), texts, words, strict=True):
+        assert completion.text == text[: text.find(word)]
+        assert completion.finish_reason == "stop"
+        assert completion.num_output_tokens <= 24
+
+
+def test_bad_words_never_appear(fp32: Checkpoint, engine: Engine) -> None:
+    randomness = random.Random(40)
+    free = [replace(one, temperature=randomness.choice((0.7, 1.2, 2.0))) for one in requests_of(fp32, 16, 12, 24)]
+    banned = []
+    for request, completion in zip(free, completions(engine, free), strict=True):
+        words = {_part_of(completion.text, randomness) for _ in range(randomness.randint(1, 4))}
+        # U+FFFD stands for invalid UTF-8, which can't be banned.
+        words = {word for word in words if "\ufffd" not in word} or {"e"}
+        banned.append(replace(request, bad_words=tuple(word.encode() for word in words)))
+    for request, completion in zip(banned, completions(engine, banned), strict=True):
+        assert not any(word.decode() in completion.text for word in request.bad_words), request
+        assert completion.num_output_tokens == 24

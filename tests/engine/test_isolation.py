@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import repeat
+from unittest.mock import DEFAULT, patch
 
 import pytest
 import torch
-from engine.engines import completions, engine_of
-from engine.forward_passes import ForwardPass, before_each_head, watching
-from engine.requests import request_of, requests_of
-from engine.stepping import Run, run_requests, run_sequences
+from engine.engines import Run, completions, engine_of, run
+from engine.forward_passes import ForwardPass, watching
+from engine.prompts import request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
@@ -17,14 +18,18 @@ from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.sampler import SamplingState
 from llama_engine.sequence import Completion
-from llama_engine.text.bad_words import BadWords
-from llama_engine.text.stop_checker import StopChecker
-from llama_engine.text.tokenizer import Vocabulary
 
 FAILED = "decoding failed; the server's log has the reason"
-EXHAUSTED = torch.OutOfMemoryError
+EXHAUSTED, EXHAUSTED_ALONE = torch.OutOfMemoryError, "the device's memory was exhausted by this request alone"
 LONG = 100
 """Prompt tokens of the request at fault, longer than the others' prompts: its passes can be told apart."""
+
+Fails = Callable[[ForwardPass], bool]
+
+
+@pytest.fixture
+def engine(fp32: Checkpoint) -> Engine:
+    return engine_of(fp32, 4)
 
 
 def _with_a_long_one(checkpoint: Checkpoint, place: int) -> list[GenerationRequest]:
@@ -39,19 +44,13 @@ def _run(
     """Run the requests under a fault; return also their results without it, which the engine gives again afterwards."""
     expected = completions(engine, requests)
     with fault:
-        run = run_requests(engine, requests)
+        faulty = run(engine, [engine.sequence(request) for request in requests])
     assert engine.generate(requests) == expected
-    return run, expected
-
-
-def _assert_only_fails(run: Run, place: int, expected: list[Completion], message: str = FAILED) -> None:
-    assert isinstance(run.results[place], GenerationError)
-    assert str(run.results[place]) == message
-    assert [*run.results[:place], *run.results[place + 1 :]] == [*expected[:place], *expected[place + 1 :]]
+    return faulty, expected
 
 
 def _failing(
-    checkpoint: Checkpoint, fails: Callable[[ForwardPass], bool], error: type[Exception] = RuntimeError
+    checkpoint: Checkpoint, fails: Fails, error: type[Exception] = RuntimeError
 ) -> AbstractContextManager[None]:
     """Fail the forward passes of which `fails` returns True."""
 
@@ -62,67 +61,63 @@ def _failing(
     return watching(checkpoint, fail)
 
 
-@pytest.fixture
-def engine(fp32: Checkpoint) -> Engine:
-    return engine_of(fp32, 4)
+def _assert_only_fails(faulty: Run, place: int, expected: list[Completion], message: str = FAILED) -> None:
+    results = faulty.results
+    assert isinstance(results[place], GenerationError)
+    assert str(results[place]) == message
+    assert [*results[:place], *results[place + 1 :]] == [*expected[:place], *expected[place + 1 :]]
 
 
-@pytest.mark.parametrize("number", [0, 1, 3, 8, 9])
-def test_a_pass_that_fails_once_changes_no_result(
-    fp32: Checkpoint, engine: Engine, number: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Six requests on four slots: pass 0 is the prefill of four prompts, pass 8 of the other two."""
-    run, expected = _run(engine, requests_of(fp32, 6), _failing(fp32, lambda one: one.number == number))
-    assert run.results == expected
-    assert run.errors == 1
+@pytest.mark.parametrize(
+    ("error", "fails", "errors"),
+    [
+        # Pass 0 is the prefill of four prompts, pass 8 of the other two.
+        *[(RuntimeError, lambda one, number=number: one.number == number, 1) for number in (0, 1, 3, 8, 9)],
+        # Prompts that exhaust the memory together: four, two and two, and the last two of six.
+        (EXHAUSTED, lambda one: one.width > 1 and one.tokens.shape[0] > 1, 4),
+    ],
+)
+def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
+    fp32: Checkpoint, engine: Engine, error: type[Exception], fails: Fails, errors: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    faulty, expected = _run(engine, requests_of(fp32, 6), _failing(fp32, fails, error))
+    assert faulty.results == expected
+    assert faulty.errors == errors
     assert "a secret of the machine" in caplog.text
 
 
 @pytest.mark.parametrize("place", [0, 2, 3])
-@pytest.mark.parametrize("first_bad_position", [None, LONG, LONG + 3])
+@pytest.mark.parametrize(
+    ("error", "fails", "message"),
+    [
+        (RuntimeError, lambda one: one.width == LONG, FAILED),
+        (EXHAUSTED, lambda one: one.tokens.numel() >= LONG, f"{EXHAUSTED_ALONE}, of {LONG} prompt tokens"),
+        (RuntimeError, lambda one: one.width == 1 and int(one.positions.max()) >= LONG, FAILED),
+        (RuntimeError, lambda one: one.width == 1 and int(one.positions.max()) >= LONG + 3, FAILED),
+    ],
+    ids=["prefill", "prefill exhausts the memory", "first decode step", "later decode step"],
+)
 def test_a_sequence_that_always_fails_costs_no_other_its_result(
-    fp32: Checkpoint, engine: Engine, place: int, first_bad_position: int | None
+    fp32: Checkpoint, engine: Engine, place: int, error: type[Exception], fails: Fails, message: str
 ) -> None:
-    """In its prefill (None), in its first decode step, and in a later one."""
-
-    def fails(one: ForwardPass) -> bool:
-        if first_bad_position is None:
-            return one.width == LONG
-        return one.width == 1 and int(one.positions.max()) >= first_bad_position
-
-    run, expected = _run(engine, _with_a_long_one(fp32, place), _failing(fp32, fails))
-    _assert_only_fails(run, place, expected)
+    faulty, expected = _run(engine, _with_a_long_one(fp32, place), _failing(fp32, fails, error))
+    _assert_only_fails(faulty, place, expected, message)
     # Passes over four sequences, two and one.
-    assert run.errors == 3
+    assert faulty.errors == 3 + (error is EXHAUSTED)
 
 
 def test_every_sequence_fails_while_every_pass_fails_and_the_engine_recovers(fp32: Checkpoint, engine: Engine) -> None:
-    run, _ = _run(engine, requests_of(fp32, 6), _failing(fp32, lambda one: one.number >= 3))
-    assert {str(result) for result in run.results} == {FAILED}
-
-
-def test_prompts_that_exhaust_the_memory_together_are_computed_apart(fp32: Checkpoint, engine: Engine) -> None:
-    requests = requests_of(fp32, 4, range(30, 60))
-    run, expected = _run(engine, requests, _failing(fp32, lambda one: one.tokens.numel() > 60, EXHAUSTED))
-    assert run.results == expected
-    # Four prompts, two and two.
-    assert run.errors == 3
-
-
-def test_a_prompt_that_exhausts_the_memory_alone_is_named_in_its_error(fp32: Checkpoint, engine: Engine) -> None:
-    run, expected = _run(
-        engine, _with_a_long_one(fp32, 2), _failing(fp32, lambda one: one.tokens.numel() >= LONG, EXHAUSTED)
-    )
-    message = f"the device's memory was exhausted by this request alone, of {LONG} prompt tokens"
-    _assert_only_fails(run, 2, expected, message)
+    faulty, _ = _run(engine, requests_of(fp32, 6), _failing(fp32, lambda one: one.number >= 3))
+    assert {str(result) for result in faulty.results} == {FAILED}
 
 
 @pytest.mark.parametrize(("start", "width"), [(0, 48), (96, 4)], ids=["first", "last"])
 def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(fp32: Checkpoint, start: int, width: int) -> None:
     requests = _with_a_long_one(fp32, 1)
     chunk = _failing(fp32, lambda one: (int(one.positions[0, 0]), one.width) == (start, width), EXHAUSTED)
-    run, expected = _run(engine_of(fp32, 4, prefill_tokens="48"), requests, chunk)
-    failed = [index for index, result in enumerate(run.results) if result != expected[index]]
+    faulty, expected = _run(engine_of(fp32, 4, prefill_tokens="48"), requests, chunk)
+    failed = [index for index, result in enumerate(faulty.results) if result != expected[index]]
     assert 1 in failed
     # Prompts of 49 tokens and more have a first chunk of 48, too.
     assert all(len(requests[index].prompt_tokens) > 48 for index in failed)
@@ -132,17 +127,20 @@ def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(fp32: Checkpoi
 def test_a_head_that_takes_fewer_rows_changes_no_result(fp32: Checkpoint, engine: Engine, most: int) -> None:
     """most: rows that the head takes at once; with 0 every sequence fails."""
 
-    def fail(rows: int) -> None:
-        if rows > most:
+    def fail(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if args[0].shape[0] > most:
             raise RuntimeError("no room for logits")
 
-    run, expected = _run(engine, requests_of(fp32, 4), before_each_head(fp32, fail))
-    assert run.results == expected if most else {str(result) for result in run.results} == {FAILED}
+    expected = completions(engine, requests_of(fp32, 4))
+    with fp32.model.lm_head.register_forward_pre_hook(fail):
+        results = engine.generate(requests_of(fp32, 4))
+    assert results == expected if most else {str(result) for result in results} == {FAILED}
+    assert engine.generate(requests_of(fp32, 4)) == expected
 
 
 @pytest.mark.parametrize(("owner", "name"), [(KVCache, "zero"), (KVCache, "copy"), (SamplingState, "set")])
 def test_every_sequence_has_a_result_when_the_recovery_fails_too(
-    fp32: Checkpoint, engine: Engine, owner: type[object], name: str, monkeypatch: pytest.MonkeyPatch
+    fp32: Checkpoint, engine: Engine, owner: type[object], name: str
 ) -> None:
     """After some errors a GPU refuses every further call."""
     requests = requests_of(fp32, 6)
@@ -151,73 +149,38 @@ def test_every_sequence_has_a_result_when_the_recovery_fails_too(
 
     @contextmanager
     def refusing() -> Iterator[None]:
-        def refuse(*args: object) -> None:
-            raise RuntimeError("CUDA error: device-side assert triggered")
-
-        with monkeypatch.context() as broken, _failing(fp32, lambda one: name == "zero"):
-            broken.setattr(owner, name, refuse)
+        refusal = RuntimeError("CUDA error: device-side assert triggered")
+        with patch.object(owner, name, side_effect=refusal), _failing(fp32, lambda one: name == "zero"):
             yield
 
-    run, expected = _run(engine, requests, refusing())
-    assert any(isinstance(result, GenerationError) for result in run.results)
-    assert all(isinstance(result, GenerationError) or result in expected for result in run.results)
+    faulty, expected = _run(engine, requests, refusing())
+    assert any(isinstance(result, GenerationError) for result in faulty.results)
+    assert all(isinstance(result, GenerationError) or result in expected for result in faulty.results)
 
 
-class _BrokenBadWords(BadWords):
-    """Bad words of which one method fails this many times."""
-
-    def __init__(self, vocabulary: Vocabulary, method: str, times: int) -> None:
-        super().__init__([b"\x00never"], vocabulary, torch.device("cpu"))
-        self._method = method
-        self._times = times
-
-    def completing(self) -> torch.Tensor:
-        self._fail("completing")
-        return super().completing()
-
-    def append(self, token_bytes: bytes) -> None:
-        self._fail("append")
-        super().append(token_bytes)
-
-    def _fail(self, method: str) -> None:
-        if method == self._method and self._times:
-            self._times -= 1
-            raise RuntimeError(f"no {method}")
-
-
-class _BrokenStopChecker(StopChecker):
-    def add(self, token: int, token_bytes: bytes) -> bool:
-        if self.num_tokens == 3:
-            raise RuntimeError("no text")
-        return super().add(token, token_bytes)
-
-
-def _run_one_broken(engine: Engine, requests: list[GenerationRequest], place: int, **broken: object) -> Run:
-    """Run the requests; the sequence at `place` has these attributes replaced."""
-    sequences = [engine.sequence(request) for request in requests]
-    for name, value in broken.items():
-        setattr(sequences[place], name, value)
-    return run_sequences(engine, sequences)
-
-
-@pytest.mark.parametrize("place", [0, 3])
-def test_sampling_that_is_repeated_counts_no_token_twice(fp32: Checkpoint, engine: Engine, place: int) -> None:
-    requests = requests_of(fp32, 4)
-    bad_words = _BrokenBadWords(fp32.tokenizer.vocabulary, "completing", times=2)
-    run = _run_one_broken(engine, requests, place, bad_words=bad_words)
-    assert run.results == completions(engine, requests)
-    assert run.errors == 2
-
-
-@pytest.mark.parametrize(("broken", "place"), [("completing", 1), ("append", 1), ("text", 0), ("text", 2), ("text", 3)])
-def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result(
-    fp32: Checkpoint, engine: Engine, broken: str, place: int
+@pytest.mark.parametrize(
+    ("part", "method", "good_calls", "failures"),
+    [
+        # Computing the banned tokens fails twice: sampling is repeated, and succeeds.
+        ("bad_words", "completing", 0, 2),
+        ("bad_words", "completing", 0, 100),
+        ("bad_words", "append", 0, 100),
+        ("stop_checker", "add", 3, 100),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result_and_counts_no_token_twice(
+    fp32: Checkpoint, engine: Engine, place: int, part: str, method: str, good_calls: int, failures: int
 ) -> None:
-    requests = requests_of(fp32, 4)
-    if broken == "text":
-        stop_checker = _BrokenStopChecker(min_tokens=8, max_tokens=8, stop_words=[], end_tokens=[])
-        run = _run_one_broken(engine, requests, place, stop_checker=stop_checker)
+    requests = [replace(request, bad_words=(b"\x00never",)) for request in requests_of(fp32, 4)]
+    sequences = [engine.sequence(request) for request in requests]
+    effects = [*repeat(DEFAULT, good_calls), *repeat(RuntimeError("no text"), failures), *repeat(DEFAULT, 100)]
+    broken = getattr(sequences[place], part)
+    with patch.object(broken, method, wraps=getattr(broken, method), side_effect=effects):
+        faulty = run(engine, sequences)
+    expected = completions(engine, requests)
+    if failures == 2:
+        assert faulty.results == expected
+        assert faulty.errors == 2
     else:
-        bad_words = _BrokenBadWords(fp32.tokenizer.vocabulary, broken, times=100)
-        run = _run_one_broken(engine, requests, place, bad_words=bad_words)
-    _assert_only_fails(run, place, completions(engine, requests))
+        _assert_only_fails(faulty, place, expected)

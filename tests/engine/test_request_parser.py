@@ -1,163 +1,188 @@
-"""The contract's inputs: both sides of every bound, defaults of missing inputs, UTF-8, prompts and lists of words."""
+"""The contract's inputs: both sides of every bound, defaults of missing inputs, UTF-8, prompts, words, rows, shapes."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
-from engine.contract import DEFAULTS, MAX_MODEL_LEN, parse_one, parser, raw
 from llama_engine.api.defaults import GenerationDefaults
-from llama_engine.api.request_parser import MAX_BAD_WORDS, MAX_STOP_WORDS
+from llama_engine.api.request_parser import GenerationRequest, RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
+from numpy.typing import NDArray
 
+MAX_MODEL_LEN = 64
 LONGEST_PROMPT = MAX_MODEL_LEN - 1
-UP, DOWN = np.float32(np.inf), np.float32(-np.inf)
-TWO, ONE, ZERO = np.float32(2), np.float32(1), np.float32(0)
-TINY = np.nextafter(ZERO, UP)
-LARGEST = np.finfo(np.float32).max
-
-WITHIN: dict[str, tuple[float, ...]] = {
-    "max_tokens": (2,),  # the default of min_tokens
-    "min_tokens": (0, 16),
-    "temperature": (0.0, float(TINY), 2.0),
-    "top_k": (0, 1, 2**31 - 1),
-    "top_p": (float(TINY), 1.0),
-    "repetition_penalty": (float(TINY), float(LARGEST)),
-    "frequency_penalty": (-2.0, 2.0),
-    "presence_penalty": (-2.0, 2.0),
-    "seed": (0, 2**63, 2**64 - 1),
+DEFAULTS = GenerationDefaults(
+    max_tokens=16, min_tokens=2, temperature=0.5, top_k=7, top_p=0.75, repetition_penalty=1.25
+)
+DTYPES: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("text_input", "stop_words", "bad_words"), np.object_),
+    **dict.fromkeys(("max_tokens", "min_tokens", "top_k"), np.int32),
+    **dict.fromkeys(("temperature", "top_p", "repetition_penalty"), np.float32),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), np.float32),
+    "seed": np.uint64,
+    "exclude_input_in_output": np.bool_,
 }
-POSITIVE_INTEGER = "a whole number, at least 1"
-MIN_TOKENS = "a whole number, at least 0 and at most 16"
-TEMPERATURE = "a finite number, at least 0 and at most 2"
-TOP_P = "a finite number, greater than 0 and at most 1"
-POSITIVE = "a finite number, greater than 0"
+WORDS = {"stop_words": 16, "bad_words": 64}
+"""How many words each list may have."""
+
+TWO, ONE, ZERO, INFINITE = (np.float32(value) for value in (2, 1, 0, math.inf))
+TINY = np.nextafter(ZERO, ONE)
+LARGEST = np.finfo(np.float32).max
+BEYOND_TWO = [np.nextafter(TWO, INFINITE), np.nextafter(-TWO, -INFINITE)]
+NOT_FINITE = [math.nan, math.inf, -math.inf]
 PENALTY = "a finite number, at least -2 and at most 2"
-BEYOND: list[tuple[str, float | np.float32, str, str]] = [
-    ("max_tokens", 0, "0", POSITIVE_INTEGER),
-    ("max_tokens", -(2**31), "-2147483648", POSITIVE_INTEGER),
-    ("min_tokens", -1, "-1", MIN_TOKENS),
-    ("min_tokens", 17, "17", MIN_TOKENS),
-    ("temperature", np.nextafter(ZERO, DOWN), "-1e-45", TEMPERATURE),
-    ("temperature", np.nextafter(TWO, UP), "2.0000002", TEMPERATURE),
-    ("top_k", -1, "-1", "a whole number, at least 0"),
-    ("top_p", 0.0, "0.0", TOP_P),
-    ("top_p", np.nextafter(ONE, UP), "1.0000001", TOP_P),
-    ("repetition_penalty", 0.0, "0.0", POSITIVE),
-    ("repetition_penalty", -1.0, "-1.0", POSITIVE),
-    ("frequency_penalty", np.nextafter(TWO, UP), "2.0000002", PENALTY),
-    ("frequency_penalty", np.nextafter(-TWO, DOWN), "-2.0000002", PENALTY),
-    ("presence_penalty", np.nextafter(TWO, UP), "2.0000002", PENALTY),
-    ("presence_penalty", np.nextafter(-TWO, DOWN), "-2.0000002", PENALTY),
-    *(
-        (name, value, str(value), bound)
-        for name, bound in (
-            ("temperature", TEMPERATURE),
-            ("top_p", TOP_P),
-            ("repetition_penalty", POSITIVE),
-            ("frequency_penalty", PENALTY),
-            ("presence_penalty", PENALTY),
-        )
-        for value in (math.nan, math.inf, -math.inf)
+BOUNDS: dict[str, tuple[str, list[Any], list[Any]]] = {
+    # The bound as a refusal names it, values on it, values beyond it; 2 is the default of min_tokens.
+    "max_tokens": ("a whole number, at least 1", [2], [0, -(2**31)]),
+    "min_tokens": ("a whole number, at least 0 and at most 16", [0, 16], [-1, 17]),
+    "temperature": (
+        "a finite number, at least 0 and at most 2", [0.0, TINY, 2.0], [-TINY, BEYOND_TWO[0], *NOT_FINITE],
     ),
-]
+    "top_k": ("a whole number, at least 0", [0, 1, 2**31 - 1], [-1]),
+    "top_p": (
+        "a finite number, greater than 0 and at most 1", [TINY, 1.0], [0.0, np.nextafter(ONE, TWO), *NOT_FINITE],
+    ),
+    "repetition_penalty": ("a finite number, greater than 0", [TINY, LARGEST], [0.0, -1.0, *NOT_FINITE]),
+    "frequency_penalty": (PENALTY, [-2.0, 2.0], [*BEYOND_TWO, *NOT_FINITE]),
+    "presence_penalty": (PENALTY, [-2.0, 2.0], [*BEYOND_TWO, *NOT_FINITE]),
+    "seed": ("", [0, 2**63, 2**64 - 1], []),
+}  # fmt: skip
 
-word_lists = pytest.mark.parametrize("name", ["stop_words", "bad_words"])
+EVERY: dict[str, list[object]] = {
+    "text_input": ["def a", "class B:", "import c"],
+    "max_tokens": [3, 4, 5],
+    "min_tokens": [0, 1, 2],
+    "temperature": [0.0, 0.5, 2.0],
+    "top_k": [0, 1, 9],
+    "top_p": [1.0, 0.5, 0.25],
+    "repetition_penalty": [1.0, 1.5, 0.5],
+    "frequency_penalty": [0.0, -1.5, 1.5],
+    "presence_penalty": [0.0, 1.25, -1.25],
+    "seed": [0, 1, 2**64 - 1],
+    "stop_words": [["a", "b"], ["c", ""], ["", ""]],
+    "bad_words": [["", ""], ["x", "y"], ["", "z"]],
+    "exclude_input_in_output": [True, False, True],
+}
+"""Three rows with every input."""
+
+every_list = pytest.mark.parametrize("name", WORDS)
 
 
-def refusal(tokenizer: Tokenizer, **values: object) -> str:
+def _tensor(name: str, rows: list[Any]) -> NDArray[Any]:
+    """Return an input in the contract's type and shape. rows: a value or a list of words per row."""
+    lists = [row if isinstance(row, list) else [row] for row in rows]
+    encoded = [[item.encode() if isinstance(item, str) else item for item in row] for row in lists]
+    return np.array(encoded, dtype=DTYPES[name]).reshape(len(rows), -1)
+
+
+def _rows(tokenizer: Tokenizer, **inputs: list[Any]) -> list[GenerationRequest]:
+    parser = RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN)
+    return parser.parse({name: _tensor(name, rows) for name, rows in inputs.items()})
+
+
+def _parse(tokenizer: Tokenizer, **values: object) -> GenerationRequest:
+    """Parse a request of one row."""
+    (request,) = _rows(tokenizer, **{name: [value] for name, value in {"text_input": "def f", **values}.items()})
+    return request
+
+
+def _refusal(tokenizer: Tokenizer, **values: object) -> str:
     with pytest.raises(InvalidRequest) as refused:
-        parse_one(tokenizer, **values)
+        _parse(tokenizer, **values)
     return str(refused.value)
 
 
-def prompt_of(tokens: int, tokenizer: Tokenizer) -> str:
+def _prompt_of(tokens: int, tokenizer: Tokenizer) -> str:
     return next(text for count in range(1000) if len(tokenizer.encode(text := "def" + " x" * count)) == tokens)
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WITHIN.items() for value in values])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (_, on, _) in BOUNDS.items() for value in on])
 def test_a_value_on_the_bound_is_accepted_unchanged(tokenizer: Tokenizer, name: str, value: float) -> None:
-    parsed = getattr(parse_one(tokenizer, **{name: value}), name)
-    assert (parsed, type(parsed)) == (value, type(value))
+    parsed = getattr(_parse(tokenizer, **{name: value}), name)
+    assert parsed == value
+    assert type(parsed) is (int if DTYPES[name] in (np.int32, np.uint64) else float)
 
 
-@pytest.mark.parametrize(("name", "value", "shown", "bound"), BEYOND)
+@pytest.mark.parametrize(
+    ("name", "value", "bound"), [(name, value, bound) for name, (bound, _, off) in BOUNDS.items() for value in off]
+)
 def test_a_value_beyond_the_bound_is_refused_by_name_value_and_bound(
-    tokenizer: Tokenizer, name: str, value: float | np.float32, shown: str, bound: str
+    tokenizer: Tokenizer, name: str, value: float, bound: str
 ) -> None:
-    assert refusal(tokenizer, **{name: value}) == f"{name} is {shown}; it must be {bound}"
+    assert _refusal(tokenizer, **{name: value}) == f"{name} is {value!s}; it must be {bound}"
+
+
+def test_a_refused_number_is_shown_with_the_digits_of_its_type(tokenizer: Tokenizer) -> None:
+    assert _refusal(tokenizer, temperature=2.1).startswith("temperature is 2.1; ")
+    assert _refusal(tokenizer, top_p=np.nextafter(ONE, TWO)).startswith("top_p is 1.0000001; ")
 
 
 def test_max_tokens_beyond_the_room_left_is_refused(tokenizer: Tokenizer) -> None:
     prompt = len(tokenizer.encode("def f"))
     room = MAX_MODEL_LEN - prompt
-    assert parse_one(tokenizer, max_tokens=room).max_tokens == room
-    assert refusal(tokenizer, max_tokens=room + 1) == (
+    assert _parse(tokenizer, max_tokens=room).max_tokens == room
+    assert _refusal(tokenizer, max_tokens=room + 1) == (
         f"max_tokens is {room + 1}; it must be at most {room}: the prompt has {prompt} tokens, "
         f"and prompt and completion together may have {MAX_MODEL_LEN}"
     )
 
 
 def test_min_tokens_is_bounded_by_an_explicit_max_tokens(tokenizer: Tokenizer) -> None:
-    assert parse_one(tokenizer, max_tokens=5, min_tokens=5).min_tokens == 5
-    message = refusal(tokenizer, max_tokens=5, min_tokens=6)
+    assert _parse(tokenizer, max_tokens=5, min_tokens=5).min_tokens == 5
+    message = _refusal(tokenizer, max_tokens=5, min_tokens=6)
     assert message == "min_tokens is 6; it must be a whole number, at least 0 and at most 5"
 
 
 def test_defaults_are_capped_to_the_room_left_and_to_max_tokens(tokenizer: Tokenizer) -> None:
-    assert parse_one(tokenizer, max_tokens=1).min_tokens == 1
+    assert _parse(tokenizer, max_tokens=1).min_tokens == 1
     for length in (LONGEST_PROMPT, LONGEST_PROMPT - 1, LONGEST_PROMPT - 20):
-        request = parse_one(tokenizer, text_input=prompt_of(length, tokenizer))
+        request = _parse(tokenizer, text_input=_prompt_of(length, tokenizer))
         assert request.max_tokens == min(16, MAX_MODEL_LEN - length)
         assert request.min_tokens == min(2, request.max_tokens)
 
 
 def test_a_missing_input_gets_its_default(tokenizer: Tokenizer) -> None:
-    request = parse_one(tokenizer)
+    request = _parse(tokenizer)
     for name in ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "repetition_penalty"):
         assert getattr(request, name) == getattr(DEFAULTS, name), name
     assert (request.frequency_penalty, request.presence_penalty) == (0.0, 0.0)
     assert (request.stop_words, request.bad_words, request.exclude_input_in_output) == ((), (), True)
 
 
-def test_a_missing_seed_is_drawn_at_random(tokenizer: Tokenizer) -> None:
-    seeds = {parse_one(tokenizer).seed for _ in range(50)}
+def test_a_missing_seed_is_drawn_at_random_for_each_row(tokenizer: Tokenizer) -> None:
+    seeds = {request.seed for request in _rows(tokenizer, text_input=["def f"] * 50)}
     assert len(seeds) == 50
     assert max(seeds) >= 2**32
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
-@pytest.mark.parametrize("excluded", [True, False])
-def test_exclude_input_in_output_is_read(tokenizer: Tokenizer, excluded: bool) -> None:
-    assert parse_one(tokenizer, exclude_input_in_output=excluded).exclude_input_in_output is excluded
-
-
 def test_the_prompt_is_kept_and_encoded_as_by_the_tokenizer(tokenizer: Tokenizer) -> None:
-    request = parse_one(tokenizer, text_input="Grüße 🙂\n")
+    request = _parse(tokenizer, text_input="Grüße 🙂\n")
     assert request.prompt == "Grüße 🙂\n"
     assert request.prompt_tokens == tuple(tokenizer.pretrained("Grüße 🙂\n")["input_ids"])
     assert request.prompt_tokens[0] == tokenizer.pretrained.bos_token_id
-    assert parse_one(tokenizer, text_input=" ").prompt == " "
+    assert _parse(tokenizer, text_input=" ").prompt == " "
 
 
 def test_a_missing_or_empty_prompt_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match=r"^text_input is missing: it is the one input without a default$"):
-        parser(tokenizer).parse({})
-    assert refusal(tokenizer, text_input="") == "text_input is ''; it must be a text of at least one token"
+        _rows(tokenizer)
+    assert _refusal(tokenizer, text_input="") == "text_input is ''; it must be a text of at least one token"
 
 
 def test_the_prompt_is_bounded_in_tokens(tokenizer: Tokenizer) -> None:
-    longest = parse_one(tokenizer, text_input=prompt_of(LONGEST_PROMPT, tokenizer))
+    longest = _parse(tokenizer, text_input=_prompt_of(LONGEST_PROMPT, tokenizer))
     assert len(longest.prompt_tokens) == LONGEST_PROMPT
-    message = refusal(tokenizer, text_input=prompt_of(LONGEST_PROMPT + 1, tokenizer))
-    assert message == (
+    assert _refusal(tokenizer, text_input=_prompt_of(LONGEST_PROMPT + 1, tokenizer)) == (
         f"text_input is {LONGEST_PROMPT + 1} tokens; it must be at most {LONGEST_PROMPT} tokens (max_model_len - 1)"
     )
 
 
 @dataclass(frozen=True)
-class NeverUsed(Tokenizer):
+class _NeverUsed(Tokenizer):
     """A tokenizer that must not be called."""
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -165,48 +190,77 @@ class NeverUsed(Tokenizer):
 
 
 def test_a_prompt_too_long_for_the_longest_tokens_is_refused_without_tokenization(tokenizer: Tokenizer) -> None:
-    never_used = NeverUsed(tokenizer.pretrained, tokenizer.vocabulary)
     size = LONGEST_PROMPT * tokenizer.vocabulary.longest + 1
-    expected = f"^text_input is a text of {size} bytes; it must be at most {LONGEST_PROMPT} tokens"
-    with pytest.raises(InvalidRequest, match=expected):
-        parser(never_used, GenerationDefaults(max_tokens=1)).parse(raw(text_input="x" * size))
-
-
-def test_a_prompt_of_the_longest_tokens_is_accepted(tokenizer: Tokenizer) -> None:
+    message = _refusal(_NeverUsed(tokenizer.pretrained, tokenizer.vocabulary), text_input="x" * size)
+    assert message.startswith(f"text_input is a text of {size} bytes; it must be at most {LONGEST_PROMPT} tokens")
+    # One of the longest tokens has as many bytes and is accepted.
     longest = max(tokenizer.vocabulary.token_bytes, key=len).decode()
     prompt = longest * ((LONGEST_PROMPT - 1) // (len(tokenizer.encode(longest)) - 1))
-    assert parse_one(tokenizer, text_input=prompt).prompt == prompt
+    assert _parse(tokenizer, text_input=prompt).prompt == prompt
 
 
-@pytest.mark.parametrize("invalid", [b"\xff", b"ok \xc3", b"\xed\xa0\x80", b"\xc0\xaf"])
-@pytest.mark.parametrize("name", ["text_input", "stop_words", "bad_words"])
-def test_invalid_utf8_is_refused_with_byte_and_offset(tokenizer: Tokenizer, name: str, invalid: bytes) -> None:
-    offset = 3 if invalid.startswith(b"ok") else 0
+@pytest.mark.parametrize(("invalid", "offset"), [(b"\xff", 0), (b"ok \xc3", 3), (b"\xed\xa0\x80", 0), (b"\xc0\xaf", 0)])
+@pytest.mark.parametrize("name", ["text_input", *WORDS])
+def test_invalid_utf8_is_refused_with_byte_and_offset(
+    tokenizer: Tokenizer, name: str, invalid: bytes, offset: int
+) -> None:
     position = f"byte 0x{invalid[offset]:02x} at offset {offset}"
-    assert refusal(tokenizer, **{name: invalid}) == f"{name} is not UTF-8 ({position}); it must be UTF-8 text"
+    assert _refusal(tokenizer, **{name: invalid}) == f"{name} is not UTF-8 ({position}); it must be UTF-8 text"
+
+
+@every_list
+def test_a_list_of_words_is_bounded_in_length_and_empty_words_are_ignored(tokenizer: Tokenizer, name: str) -> None:
+    words = [f"w{index}" for index in range(WORDS[name])]
+    assert getattr(_parse(tokenizer, **{name: []}), name) == getattr(_parse(tokenizer, **{name: [""]}), name) == ()
+    assert getattr(_parse(tokenizer, **{name: ["", *words, ""]}), name) == tuple(word.encode() for word in words)
+    message = _refusal(tokenizer, **{name: [*words, "one more"]})
+    assert message == f"{name} is a list of {WORDS[name] + 1} words; it must be at most {WORDS[name]} words"
+
+
+@every_list
+def test_a_word_is_bounded_in_bytes(tokenizer: Tokenizer, name: str) -> None:
+    longest = "é" * 512
+    assert getattr(_parse(tokenizer, **{name: ["a", longest]}), name) == (b"a", longest.encode())
+    message = _refusal(tokenizer, **{name: ["a", longest + "."]})
+    assert message == f"{name} is a list with a word of 1025 bytes; it must be of words of at most 1024 bytes"
+
+
+def test_every_row_gets_its_own_values(tokenizer: Tokenizer) -> None:
+    assert set(EVERY) == set(DTYPES)
+    requests = _rows(tokenizer, **EVERY)
+    assert [request.prompt for request in requests] == EVERY["text_input"]
+    assert [request.prompt_tokens for request in requests] == [tokenizer.encode(request.prompt) for request in requests]
+    assert [request.stop_words for request in requests] == [(b"a", b"b"), (b"c",), ()]
+    assert [request.bad_words for request in requests] == [(), (b"x", b"y"), (b"z",)]
+    for name in set(EVERY) - {"text_input", *WORDS}:
+        assert [getattr(request, name) for request in requests] == EVERY[name], name
 
 
 @pytest.mark.parametrize(
-    ("name", "bound", "limit"), [("stop_words", MAX_STOP_WORDS, 16), ("bad_words", MAX_BAD_WORDS, 64)]
+    ("name", "bad"),
+    [
+        *[(name, off[0]) for name, (_, _, off) in BOUNDS.items() if off],
+        *[("text_input", ""), ("text_input", b"\xff"), ("stop_words", [b"\xff", b""]), ("bad_words", [b"", b"\xff"])],
+    ],
 )
-def test_a_list_of_words_is_bounded_in_length(tokenizer: Tokenizer, name: str, bound: int, limit: int) -> None:
-    assert bound == limit
-    words = [f"w{index}" for index in range(limit)]
-    padded = [*words, "", ""]
-    assert getattr(parse_one(tokenizer, **{name: padded}), name) == tuple(word.encode() for word in words)
-    message = refusal(tokenizer, **{name: [*words, "one more"]})
-    assert message == f"{name} is a list of {limit + 1} words; it must be at most {limit} words"
+def test_an_error_names_its_row(tokenizer: Tokenizer, name: str, bad: object) -> None:
+    first, _, third = EVERY[name]
+    with pytest.raises(InvalidRequest, match=f"^row 1: {name} is .*; it must be "):
+        _rows(tokenizer, **{**EVERY, name: [first, bad, third]})
 
 
-@word_lists
-def test_empty_words_are_ignored(tokenizer: Tokenizer, name: str) -> None:
-    assert getattr(parse_one(tokenizer, **{name: [""]}), name) == ()
-    assert getattr(parse_one(tokenizer, **{name: ["", "é ", ""]}), name) == ("é ".encode(),)
-
-
-@word_lists
-def test_a_word_is_bounded_in_bytes(tokenizer: Tokenizer, name: str) -> None:
-    longest = "é" * 512
-    assert getattr(parse_one(tokenizer, **{name: ["a", longest]}), name) == (b"a", longest.encode())
-    message = refusal(tokenizer, **{name: ["a", longest + "."]})
-    assert message == f"{name} is a list with a word of 1025 bytes; it must be of words of at most 1024 bytes"
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *[(name, shape) for name in DTYPES for shape in [(), (1,), (0, 1), (1, 1, 1)]],
+        *[(name, (2, 1)) for name in DTYPES if name != "text_input"],
+        *[(name, (1, columns)) for name in DTYPES if name not in WORDS for columns in (0, 2)],
+    ],
+)
+def test_an_input_of_the_wrong_shape_is_refused(tokenizer: Tokenizer, name: str, shape: tuple[int, ...]) -> None:
+    inputs = {"text_input": _tensor("text_input", ["def f"]), name: np.full(shape, b"def", np.object_)}
+    with pytest.raises(InvalidRequest) as refused:
+        RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN).parse(inputs)
+    rows = "rows" if name == "text_input" and 1 not in shape[:1] else 1
+    expected = f"[{rows}, {'number of words' if name in WORDS else 1}]"
+    assert str(refused.value).startswith(f"{name} has shape {list(shape)}; it must be {expected}")

@@ -1,141 +1,165 @@
-"""Admission and streaming: the order of sequences, when callers block, and what their clients receive."""
+"""Admission, streaming and cancellation: the order of sequences, when callers block, what clients receive."""
 
 import random
 import threading
-from collections.abc import Callable
+import time
+from dataclasses import replace
 
 import pytest
-from engine.forward_passes import ForwardPass, watching
-from engine.requests import request_of, requests_of
-from engine.scheduling import SECONDS, Running, client_of, results_alone, running
+from engine.engines import alone
+from engine.prompts import request_of
+from engine.scheduling import SECONDS, Running, client_of, running
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.errors import GenerationError
+from llama_engine.errors import Cancelled, Unavailable
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sequence import Completion, Sequence, Status
 
 
-def _wait_in_thread(scheduled: Running, sequence: Sequence, then: Callable[[], None]) -> threading.Thread:
-    def wait() -> None:
-        scheduled.scheduler.wait_until_admitted([sequence])
-        then()
-
-    thread = threading.Thread(target=wait)
+def _wait_in_thread(scheduled: Running, sequence: Sequence) -> threading.Thread:
+    thread = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([sequence],))
     thread.start()
     return thread
 
 
+def _assert_unharmed(checkpoint: Checkpoint, *sequences: Sequence) -> None:
+    """They have the results of the same requests, each alone in an engine."""
+    expected = alone(checkpoint, [sequence.request for sequence in sequences])
+    assert [sequence.result for sequence in sequences] == expected
+
+
 def test_a_short_sequence_finishes_before_a_long_one_that_came_first(fp32: Checkpoint) -> None:
     with running(fp32, 3) as scheduled:
-        long = scheduled.add(request_of(fp32, 1, 12, 30))
+        (long,) = scheduled.add(request_of(fp32, 1, 12, 30))
         scheduled.pace.let(4)
-        short = scheduled.add(request_of(fp32, 2, 12, 3))
+        (short,) = scheduled.add(request_of(fp32, 2, 12, 3))
+        # Pass 5 had begun when the short one came; pass 6 is its prefill, passes 7 and 8 its decode steps.
         scheduled.pace.let(8)
         assert short.result is not None
-        assert long.result is None
-        # Pass 5 had begun when the short one came; pass 6 is its prefill, passes 7 and 8 its decode steps.
         assert long.num_output_tokens < 14
-        assert scheduled.finish([long, short]) == results_alone(fp32, long, short)
+        scheduled.finish([long, short])
+        _assert_unharmed(fp32, long, short)
 
 
 def test_sequences_that_arrive_at_any_time_keep_their_texts_and_their_order(fp32: Checkpoint) -> None:
     randomness = random.Random(4)
     with running(fp32, 3, prefill_tokens="16") as scheduled:
-        sequences = [scheduled.add(request_of(fp32, 0, 12, 20))]
+        sequences = scheduled.add(request_of(fp32, 0, 12, 20))
         for index in range(1, 16):
             scheduled.pace.let(randomness.randint(0, 3))
             size, max_tokens = randomness.choice((5, 20, 50)), randomness.randint(1, 9)
-            sequences.append(scheduled.add(request_of(fp32, index, size, max_tokens)))
-        assert scheduled.finish(sequences) == results_alone(fp32, *sequences)
+            sequences += scheduled.add(request_of(fp32, index, size, max_tokens))
+        scheduled.finish(sequences)
+        _assert_unharmed(fp32, *sequences)
         for times in zip(*((one.admitted_at, one.first_token_at) for one in sequences), strict=True):
             assert list(times) == sorted(times)
 
 
-def test_a_long_prompt_keeps_its_place_among_short_ones(fp32: Checkpoint) -> None:
-    """Sequences wait whenever a slot is free."""
-    with running(fp32, 2, prefill_tokens="16") as scheduled:
-        requests = requests_of(fp32, 25, 12, 4)
-        requests[4] = request_of(fp32, 4, 90, 4)
-        sequences = scheduled.add_all(requests)
-        scheduled.finish(sequences)
-        long, after = sequences[4], sequences[5:]
-        assert all(sequence.admitted_at >= long.admitted_at for sequence in after)
-        assert long.finished_at < after[-1].finished_at
-        assert scheduled.pace.prompts.count(16) == 5
-        assert all(sequence.first_token_at > long.first_token_at for sequence in after)
-
-
 def test_waiting_for_admission_blocks_until_a_slot_is_free(fp32: Checkpoint) -> None:
     with running(fp32, 2) as scheduled:
-        first = scheduled.add_all([request_of(fp32, 0, 12, 6), request_of(fp32, 1, 12, 9)])
+        first = scheduled.add(request_of(fp32, 0, 12, 6), request_of(fp32, 1, 12, 9))
         scheduled.pace.let(1)
         scheduled.scheduler.wait_until_admitted(first)
-        third = scheduled.add(request_of(fp32, 3, 12, 2))
-        finished: list[int] = []
-        waiter = _wait_in_thread(
-            scheduled, third, lambda: finished.append(sum(sequence.result is not None for sequence in first))
-        )
+        (third,) = scheduled.add(request_of(fp32, 3, 12, 2))
+        waiter = _wait_in_thread(scheduled, third)
         scheduled.pace.let(3)
         assert third.status is Status.WAITING
         assert waiter.is_alive()
-        scheduled.pace.run_free()
+        # The fifth step ends the first sequence.
+        scheduled.pace.let(3)
         waiter.join(SECONDS)
-        assert finished[0] >= 1
+        assert not waiter.is_alive()
         scheduled.finish([*first, third])
 
 
 def test_waiting_for_admission_does_not_wait_for_a_step_while_a_slot_is_free(fp32: Checkpoint) -> None:
     """Triton tells its batcher of no request while `execute` runs, and then looks half a second later."""
     with running(fp32, 2) as scheduled:
-        first = scheduled.add(request_of(fp32, 0, 12, 6))
+        (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
         scheduled.pace.let(1)
         # The next step is held, so nothing is admitted; one slot is free.
-        second = scheduled.add(request_of(fp32, 1, 12, 4))
+        (second,) = scheduled.add(request_of(fp32, 1, 12, 4))
         scheduled.scheduler.wait_until_admitted([second])
         assert second.status is Status.WAITING
-        third = scheduled.add(request_of(fp32, 2, 12, 4))
-        waiter = _wait_in_thread(scheduled, third, lambda: None)
+        (third,) = scheduled.add(request_of(fp32, 2, 12, 4))
+        waiter = _wait_in_thread(scheduled, third)
         scheduled.pace.let(2)
         assert second.status is not Status.WAITING
         assert waiter.is_alive()
-        scheduled.pace.run_free()
-        waiter.join(SECONDS)
-        assert not waiter.is_alive()
         scheduled.finish([first, second, third])
+        waiter.join(SECONDS)
 
 
-@pytest.mark.parametrize("prompted", [False, True])
-def test_chunks_join_to_the_text_that_is_sent_without_streaming(fp32: Checkpoint, prompted: bool) -> None:
+def test_chunks_join_to_the_text_that_is_sent_without_streaming(fp32: Checkpoint) -> None:
     prompt = "def f(🙂):"
     request = GenerationRequest(
         prompt=prompt, prompt_tokens=fp32.tokenizer.encode(prompt), max_tokens=25,
-        stop_words=(b"never", b"\n\n\n\n"), temperature=1.0, seed=5, exclude_input_in_output=not prompted,
+        stop_words=(b"never", b"\n\n\n\n"), temperature=1.0, seed=5,
     )  # fmt: skip
     with running(fp32, 4) as scheduled:
-        streamed, plain = scheduled.add(request, stream=True), scheduled.add(request)
-        result, expected = scheduled.finish([streamed, plain])
-    chunks = client_of(streamed).chunks
-    assert isinstance(result, Completion)
-    assert result == expected
-    assert "".join(chunk.text for chunk in chunks) == result.text
-    assert sum(chunk.num_tokens for chunk in chunks) == result.num_output_tokens
-    assert len(chunks) > 5
+        (plain,) = scheduled.add(request)
+        streamed = scheduled.add(request, replace(request, exclude_input_in_output=False), stream=True)
+        expected, *results = scheduled.finish([plain, *streamed])
     assert client_of(plain).chunks == []
+    assert isinstance(expected, Completion)
+    for sequence, result, before in zip(streamed, results, ("", prompt), strict=True):
+        chunks = client_of(sequence).chunks
+        assert result == replace(expected, text=before + expected.text)
+        assert "".join(chunk.text for chunk in chunks) == before + expected.text
+        assert sum(chunk.num_tokens for chunk in chunks) == expected.num_output_tokens
+        assert len(chunks) > 5
 
 
-def test_every_sequence_is_answered_while_every_pass_fails_and_later_ones_complete(fp32: Checkpoint) -> None:
-    broken = threading.Event()
-    broken.set()
+@pytest.mark.parametrize(
+    ("seconds", "error", "message"),
+    [(-1, Unavailable, "the request's time was up before it got a slot"), (60, Cancelled, "the request was cancelled")],
+)
+def test_a_sequence_late_or_cancelled_while_it_waits_is_never_computed(
+    fp32: Checkpoint, seconds: float, error: type[Exception], message: str
+) -> None:
+    with running(fp32, 1) as scheduled:
+        (first,) = scheduled.add(request_of(fp32, 0, 10, 40))
+        scheduled.pace.let(2)
+        # A deadline doesn't apply to a sequence that has a slot.
+        first.deadline = 0.0
+        (gone,) = scheduled.add(request_of(fp32, 1, 33), deadline=time.monotonic() + seconds)
+        (patient,) = scheduled.add(request_of(fp32, 2, 21, 3), deadline=time.monotonic() + 3600)
+        if error is Cancelled:
+            client_of(gone).cancel()
+        scheduled.pace.let(1)
+        assert isinstance(gone.result, error)
+        assert first.result is None
+        scheduled.scheduler.wait_until_admitted([gone])
+        assert str(scheduled.finish([gone, first, patient])[0]) == message
+        assert scheduled.pace.prompts == [10, 21]
+        _assert_unharmed(fp32, first, patient)
 
-    def fail(one: ForwardPass) -> None:
-        if broken.is_set():
-            raise RuntimeError("no kernel")
 
-    with running(fp32, 2) as scheduled, watching(fp32, fail):
-        scheduled.pace.run_free()
-        failed = [scheduled.add(request, stream=True) for request in requests_of(fp32, 5, 12, 5)]
-        scheduled.scheduler.wait_until_finished(failed)
-        broken.clear()
-        good = scheduled.add(request_of(fp32, 9, 12, 5))
-        *results, last = scheduled.finish([*failed, good])
-        assert all(isinstance(result, GenerationError) for result in results)
-        assert [last] == results_alone(fp32, good)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cancelled_sequence_frees_its_slot_and_changes_no_neighbour(fp32: Checkpoint, stream: bool) -> None:
+    with running(fp32, 3) as scheduled:
+        sequences = scheduled.add(*(request_of(fp32, size, size, 20) for size in (10, 12, 14)), stream=stream)
+        scheduled.pace.let(4)
+        (waiting,) = scheduled.add(request_of(fp32, 21, 21, 3))
+        gone = sequences[0]
+        client_of(gone).cancel()
+        assert waiting.status is Status.WAITING
+        tokens = gone.num_output_tokens
+        scheduled.pace.let(1)
+        # The pass that was running when the cancellation was noticed, and none after it.
+        assert gone.num_output_tokens == tokens + 1
+        assert isinstance(gone.result, Cancelled)
+        assert waiting.status is not Status.WAITING
+        scheduled.finish([*sequences, waiting])
+        _assert_unharmed(fp32, *sequences[1:], waiting)
+
+
+def test_a_sequence_whose_client_cannot_be_polled_completes_and_hides_no_cancellation(fp32: Checkpoint) -> None:
+    with running(fp32, 2) as scheduled:
+        first, gone = scheduled.add(request_of(fp32, 0, 10, 9), request_of(fp32, 1, 12, 200))
+        scheduled.pace.let(1)
+        client_of(first).lost = True
+        client_of(gone).cancel()
+        scheduled.pace.let(1)
+        assert isinstance(gone.result, Cancelled)
+        scheduled.finish([first, gone])
+        _assert_unharmed(fp32, first)

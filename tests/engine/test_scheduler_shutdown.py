@@ -1,9 +1,14 @@
 """Shutdown, and failures inside the scheduler: every sequence gets exactly one result."""
 
+import threading
+import time
+
 import pytest
-from engine.requests import request_of, requests_of
-from engine.scheduling import SECONDS, Running, client_of, results_alone, running, scheduler_threads, sent_result
+from engine.engines import alone
+from engine.prompts import request_of, requests_of
+from engine.scheduling import SECONDS, Running, client_of, running, scheduler_threads, sent_result
 from llama_engine import scheduler
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import GenerationError, Unavailable
 from llama_engine.model.loader import Checkpoint
@@ -15,32 +20,44 @@ STOPPING = "the server is stopping"
 
 def _crowd(scheduled: Running, checkpoint: Checkpoint, max_tokens: int = 8) -> list[Sequence]:
     """Two sequences in their second decode step, and three that wait."""
-    sequences = scheduled.add_all(requests_of(checkpoint, 5, 12, max_tokens), stream=True)
+    sequences = scheduled.add(*requests_of(checkpoint, 5, 12, max_tokens), stream=True)
     scheduled.pace.let(2)
     return sequences
 
 
-def test_shutdown_completes_running_sequences_and_refuses_waiting_ones(fp32: Checkpoint) -> None:
+def _begin_to_stop(scheduled: Running, drain_seconds: float) -> threading.Thread:
+    """Stop the scheduler in a thread; return when it admits nothing any more."""
+    thread = threading.Thread(target=scheduled.scheduler.stop, args=(drain_seconds,))
+    thread.start()
+    probe = GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)
+    while scheduled.add(probe)[0].result is None:
+        time.sleep(0.001)
+    return thread
+
+
+def test_shutdown_completes_running_sequences_and_refuses_waiting_and_later_ones(fp32: Checkpoint) -> None:
     with running(fp32, 2) as scheduled:
         sequences = _crowd(scheduled, fp32)
-        stopping = scheduled.begin_to_stop(SECONDS)
+        stopping = _begin_to_stop(scheduled, SECONDS)
         scheduled.pace.let(1)
         assert [sequence.result is None for sequence in sequences] == [True, True, False, False, False]
         scheduled.pace.run_free()
         stopping.join(SECONDS)
-        assert scheduled.dispatcher.close(SECONDS)
         assert scheduler_threads() == []
+        sequences += scheduled.add(request_of(fp32, 1))
+        scheduled.scheduler.wait_until_admitted(sequences)
+        scheduled.scheduler.wait_until_finished(sequences)
+        assert scheduled.dispatcher.close(SECONDS)
         assert scheduled.pace.prompts == [12]
-        assert [sent_result(sequence) for sequence in sequences[:2]] == results_alone(fp32, *sequences[:2])
-        for sequence in sequences[2:]:
-            assert isinstance(sequence.result, Unavailable)
-            assert str(sent_result(sequence)) == STOPPING
+        results = [sent_result(sequence) for sequence in sequences]
+        assert results[:2] == alone(fp32, [sequence.request for sequence in sequences[:2]])
+        assert {(type(result), str(result)) for result in results[2:]} == {(Unavailable, STOPPING)}
 
 
 def test_sequences_that_exceed_the_drain_time_are_answered_with_an_error(fp32: Checkpoint) -> None:
     with running(fp32, 2) as scheduled:
         sequences = _crowd(scheduled, fp32, max_tokens=400)
-        stopping = scheduled.begin_to_stop(0)
+        stopping = _begin_to_stop(scheduled, 0)
         scheduled.pace.run_free()
         stopping.join(SECONDS)
         assert scheduler_threads() == []
@@ -49,16 +66,6 @@ def test_sequences_that_exceed_the_drain_time_are_answered_with_an_error(fp32: C
         assert scheduled.engine.used_slots == 0
         # No step after the one that was running.
         assert sequences[0].num_output_tokens == 3
-
-
-def test_a_sequence_added_after_the_shutdown_is_refused(fp32: Checkpoint) -> None:
-    with running(fp32, 2) as scheduled:
-        scheduled.scheduler.stop(SECONDS)
-        late = scheduled.add(request_of(fp32, 1))
-        scheduled.scheduler.wait_until_admitted([late])
-        scheduled.scheduler.wait_until_finished([late])
-        assert scheduled.dispatcher.close(SECONDS)
-        assert str(sent_result(late)) == STOPPING
 
 
 def test_a_step_that_hangs_delays_neither_the_shutdown_nor_the_results(
@@ -98,13 +105,12 @@ class _BrokenStats(Stats):
 def test_every_sequence_is_answered_when_the_scheduler_itself_fails(fp32: Checkpoint) -> None:
     with running(fp32, 2, stats=_BrokenStats) as scheduled:
         scheduled.pace.run_free()
-        sequences = [
-            scheduled.add(request_of(fp32, index, 12, 1 + index % 3), stream=index % 2 == 0) for index in range(12)
-        ]
+        requests = [request_of(fp32, index, 12, 1 + index % 3) for index in range(12)]
+        sequences = [*scheduled.add(*requests[::2], stream=True), *scheduled.add(*requests[1::2])]
         results = scheduled.finish(sequences)
         good = [sequence for sequence in sequences if isinstance(sequence.result, Completion)]
         assert len(good) >= 2
-        assert [sequence.result for sequence in good] == results_alone(fp32, *good)
+        assert [sequence.result for sequence in good] == alone(fp32, [sequence.request for sequence in good])
         assert all(isinstance(result, GenerationError | Completion) for result in results)
         assert scheduled.engine.used_slots == 0
 
@@ -113,7 +119,7 @@ def test_every_sequence_is_answered_when_a_slot_cannot_be_freed(
     fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(fp32, 3) as scheduled:
-        sequences = scheduled.add_all(requests_of(fp32, 4, 12, 9))
+        sequences = scheduled.add(*requests_of(fp32, 4, 12, 9))
         scheduled.pace.let(2)
         client_of(sequences[0]).cancel()
         remove, failures = Engine.remove, iter([True])
@@ -127,15 +133,4 @@ def test_every_sequence_is_answered_when_a_slot_cannot_be_freed(
         results = scheduled.finish(sequences)
         assert str(results[0]) == "the request was cancelled"
         assert all(isinstance(result, GenerationError) for result in results[1:3])
-        assert [results[3]] == results_alone(fp32, sequences[3])
-
-
-def test_a_client_that_cannot_be_sent_to_costs_no_other_its_result(fp32: Checkpoint) -> None:
-    with running(fp32, 2) as scheduled:
-        sequences = scheduled.add_all(requests_of(fp32, 4, 12), stream=True)
-        client_of(sequences.pop(1)).refuses = "send"
-        scheduled.pace.run_free()
-        scheduled.scheduler.wait_until_finished(sequences)
-        scheduled.scheduler.stop(SECONDS)
-        assert scheduled.dispatcher.close(SECONDS)
-        assert [sent_result(sequence) for sequence in sequences] == results_alone(fp32, *sequences)
+        assert [results[3]] == alone(fp32, [sequences[3].request])

@@ -7,19 +7,19 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from engine.registries import RecordingRegistry
+from engine.metrics import RecordingRegistry, finished_sequence
 from engine.scheduling import SECONDS
-from engine.sequences import finished_sequence
 from llama_engine.engine import StepResult
-from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.observability import metrics
 from llama_engine.observability.metrics import METRICS, Metric
 from llama_engine.observability.stats import Stats
-from llama_engine.sequence import Completion
+from llama_engine.sequence import FAILURE, Completion, Result
 
 STOPPED = Completion("", "stop", 3, 4)
-IDLE = {"llama_slots": 8, "llama_slots_in_use": 0, "llama_waiting_rows": 0, "llama_queue_limit_requests": 0}
+IDLE = {"llama_slots": 8, "llama_slots_in_use": 0, "llama_waiting_rows": 0, "llama_queue_limit_requests": 64}
 LAST_STEP = "llama_last_step_timestamp_seconds"
+BAD, PREFILL = StepResult([finished_sequence(FAILURE)], errors=1), StepResult(prefill_tokens=16)
 
 
 @pytest.fixture
@@ -29,16 +29,11 @@ def registry() -> RecordingRegistry:
 
 @pytest.fixture
 def stats(registry: RecordingRegistry) -> Iterator[Stats]:
-    stats = Stats(registry, slots=8)
+    stats = Stats(registry, slots=8, queue_limit=64)
+    assert registry.levels == IDLE, "the gauges have no values before the model is ready"
     yield stats
     stats.close(SECONDS)
-
-
-def test_the_gauges_have_their_values_when_the_stats_exist(registry: RecordingRegistry) -> None:
-    stats = Stats(registry, slots=8)
-    levels = dict(registry.levels)
-    stats.close(SECONDS)
-    assert levels == IDLE
+    assert registry.closed
 
 
 def test_steps_are_counted_with_their_tokens_and_latencies(stats: Stats, registry: RecordingRegistry) -> None:
@@ -59,41 +54,27 @@ def test_steps_are_counted_with_their_tokens_and_latencies(stats: Stats, registr
     assert registry.levels == IDLE | {"llama_slots_in_use": 1}
 
 
-def test_completed_sequences_are_counted_by_finish_reason_with_their_times(
-    stats: Stats, registry: RecordingRegistry
-) -> None:
-    stats.record_finished(finished_sequence(STOPPED))
-    stats.record_finished(finished_sequence(Completion("", "length", 3, 4), first_token_at=14.0))
-    stats.close(SECONDS)
-    assert registry.counts == {
-        "llama_requests_total stop": 1,
-        "llama_requests_total length": 1,
-        "llama_prompt_tokens_total": 6,
-    }
-    assert registry.observations == {
-        "llama_queue_time_seconds": [2.0, 2.0],
-        "llama_time_to_first_token_seconds": [5.0, 4.0],
-        "llama_request_latency_seconds": [10.0, 10.0],
-    }
-
-
 @pytest.mark.parametrize(
-    ("error", "reason"),
-    [(Cancelled("c"), "cancelled"), (Unavailable("u"), "unavailable"), (GenerationError("f"), "error")],
+    ("result", "reason", "others"),
+    [
+        (STOPPED, "stop", {}),
+        (Completion("", "length", 3, 4), "length", {}),
+        (Cancelled("c"), "cancelled", {"llama_cancellations_total": 2}),
+        (Unavailable("u"), "unavailable", {}),
+        (GenerationError("f"), "error", {}),
+    ],
 )
-def test_failed_sequences_are_counted_by_their_error_without_a_latency(
-    stats: Stats, registry: RecordingRegistry, error: RequestError, reason: str
+def test_finished_sequences_are_counted_by_their_reason_with_the_times_they_reached(
+    stats: Stats, registry: RecordingRegistry, result: Result, reason: str, others: dict[str, int]
 ) -> None:
-    """One that ran, and one that never had a slot."""
-    stats.record_finished(finished_sequence(error))
-    stats.record_finished(finished_sequence(error, admitted_at=math.nan, first_token_at=math.nan))
+    """One that ran, and one that never had a slot; only a completion has a latency."""
+    stats.record_finished(finished_sequence(result))
+    stats.record_finished(finished_sequence(result, admitted_at=math.nan, first_token_at=math.nan))
     stats.close(SECONDS)
-    cancelled = {"llama_cancellations_total": 2} if reason == "cancelled" else {}
-    assert registry.counts == {f"llama_requests_total {reason}": 2, "llama_prompt_tokens_total": 3} | cancelled
-    assert registry.observations == {
-        "llama_queue_time_seconds": [2.0],
-        "llama_time_to_first_token_seconds": [5.0],
-    }
+    assert registry.counts == {f"llama_requests_total {reason}": 2, "llama_prompt_tokens_total": 3} | others
+    latency = {"llama_request_latency_seconds": [10.0, 10.0]} if isinstance(result, Completion) else {}
+    times = {"llama_queue_time_seconds": [2.0], "llama_time_to_first_token_seconds": [5.0]}
+    assert registry.observations == times | latency
 
 
 def test_refused_requests_and_the_load_are_counted(stats: Stats, registry: RecordingRegistry) -> None:
@@ -105,33 +86,19 @@ def test_refused_requests_and_the_load_are_counted(stats: Stats, registry: Recor
     assert registry.levels == IDLE | {"llama_waiting_rows": 5}
 
 
-@pytest.mark.parametrize("queue_limit", [0, 64])
-def test_an_idle_server_shows_its_slots_and_its_queue_limit(registry: RecordingRegistry, queue_limit: int) -> None:
-    Stats(registry, slots=8, queue_limit=queue_limit).close(SECONDS)
-    assert registry.levels == IDLE | {"llama_queue_limit_requests": queue_limit}
-
-
-def test_the_registry_is_closed_after_the_last_record(stats: Stats, registry: RecordingRegistry) -> None:
-    stats.record_error()
-    stats.close(SECONDS)
-    assert registry.closed
-    assert registry.counts["llama_step_errors_total"] == 1
-
-
-def test_a_step_that_only_fails_is_no_sign_of_life(stats: Stats, registry: RecordingRegistry) -> None:
-    stats.record_step(StepResult([finished_sequence(STOPPED)], errors=1), now=100.0, running=0, waiting=0)
-    stats.close(SECONDS)
-    assert registry.counts["llama_steps_total"] == 1
-    assert LAST_STEP not in registry.levels
-
-
-def test_a_prefill_after_a_step_that_sampled_is_a_sign_of_life(stats: Stats, registry: RecordingRegistry) -> None:
-    bad = StepResult([finished_sequence(STOPPED)], errors=1)
-    for step in (bad, StepResult(sampled=1), StepResult(prefill_tokens=16)):
+@pytest.mark.parametrize(
+    ("steps", "alive"), [([BAD], False), ([BAD, PREFILL], False), ([BAD, StepResult(sampled=1), PREFILL], True)]
+)
+def test_after_a_failure_only_a_step_that_yields_a_token_is_a_sign_of_life(
+    steps: list[StepResult], alive: bool, stats: Stats, registry: RecordingRegistry
+) -> None:
+    for step in steps:
         before = time.time()
         stats.record_step(step, now=100.0, running=0, waiting=0)
     stats.close(SECONDS)
-    assert registry.levels[LAST_STEP] >= before
+    assert registry.counts["llama_steps_total"] == len(steps)
+    assert (registry.levels.get(LAST_STEP, 0.0) >= before) is alive
+    assert (LAST_STEP in registry.levels) is alive
 
 
 @pytest.mark.parametrize("method", ["add", "set", "observe"])
@@ -148,7 +115,7 @@ def test_a_failed_update_is_retried_and_only_an_observation_is_lost(
             raise RuntimeError("Triton's metrics are off")
 
     monkeypatch.setattr(registry, method, refuse_once)
-    stats = Stats(registry, slots=8)
+    stats = Stats(registry, slots=8, queue_limit=64)
     stats.record_finished(finished_sequence(STOPPED))
     assert refused.wait(SECONDS)
     stats.record_finished(finished_sequence(STOPPED))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from engine.registries import RecordingRegistry
+from engine.metrics import RecordingRegistry
 from engine.scheduling import SECONDS
 from llama_engine.engine import StepResult
 from llama_engine.errors import InvalidRequest

@@ -11,7 +11,7 @@ from llama_engine.text.tokenizer import Vocabulary
 SHORT = [b"", b"a", b"b", b"aab"]
 
 
-def banned(words: list[bytes], vocabulary: Vocabulary, tokens: Sequence[bytes]) -> list[int]:
+def _banned(words: list[bytes], vocabulary: Vocabulary, tokens: Sequence[bytes]) -> list[int]:
     """Return the ids banned after a text of these tokens."""
     bad_words = BadWords(words, vocabulary, torch.device("cpu"))
     for token in tokens:
@@ -19,19 +19,20 @@ def banned(words: list[bytes], vocabulary: Vocabulary, tokens: Sequence[bytes]) 
     return sorted({*bad_words.always.tolist(), *bad_words.completing().tolist()})
 
 
-def test_exactly_the_tokens_that_would_complete_a_bad_word_are_banned() -> None:
-    """On a small alphabet, in which words overlap with themselves."""
+@pytest.mark.parametrize("alphabet", [b"ab", b"a\xff", b"\xfe\xff"])
+def test_exactly_the_tokens_that_would_complete_a_bad_word_are_banned(alphabet: bytes) -> None:
+    """On a small alphabet, in which words overlap with themselves; \\xff is the last of all bytes."""
     randomness = random.Random(5)
-    tokens = [b"", *sorted({bytes(randomness.choices(b"ab", k=randomness.randint(1, 4))) for _ in range(200)})]
+    tokens = [b"", *sorted({bytes(randomness.choices(alphabet, k=randomness.randint(1, 4))) for _ in range(200)})]
     vocabulary = Vocabulary(tokens)
-    for _ in range(2000):
-        words = [bytes(randomness.choices(b"ab", k=randomness.randint(1, 6))) for _ in range(2)]
-        text = bytes(randomness.choices(b"ab", k=randomness.randint(0, 8)))
+    for _ in range(1500):
+        words = [bytes(randomness.choices(alphabet, k=randomness.randint(1, 6))) for _ in range(2)]
+        text = bytes(randomness.choices(alphabet, k=randomness.randint(0, 8)))
         if any(word in text for word in words):
             continue
         cut = randomness.randint(0, len(text))
         expected = [index for index, token in enumerate(tokens) if any(word in text + token for word in words)]
-        assert banned(words, vocabulary, [text[:cut], b"", text[cut:]]) == expected, (words, text)
+        assert _banned(words, vocabulary, [text[:cut], b"", text[cut:]]) == expected, (words, text)
 
 
 @pytest.mark.parametrize(
@@ -39,4 +40,4 @@ def test_exactly_the_tokens_that_would_complete_a_bad_word_are_banned() -> None:
     [(b"a" * 100_000 + b"b", 50, []), (b"a" * 1000 + b"b", 999, [3]), (b"a" * 1000 + b"b", 1200, [2, 3])],
 )
 def test_a_long_bad_word_bans_only_the_tokens_that_complete_it(word: bytes, length: int, expected: list[int]) -> None:
-    assert banned([word], Vocabulary(SHORT), [b"a"] * length) == expected
+    assert _banned([word], Vocabulary(SHORT), [b"a"] * length) == expected

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -22,74 +21,55 @@ HOSTILE = [
 ]
 
 
-def _record(message: str = "request answered", fields: Fields | None = None) -> logging.LogRecord:
-    record = logging.LogRecord("llama_engine.x", logging.INFO, __file__, 1, message, None, None)
+def _record(fields: Fields | None = None, error: Exception | None = None) -> logging.LogRecord:
+    raised = None if error is None else (type(error), error, error.__traceback__)
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "request answered", None, raised)
     if fields is not None:
         record.__dict__["fields"] = fields
     return record
 
 
-def test_a_text_line_is_the_message_and_its_fields() -> None:
-    assert TextFormatter().format(_record("settings: a=b")) == "settings: a=b"
+def test_a_line_is_the_message_and_its_fields_in_text_and_an_object_in_json() -> None:
+    assert TextFormatter().format(_record()) == "request answered"
     fields: Fields = {
-        "id": "job/7:a.b@c,d#1+2-3",
-        "rows": 2,
-        "stream": False,
-        "seconds": 1.23456,
-        "error": "top_p is 2",
-        "prompts": ["a b", "c"],
-    }
-    assert TextFormatter().format(_record(fields=fields)) == (
+        "id": "job/7:a.b@c,d#1+2-3", "rows": 2, "stream": False, "seconds": 1.23456, "error": "top_p is 2",
+        "prompts": ["ä b", "c"],
+    }  # fmt: skip
+    record = _record(fields)
+    assert TextFormatter().format(record) == (
         "request answered id=job/7:a.b@c,d#1+2-3 rows=2 stream=false seconds=1.235 "
-        'error="top_p is 2" prompts=["a b", "c"]'
+        r'error="top_p is 2" prompts=["\u00e4 b", "c"]'
     )
-
-
-def test_a_json_line_is_an_object_of_time_level_message_and_fields() -> None:
-    record = _record(fields={"id": "a", "rows": 2, "seconds": 0.25, "stream": True, "prompts": ["ä"]})
     line = json.loads(JsonFormatter().format(record))
     time = datetime.fromisoformat(line.pop("time"))
     assert time.utcoffset() == UTC.utcoffset(None)
     assert abs(time.timestamp() - record.created) < 0.002
-    assert line == {
-        "level": "INFO",
-        "message": "request answered",
-        "id": "a",
-        "rows": 2,
-        "seconds": 0.25,
-        "stream": True,
-        "prompts": ["ä"],
-    }
+    assert line == {"level": "INFO", "message": "request answered", **fields}
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_client_wrote_stays_in_its_line_and_field(text: str) -> None:
-    fields: Fields = {"id": text, "rows": 1}
-    line = TextFormatter().format(_record(fields=fields))
+    start, record = "request answered id=", _record({"id": text, "rows": 1})
+    line = TextFormatter().format(record)
     assert line.isascii()
     assert line.isprintable()
-    start = "request answered id="
     assert line.startswith(start)
     written, end = json.JSONDecoder().raw_decode(line.removeprefix(start))
     assert written == text
     assert line.removeprefix(start)[end:] == " rows=1"
-    whole = JsonFormatter().format(_record(fields=fields))
+    whole = JsonFormatter().format(record)
     assert whole.isascii()
     assert "\n" not in whole
     assert json.loads(whole)["id"] == text
 
 
 def test_an_exception_follows_the_fields() -> None:
-    try:
-        raise ValueError("broken")
-    except ValueError:
-        record = logging.LogRecord("x", logging.ERROR, __file__, 1, "it failed", None, sys.exc_info())
-    record.__dict__["fields"] = {"id": "a"}
+    record = _record({"id": "a"}, ValueError("broken"))
     first, *others = TextFormatter().format(record).splitlines()
-    assert first == "it failed id=a"
+    assert first == "request answered id=a"
     assert others[-1] == "ValueError: broken"
     line = json.loads(JsonFormatter().format(record))
-    assert (line["message"], line["level"], line["id"]) == ("it failed", "ERROR", "a")
+    assert (line["message"], line["id"]) == ("request answered", "a")
     assert line["exception"].splitlines()[-1] == "ValueError: broken"
 
 
@@ -100,6 +80,6 @@ def test_json_lines_go_to_standard_error_only(capfd: pytest.CaptureFixture[str])
     write_json(logger)
     logger.info("one")
     logger.warning("two", extra={"fields": {"id": "a\nb"}})
-    written = capfd.readouterr().err.splitlines()
-    assert [json.loads(line)["message"] for line in written] == ["one", "two"]
+    written = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [(line["message"], line["level"]) for line in written] == [("one", "INFO"), ("two", "WARNING")]
     assert before.getvalue() == ""

@@ -8,73 +8,69 @@ import pytest
 from llama_engine.triton.config import QueuePolicy, gpu_of, instance_name, is_decoupled, settings_parameters
 
 HOUR = 3600 * 1_000_000
-CPU = {"model_instance_name": "llama_0_0", "model_instance_kind": "CPU", "model_instance_device_id": "0"}
+LIMIT = {"default_timeout_microseconds": HOUR}
+OVERRIDE = {"allow_timeout_override": True}
 
 
-def _policy(**policy: object) -> QueuePolicy:
+def _policy(policy: object) -> QueuePolicy:
     return QueuePolicy.of({"dynamic_batching": {"default_queue_policy": policy}})
 
 
 def test_the_parameters_of_the_backend_itself_are_no_settings() -> None:
-    config = {
-        "parameters": {
-            "quantization": {"string_value": "int8"},
-            "EXECUTION_ENV_PATH": {"string_value": "/env.tar.gz"},
-            "FORCE_CPU_ONLY_INPUT_TENSORS": {"string_value": "no"},
-        },
-        "model_transaction_policy": {"decoupled": True},
+    values = {"quantization": "int8", "EXECUTION_ENV_PATH": "/env.tar.gz", "FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+    assert settings_parameters({"parameters": {name: {"string_value": value} for name, value in values.items()}}) == {
+        "quantization": "int8"
     }
-    assert settings_parameters(config) == {"quantization": "int8"}
-    assert is_decoupled(config)
     assert settings_parameters({}) == {}
+
+
+def test_a_model_is_decoupled_where_its_transaction_policy_says_so() -> None:
+    assert is_decoupled({"model_transaction_policy": {"decoupled": True}})
     assert not is_decoupled({})
 
 
 def test_every_instance_has_a_name_of_its_own() -> None:
     """Triton gives instances of one group on several GPUs the same name."""
-    gpus = [{**CPU, "model_instance_kind": "GPU", "model_instance_device_id": str(gpu)} for gpu in range(2)]
-    instances = [CPU, *gpus]
+    instances = [
+        {"model_instance_name": "llama_0_0", "model_instance_kind": kind, "model_instance_device_id": gpu}
+        for kind, gpu in (("CPU", "0"), ("GPU", "0"), ("GPU", "1"))
+    ]
     assert [instance_name(args) for args in instances] == ["llama_0_0", "llama_0_0_gpu0", "llama_0_0_gpu1"]
     assert [gpu_of(args) for args in instances] == [None, 0, 1]
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [
-        QueuePolicy.of({}),
-        QueuePolicy.of({"dynamic_batching": {}}),
-        QueuePolicy.of({"dynamic_batching": None}),
-        _policy(max_queue_size=4),
-        # A request that the policy delays isn't rejected.
-        _policy(default_timeout_microseconds=10, timeout_action="DELAY", allow_timeout_override=True),
-    ],
-)
-@pytest.mark.parametrize("timeout", [0, 5])
-def test_a_request_has_no_deadline_without_a_timeout_or_where_it_is_delayed(policy: QueuePolicy, timeout: int) -> None:
-    assert policy.deadline(timeout) == math.inf
-
-
-@pytest.mark.parametrize(
     ("policy", "timeout", "microseconds"),
     [
-        ({"default_timeout_microseconds": HOUR}, 0, HOUR),
+        (None, 0, math.inf),
+        ({}, 5, math.inf),
+        ({"max_queue_size": 4}, 5, math.inf),
+        # A request that the policy delays isn't rejected.
+        (LIMIT | OVERRIDE | {"timeout_action": "DELAY"}, 0, math.inf),
+        (LIMIT | OVERRIDE | {"timeout_action": "DELAY"}, 5, math.inf),
+        (LIMIT, 0, HOUR),
         ({"default_timeout_microseconds": str(HOUR)}, 0, HOUR),  # 64 bits are strings in protobuf's JSON
-        ({"default_timeout_microseconds": HOUR}, HOUR // 2, HOUR),  # may not override
-        ({"default_timeout_microseconds": HOUR, "allow_timeout_override": True}, HOUR // 2, HOUR // 2),
-        ({"default_timeout_microseconds": HOUR, "allow_timeout_override": True}, HOUR * 2, HOUR),  # only shorten
-        ({"default_timeout_microseconds": HOUR, "allow_timeout_override": True}, 0, HOUR),
-        ({"allow_timeout_override": True}, HOUR, HOUR),
-        ({"default_timeout_microseconds": HOUR, "timeout_action": "REJECT"}, 0, HOUR),
+        (LIMIT, HOUR // 2, HOUR),  # may not override
+        (LIMIT | OVERRIDE, HOUR // 2, HOUR // 2),
+        (LIMIT | OVERRIDE, HOUR * 2, HOUR),  # only shorten
+        (LIMIT | OVERRIDE, 0, HOUR),
+        (OVERRIDE, HOUR, HOUR),
+        (LIMIT | {"timeout_action": "REJECT"}, 0, HOUR),
     ],
 )
 def test_the_deadline_is_the_configs_timeout_or_a_shorter_one_of_the_request(
-    policy: dict[str, Any], timeout: int, microseconds: int
+    policy: dict[str, Any] | None, timeout: int, microseconds: float
 ) -> None:
     before = time.monotonic()
-    deadline = _policy(**policy).deadline(timeout)
-    assert before <= deadline - microseconds / 1e6 <= time.monotonic()
+    deadline = _policy(policy).deadline(timeout)
+    assert before <= deadline - microseconds / 1e6 <= time.monotonic() or deadline == microseconds
+
+
+@pytest.mark.parametrize("config", [{}, {"dynamic_batching": {}}, {"dynamic_batching": None}])
+def test_without_a_queue_policy_there_is_no_limit(config: dict[str, Any]) -> None:
+    assert QueuePolicy.of(config) == QueuePolicy(default_timeout=math.inf, size=0)
 
 
 def test_the_size_of_the_queue_is_read_and_defaults_to_no_limit() -> None:
-    assert _policy(max_queue_size=4).size == _policy(max_queue_size="4").size == 4
-    assert QueuePolicy.of({}).size == _policy(default_timeout_microseconds=10).size == 0
+    assert [_policy({"max_queue_size": size}).size for size in (4, "4")] == [4, 4]
+    assert _policy(LIMIT).size == 0

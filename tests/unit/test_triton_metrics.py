@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from dataclasses import dataclass, field
+from unittest.mock import Mock, call
 
 import pytest
 from llama_engine.observability.log import TritonLogHandler
@@ -13,42 +13,23 @@ from llama_engine.observability.metrics import LAST_STEP, METRICS, REQUESTS, SLO
 from llama_engine.triton.metrics import INSTANCE_LABEL, TritonMetrics
 
 LABELS = {"model": "llama", "version": "1"}
-
-
-@dataclass
-class _Series:
-    """Keeps its updates."""
-
-    labels: dict[str, str]
-    buckets: list[float] | None
-    updates: list[tuple[str, float]] = field(default_factory=list)
-
-    def increment(self, value: float) -> None:
-        self.updates.append(("increment", value))
-
-    def set(self, value: float) -> None:
-        self.updates.append(("set", value))
-
-    def observe(self, value: float) -> None:
-        self.updates.append(("observe", value))
+KINDS = ["counter", "gauge", "histogram"]
 
 
 class _Family:
     def __init__(self, kind: int) -> None:
-        self.kind = kind
-        self.series: list[_Series] = []
+        self.kind = KINDS[kind]
+        self.series: list[Mock] = []
 
-    def Metric(  # noqa: N802 - Triton's name
-        self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
-    ) -> _Series:
-        self.series.append(_Series(labels or {}, buckets))
+    def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Mock:  # noqa: N802 - Triton's name
+        self.series.append(Mock(["increment", "set", "observe"], labels=labels, buckets=buckets))
         return self.series[-1]
 
 
 class _Triton:
     """Stands for pb_utils.MetricFamily; a family of the same name is the same one."""
 
-    COUNTER, GAUGE, HISTOGRAM = 0, 1, 2
+    COUNTER, GAUGE, HISTOGRAM = range(3)
 
     def __init__(self) -> None:
         self.families: dict[str, _Family] = {}
@@ -56,9 +37,6 @@ class _Triton:
     def __call__(self, name: str, description: str, kind: int) -> _Family:
         assert description
         return self.families.setdefault(name, _Family(kind))
-
-    def series(self, name: str) -> list[_Series]:
-        return self.families[name].series
 
 
 @pytest.fixture
@@ -71,14 +49,13 @@ def test_instances_share_counters_and_histograms_and_have_gauges_of_their_own(tr
     for instance in instances:
         TritonMetrics(triton, LABELS, instance)
     assert list(triton.families) == [metric.name for metric in METRICS]
-    kinds = {"counter": triton.COUNTER, "gauge": triton.GAUGE, "histogram": triton.HISTOGRAM}
     for metric in METRICS:
-        series = triton.series(metric.name)
-        assert triton.families[metric.name].kind == kinds[metric.kind]
-        own = [one.labels.get(INSTANCE_LABEL) for one in series]
+        family = triton.families[metric.name]
+        assert family.kind == metric.kind
+        own = [one.labels.get(INSTANCE_LABEL) for one in family.series]
         assert own == (instances if metric.kind == "gauge" else [None] * 2 * len(metric.values)), metric.name
-        assert all(LABELS.items() <= one.labels.items() for one in series)
-        assert all((one.buckets is not None) == (metric.kind == "histogram") for one in series)
+        assert all(LABELS.items() <= one.labels.items() for one in family.series)
+        assert all((one.buckets is not None) == (metric.kind == "histogram") for one in family.series)
 
 
 def test_every_update_reaches_its_series_only(triton: _Triton) -> None:
@@ -87,13 +64,19 @@ def test_every_update_reaches_its_series_only(triton: _Triton) -> None:
     metrics.add(REQUESTS, 2, "stop")
     metrics.set(SLOTS, 8)
     metrics.observe(STEP_ROWS, 4)
-    by_reason = {series.labels["finish_reason"]: series.updates for series in triton.series(REQUESTS.name)}
-    assert by_reason.pop("stop") == [("increment", 2)]
-    assert not any(by_reason.values())
-    assert triton.series(STEPS.name)[0].updates == [("increment", 3)]
-    assert triton.series(SLOTS.name)[0].updates == [("set", 8)]
-    assert triton.series(STEP_ROWS.name)[0].updates == [("observe", 4)]
-    assert triton.series(LAST_STEP.name)[0].updates == []
+    updates = {
+        (name, one.labels.get("finish_reason")): one.mock_calls
+        for name, family in triton.families.items()
+        for one in family.series
+        if one.mock_calls
+    }
+    assert updates == {
+        (STEPS.name, None): [call.increment(3)],
+        (REQUESTS.name, "stop"): [call.increment(2)],
+        (SLOTS.name, None): [call.set(8)],
+        (STEP_ROWS.name, None): [call.observe(4)],
+    }
+    assert LAST_STEP.name in triton.families
 
 
 def test_series_and_families_outlive_closed_metrics(triton: _Triton) -> None:
@@ -113,9 +96,6 @@ def test_log_records_are_written_at_tritons_nearest_level() -> None:
     lines: list[str] = []
     log = logging.Logger("a logger of its own")
     log.addHandler(TritonLogHandler(*(lambda line, level=level: lines.append(f"{level} {line}") for level in "IWE")))
-    log.debug("1")
-    log.info("%s", 2)
-    log.warning("3")
-    log.error("4")
-    log.critical("5")
-    assert lines == ["I llama: 1", "I llama: 2", "W llama: 3", "E llama: 4", "E llama: 5"]
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+        log.log(level, "%s", level)
+    assert lines == ["I llama: 10", "I llama: 20", "W llama: 30", "E llama: 40", "E llama: 50"]

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from engine.checkpoints import fp32, int8, tokenizer
-from engine.small_checkpoints import save_small
+from engine.checkpoints import fp32, int8, save_small, tokenizer
 from llama_engine.text.tokenizer import Tokenizer
 from triton_prepare.prepare import prepare
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.checkpoints import small_config
 from engine.engines import load
-from engine.small_checkpoints import small_config
 from llama_engine.errors import CheckpointError
 from llama_engine.libraries import Linear8bitLt
 from llama_engine.model.loader import EMBEDDED, Checkpoint

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine.small_checkpoints import save_small
+from engine.checkpoints import save_small
 from llama_engine.errors import CheckpointError
 from llama_engine.model.manifest import MANIFEST, Manifest
 from llama_engine.text.tokenizer import Tokenizer

@@ -1,8 +1,11 @@
-"""A metrics registry that records."""
+"""What metrics are recorded of, finished sequences with known times, and a registry that keeps them."""
 
 from collections import Counter, defaultdict
 
+from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.observability.metrics import Metric
+from llama_engine.sequence import Result, Sequence, Status
+from llama_engine.text.stop_checker import StopChecker
 
 
 class RecordingRegistry:
@@ -29,3 +32,17 @@ class RecordingRegistry:
 
     def close(self) -> None:
         self.closed = True
+
+
+def finished_sequence(
+    result: Result, prompt: str = "", tokens: int = 0, admitted_at: float = 12.0, first_token_at: float = 15.0
+) -> Sequence:
+    """A sequence of three prompt tokens that arrived at 10.0 and finished at 20.0. tokens: output tokens."""
+    stop_checker = StopChecker(min_tokens=0, max_tokens=9, stop_words=[], end_tokens=[])
+    for token in range(tokens):
+        stop_checker.add(token, b"x")
+    return Sequence(
+        GenerationRequest(prompt=prompt, prompt_tokens=(1, 2, 3), max_tokens=9), stop_checker,
+        status=Status.FINISHED, result=result, arrived_at=10.0, admitted_at=admitted_at,
+        first_token_at=first_token_at, finished_at=20.0,
+    )  # fmt: skip

@@ -1,0 +1,185 @@
+"""The sampler over a slot batch, without a model: all parameters together as in transformers' chain, and at their ends.
+
+Nothing becomes NaN, and only a row whose logits are not finite fails.
+"""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.sampling.logits_processors import draw, penalize_output
+from llama_engine.sampling.philox import step_keys
+from llama_engine.sampling.sampler import FAILED, Sampler
+from llama_engine.sequence import Sequence
+from llama_engine.slot_batch import SlotBatch
+from llama_engine.text.bad_words import BadWords
+from llama_engine.text.stop_checker import StopChecker
+from llama_engine.text.tokenizer import Vocabulary
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+VOCABULARY, ENDS, STEPS = 200, (2, 7), 16
+CPU = torch.device("cpu")
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = 1e-45
+
+
+def _request(**values: object) -> GenerationRequest:
+    defaults = {"prompt": "", "prompt_tokens": (1, 3, 4), "max_tokens": STEPS}
+    return GenerationRequest(**{**defaults, **values})  # type: ignore[arg-type]  # values are fields
+
+
+def _logits(scale: float, rows: int = 1) -> torch.Tensor:
+    return scale * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(3))
+
+
+def _sample(
+    requests: list[GenerationRequest], steps: list[torch.Tensor], bad_words: BadWords | None = None
+) -> list[list[int]]:
+    """Return each row's tokens. steps: logits of each step, [rows, vocabulary]. bad_words: of the first row."""
+    vocabulary = steps[0].shape[1]
+    batch = SlotBatch(KVCacheShape(1, len(requests), 1, 1, 1, torch.float32), vocabulary, CPU)
+    sampler = Sampler(batch.sampling, ENDS)
+    endless = {"min_tokens": 0, "max_tokens": 1 << 30}
+    for request, banned in itertools.zip_longest(requests, [bad_words]):
+        batch.add([Sequence(request, StopChecker(**endless, stop_words=[], end_tokens=[]), banned)])
+    tokens = []
+    for logits in steps:
+        tokens.append(sampler.sample(logits, 0, batch.sequences, batch.features).tolist())
+        for sequence, token in zip(batch.sequences, tokens[-1], strict=True):
+            sequence.append(token, b"")
+    return [list(row) for row in zip(*tokens, strict=True)]
+
+
+def _random_request(randomness: random.Random) -> GenerationRequest:
+    def one_of(off: float, low: float, high: float) -> float:
+        return off if randomness.random() < 0.4 else float(np.float32(randomness.uniform(low, high)))
+
+    return _request(
+        prompt_tokens=tuple(randomness.randrange(VOCABULARY) for _ in range(30)),
+        min_tokens=randomness.choice((0, 0, 5, STEPS)),
+        temperature=one_of(0.0, 0.05, 2.0),
+        top_k=randomness.choice((0, 0, 1, 10, VOCABULARY, 10**6)),
+        top_p=one_of(1.0, 0.05, 0.99),
+        repetition_penalty=one_of(1.0, 0.5, 2.0),
+        frequency_penalty=one_of(0.0, -2.0, 2.0),
+        presence_penalty=one_of(0.0, -2.0, 2.0),
+        seed=randomness.getrandbits(64),
+    )
+
+
+def _reference(request: GenerationRequest, logits: list[torch.Tensor]) -> list[int]:
+    """One row through transformers' processors, in the order in which generate() applies them."""
+    written, prompt = list(request.prompt_tokens), len(request.prompt_tokens)
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(request.repetition_penalty)])
+    masks = LogitsProcessorList([MinNewTokensLengthLogitsProcessor(prompt, request.min_tokens, list(ENDS), "cpu")])
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(request.temperature or 1.0)])
+    if request.top_k:
+        warpers.append(TopKLogitsWarper(request.top_k))
+    if request.top_p < 1:
+        warpers.append(TopPLogitsWarper(request.top_p))
+    output_penalties = torch.tensor([[request.frequency_penalty], [request.presence_penalty]])
+    for step, row in enumerate(logits):
+        ids = torch.LongTensor([written])
+        counts = torch.bincount(torch.tensor(written[prompt:], dtype=torch.long), minlength=VOCABULARY)[None]
+        scores = masks(ids, penalize_output(processors(ids, row), counts, *output_penalties))
+        if request.temperature > 0:
+            key = step_keys(np.array([request.seed], dtype=np.uint64), np.array([step]))
+            written.append(int(draw(warpers(ids, scores), torch.from_numpy(key))))
+        else:
+            written.append(int(scores.argmax()))
+    return written[prompt:]
+
+
+def test_all_parameters_together_give_the_tokens_of_transformers_alone_and_among_others() -> None:
+    randomness = random.Random(1)
+    requests = [_random_request(randomness) for _ in range(40)]
+    logits = 4 * torch.randn(STEPS, 40, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    # End tokens are likely to win.
+    logits[:, :, ENDS] += 5
+    together = _sample(requests, [*logits])
+    for row, request in enumerate(requests):
+        steps = [step[row : row + 1] for step in logits]
+        expected = _reference(request, steps)
+        assert together[row] == expected, request
+        assert _sample([request], steps)[0] == expected, request
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_every_token_banned_ends_even_before_min_tokens(temperature: float) -> None:
+    everything = BadWords([b"a"], Vocabulary([b"a1", b"a2", b"", b"2a", b"aa", b"1a", b"a", b""]), CPU)
+    request = _request(min_tokens=5, temperature=temperature)
+    logits = torch.tensor([[3.0, 1.0, -9.0, 2.0, 5.0, 0.0, 1.0, -10.0]]).expand(2, -1)
+    (ended,), (free,) = _sample([request, request], [logits], everything)
+    assert ended in ENDS
+    assert free not in ENDS
+
+
+@pytest.mark.parametrize("temperature", [SMALLEST, 1e-38, 1e-30, 1e-6])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4, 1e30])
+def test_a_tiny_temperature_is_greedy(temperature: float, scale: float) -> None:
+    logits = _logits(scale)
+    (tokens,) = _sample([_request(temperature=temperature, top_k=9, top_p=0.9)], [logits] * 6)
+    assert FAILED not in tokens
+    if temperature < 1e-4 * scale:
+        assert set(tokens) == {int(logits.argmax())}
+
+
+@pytest.mark.parametrize("penalty", [SMALLEST, 1e-38, 1e-10, 1e10, 1e38, LARGEST])
+@pytest.mark.parametrize("temperature", [0.0, SMALLEST, 1.0, 2.0])
+def test_an_extreme_repetition_penalty_fails_no_row(penalty: float, temperature: float) -> None:
+    for scale, extra in itertools.product((1e-3, 1.0, 1e4), (-2.0, 0.0, 2.0)):
+        request = _request(
+            repetition_penalty=penalty, temperature=temperature, frequency_penalty=extra, presence_penalty=extra,
+            top_k=20, top_p=0.5,
+        )  # fmt: skip
+        (tokens,) = _sample([request], [_logits(scale)] * 6)
+        assert FAILED not in tokens
+        if penalty > 1 and extra == 0 and temperature < 1:
+            assert len(set(tokens)) == len(tokens), "a token came twice under a crushing penalty"
+
+
+def test_extreme_parameters_change_no_neighbour() -> None:
+    plain = _request(temperature=0.8, seed=5)
+    wild = _request(repetition_penalty=SMALLEST, frequency_penalty=2.0, temperature=SMALLEST, top_p=SMALLEST, top_k=1)
+    logits = _logits(3.0, rows=3)
+    assert _sample([wild, plain, wild], [logits] * 6)[1] == _sample([plain], [logits[1:2]] * 6)[0]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9, "top_k": 5}])
+def test_only_the_row_that_is_not_finite_or_all_masked_fails(bad: float, parameters: dict[str, float]) -> None:
+    requests = [_request(seed=row, **parameters) for row in range(3)]
+    finite = _logits(2.0, rows=3)
+    logits = finite.clone()
+    logits[1, 17 if bad != -torch.inf else slice(None)] = bad
+    expected = _sample(requests, [finite] * 6)
+    assert _sample(requests, [logits] * 6) == [expected[0], [FAILED] * 6, expected[2]]
+
+
+def test_tokens_that_the_model_rules_out_are_never_drawn() -> None:
+    logits = _logits(1.0)
+    logits[:, 5:] = -torch.inf
+    request = _request(temperature=2.0, repetition_penalty=1.5, presence_penalty=2.0, top_p=0.9999)
+    (tokens,) = _sample([request], [logits] * 200)
+    assert set(tokens) <= set(range(5))
+
+
+def test_a_neighbours_penalty_does_not_make_infinite_logits_finite() -> None:
+    requests, logits = [_request(), _request(repetition_penalty=1.3)], _logits(1.0, rows=2)
+    (first,), _ = _sample(requests, [logits])
+    assert first != FAILED
+    # Of a token that it has produced, which a penalty would make the greatest finite number.
+    infinite = logits.clone()
+    infinite[0, first] = torch.inf
+    assert _sample(requests, [logits, infinite])[0] == [first, FAILED]

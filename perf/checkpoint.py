@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from perf import workload
@@ -31,6 +30,8 @@ from perf.roofline.rates import BYTES, Weights
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 FOLDER = ROOT / ".work" / "bench"
 """Cache of the random ones."""
+DTYPES: Mapping[Weights, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
+"""PyTorch's names of the formats."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -101,18 +102,9 @@ def unquantized() -> Weights:
     return "fp16" if torch.cuda.is_available() else "fp32"
 
 
-def dtype(weights: Weights) -> str:
-    """Return PyTorch's name of the format."""
-    return {"fp32": "float32", "fp16": "float16", "int8": "int8"}[weights]
-
-
 def mebibytes(checkpoint: Path, weights: Weights) -> float:
-    """Return the memory of all weights of the checkpoint in that format, from the headers of its files."""
-    parameters = 0
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            parameters += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 - not a dict
-    return parameters * BYTES[weights] / 2**20
+    """Return the memory of all weights of the checkpoint in that format."""
+    return _parameters(checkpoint) * BYTES[weights] / 2**20
 
 
 def check_context(checkpoint: Path) -> None:
@@ -128,11 +120,14 @@ def check_context(checkpoint: Path) -> None:
 
 def described(checkpoint: Path) -> str:
     """Return the checkpoint in a few words."""
-    config = LlamaConfig.from_pretrained(checkpoint)
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in LlamaForCausalLM(config).parameters())
     random = ", random weights" if checkpoint.is_relative_to(FOLDER) else ""
-    return f"Llama of {count / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
+    return f"Llama of {_parameters(checkpoint) / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
+
+
+def _parameters(checkpoint: Path) -> int:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint))
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _save(shape: Shape, folder: Path) -> None:

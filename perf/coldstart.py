@@ -12,10 +12,9 @@ import os
 import shlex
 import statistics
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from triton_prepare.prepare import prepare
@@ -24,30 +23,25 @@ from perf.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
 from perf.command import CORES, count
 from perf.environment import family, status_kib
 from perf.results_file import Results
-from perf.servers.triton import Loaded, local_triton
+from perf.servers.triton import local_triton, read_back
 
 LLAMA_1B = Shape(2048, 8192, 16, 32, 8, 32000, 1024, "float16")
 """The matrices of Llama 3.2 1B with a smaller vocabulary: 1.1 billion parameters."""
 _TITLES = {"original": "quantized at every start", "prepared": "prepared once"}
 
 
-@dataclass(frozen=True)
-class Start:
-    """ready_s: until the server is ready. load_s: of it, from parsing the settings to the weights in place.
+def measure_start(checkpoint: Path, threads: int, found: dict[str, Any]) -> None:
+    """Start a server of the product with this checkpoint, stop it, and add its figures to those found before.
 
+    ready_seconds: until the server is ready. load_seconds: of it, from parsing the settings to the weights in place.
     peak_mib: the largest resident set of the model's process until then, pages of files included. loaded: the model's
-    log line.
+    log line. Raises LauncherError if it isn't ready.
     """
-
-    ready_s: float
-    load_s: float
-    peak_mib: float
-    loaded: str
-
-
-def start(checkpoint: Path, threads: int) -> Start:
-    """Start a server of the product with this checkpoint, and stop it. Raises LauncherError if it isn't ready."""
-    _drop_from_page_cache(checkpoint)
+    for path in checkpoint.iterdir():
+        with path.open("rb") as file:
+            # Pages not yet written to the disk would stay.
+            os.fsync(file)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     moments: dict[str, float] = {}
 
     def note(line: str) -> None:
@@ -57,37 +51,17 @@ def start(checkpoint: Path, threads: int) -> Start:
 
     environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     began = time.monotonic()
-    with local_triton(model=checkpoint, environment=environment, on_log_line=note) as server:
+    with local_triton(model=str(checkpoint), environment=environment, on_log_line=note) as server:
         ready = time.monotonic() - began
         peaks = [0]
         for pid in family(server.pid):
             # The kernel reports none for a process that has just ended.
             with suppress(ValueError, FileNotFoundError):
                 peaks.append(status_kib(pid, "status", "VmHWM"))
-        load_s = moments["loaded "] - moments["settings: "]
-        return Start(ready, load_s, max(peaks) / 2**10, Loaded.of(server.log_text()).line)
-
-
-def _drop_from_page_cache(folder: Path) -> None:
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            # Pages not yet written to the disk would stay.
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-
-
-def _measurement(name: str, folder: Path, starts: Sequence[Start]) -> dict[str, object]:
-    return {
-        "title": _TITLES[name],
-        "loaded": starts[0].loaded,
-        "files_mib": round(sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20, 1),
-        "ready_seconds": [round(one.ready_s, 2) for one in starts],
-        "load_seconds": [round(one.load_s, 2) for one in starts],
-        "peak_mib": [round(one.peak_mib, 1) for one in starts],
-    }
+        found["loaded"] = read_back(server).loaded
+    found["ready_seconds"].append(round(ready, 2))
+    found["load_seconds"].append(round(moments["loaded "] - moments["settings: "], 2))
+    found["peak_mib"].append(round(max(peaks) / 2**10, 1))
 
 
 def main() -> None:
@@ -109,24 +83,28 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     out = FOLDER / "prepared" / f"{original.name}-int8"
     prepare(str(original), None, out)
-    folders = {"original": original, "prepared": out}
     settings = {"model": original.name, "threads": options.threads, "repetitions": options.repetitions}
     results = Results(options.output, "coldstart", settings, resume=False)
     command = ["python", "-m", "perf.coldstart", *which, "--repetitions", str(options.repetitions)]
     results.section("command", shlex.join(command))
-    starts: dict[str, list[Start]] = {name: [] for name in folders}
+    folders = {"original": original, "prepared": out}
+    starts: dict[str, dict[str, Any]] = {}
+    for name, folder in folders.items():
+        mebibytes = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
+        lists: dict[str, Any] = {"ready_seconds": [], "load_seconds": [], "peak_mib": []}
+        starts[name] = {"title": _TITLES[name], "loaded": "", "files_mib": round(mebibytes, 1), **lists}
     # In turns, so that a slow minute affects both.
     for repetition in range(options.repetitions):
-        for name, folder in folders.items():
-            starts[name].append(one := start(folder, options.threads))
-            print(f"{repetition + 1}. {_TITLES[name]}: ready after {one.ready_s:.1f} s, {one.load_s:.1f} s to load")
-    for name, taken in starts.items():
-        results.add(name, _measurement(name, folders[name], taken))
-    results.finish()
-    for found in results.measurements.values():
-        ready, load, peak = (statistics.median(found[name]) for name in ("ready_seconds", "load_seconds", "peak_mib"))
+        for name, found in starts.items():
+            measure_start(folders[name], options.threads, found)
+            ready, load = found["ready_seconds"][-1], found["load_seconds"][-1]
+            print(f"{repetition + 1}. {found['title']}: ready after {ready:.1f} s, {load:.1f} s to load")
+    for name, found in starts.items():
+        results.add(name, found)
+        ready, load, peak = (statistics.median(found[key]) for key in ("ready_seconds", "load_seconds", "peak_mib"))
         print(f"{found['title']}: {found['files_mib']:,.0f} MiB of weights, ready after {ready:.1f} s,", end=" ")
         print(f"{load:.1f} s of it to load, at most {peak:,.0f} MiB (medians)")
+    results.finish()
     print(f"written to {options.output}")
 
 

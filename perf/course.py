@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -68,35 +68,32 @@ class Course:
 
         The measurement also gets the steal time during the task.
         """
-        if self.has(key):
-            self.budget.say(f"{key}: there already")
-            return
-        self.budget.say(f"{key} …")
-        steal = StealTime()
-        try:
+
+        def timed(_: None) -> Measurement:
+            steal = StealTime()
             found = task()
-            found = {**found, "stolen_share": round(steal.share(), 4)}
-        except Exception as error:  # noqa: BLE001 - any library may raise; the reason is recorded and printed
-            found = {**name, "not_run": reason(error)}
-        self.note(key, found)
+            return {**found, "stolen_share": round(steal.share(), 4)}
+
+        self.measure_on_one(name, {key: timed}, nullcontext, least=0.0)
 
     def measure_on_one(
         self,
         name: Mapping[str, object],
         loads: Mapping[str, Callable[[Started], Measurement]],
         start: Callable[[], AbstractContextManager[Started]],
+        least: float = START_S,
     ) -> None:
         """Start a server, apply the loads that the results lack, stop it; every load has an entry afterwards.
 
         What ends the server's measurements is the reason of all loads that are left: it can't run, or it has not
-        answered a load in time and may still be computing it.
+        answered a load in time and may still be computing it. least: seconds without which it is not started.
         """
         left = {key: load for key, load in loads.items() if not self.has(key)}
         if not left:
             self.budget.say(f"{', '.join(loads)}: there already")
             return
         try:
-            self.refuse_without(START_S)
+            self.refuse_without(least)
             with start() as started:
                 for key, load in [*left.items()]:
                     self.budget.say(f"{key} …")

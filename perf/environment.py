@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,10 +61,8 @@ def device() -> str:
     """Return the GPU's name, or "CPU: " and the processor's."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return "CPU: " + line.split(":", 1)[1].strip()
-    return "CPU: " + platform.machine()
+    named = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return f"CPU: {named[1].strip() if named else platform.machine()}"
 
 
 class StealTime:
@@ -122,10 +121,10 @@ def vram_mib() -> float | None:
 
 def status_kib(pid: int, file: str, name: str) -> int:
     """Return a value in KiB from a file in /proc/PID. Raises ValueError if the kernel does not report it."""
-    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1])
-    raise ValueError(f"/proc/{pid}/{file} has no {name}")
+    found = re.search(rf"^{name}:\s*(\d+)", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"/proc/{pid}/{file} has no {name}")
+    return int(found[1])
 
 
 def _read() -> dict[str, object]:

@@ -59,12 +59,6 @@ class AnalyzerReport:
     run: Run
     server_us: Mapping[str, float]
 
-    @property
-    def warm(self) -> float:
-        """When as many answers had arrived as the warm-up has requests, in seconds since 1970."""
-        records, warmup = self.run.records, self.run.warmup
-        return sorted(record.ended for record in records)[warmup - 1] if warmup else records[0].scheduled
-
 
 def measure(
     url: str, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float, model: str = "llama"

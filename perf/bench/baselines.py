@@ -68,7 +68,8 @@ class Loads:
     def _paced(self, server: Server) -> Iterator[tuple[Running, Pace]]:
         self.course.budget.say(f"{server.key} is started …")
         with server.start(self.checkpoint, self.threads) as running:
-            self.course.budget.say(f"{server.key} runs: {running.describe()}")
+            settings = "".join(f"\n  {name}: {value}" for name, value in running.settings.items())
+            self.course.budget.say(f"{server.key} runs: {running.command}{settings}")
             yield running, measured_pace(running, self.checkpoint, "equal", self.concurrency, self._timeout)
 
     def _closed(self, server: Server, mix: Mix, paced: tuple[Running, Pace]) -> Measurement:

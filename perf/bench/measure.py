@@ -78,13 +78,6 @@ class Size:
         """Whether the prediction is within the time available."""
         return self.predicted_s <= self.available_s
 
-    def describe(self) -> str:
-        """Return it in a line."""
-        return (
-            f"{self.requests} requests after {self.warmup}: about {self.predicted_s:.0f} s "
-            f"{'of' if self.fits else 'and not the'} {self.available_s:.0f} s available"
-        )
-
 
 def measured_pace(
     running: Running, checkpoint: Path, mix: workload.Mix, concurrency: int, timeout: float = PACE_S
@@ -200,8 +193,12 @@ def _counted(counters: Samples, report: AnalyzerReport, requests: Sequence[Reque
     def stepped(name: str) -> float:
         return counters.growth(name, window.begin, window.end)
 
+    # When as many answers had arrived as the warm-up has requests.
+    warmup, ended = report.run.warmup, sorted(record.ended for record in report.run.records)
+    warm = ended[warmup - 1] if warmup else report.run.whole.begin
+
     def answered(name: str) -> float:
-        return counters.growth(name, report.warm, counters.readings[-1][0])
+        return counters.growth(name, warm, counters.readings[-1][0])
 
     def ratio(amount: float, count: float) -> float | None:
         return round(amount / count, 3) if count else None

@@ -60,7 +60,7 @@ def sweep(course: Course, one: Configuration, checkpoint: Path, threads: int, ra
     """Measure a configuration at every concurrency that is missing in the results, on one server."""
     slowest = 0.0
 
-    def load(concurrency: int, served: Served) -> Measurement:
+    def measure(concurrency: int, served: Served) -> Measurement:
         nonlocal slowest
         available = seconds(concurrency)
         course.refuse_without(available)
@@ -71,10 +71,13 @@ def sweep(course: Course, one: Configuration, checkpoint: Path, threads: int, ra
         slowest = max(slowest, pace.wave_seconds())
         size = choose(available, pace, LEAST)
         if not size.fits:
-            raise NoTimeError(size.describe())
+            least = size.predicted_s
+            raise NoTimeError(
+                f"{size.requests} requests after {size.warmup} take {least:.0f} and not the {available:.0f} s"
+            )
         return article_entry(one, served, checkpoint, MIX, concurrency, size, rates)
 
-    loads = {f"sweep/{one.key}/{concurrency}": partial(load, concurrency) for concurrency in CONCURRENCIES}
+    loads = {f"sweep/{one.key}/{concurrency}": partial(measure, concurrency) for concurrency in CONCURRENCIES}
 
     def start() -> AbstractContextManager[Served]:
         find()  # without perf_analyzer no server is started

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,28 +56,14 @@ def path(target: Target) -> str:
 
 def body(target: Target, request: Request) -> bytes:
     """Return the request's JSON; the target's own fields override the protocol's."""
-    match target.protocol:
-        case "triton_generate" | "triton_stream":
-            fields: dict[str, object] = {
-                "text_input": request.prompt,
-                "max_tokens": request.output_tokens,
-                "min_tokens": request.output_tokens,
-                "temperature": 0.0,
-                # Overrides the checkpoint's generation config.
-                "repetition_penalty": 1.0,
-                "stream": target.protocol == "triton_stream",
-            }
-        case "openai_completions":
-            fields = {
-                "model": target.model,
-                "prompt": request.prompt,
-                "max_tokens": request.output_tokens,
-                "temperature": 0.0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        case "fastapi":
-            fields = {"prompt": request.prompt, "max_tokens": request.output_tokens}
+    prompt, tokens = request.prompt, request.output_tokens
+    fields: dict[str, object] = {"prompt": prompt, "max_tokens": tokens}
+    if target.protocol == "openai_completions":
+        fields |= {"model": target.model, "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True}}
+    elif target.protocol != "fastapi":
+        fields = {"text_input": prompt, "max_tokens": tokens, "min_tokens": tokens, "temperature": 0.0}
+        # Overrides the checkpoint's generation config.
+        fields |= {"repetition_penalty": 1.0, "stream": target.protocol == "triton_stream"}
     return json.dumps({**fields, **target.fields}).encode()
 
 
@@ -96,9 +82,9 @@ def read_answer(protocol: Protocol, chunks: Sequence[tuple[float, bytes]], ended
     answer = Answer()
     try:
         if protocol == "triton_stream":
-            _stream(answer, chunks, ended, _triton_chunk)
+            _stream(answer, chunks, ended, _triton_event)
         elif protocol == "openai_completions":
-            _stream(answer, chunks, ended, _completion_chunk)
+            _stream(answer, chunks, ended, _completion_event)
         elif ended is not None:
             fields = _object(b"".join(chunk for _, chunk in chunks))
             answer.output_tokens = _count(fields, "tokens" if protocol == "fastapi" else "num_output_tokens")
@@ -113,38 +99,30 @@ def _stream(
     answer: Answer,
     chunks: Sequence[tuple[float, bytes]],
     ended: float | None,
-    read_chunk: Callable[[Answer, Mapping[str, Any]], tuple[bool, bool]],
+    read_event: Callable[[Answer, Mapping[str, Any]], tuple[bool, bool]],
 ) -> None:
-    """Read server-sent events. read_chunk: returns whether an event has a token, and a finish reason."""
-    finished = False
-    for moment, fields in _events(chunks):
-        has_token, last = read_chunk(answer, fields)
-        finished |= last
-        if has_token:
-            answer.token_times.append(moment)
-    if ended is None:
-        return
-    if not finished:
-        raise AnswerError(f"the stream ended without a finish_reason, after {len(answer.token_times)} events")
-    if answer.prompt_tokens is None:
-        raise AnswerError("the stream ended without a usage: its tokens can't be counted")
-    if not answer.token_times:
-        # Tokens without text, such as special ones, may never be sent; they exist when the stream ends.
-        answer.token_times.append(ended)
-
-
-def _events(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    buffer = b""
+    """Read server-sent events. read_event: returns whether an event has a token, and a finish reason."""
+    finished, buffer = False, b""
     for moment, chunk in chunks:
         *events, buffer = _EVENT_END.split(buffer + chunk)
         for event in events:
             lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
             data = b"\n".join(lines)
             if lines and data.strip() != b"[DONE]":
-                yield moment, _object(data)
+                has_token, last = read_event(answer, _object(data))
+                finished |= last
+                answer.token_times += [moment] if has_token else []
+    if ended is None:
+        return
+    if not finished:
+        raise AnswerError(f"the stream ended without a finish_reason, after {len(answer.token_times)} events")
+    if answer.prompt_tokens is None:
+        raise AnswerError("the stream ended without a usage: its tokens can't be counted")
+    # Tokens without text, such as special ones, may never be sent; they exist when the stream ends.
+    answer.token_times = answer.token_times or [ended]
 
 
-def _triton_chunk(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool]:
+def _triton_event(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool]:
     """Read one of our chunks: each counts its own tokens, the last one the prompt's."""
     tokens = _count(fields, "num_output_tokens")
     answer.output_tokens += tokens
@@ -154,19 +132,15 @@ def _triton_chunk(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool
     return tokens > 0, last
 
 
-def _completion_chunk(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool]:
+def _completion_event(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool]:
     """Read an OpenAI completion chunk. It does not count its tokens; `usage`, near the end, has the total."""
     usage = fields.get("usage")
     if isinstance(usage, dict):
         answer.output_tokens = _count(usage, "completion_tokens")
         answer.prompt_tokens = _count(usage, "prompt_tokens")
-    has_token = last = False
-    for choice in fields.get("choices", []):
-        ends = choice.get("finish_reason") is not None
-        last |= ends
-        # A chunk without text holds a token that is not text yet; some servers send a last chunk without a token.
-        has_token |= bool(choice.get("text")) or not ends
-    return has_token, last
+    choices = [(choice.get("text"), choice.get("finish_reason") is not None) for choice in fields.get("choices", [])]
+    # A chunk without text holds a token that is not text yet; some servers send a last chunk without a token.
+    return any(text or not ends for text, ends in choices), any(ends for _, ends in choices)
 
 
 def _object(data: bytes) -> dict[str, Any]:

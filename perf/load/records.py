@@ -8,10 +8,9 @@ load of 32:
 - **The end.** Once the last request is sent, every answer leaves a place empty. With mixed lengths the longest requests
   then decode alone, for up to a request's whole duration. The fewer requests a run has, the larger this tail.
 
-The steady-state window therefore starts when the first request after the warm-up is sent, which is when an answer has
-arrived, and ends at the first answer after the last request was sent; in between, 32 are always in flight. Both ends
-lie at an answer (of answers that arrive in batches, at the first of a batch), so the window is not a batch too long or
-too short.
+The steady-state window therefore starts when the first request after the warm-up is sent, and ends at the first answer
+after the last request was sent; in between, 32 are always in flight. Both ends lie at an answer (of answers that arrive
+in batches, at the first of a batch), so the window is not a batch too long or too short.
 """
 
 from __future__ import annotations
@@ -117,12 +116,7 @@ class Run:
 
 
 def steady_state(sent: Sequence[float], answered: Sequence[float], warmup: int) -> Window:
-    """Return the steady-state window of requests that were sent and answered at these moments, in any order.
-
-    Raises ValueError unless a request is left after the warm-up.
-    """
-    if not 0 <= warmup < len(sent):
-        raise ValueError(f"warmup is {warmup}, must be 0 … {len(sent) - 1}: fewer than the requests")
+    """Return the steady-state window of requests that were sent and answered at these moments, in any order."""
     last = max(sent)
     return Window(sorted(sent)[warmup], min(moment for moment in answered if moment > last))
 

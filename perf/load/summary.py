@@ -1,14 +1,12 @@
 """A run in, the load's part of a measurement out.
 
 - **Throughput** (`duration_s`, `output_tokens`, the rates) is over a window, by the same rule for every server. In a
-  closed loop it is the steady-state window (`load.records`), and what counts is the tokens that arrived in it: of a
-  stream by the times of its events, of a unary server by its answers. That is exact for a server that runs batch after
-  batch; with continuous batching behind unary answers it includes tokens generated before the window and misses about
-  as many in flight at its end. Requests per second are tokens per second over the load's mean length, because the
-  answers in the window are no measure of the work done in it. `whole_run` has the plain figures beside it, warm-up
-  included. A single wave, in which every request is sent at once, has the figures of the whole run. In an open loop the
-  window is from the first measured request's scheduled time to the last measured answer, and the measured answers
-  count: a server that falls behind takes longer for them.
+  closed loop it is the steady-state window (`load.records`), and the tokens that arrived in it count: exact for
+  streams and for a server that runs batch after batch; with continuous batching behind unary answers it includes tokens
+  generated before the window and misses about as many in flight at its end. Requests per second are tokens per second
+  over the load's mean length, because the answers in the window are no measure of the work done in it. `whole_run` has
+  the plain figures beside it, warm-up included; a single wave has no others. In an open loop the window is from the
+  first measured request's scheduled time to the last measured answer: a server that falls behind takes longer.
 - **Latencies** are of every measured request, those answered after the window too: leaving them out would leave out the
   longest. They start when a request was *scheduled*: in an open loop, time before sending counts (otherwise a generator
   that falls behind would hide exactly the slowest moments).

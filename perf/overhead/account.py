@@ -84,7 +84,7 @@ def account(
         "max_model_len": bare.max_model_len,
         "repetitions": repetitions,
     }
-    with local_triton(VARIANT, checkpoint, environment) as server:
+    with local_triton(variant=VARIANT, model=str(checkpoint), environment=environment) as server:
         settings["server"] = {"variant": VARIANT, **read_back(server).to_json()}
         serve(server, asked[:slots], concurrency)
         for repetition in range(1, repetitions + 1):

@@ -3,10 +3,8 @@
 Reading: the faster of summing a tensor and copying it (which reads half of it and writes the other half), over tensors
 of several sizes. A decode step reads all weights at every step, so its bound is the bandwidth at the weights' own size:
 a small model in INT8 fits into a server processor's last cache. On a GPU the sizes begin where its caches end.
-
 Multiplying: large square products, where a matrix library is at its best; a decode step's flat ones reach less. The
-best of many repetitions counts, because the roofline is what the undisturbed device can do. All takes about ten seconds
-on a CPU, less on a GPU.
+best of many repetitions counts, because the roofline is what the undisturbed device can do. All takes ten seconds.
 """
 
 from __future__ import annotations

@@ -7,29 +7,19 @@ do two operations per weight and row:
     t >= (2 x parameters + attention) x rows / matrix rate
 
 The larger one is the bound: bandwidth for few rows, operations for many. More rows in a step share one reading of the
-weights; that is why batching pays until operations are the bound.
-
-Over a whole load of requests, at most `rows` of them in a step:
+weights; that is why batching pays until operations are the bound. Over a whole load, at most `rows` requests in a step:
 
     passes     >= the longest output: its first token comes from the prefill, each other one from a step
-               >= 1 + (all output tokens - 1 a request) / rows
+               >= 1 + (all output tokens - 1 a request) / rows; in steady state instead of both, without the 1
     bytes      >= passes x weights + every cached position at every step of its row
     operations >= 2 x parameters x (prompt tokens + decoded tokens), the head once per output token, and attention
     seconds    >= the larger of bytes / bandwidth and operations / matrix rate
 
-For a rate measured in steady state the first two lines do not hold, and the passes are
-(all output tokens - 1 a request) / rows (`steady`).
-
 So prefill costs its operations here, and no reading of weights that steps could not share: a server that mixes both in
-one pass can't exceed this bound either. What never counts: Python, launching kernels, padding, sampling, text, network.
-Prompts with a common prefix could share its cache; no server here does.
-
-Llama-2-7B (13.2 GB of FP16 without the embedding, 6.74 GB in INT8 with the head in FP16, 0.5 MiB of cache a position),
-200 tokens in a context of 300: on an A10G (600 GB/s) a request alone takes at least 4.5 s in FP16, and 32 rows make at
-most 5.3 requests/s in FP16 and 8.2 in INT8; on an H100 (3.0 TB/s) 26.3 and 40.8.
-
-Counted are the matrices of the layers, the head and the KV cache. Embeddings are looked up, one line a token, and norms
-are a few vectors; neither is counted. Tying head and embedding makes no difference: the head is read whole either way.
+one pass can't exceed this bound either. What never counts: Python, launching kernels, padding, sampling, text, network;
+embeddings (looked up, one line a token) and norms. Prompts with a common prefix could share its cache; no server here
+does. Llama-2-7B, 200 tokens in a context of 300: on an A10G (600 GB/s) a request alone takes at least 4.5 s in FP16,
+and 32 rows make at most 5.3 requests/s in FP16 and 8.2 in INT8; on an H100 (3.0 TB/s) 26.3 and 40.8.
 """
 
 from __future__ import annotations

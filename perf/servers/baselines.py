@@ -18,12 +18,13 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig
+from triton_local.ports import SERVICES, HeldPorts
 
 from perf.baselines import vllm_environment
-from perf.checkpoint import dtype, mebibytes, unquantized
+from perf.checkpoint import DTYPES, mebibytes, unquantized
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
-from perf.servers.running import HOST, Running, Server, free_port, running, shown
+from perf.servers.running import HOST, Running, Server, running, shown
 from perf.servers.triton import local_triton, read_back
 
 _ROWS = 32
@@ -58,12 +59,12 @@ def _ours(key: str, quantization: str, checkpoint: Path, threads: int) -> Iterat
     environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": quantization}
     command = [f"{setting}={value}" for setting, value in environment.items()]
     command += ["make", "serve", "VARIANT=streaming", f"MODEL={checkpoint}"]
-    with local_triton("streaming", checkpoint, environment) as triton:
+    with local_triton(variant="streaming", model=str(checkpoint), environment=environment) as triton:
         runs = read_back(triton)
         versions = _versions("nvidia-pytriton", "transformers", "torch")
         settings = {"threads": threads, **runs.to_json(), "versions": versions}
         target = Target(key, "triton_stream", f"http://{triton.http_url}", "llama")
-        yield Running(target, shown(command, checkpoint), settings, triton.pid, runs.loaded.weights_mib)
+        yield Running(target, shown(command, checkpoint), settings, triton.pid, runs.weights_mib)
 
 
 @dataclass(frozen=True)
@@ -83,17 +84,19 @@ class _Launch:
 def _baseline(
     key: str, launch: Callable[[Path, int, int], _Launch], checkpoint: Path, threads: int
 ) -> Iterator[Running]:
-    with free_port() as port:
-        plan, weights = launch(checkpoint, threads, port), unquantized()
+    # Held until the server has bound it: it is not listened on, and a server that names it gets it.
+    with HeldPorts(HOST, dict.fromkeys(SERVICES, 0)) as ports:
+        port, weights = ports.numbers["http"], unquantized()
+        plan = launch(checkpoint, threads, port)
         target = Target(key, plan.protocol, f"http://{HOST}:{port}", plan.model, plan.fields)
         with running(target, plan.command, {"HF_HUB_OFFLINE": "1", **plan.environment}, plan.ready_s) as pid:
-            settings = {"threads": threads, "dtype": dtype(weights), **plan.settings}
+            settings = {"threads": threads, "dtype": DTYPES[weights], **plan.settings}
             yield Running(target, shown(plan.command, checkpoint), settings, pid, mebibytes(checkpoint, weights))
 
 
 def _fastapi(checkpoint: Path, threads: int, port: int, batch: list[str]) -> _Launch:
     command = [sys.executable, "-m", "perf.baselines.fastapi_server", "--model", str(checkpoint)]
-    command += ["--dtype", dtype(unquantized()), "--threads", str(threads), "--port", str(port), *batch]
+    command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port), *batch]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
     versions = _versions("fastapi", "uvicorn", "transformers", "torch")
     return _Launch("fastapi", "llama", command, environment, 120.0, {"versions": versions})
@@ -107,7 +110,7 @@ def _transformers_serve(checkpoint: Path, threads: int, port: int) -> _Launch:
     """
     fields = {"generation_config": json.dumps({"do_sample": False, "eos_token_id": None})}
     command = [str(Path(sys.executable).with_name("transformers")), "serve", str(checkpoint)]
-    command += ["--continuous-batching", "--dtype", dtype(unquantized()), "--attn-implementation", "sdpa"]
+    command += ["--continuous-batching", "--dtype", DTYPES[unquantized()], "--attn-implementation", "sdpa"]
     blocks = _ROWS * -(-AutoConfig.from_pretrained(checkpoint).max_position_embeddings // _PAGE)
     command += ["--cb-block-size", str(_PAGE), "--cb-num-blocks", str(blocks), "--cb-max-batch-tokens", str(_PASS)]
     command += ["--host", HOST, "--port", str(port), "--log-level", "error"]
@@ -122,7 +125,7 @@ def _vllm(checkpoint: Path, threads: int, port: int) -> _Launch:
     fields = {"ignore_eos": True, "repetition_penalty": 1.0}
     # The command `vllm` looks for a distribution of that name, which on a CPU is another one.
     command = [str(vllm_environment.interpreter()), "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", dtype(unquantized())]
+    command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", DTYPES[unquantized()]]
     command += ["--max-model-len", str(config.max_position_embeddings), "--max-num-seqs", str(_ROWS)]
     # The load repeats its prompts: with prefix caching the comparison would measure that.
     command += ["--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log"]

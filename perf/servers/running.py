@@ -51,10 +51,6 @@ class Running:
     pid: int
     weights_mib: float
 
-    def describe(self) -> str:
-        """Return command and settings, a line each."""
-        return "\n".join([self.command, *(f"  {name}: {value}" for name, value in self.settings.items())])
-
 
 Start = Callable[[Path, int], AbstractContextManager[Running]]
 """Starts a fresh server of the checkpoint at that path with that number of threads for its matrix products; it is
@@ -92,15 +88,6 @@ def shown(command: Sequence[str], checkpoint: Path) -> str:
 
 
 @contextmanager
-def free_port() -> Iterator[int]:
-    """Hold a free port until a server has bound it: it is not listened on, and a server that names it gets it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((HOST, 0))
-        yield int(held.getsockname()[1])
-
-
-@contextmanager
 def running(target: Target, command: Sequence[str], environment: Mapping[str, str], ready_s: float) -> Iterator[int]:
     """Run the command until the block ends; on entry it has completed a token at the target. Yields its process id.
 
@@ -108,22 +95,19 @@ def running(target: Target, command: Sequence[str], environment: Mapping[str, st
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{target.name}.log"
-    with log.open("w") as lines:
-
-        def write(line: str) -> None:
-            lines.write(line + "\n")
-            lines.flush()
-
+    with log.open("w", buffering=1) as lines:
         process = GuardedProcess(
             ServerCommand(tuple(command), {**os.environ, **environment}),
             # A prefix for shared memory that no baseline uses: theirs has other names.
             f"baseline_{uuid.uuid4().hex[:12]}_",
             Guarding(grace=_GRACE_S, longest_end=_GRACE_S),
-            write,
+            lambda line: print(line, file=lines),
         )
         try:
             if (failure := _failure(process, target, ready_s)) is not None:
-                raise NotRunError(f"{target.name} {failure}: {_last_line(log)}")
+                said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+                last = f"{said[-1][:300]} ({str(log).replace(f'{ROOT}/', '')})" if said else "its log is empty"
+                raise NotRunError(f"{target.name} {failure}: {last}")
             yield process.pid
         finally:
             process.stop()
@@ -145,8 +129,3 @@ def _failure(process: GuardedProcess, target: Target, ready_s: float) -> str | N
     # The first one may be slow: some servers allocate or compile only now.
     (record,) = generate(target, [Request("Return a list of", 1)], Closed(1), _FIRST_TOKEN_S)
     return f"didn't complete a token: {record.error}" if record.error else None
-
-
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"{lines[-1].strip()[:300]} ({str(log).replace(f'{ROOT}/', '')})" if lines else "its log is empty"

@@ -8,9 +8,9 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -32,12 +32,9 @@ class Quick(ThreadingHTTPServer):
     """Answers at once with all tokens; from request number `until` on, never."""
 
     daemon_threads = True
-
-    def __init__(self, until: float) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.until = until
-        self.asked: list[int] = []
-        self.over = threading.Event()
+    asked: list[int]
+    until: float
+    over: threading.Event
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -59,33 +56,28 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep the terminal clean."""
 
 
-def served(key: str, family: Literal["ours", "peer"], servers: list[Quick], until: float = float("inf")) -> Server:
-    @contextmanager
-    def start(checkpoint: Path, threads: int) -> Iterator[Running]:
-        server = Quick(until)
-        servers.append(server)
+@contextmanager
+def _quick(asked: list[int], until: float, checkpoint: Path, threads: int) -> Iterator[Running]:
+    with Quick(("127.0.0.1", 0), _Handler) as server:
+        server.asked, server.until, server.over = asked, until, threading.Event()
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        try:
-            target = Target(key, "fastapi", f"http://127.0.0.1:{server.server_port}", "llama")
-            yield Running(target, f"serve {key}", {"threads": threads, "checkpoint": checkpoint.name}, os.getpid(), 1.0)
-        finally:
-            server.over.set()
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        target = Target("quick", "fastapi", f"http://127.0.0.1:{server.server_port}", "llama")
+        yield Running(target, "serve it", {"threads": threads, "checkpoint": checkpoint.name}, os.getpid(), 1.0)
+        server.over.set()
+        server.shutdown()
+        thread.join()
 
-    return Server(key, key, family, "fp32", start)
+
+def ours(key: str, asked: list[int], until: float = float("inf")) -> Server:
+    return Server(key, key, "ours", "fp32", partial(_quick, asked, until))
 
 
 def failing(key: str, error: Exception) -> Server:
-    @contextmanager
-    def start(checkpoint: Path, threads: int) -> Iterator[Running]:
-        if threads:
-            raise error
-        yield from ()
+    def start(checkpoint: Path, threads: int) -> Quick:
+        raise error
 
-    return Server(key, key, "peer", "fp32", start)
+    return Server(key, key, "peer", "fp32", start)  # type: ignore[arg-type]  # it never returns
 
 
 @pytest.fixture
@@ -105,45 +97,45 @@ def not_run(course: Course, key: str) -> list[object]:
     return [course.results.measurements[f"peers/{mix}/{key}"].get("not_run") for mix in MIXES]
 
 
-def test_a_server_that_can_not_run_is_recorded_and_the_others_follow(run: Callable[..., Course]) -> None:
-    errors: dict[str, Exception] = {
-        "absent": NotRunError("no wheel for this machine"),
-        "broken": subprocess.CalledProcessError(3, ["vllm"]),
-        "wrong": ValueError("two lines\nof reason"),
-        "silent": AssertionError(),
-    }
-    course = run(*(failing(key, error) for key, error in errors.items()))
-    assert not_run(course, "absent") == ["NotRunError: no wheel for this machine"] * 3
-    assert not_run(course, "broken") == ["CalledProcessError: Command '['vllm']' returned non-zero exit status 3."] * 3
-    assert not_run(course, "wrong") == ["ValueError: two lines"] * 3
-    assert not_run(course, "silent") == ["AssertionError: AssertionError()"] * 3
-    assert course.results.measurements["peers/closed/uniform/absent"] == {
-        "server": "absent",
-        "title": "absent",
-        "family": "peer",
-        "weights": "FP32",
-        "not_run": "NotRunError: no wheel for this machine",
-    }
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NotRunError("no wheel for this machine"), "NotRunError: no wheel for this machine"),
+        (
+            subprocess.CalledProcessError(3, ["vllm"]),
+            "CalledProcessError: Command '['vllm']' returned non-zero exit status 3.",
+        ),
+        (ValueError("two lines\nof reason"), "ValueError: two lines"),
+        (AssertionError(), "AssertionError: AssertionError()"),
+    ],
+)
+def test_a_server_that_can_not_run_is_recorded_and_the_next_one_follows(
+    run: Callable[..., Course], error: Exception, reason: str
+) -> None:
+    course = run(failing("absent", error), failing("next", NotRunError("no")))
+    assert not_run(course, "absent") == [reason] * 3
+    assert not_run(course, "next") == ["NotRunError: no"] * 3
+    named = {"server": "absent", "title": "absent", "family": "peer", "weights": "FP32"}
+    assert course.results.measurements["peers/closed/uniform/absent"] == {**named, "not_run": reason}
 
 
 def test_without_time_no_server_is_started(run: Callable[..., Course]) -> None:
-    servers: list[Quick] = []
-    course = run(served("ours", "ours", servers), seconds=5.0)
-    assert servers == []
+    course = run(failing("ours", AssertionError("it was started")), seconds=5.0)
     assert all("are left of --budget" in str(reason) for reason in not_run(course, "ours"))
 
 
 def test_every_server_gets_the_same_load(
     run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first of ours can't run: the rate is the second one's, and a baseline before that has none."""
+    """The first of ours can't run: the rate is the second one's, and one before that has none."""
     monkeypatch.setattr(baselines, "OPEN_SECONDS", 0.1)
-    servers: list[Quick] = []
+    early: list[int] = []
+    second: list[int] = []
     course = run(
         failing("first", NotRunError("no")),
-        served("early", "peer", servers),
-        served("second", "ours", servers),
-        # What is measured already takes no time here.
+        ours("early", early),
+        ours("second", second),
+        # What is measured already takes no time here, and has no rate.
         there=("closed/uniform/early", "closed/geometric/early", "closed/geometric/second"),
     )
     reason = "NoRateError: the rate is a share of our own server's in the closed loop (uniform), which wasn't measured"
@@ -155,20 +147,20 @@ def test_every_server_gets_the_same_load(
     assert closed["whole_run"]["requests"] == baselines.MEASURED + CONCURRENCY
     assert opened["load"]["rate_per_second"] == round(baselines.OPEN_SHARE * closed["requests_per_second"], 3)
     assert opened["requests"] == max(baselines.OPEN_LEAST, round(0.1 * opened["load"]["rate_per_second"]))
-    assert len(servers[0].asked) == 2 * CONCURRENCY
-    assert len(servers[1].asked) == 3 * CONCURRENCY + baselines.MEASURED + opened["requests"]
-    assert f"second runs: serve second\n  threads: 1\n  checkpoint: {EMBEDDED.name}" in capsys.readouterr().out
+    assert len(early) == 2 * CONCURRENCY
+    assert len(second) == 3 * CONCURRENCY + baselines.MEASURED + opened["requests"]
+    assert f"second runs: serve it\n  threads: 1\n  checkpoint: {EMBEDDED.name}" in capsys.readouterr().out
 
 
 def test_a_server_that_is_still_at_work_gets_no_further_load(
     run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(baselines, "TIMEOUT_S", 2.0)
-    servers: list[Quick] = []
+    asked: list[int] = []
     # The two waves of the pace are answered, and half of the first load.
-    course = run(served("ours", "ours", servers, until=2 * CONCURRENCY + 32))
+    course = run(ours("ours", asked, until=2 * CONCURRENCY + 32))
     measured = course.results.measurements["peers/closed/uniform/ours"]
     assert measured["unanswered"] == measured["errors"] == CONCURRENCY + baselines.MEASURED - 32
     reason = f"StillAtWorkError: {measured['unanswered']} requests of the last load weren't answered in time"
     assert not_run(course, "ours") == [None, reason, reason]
-    assert len(servers[0].asked) == 3 * CONCURRENCY + 32
+    assert len(asked) == 3 * CONCURRENCY + 32

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,7 +14,7 @@ import torch
 from fastapi import FastAPI
 from unit.made_up_results import result
 
-from perf.baselines.fastapi_server import Pretrained, batching, naive
+from perf.baselines.fastapi_server import Completion, Pretrained, batching, naive
 from perf.bench.measure import entry
 from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed
@@ -35,15 +35,16 @@ QUESTIONS = [
 ]
 
 
-@dataclass(frozen=True)
 class Recording(Pretrained):
-    """The model, with the size and the length of every batch."""
+    """The model, with the lengths of every batch."""
 
-    batches: list[tuple[int, int]] = field(default_factory=list)
+    def __init__(self, checkpoint: Path, dtype: str) -> None:
+        super().__init__(checkpoint, dtype)
+        self.batches: list[list[int]] = []
 
-    def generate(self, prompts: Sequence[list[int]], tokens: int) -> torch.Tensor:
-        self.batches.append((len(prompts), tokens))
-        return super().generate(prompts, tokens)
+    def complete(self, prompts: Sequence[list[int]], lengths: Sequence[int]) -> list[Completion]:
+        self.batches.append(list(lengths))
+        return super().complete(prompts, lengths)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,7 @@ def pretrained() -> Iterator[Recording]:
     threads = torch.get_num_threads()
     # On few shared cores, two threads wait for each other more than they compute.
     torch.set_num_threads(1)
-    loaded = Pretrained.load(EMBEDDED, "float32")
-    yield Recording(loaded.model, loaded.tokenizer)
+    yield Recording(EMBEDDED, "float32")
     torch.set_num_threads(threads)
 
 
@@ -66,40 +66,29 @@ async def client_of(application: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> dict[str, object]:
-    answer = await client.post("/generate", json={"prompt": prompt, "max_tokens": max_tokens})
-    assert answer.status_code == 200, answer.text
-    completion: dict[str, object] = answer.json()
-    return completion
-
-
-async def answers(application: FastAPI, pretrained: Recording) -> list[dict[str, object]]:
+async def answers(application: FastAPI, questions: Sequence[tuple[str, int]]) -> list[dict[str, object]]:
     """Ask all questions at once."""
-    pretrained.batches.clear()
     async with client_of(application) as client:
-        return await asyncio.gather(*(ask(client, *question) for question in QUESTIONS))
+        bodies = [{"prompt": prompt, "max_tokens": tokens} for prompt, tokens in questions]
+        return [one.json() for one in await asyncio.gather(*(client.post("/generate", json=one) for one in bodies))]
 
 
-async def test_the_naive_server_computes_one_request_at_a_time(pretrained: Recording) -> None:
-    found = await answers(naive(pretrained), pretrained)
-    assert [answer["tokens"] for answer in found] == [tokens for _, tokens in QUESTIONS]
-    assert sorted(pretrained.batches) == sorted((1, tokens) for _, tokens in QUESTIONS)
-
-
-async def test_a_batch_gives_every_request_its_own_text(pretrained: Recording) -> None:
-    alone = await answers(naive(pretrained), pretrained)
+async def test_a_batch_gives_every_request_its_own_text_and_the_naive_server_computes_one_at_a_time(
+    pretrained: Recording,
+) -> None:
+    pretrained.batches.clear()
+    alone = await answers(naive(pretrained), QUESTIONS)
+    assert [answer["tokens"] for answer in alone] == [tokens for _, tokens in QUESTIONS]
+    assert sorted(pretrained.batches) == sorted([tokens] for _, tokens in QUESTIONS)
+    pretrained.batches.clear()
     # With this delay a batch of three never starts before it is full.
-    together = await answers(batching(pretrained, 3, 30.0), pretrained)
-    assert together == alone
-    assert [size for size, _ in pretrained.batches] == [3, 3]
-    # Every row is computed for as long as the longest of its batch.
-    assert {length for _, length in pretrained.batches} <= {12, 9, 7}
-    assert max(length for _, length in pretrained.batches) == 12
+    assert await answers(batching(pretrained, 3, 30.0), QUESTIONS) == alone
+    assert [len(lengths) for lengths in pretrained.batches] == [3, 3]
 
 
 async def test_a_single_request_is_computed_after_the_delay(pretrained: Recording) -> None:
-    async with client_of(batching(pretrained, 8, 0.01)) as client:
-        assert (await ask(client, "A dictionary", 5))["tokens"] == 5
+    (answer,) = await answers(batching(pretrained, 8, 0.01), [("A dictionary", 5)])
+    assert answer["tokens"] == 5
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -125,11 +114,11 @@ async def test_a_bad_request_is_refused(
 @pytest.mark.long
 def test_the_report_reads_the_measurement_of_a_started_baseline() -> None:
     rates = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11})
-    naive_server = next(one for one in servers() if one.key == "naive_fastapi")
+    server = next(one for one in servers() if one.key == "naive_fastapi")
     requests = warm_and_measured(EMBEDDED, "uniform", 2, 4, mean=5)
-    with naive_server.start(EMBEDDED, 1) as running:
+    with server.start(EMBEDDED, 1) as running:
         run = drive(running.target, requests, Closed(2), 2, 120.0)
-        measured = entry(naive_server, running, EMBEDDED, "uniform", run, requests, rates, SLO(60.0, 1.0))
+        measured = entry(server, running, EMBEDDED, "uniform", run, requests, rates, SLO(60.0, 1.0))
     content = json.loads(json.dumps(measured))
     assert content["command"].startswith(".venv/bin/python -m perf.baselines.fastapi_server --model pydoc-llama ")
     (read,) = parse(result("bench", "make bench", {"peers/closed/uniform": content}), "test").measured("peers")
@@ -144,5 +133,4 @@ def test_the_report_reads_the_measurement_of_a_started_baseline() -> None:
     assert read.memory.weights_mib == pytest.approx(21.0, abs=1.5)
     assert read.memory.process_mib is not None
     assert read.memory.process_mib > 100
-    assert content["requests"] == 4
-    assert (content["whole_run"]["requests"], content["whole_run"]["output_tokens"]) == (6, 30)
+    assert (content["requests"], content["whole_run"]["requests"], content["whole_run"]["output_tokens"]) == (4, 6, 30)

@@ -12,7 +12,6 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig as ConfigFile
 from perf.environment import ROOT
 from perf.servers.triton import (
     Configuration,
-    Loaded,
     MismatchError,
     ReadBack,
     UnknownLogError,
@@ -47,24 +46,24 @@ def config_of(one: Configuration) -> ModelConfig:
     return read_config(json_format.MessageToDict(message, preserving_proto_field_name=True))
 
 
-def loaded(scheduling: str, line: str = INT8, steps: str = "stock kernels, launched") -> Loaded:
+def log(scheduling: str, line: str = INT8, steps: str = "stock kernels, launched") -> str:
     lines = [SETTINGS.format("int8" if line == INT8 else "none", scheduling), line, STEPS.format(steps)]
-    return Loaded.of("\n".join(["starting", *lines, "ready"]))
+    return "\n".join(["starting", *lines, "ready"])
 
 
 def test_the_model_s_log_lines_are_parsed() -> None:
-    found = loaded("inflight")
+    found = ReadBack.of(config_of(PRODUCT), log("inflight"))
     assert (found.weights_mib, found.dtype, sorted(found.dtypes)) == (1038.2, "float32", ["float32", "int8"])
-    assert found.line.startswith("loaded 1,038.2 MiB of weights")
-    assert found.line.endswith("; everything else float32; on cpu")
+    assert found.loaded.startswith("loaded 1,038.2 MiB of weights")
+    assert found.loaded.endswith("; everything else float32; on cpu")
     assert (found.settings["scheduling"], found.settings["memory_fraction"]) == ("inflight", "0.9")
     assert "/models" not in str(found), "paths of this machine are left out"
 
 
-@pytest.mark.parametrize("log", ["", f"{SETTINGS}\n", f"{SETTINGS}\n{INT8}\n{INT8}\n"])
-def test_a_log_without_the_lines_or_of_two_instances_is_an_error(log: str) -> None:
+@pytest.mark.parametrize("said", ["", f"{SETTINGS}\n", f"{SETTINGS}\n{INT8}\n{INT8}\n"])
+def test_a_log_without_the_lines_or_of_two_instances_is_an_error(said: str) -> None:
     with pytest.raises(UnknownLogError, match="lines of the server's log match"):
-        Loaded.of(log)
+        ReadBack.of(config_of(PRODUCT), said)
 
 
 @pytest.mark.parametrize("one", configurations(), ids=lambda one: one.key)
@@ -79,15 +78,15 @@ def test_every_configuration_agrees_with_its_config_file(one: Configuration) -> 
 
 
 @pytest.mark.parametrize(
-    ("one", "facts"),
+    ("one", "said"),
     [
-        (BY_KEY["batched_int8"], loaded("batch")),
-        (BY_KEY["naive_fp16"], loaded("batch", FP16)),
-        (replace(PRODUCT, quick=True), loaded("inflight", steps=QUICK)),
+        (BY_KEY["batched_int8"], log("batch")),
+        (BY_KEY["naive_fp16"], log("batch", FP16)),
+        (replace(PRODUCT, quick=True), log("inflight", steps=QUICK)),
     ],
 )
-def test_the_configuration_itself_passes(one: Configuration, facts: Loaded) -> None:
-    check(one, ReadBack(config_of(one), facts))
+def test_the_configuration_itself_passes(one: Configuration, said: str) -> None:
+    check(one, ReadBack.of(config_of(one), said))
 
 
 FELL_BACK = r"naive_fp16 .*max_batch_size is 32, not 1; dynamic_batching is True"
@@ -96,24 +95,24 @@ GRAPHS_ALONE = "fused attention, replayed as 35 CUDA graphs"
 
 
 @pytest.mark.parametrize(
-    ("one", "config", "facts", "message"),
+    ("one", "config", "said", "message"),
     [
-        (BY_KEY["naive_fp16"], config_of(PRODUCT), loaded("batch", FP16), FELL_BACK),
+        (BY_KEY["naive_fp16"], config_of(PRODUCT), log("batch", FP16), FELL_BACK),
         # A setting of the environment overrides the config.
-        (BY_KEY["batched_fp16"], None, loaded("inflight", FP16), r"scheduling is inflight, not batch$"),
-        (LIMITED, None, loaded("inflight"), r"max_model_len is None, not 1024$"),
-        (BY_KEY["batched_fp16"], None, loaded("batch", INT8), "the dtypes of linear layers is"),
-        (BY_KEY["batched_int8"], None, loaded("batch", FP16), "the dtypes of linear layers is"),
-        (PRODUCT, replace(config_of(PRODUCT), decoupled=True), loaded("inflight"), "decoupled is True"),
-        (PRODUCT, None, loaded("inflight", steps=QUICK), f"the decode steps are {QUICK}, not stock ones$"),
+        (BY_KEY["batched_fp16"], None, log("inflight", FP16), r"scheduling is inflight, not batch$"),
+        (LIMITED, None, log("inflight"), r"max_model_len is None, not 1024$"),
+        (BY_KEY["batched_fp16"], None, log("batch", INT8), "the dtypes of linear layers is"),
+        (BY_KEY["batched_int8"], None, log("batch", FP16), "the dtypes of linear layers is"),
+        (PRODUCT, replace(config_of(PRODUCT), decoupled=True), log("inflight"), "decoupled is True"),
+        (PRODUCT, None, log("inflight", steps=QUICK), f"the decode steps are {QUICK}, not stock ones$"),
         *(
-            (replace(PRODUCT, quick=True), None, loaded("inflight", steps=steps), f"steps are {steps}, not quick ones$")
+            (replace(PRODUCT, quick=True), None, log("inflight", steps=steps), f"steps are {steps}, not quick ones$")
             for steps in ("stock kernels, launched", GRAPHS_ALONE, "fused 8-bit product and attention, launched")
         ),
     ],
 )
 def test_another_server_than_the_configuration_is_refused(
-    one: Configuration, config: ModelConfig | None, facts: Loaded, message: str
+    one: Configuration, config: ModelConfig | None, said: str, message: str
 ) -> None:
     with pytest.raises(MismatchError, match=message):
-        check(one, ReadBack(config or config_of(one), facts))
+        check(one, ReadBack.of(config or config_of(one), said))

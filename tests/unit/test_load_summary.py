@@ -37,14 +37,6 @@ def closed_loop(concurrency: int, warmup: int, *records: Record, slo: SLO | None
     return summarize(Run(Closed(concurrency), records, warmup), slo)
 
 
-def test_the_steady_state_begins_at_an_answer_and_ends_when_the_load_falls() -> None:
-    # A second for each of 12 requests, 4 at a time: the 12th is sent at 8, and after 9 nothing follows.
-    answered = [float(number + 1) for number in range(12)]
-    sent = [0.0] * 4 + answered[:8]
-    assert steady_state(sent, answered, warmup=4) == Window(1.0, 9.0)
-    assert steady_state(sent[::-1], answered[::-1], 4) == Window(1.0, 9.0)
-
-
 def test_the_steady_state_holds_whole_batches() -> None:
     # A second for each batch of 8, and two batches at a time.
     answered = [float(number // 8 + 1) for number in range(64)]
@@ -66,12 +58,6 @@ def test_the_concurrency_holds_throughout_the_steady_state(concurrency: int) -> 
     for moment in sorted({moment for moment in (*sent, *answered) if window.begin <= moment < window.end}):
         assert sum(begin <= moment < end for begin, end in zip(sent, answered, strict=True)) == concurrency
     assert sum(begin <= window.end < end for begin, end in zip(sent, answered, strict=True)) < concurrency
-
-
-@pytest.mark.parametrize("warmup", [-1, 4, 5])
-def test_a_warm_up_of_every_request_is_refused(warmup: int) -> None:
-    with pytest.raises(ValueError, match=f"warmup is {warmup}, must be 0 … 3"):
-        steady_state([0.0] * 4, [1.0] * 4, warmup)
 
 
 def test_an_open_loop_counts_from_the_first_arrival_to_the_last_answer() -> None:

@@ -62,16 +62,6 @@ def test_a_llama_2_7b_answers_at_most_the_documented_requests_per_second(
     assert found == pytest.approx(requests_per_second, rel=0.011 if rows == 1 else 0, abs=0 if rows == 1 else 0.05)
 
 
-def test_the_article_s_load_has_the_sum_of_its_steps() -> None:
-    """Of 300 positions a row has 100 at its first step and 298 at its last: 199 on average, at 199 steps."""
-    bound = roofline(LLAMA_2_7B, "fp16", A10G, 32, [TOKENS] * 32, CONTEXT - TOKENS)
-    weights = Costs(LLAMA_2_7B, "fp16", A10G).weight_bytes
-    assert bound.step_seconds == pytest.approx((weights + 32 * 199 * (1 << 19)) / 600e9)
-    assert bound.seconds == pytest.approx((200 * weights + 199 * 32 * 199 * (1 << 19)) / 600e9)
-    assert bound.tokens_per_second == pytest.approx(32 * 200 / bound.seconds)
-    assert bound.bound_by == "bandwidth"
-
-
 @pytest.mark.parametrize(
     ("weights", "expected"),
     # INT8 has a scale of four bytes for each of its 2 x 7 + 2 rows, and its head in FP32.

@@ -85,20 +85,6 @@ def test_eight_threads_stream_at_once_on_one_client_what_a_list_gives(client: Ll
         assert same(one, other)
 
 
-async def test_eight_tasks_stream_at_once_on_one_client(streaming: LocalTriton, protocol: Protocol) -> None:
-    async with AsyncLlamaClient(address(streaming, protocol), protocol) as client:
-
-        async def read(prompt: str) -> Completion:
-            async with client.stream(prompt, max_tokens=48, exclude_input_in_output=False) as stream:
-                async for _ in stream:
-                    pass
-            return stream.completion
-
-        streamed = await asyncio.gather(*(read(prompt) for prompt in PROMPTS))
-        for one, prompt in zip(streamed, PROMPTS, strict=True):
-            assert one.text.startswith(prompt)
-
-
 def test_streams_that_are_left_give_their_slots_back(streaming: LocalTriton, client: LlamaClient) -> None:
     metrics = Metrics(streaming)
     # More than there are slots.

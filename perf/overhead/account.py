@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from triton_local.server import LocalTriton
 
+from perf.load.protocols import Request
 from perf.overhead import passes
 from perf.overhead.bare import TOKENIZATION, BareEngine, Run
 from perf.overhead.processes import MODEL
 from perf.overhead.served import Served, processor_parts, request_parts, serve
-from perf.overhead.stopwatch import flatten
+from perf.overhead.stopwatch import Node, flatten
 from perf.servers.triton import local_triton, read_back
 from perf.workload import MEAN_OUTPUT, Mix, requests
 
@@ -68,7 +70,6 @@ def account(
     say(f"warm-up, then the bare engine under the stopwatch: {count} requests, {tokens:,} tokens")
     bare.run(slots)
     timed, whole, noted = bare.split()
-    model = bare.checkpoint, bare.engine.plan.shape, noted, bare.settle
     environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": quantization}
     environment |= {"LLAMA_SLOTS": str(slots), "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len)}
     turns = []
@@ -89,16 +90,8 @@ def account(
         serve(server, asked[:slots], concurrency)
         for repetition in range(1, repetitions + 1):
             say(f"bare engine, server, bare forward: {repetition} of {repetitions}")
-            run, served = bare.run(), serve(server, asked, concurrency)
-            turns.append(_Turn(run, served, passes.through_slots(*model), passes.through_forward(*model)))
-    found = _results(turns, timed, tokens)
-    tokenization = whole.part(TOKENIZATION).seconds / count
-    parts = [
-        *flatten(whole, tokens),
-        *flatten(request_parts(turns[-1].served, tokenization), tokens / count),
-        *flatten(processor_parts(turns[-1].served), tokens),
-    ]
-    return {"settings": settings, **found, "parts": [asdict(part) for part in parts]}
+            turns.append(_turn(bare, noted, server, asked, concurrency))
+    return {"settings": settings, **_results(turns, timed, tokens), "parts": _parts(turns[-1].served, whole, tokens)}
 
 
 def _refuse_empty_slots(slots: int, concurrency: int, count: int) -> None:
@@ -107,6 +100,14 @@ def _refuse_empty_slots(slots: int, concurrency: int, count: int) -> None:
             f"concurrency is {concurrency} and requests {count}; with {slots} slots concurrency must be at least "
             f"{2 * slots}, and the requests as many as that"
         )
+
+
+def _turn(
+    bare: BareEngine, noted: Sequence[passes.Pass], server: LocalTriton, asked: Sequence[Request], concurrency: int
+) -> _Turn:
+    model = bare.checkpoint, bare.engine.plan.shape, noted, bare.settle
+    run, served = bare.run(), serve(server, asked, concurrency)
+    return _Turn(run, served, passes.through_slots(*model), passes.through_forward(*model))
 
 
 def _results(turns: Sequence[_Turn], timed: Run, tokens: int) -> dict[str, object]:
@@ -131,3 +132,13 @@ def _results(turns: Sequence[_Turn], timed: Run, tokens: int) -> dict[str, objec
         "runs": runs,
         "ratios": {f"{one}_over_{other}": round(rates[one] / rates[other], 4) for one, other in _RATIOS},
     }
+
+
+def _parts(served: Served, whole: Node, tokens: int) -> list[dict[str, object]]:
+    tokenization = whole.part(TOKENIZATION).seconds / served.requests
+    parts = [
+        *flatten(whole, tokens),
+        *flatten(request_parts(served, tokenization), tokens / served.requests),
+        *flatten(processor_parts(served), tokens),
+    ]
+    return [asdict(part) for part in parts]

@@ -142,11 +142,8 @@ def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(tm
             assert not any(running.done() for running in lasting), "nothing was left to drain"
             assert [running.result() for running in lasting] == [LONG.max_tokens] * 2
         assert server.wait() == 0
-    kinds = []
-    for refusal in refusals:
-        assert isinstance(refusal, Refusal)
-        assert "has no available versions" in refusal.message
-        kinds.append(refusal.kind)
+    kinds = [refusal.kind for refusal in refusals if isinstance(refusal, Refusal)]
+    assert [refusal for refusal in refusals if "has no available versions" not in str(refusal)] == []
     note(f"new requests during a drain are refused with {' '.join(kinds)}")
     assert set(kinds) <= {"404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE"}
 

@@ -26,7 +26,7 @@ def run(
 
     Raises CommandFailedError on a timeout and, with `check`, on an exit code other than 0.
     """
-    words = [str(word) for word in command]
+    words, failure = [str(word) for word in command], ""
     # A session of its own: docker runs plugins as children, which must not outlive the time limit.
     with subprocess.Popen(
         words,
@@ -41,17 +41,14 @@ def run(
     ) as process:
         try:
             output, errors = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            failure = f"timed out after {timeout:g} s"
             output, errors = process.communicate()
-            raise CommandFailedError(_report(words, f"timed out after {timeout:g} s", output, errors)) from None
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
     if check and process.returncode != 0:
-        raise CommandFailedError(_report(words, f"exit code {process.returncode}", output, errors))
+        failure = failure or f"exit code {process.returncode}"
+    if failure:
+        raise CommandFailedError(f"{failure}: {shlex.join(words)}\n--- stdout\n{output}\n--- stderr\n{errors}")
     return subprocess.CompletedProcess(words, process.returncode, output, errors)
-
-
-def _report(words: Sequence[str], failure: str, output: str, errors: str) -> str:
-    return f"{failure}: {shlex.join(words)}\n--- stdout\n{output}\n--- stderr\n{errors}"

@@ -1,4 +1,4 @@
-"""Fixtures of the compose tests: the engine, images, wheels, a server and two replicas behind the proxy.
+"""Fixtures of the compose tests: the engine, a project, a server, and two replicas behind the proxy.
 
 The first test on a new machine starts the engine, downloads the wheels and builds the image.
 """
@@ -11,11 +11,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from compose.engine import DockerEngine, docker_engine
+from compose.engine import ComposeProject, DockerEngine, compose_project, docker_engine
 from compose.images import collect_wheels, proxy_image, triton_image
-from compose.project import ComposeProject, compose_project
 from compose.proxied import REQUESTS_A_MINUTE, Proxied, make_gate
-from contract.code_blocks import ROOT
 from server.servers import until
 
 NewProject = Callable[[Mapping[str, str]], AbstractContextManager[ComposeProject]]
@@ -30,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[DockerEngine]:
-    with docker_engine(ROOT) as engine:
+    with docker_engine() as engine:
         yield engine
 
 
@@ -40,12 +38,12 @@ def new_project(engine: DockerEngine) -> NewProject:
     extra = [line for line in metadata.requires("triton-llama") or () if line.endswith('extra == "server"')]
     base = {
         "TRITON_IMAGE": triton_image(engine),
-        "TRITON_WHEELS": str(collect_wheels(ROOT, [line.split(";")[0].strip() for line in extra])),
+        "TRITON_WHEELS": str(collect_wheels([line.split(";")[0].strip() for line in extra])),
         "PIP_NO_INDEX": "1",
         # On a busy machine two threads that wait for each other are many times slower than one.
         "OMP_NUM_THREADS": "1",
     }
-    return lambda variables: compose_project(engine, ROOT, {**base, **variables})
+    return lambda variables: compose_project(engine, {**base, **variables})
 
 
 @pytest.fixture(scope="session")
@@ -61,11 +59,12 @@ def proxied(
     new_project: NewProject, engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxied]:
     """Two replicas behind the example proxy."""
-    gate = make_gate(tmp_path_factory.mktemp("gate"))
-    image = proxy_image(engine, ROOT)
-    variables = {"PROXY_REQUESTS_A_MINUTE": str(REQUESTS_A_MINUTE), **({"PROXY_IMAGE": image} if image else {})}
-    with new_project({**gate.variables(), **variables}) as project:
+    home = tmp_path_factory.mktemp("gate")
+    keys, variables = make_gate(home)
+    if image := proxy_image(engine):
+        variables["PROXY_IMAGE"] = image
+    with new_project({**variables, "PROXY_PORT": "0", "PROXY_REQUESTS_A_MINUTE": str(REQUESTS_A_MINUTE)}) as project:
         project.up()
-        one = Proxied(project, gate)
+        one = Proxied(project, home / "triton-llama-gate" / "cert.pem", keys)
         until(one.is_healthy, lambda: "the proxy has found a replica that is ready")
         yield one

@@ -7,16 +7,14 @@ The wheels have a lock of their own, because the project's is for PyTorch's CUDA
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
 
 from compose.commands import run
 from compose.engine import DockerEngine
-from contract.debian_packages import downloaded, prometheus_or_skip
+from contract.code_blocks import ROOT
+from contract.debian_packages import downloaded, made_once, prometheus_or_skip
 from triton_local.installation import find_wheel
 
 PYTHON = "3.11"
@@ -26,6 +24,7 @@ LOCAL_BASE = "local/debian:bookworm"
 PUBLIC_BASE = "debian:bookworm-slim"
 HAPROXY_PACKAGES = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")
 """HAProxy and its dependencies that the base image lacks."""
+CACHE = ROOT / ".work" / "compose"
 
 
 def triton_image(engine: DockerEngine) -> str:
@@ -33,53 +32,48 @@ def triton_image(engine: DockerEngine) -> str:
     wheel = find_wheel([Path(sysconfig.get_path("platlib"))])
     wheel.stub(PYTHON)
     base = LOCAL_BASE if engine.has_image(LOCAL_BASE) else PUBLIC_BASE
-    return _build(engine, "triton", base, {"tritonserver": wheel.root, "libraries": wheel.libraries})
+    return _build(engine, "triton", base, tritonserver=wheel.root, libraries=wheel.libraries)
 
 
-def proxy_image(engine: DockerEngine, repository: Path) -> str:
+def proxy_image(engine: DockerEngine) -> str:
     """Build the image for PROXY_IMAGE; return its name, empty for the compose file's default."""
     if not engine.has_image(LOCAL_BASE):
         return ""
-    packages = downloaded(HAPROXY_PACKAGES, repository / ".work" / "compose" / "haproxy")
-    return _build(engine, "haproxy", LOCAL_BASE, {"packages": packages})
+    return _build(engine, "haproxy", LOCAL_BASE, packages=downloaded(HAPROXY_PACKAGES, CACHE / "haproxy"))
 
 
 def prometheus_image(engine: DockerEngine) -> str:
     """Build the image for TRITON_PROMETHEUS_IMAGE; return its name, empty for the compose file's default."""
     if not engine.has_image(LOCAL_BASE):
         return ""
-    return _build(engine, "prometheus", LOCAL_BASE, {"programs": prometheus_or_skip().server.parent})
+    return _build(engine, "prometheus", LOCAL_BASE, programs=prometheus_or_skip().server.parent)
 
 
-def collect_wheels(repository: Path, requirements: list[str]) -> Path:
+def collect_wheels(requirements: list[str]) -> Path:
     """Return a folder with the wheels of `requirements` and their lock, for the image's Python; made once per version.
 
     pip runs with this machine's configuration: where that prefers PyTorch's CPU build, so does the image.
     """
-    constraints = repository / "constraints.txt"
+    constraints = ROOT / "constraints.txt"
     versions = "\n".join([*requirements, PYTHON, constraints.read_text()])
     digest = hashlib.sha256(f"locked\n{versions}".encode()).hexdigest()[:16]
-    folder = repository / ".work" / "compose" / f"wheels-{digest}"
-    if folder.is_dir():
-        return folder
-    # A temporary name until it is complete, so that an interrupted download is never used.
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    try:
+
+    def collect(folder: Path) -> Path:
+        wheels = folder / "wheels"
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        target = ["--only-binary=:all:", "--python-version", PYTHON, "--dest", str(partial)]
+        target = ["--only-binary=:all:", "--python-version", PYTHON, "--dest", str(wheels)]
         run([*pip, *target, "--constraint", str(constraints), *requirements], timeout=540)
         # As documented for builds from own wheels.
-        make = ["make", "--no-print-directory", "lock", f"WHEELS={partial}", f"LOCK_PYTHON={PYTHON}", "PIP_NO_INDEX=1"]
-        run(make, timeout=180, directory=repository)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
+        make = ["make", "--no-print-directory", "lock", f"WHEELS={wheels}", f"LOCK_PYTHON={PYTHON}", "PIP_NO_INDEX=1"]
+        run(make, timeout=180, directory=ROOT)
+        return wheels
+
+    return made_once(CACHE / f"wheels-{digest}", collect)
 
 
-def _build(engine: DockerEngine, name: str, base: str, contexts: Mapping[str, Path]) -> str:
+def _build(engine: DockerEngine, name: str, base: str, **contexts: Path) -> str:
     image = f"triton-llama-tests/{name}"
-    folder = Path(__file__).parent / f"{name}_stand_in"
     options = [f"--build-arg=BASE_IMAGE={base}", *(f"--build-context={key}={path}" for key, path in contexts.items())]
+    folder = Path(__file__).parent / f"{name}_stand_in"
     engine.docker("build", "--progress=plain", f"--tag={image}", *options, folder, timeout=300)
     return image

@@ -6,53 +6,32 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from compose.commands import run
-from compose.project import SERVICE, ComposeProject
+from compose.engine import SERVICE, ComposeProject
 from contract.code_blocks import ROOT, blocks
 
 CLIENTS = ("steady", "greedy")
 PROXY_PORT = 8443
 REQUESTS_A_MINUTE = 4000
 RESPONSE_S = 180
-CHUNK_BYTES = 8192
-
-
-@dataclass(frozen=True)
-class Gate:
-    """The proxy's files, made with the commands of deploy/proxy/README.md, where $HOME is `home`; each client's key."""
-
-    home: Path
-    keys: Mapping[str, str]
-
-    @property
-    def certificate(self) -> Path:
-        """The certificate alone, for clients to trust."""
-        return self.home / "triton-llama-gate" / "cert.pem"
-
-    def variables(self) -> dict[str, str]:
-        """Return what README.md writes into .env, and any free port."""
-        lines = (self.home / ".env").read_text().splitlines()
-        return {**dict(line.split("=", 1) for line in lines), "PROXY_PORT": "0"}
-
-    def authorization(self, client: str) -> str:
-        """Return a client's Authorization header; an invalid one for a client that is not in CLIENTS."""
-        return f"Bearer {self.keys.get(client, 'made-up')}"
 
 
 def readme_block(part: str) -> str:
     """Return the only fenced block of deploy/proxy/README.md that contains `part`."""
-    found = blocks(ROOT / "deploy" / "proxy" / "README.md")
-    (text,) = (block.text for block in found if part in block.text)
+    (text,) = (block.text for block in blocks(ROOT / "deploy" / "proxy" / "README.md") if part in block.text)
     return text
 
 
-def make_gate(home: Path) -> Gate:
-    """Make certificate, keys and .env with the commands of deploy/proxy/README.md, in the folder `home`."""
+def make_gate(home: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Make certificate and keys with the commands of deploy/proxy/README.md, in the folder `home`.
+
+    Returns each client's key, and the variables that the commands write into .env.
+    """
     # Files are unreadable to others unless the commands change that.
     lines = ["umask 077", readme_block("openssl req")]
     for client in CLIENTS:
@@ -60,45 +39,49 @@ def make_gate(home: Path) -> Gate:
     script = "\n".join([*lines, readme_block("cat >>.env")])
     environment = {**os.environ, "HOME": str(home)}
     run(["bash", "-euo", "pipefail", "-c", script], timeout=30, environment=environment, directory=home)
-    return Gate(home, {client: (home / f"{client}.key").read_text().strip() for client in CLIENTS})
+    variables = dict(line.split("=", 1) for line in (home / ".env").read_text().splitlines())
+    return {client: (home / f"{client}.key").read_text().strip() for client in CLIENTS}, variables
 
 
 @dataclass(frozen=True)
 class Proxied:
-    """A project that is up, and its gate."""
+    """A project that is up, the proxy's certificate, and each client's key."""
 
     project: ComposeProject
-    gate: Gate
+    certificate: Path
+    keys: Mapping[str, str]
 
     @property
     def address(self) -> str:
         """HOST:PORT of the proxy."""
-        return self.project.compose("port", "proxy", str(PROXY_PORT)).stdout.strip()
+        return self.project.address(PROXY_PORT, "proxy")
+
+    def authorization(self, client: str) -> dict[str, str]:
+        """Return a client's header; an invalid one for a client that is not in CLIENTS."""
+        return {"Authorization": f"Bearer {self.keys.get(client, 'made-up')}"}
 
     def is_healthy(self) -> bool:
         """Return whether the proxy listens and has a replica."""
         try:
-            with closing(Connection(self, None)) as connection:
+            with closing(Connection(self, {})) as connection:
                 return connection.get("/healthy") == 200
         except OSError:
             return False
 
-    def replicas(self) -> list[str]:
-        """Return the ids of the servers' containers."""
-        return self.project.compose("ps", "--all", "--quiet", SERVICE).stdout.split()
-
-    def started_at(self, replica: str) -> str:
-        """Return when a container was last started."""
-        return self.project.engine.docker("inspect", "--format", "{{.State.StartedAt}}", replica).stdout.strip()
+    def replicas(self) -> dict[str, str]:
+        """Return when each of the servers' containers was last started, by its id."""
+        ids = self.project.containers(SERVICE)
+        return {one: self.project.engine.inspect(one, "{{.State.StartedAt}}") for one in ids}
 
 
 class Connection:
     """One HTTPS connection to the proxy, kept open; a request fails if the proxy has closed it."""
 
-    def __init__(self, proxied: Proxied, client: str | None) -> None:
+    def __init__(self, proxied: Proxied, headers: Mapping[str, str]) -> None:
+        """headers: sent with every request."""
         host, _, port = proxied.address.partition(":")
-        context = ssl.create_default_context(cafile=str(proxied.gate.certificate))
-        self._headers = {} if client is None else {"Authorization": proxied.gate.authorization(client)}
+        context = ssl.create_default_context(cafile=str(proxied.certificate))
+        self._headers = headers
         self._http = http.client.HTTPSConnection(host, int(port), timeout=RESPONSE_S, context=context)
         self._http.connect()
         # By default http.client reconnects silently.
@@ -107,46 +90,27 @@ class Connection:
     def get(self, path: str) -> int:
         """Request a path; return the status."""
         self._http.request("GET", path, headers=self._headers)
-        return self._status()
+        return self._response()[0]
 
-    def declare_body(self, path: str, body_bytes: int) -> int:
-        """Declare a body of this length without sending it; return the status."""
-        self._http.putrequest("POST", path)
-        for name, value in {**self._headers, "Content-Length": str(body_bytes)}.items():
-            self._http.putheader(name, value)
-        self._http.endheaders()
-        return self._status()
-
-    def chunked(self, path: str, headers: Mapping[str, str], body: bytes) -> int:
-        """Send a body of undeclared length; return the status."""
-        self._http.putrequest("POST", path)
-        for name, value in {**self._headers, **headers, "Transfer-Encoding": "chunked"}.items():
-            self._http.putheader(name, value)
-        self._http.endheaders()
-        try:
-            for start in range(0, len(body), CHUNK_BYTES):
-                chunk = body[start : start + CHUNK_BYTES]
-                self._http.send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            self._http.send(b"0\r\n\r\n")
-        except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
-            # The proxy has responded and reads no more.
-            pass
-        return self._status()
+    def post(self, path: str, headers: Mapping[str, str], chunks: Iterable[bytes] | None = None) -> int:
+        """Send a body in chunks, for a Transfer-Encoding, or only declare it; return the status."""
+        # The proxy may respond before it has read everything, and read no more.
+        with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
+            self._http.request("POST", path, chunks, {**self._headers, **headers}, encode_chunked=True)
+        return self._response()[0]
 
     def generate(self, request: dict[str, object]) -> str:
         """Return the text for a request. Raises AssertionError for any status but 200."""
         headers = {**self._headers, "Content-Type": "application/json"}
         self._http.request("POST", "/v2/models/llama/generate", json.dumps(request), headers)
-        response = self._http.getresponse()
-        body = response.read().decode()
-        assert response.status == 200, f"HTTP {response.status}: {body}"
+        status, body = self._response()
+        assert status == 200, f"HTTP {status}: {body}"
         return str(json.loads(body)["text_output"])
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
 
-    def _status(self) -> int:
+    def _response(self) -> tuple[int, str]:
         response = self._http.getresponse()
-        response.read()
-        return response.status
+        return response.status, response.read().decode()

@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from compose.engine import DockerEngine
+from compose.engine import METRICS, ComposeProject
 from compose.images import prometheus_image
-from compose.project import METRICS, ComposeProject
 from contract.monitoring_files import rules
 from server.servers import until
 
@@ -23,9 +21,9 @@ ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
 
 
 @pytest.fixture(scope="module")
-def address(engine: DockerEngine, served: ComposeProject) -> Iterator[str]:
+def address(served: ComposeProject) -> Iterator[str]:
     """HOST:PORT of a Prometheus beside the server; removed at the end, because other tests count the containers."""
-    image = prometheus_image(engine)
+    image = prometheus_image(served.engine)
     variables = served.variables.read_text()
     served.variables.write_text(f"{variables}TRITON_PROMETHEUS_IMAGE={image}\nTRITON_PROMETHEUS_PORT=0\n")
     try:
@@ -47,46 +45,33 @@ def _get(address: str, path: str) -> dict[str, Any]:
 
 
 def _scraped(address: str) -> dict[str, str]:
-    """Return the present value of `up` for each target, by HOST:PORT."""
-    query = "query?query=up%7Bjob%3D%22triton-llama%22%7D"
-    return {found["metric"]["instance"]: found["value"][1] for found in _get(address, query)["result"]}
-
-
-def _targets(address: str) -> set[str]:
-    """Return HOST:PORT of the active targets; `up` keeps the value of a former target for half a minute."""
-    return {target["labels"]["instance"] for target in _get(address, "targets?state=active")["activeTargets"]}
+    """Return the value of `up` for each active target, by HOST:PORT; that of a former one lasts half a minute."""
+    targets = {target["labels"]["instance"] for target in _get(address, "targets?state=active")["activeTargets"]}
+    found = _get(address, "query?query=up%7Bjob%3D%22triton-llama%22%7D")["result"]
+    values = {one["metric"]["instance"]: one["value"][1] for one in found}
+    return {target: values.get(target, "") for target in targets}
 
 
 def _target(project: ComposeProject, container: str) -> str:
-    return f"{project.engine.docker('inspect', '--format', ADDRESS, container).stdout.strip()}:{METRICS}"
-
-
-@contextmanager
-def _another_replica(project: ComposeProject) -> Iterator[str]:
-    """Run a second server under the service's name, on no port of the host; yield its target."""
-    container = _compose(project, "run", "--detach", "--use-aliases", "--no-deps", "server").strip()
-    try:
-        yield _target(project, container)
-    finally:
-        project.engine.docker("rm", "--force", "--volumes", container)
-
-
-def test_prometheus_scrapes_the_server(address: str, served: ComposeProject) -> None:
-    assert address.startswith("127.0.0.1:")
-    server = _target(served, _compose(served, "ps", "--quiet", "server").strip())
-    # The scrape interval is 15 s.
-    until(lambda: bool(_scraped(address)), lambda: "the server has been scraped")
-    assert _scraped(address) == {server: "1"}
+    return f"{project.engine.inspect(container, ADDRESS)}:{METRICS}"
 
 
 def test_prometheus_scrapes_every_replica_and_drops_one_that_is_gone(address: str, served: ComposeProject) -> None:
+    assert address.startswith("127.0.0.1:")
     server = _target(served, _compose(served, "ps", "--quiet", "server").strip())
-    with _another_replica(served) as other:
-        assert other != server
+    # The scrape interval is 15 s.
+    until(lambda: _scraped(address) == {server: "1"}, lambda: f"the server is up: {_scraped(address)}")
+    # A second server under the service's name, on no port of the host.
+    replica = _compose(served, "run", "--detach", "--use-aliases", "--no-deps", "server").strip()
+    try:
+        both = {server: "1", _target(served, replica): "1"}
+        assert len(both) == 2
         # The name is resolved every 30 s; until its model is loaded the replica is down.
-        until(lambda: _targets(address) == {server, other}, lambda: f"both are targets: {_targets(address)}")
-        until(lambda: _scraped(address) == {server: "1", other: "1"}, lambda: f"both are up: {_scraped(address)}")
-    until(lambda: _targets(address) == {server}, lambda: f"it is dropped: {_targets(address)}")
+        until(lambda: set(_scraped(address)) == set(both), lambda: f"both are targets: {_scraped(address)}")
+        until(lambda: _scraped(address) == both, lambda: f"both are up: {_scraped(address)}")
+    finally:
+        served.engine.docker("rm", "--force", "--volumes", replica)
+    until(lambda: _scraped(address) == {server: "1"}, lambda: f"it is dropped: {_scraped(address)}")
 
 
 def test_prometheus_loads_every_rule(address: str) -> None:
@@ -94,13 +79,12 @@ def test_prometheus_loads_every_rule(address: str) -> None:
     assert {rule["name"] for group in groups for rule in group["rules"]} == {rule.name for rule in rules()}
 
 
-def test_prometheus_runs_without_privileges_on_a_read_only_filesystem(address: str, served: ComposeProject) -> None:
+@pytest.mark.usefixtures("address")
+def test_prometheus_runs_without_privileges_on_a_read_only_filesystem(served: ComposeProject) -> None:
     status = _compose(served, "exec", "-T", SERVICE, "cat", "/proc/1/status")
     values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert values["Uid"].split("\t") == ["65534"] * 4
     assert values["CapEff"] == values["CapBnd"] == "0" * 16
     assert values["NoNewPrivs"] == "1"
-    attempt = served.compose(
-        "--profile", "monitoring", "exec", "-T", SERVICE, "touch", "/etc/prometheus/x", "/x", check=False
-    )
-    assert attempt.stderr.count("Read-only file system") == 2
+    touch = ("--profile", "monitoring", "exec", "-T", SERVICE, "touch", "/etc/prometheus/x", "/x")
+    assert served.compose(*touch, check=False).stderr.count("Read-only file system") == 2

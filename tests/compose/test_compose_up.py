@@ -1,15 +1,22 @@
-"""`docker compose up`: the server responds on its published ports, and the container is locked down."""
+"""`docker compose up`: the server responds on its published ports, its probes work, and it is locked down."""
 
 from __future__ import annotations
 
 import json
+import urllib.request
+from typing import Any
 
 import pytest
-from compose.project import GRPC, HTTP, METRICS, SERVICE, ComposeProject
+from compose.conftest import NewProject
+from compose.engine import GRPC, HTTP, METRICS, SERVICE, ComposeProject
 from triton_llama import LlamaClient
 from triton_llama.endpoint import Protocol
 
+# No step is that recent, so an idle server must generate a token.
+PROBE = ("/srv/triton-llama/bin/health", "--timeout", "20", "--step-age", "0.000001")
 WRITE_PROTECTED = ["/", "/etc", "/opt/triton-llama/python", "/srv/triton-llama/model_repository/llama/1"]
+FOR_THE_SERVER = {"LLAMA_MODEL": "meta-llama/Llama-2-7b-chat-hf", "HF_TOKEN": "hf_secret", "LLAMA_SLOTS": "16"}
+FOR_COMPOSE = {"TRITON_BIND_ADDRESS": "127.0.0.1", "TRITON_SHM_SIZE": "2gb"}
 
 
 @pytest.mark.parametrize(("protocol", "port"), [("http", HTTP), ("grpc", GRPC)])
@@ -23,17 +30,11 @@ def test_a_generation_through_the_published_port_is_complete(
     assert completion.text.strip()
 
 
-def test_the_embedded_checkpoint_is_served_in_8_bits(served: ComposeProject) -> None:
-    assert " in int8" in served.compose("logs", "--no-color").stdout
-
-
-def test_metrics_are_published(served: ComposeProject) -> None:
-    assert 'nv_inference_request_success{model="llama"' in served.get(METRICS, "/metrics")
-
-
-@pytest.mark.parametrize("port", [HTTP, GRPC, METRICS])
-def test_the_ports_are_published_on_this_machine_only(served: ComposeProject, port: int) -> None:
-    assert served.address(port).startswith("127.0.0.1:")
+def test_every_port_is_published_on_this_machine_only_metrics_too(served: ComposeProject) -> None:
+    addresses = [served.address(port) for port in (HTTP, GRPC, METRICS)]
+    assert all(address.startswith("127.0.0.1:") for address in addresses)
+    with urllib.request.urlopen(f"http://{addresses[-1]}/metrics", timeout=10) as response:
+        assert 'nv_inference_request_success{model="llama"' in response.read().decode()
 
 
 def test_healthy_means_that_the_model_computed(served: ComposeProject) -> None:
@@ -45,52 +46,61 @@ def test_healthy_means_that_the_model_computed(served: ComposeProject) -> None:
     assert last["Output"].startswith(("healthy: one token in ", "healthy: a step "))
 
 
+@pytest.mark.parametrize(("flags", "word"), [((), "healthy"), (("--live",), "alive"), (("--ready",), "ready")])
+def test_a_probe_inside_gets_a_token_from_a_running_server(
+    served: ComposeProject, flags: tuple[str, ...], word: str
+) -> None:
+    probe = served.inside(*PROBE, *flags)
+    assert probe.stdout.startswith(f"{word}: one token in ")
+    assert "no metrics" not in probe.stdout
+    assert (len(probe.stdout.splitlines()), probe.stderr) == (1, "")
+
+
 def test_no_process_is_root_or_can_become_root(served: ComposeProject) -> None:
     # The test's own `exec` is among them: it has the container's user and limits.
     lines = served.inside("sh", "-c", "cat /proc/[0-9]*/status").stdout.splitlines()
     values = [line.split() for line in lines]
     assert sum(words[0] == "Name:" and "triton_python_b" in words[1] for words in values) >= 1
-    assert {tuple(words[1:]) for words in values if words[0] == "Uid:"} == {("1000",) * 4}
-    assert {tuple(words[1:]) for words in values if words[0] == "Gid:"} == {("1000",) * 4}
+    assert {tuple(words[1:]) for words in values if words[0] in ("Uid:", "Gid:")} == {("1000",) * 4}
     assert {words[1] for words in values if words[0] in ("CapPrm:", "CapEff:", "CapBnd:")} == {"0" * 16}
     assert {words[1] for words in values if words[0] == "NoNewPrivs:"} == {"1"}
 
 
-@pytest.mark.parametrize("folder", WRITE_PROTECTED)
-def test_the_root_filesystem_cannot_be_written(served: ComposeProject, folder: str) -> None:
-    attempt = served.inside("touch", f"{folder}/written", check=False)
-    assert attempt.returncode != 0
-    assert "Read-only file system" in attempt.stderr
-
-
-@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/var/cache/triton-llama"])
-def test_the_server_can_write_to_its_volumes(served: ComposeProject, folder: str) -> None:
-    served.inside("sh", "-c", f"touch {folder}/written && rm {folder}/written")
-
-
-def test_an_unknown_config_is_refused_with_a_list_of_the_known_ones(served: ComposeProject) -> None:
-    arguments = ("run", "--rm", "--no-deps", "-T", "--env", "TRITON_MODEL_CONFIG=batched_int9", SERVICE)
-    refused = served.compose(*arguments, check=False)
-    assert refused.returncode == 2
-    (line,) = [line for line in (refused.stdout + refused.stderr).splitlines() if "triton_supervisor: " in line]
-    assert "batched_int9" in line
-    assert "default batched_fp16 batched_int8 naive_fp16" in line
+def test_only_the_volumes_can_be_written(served: ComposeProject) -> None:
+    attempt = served.inside("touch", *(f"{folder}/written" for folder in WRITE_PROTECTED), check=False)
+    assert attempt.stderr.count("Read-only file system") == len(WRITE_PROTECTED)
+    for folder in ("/tmp", "/dev/shm", "/var/cache/triton-llama"):
+        served.inside("sh", "-c", f"touch {folder}/written && rm {folder}/written")
 
 
 def test_an_unknown_setting_is_refused_by_name(served: ComposeProject) -> None:
-    arguments = ("run", "--rm", "--no-deps", "-T", "--env", "LLAMA_SLOTTS=8", SERVICE)
-    refused = served.compose(*arguments, timeout=240, check=False)
+    run = ("run", "--rm", "--no-deps", "-T", "--env", "LLAMA_SLOTTS=8", SERVICE)
+    refused = served.compose(*run, timeout=240, check=False)
     assert refused.returncode != 0
     assert "LLAMA_SLOTTS" in refused.stdout + refused.stderr
 
 
 def test_the_gpu_file_adds_all_gpus_and_changes_nothing_else(served: ComposeProject) -> None:
-    files = ("--file", "docker-compose.yml", "--file", "deploy/docker/compose.gpu.yml")
-    plain = json.loads(served.compose("config", "--format", "json").stdout)["services"][SERVICE]
-    gpu = json.loads(served.compose(*files, "config", "--format", "json").stdout)["services"][SERVICE]
+    gpu_files = ("--file", "docker-compose.yml", "--file", "deploy/docker/compose.gpu.yml")
+    plain, gpu = (_config(served, *files) for files in ((), gpu_files))
     (device,) = gpu.pop("deploy")["resources"]["reservations"]["devices"]
-    assert device["driver"] == "nvidia"
-    assert device["capabilities"] == ["gpu"]
-    assert device["count"] == -1
+    assert (device["driver"], device["capabilities"], device["count"]) == ("nvidia", ["gpu"], -1)
     assert gpu.pop("ulimits")["memlock"] == -1
     assert gpu == plain
+
+
+@pytest.mark.parametrize(("given", "reaching"), [({}, {}), ({**FOR_THE_SERVER, **FOR_COMPOSE}, FOR_THE_SERVER)])
+def test_only_the_servers_variables_that_are_set_reach_the_container(
+    new_project: NewProject, given: dict[str, str], reaching: dict[str, str]
+) -> None:
+    with new_project(given) as project:
+        environment = _config(project)["environment"]
+    found = {name: value for name, value in environment.items() if value is not None}
+    assert found == {"OMP_NUM_THREADS": "1", **reaching}
+
+
+def _config(project: ComposeProject, *options: str) -> dict[str, Any]:
+    """Return the server's part of the files as compose resolves them."""
+    resolved: dict[str, Any] = json.loads(project.compose(*options, "config", "--format", "json").stdout)
+    server: dict[str, Any] = resolved["services"][SERVICE]
+    return server

@@ -5,16 +5,18 @@ Every client keeps its connection to the proxy open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
+from threading import Event
 
 import pytest
 from compose.commands import CommandFailedError, run
-from compose.project import BUILD_AND_START_S, STOP_S
+from compose.engine import BUILD_AND_START_S, STOP_S
 from compose.proxied import Connection, Proxied
-from compose.steady_load import Request, SteadyLoad, steady_load
+from contract.code_blocks import ROOT
+from server.servers import until
 from triton_llama import LlamaClient
 
 PROMPTS = ["The list class in Python", "A dictionary is", "Return True if", "Raise an error if"]
@@ -22,30 +24,27 @@ TOKENS = 60
 # The penalty is the client library's default; the checkpoint's differs.
 LIMITS = {"max_tokens": TOKENS, "min_tokens": TOKENS, "temperature": 0.0, "repetition_penalty": 1.0}
 
-
-@pytest.fixture(scope="module")
-def texts(proxied: Proxied) -> list[str]:
-    """Each prompt's completion without other load."""
-    with closing(Connection(proxied, "steady")) as connection:
-        return [connection.generate({"text_input": prompt, **LIMITS}) for prompt in PROMPTS]
+Request = Callable[[], str]
 
 
 @contextmanager
 def http_clients(proxied: Proxied) -> Iterator[list[Request]]:
     """Yield a client for each prompt, each on its own connection."""
     with ExitStack() as stack:
-        connections = [stack.enter_context(closing(Connection(proxied, "steady"))) for _ in PROMPTS]
         yield [
-            partial(connection.generate, {"text_input": prompt, **LIMITS})
-            for connection, prompt in zip(connections, PROMPTS, strict=True)
+            partial(
+                stack.enter_context(closing(Connection(proxied, proxied.authorization("steady")))).generate,
+                {"text_input": prompt, **LIMITS},
+            )
+            for prompt in PROMPTS
         ]
 
 
 @contextmanager
 def grpc_clients(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
     """Yield a client for each prompt over gRPC, all on one connection."""
-    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(proxied.gate.certificate))
-    headers = {"Authorization": proxied.gate.authorization("steady")}
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(proxied.certificate))
+    headers = proxied.authorization("steady")
     with LlamaClient(f"grpcs://{proxied.address}", "grpc", timeout=180, headers=headers) as client:
 
         def generate(prompt: str) -> str:
@@ -54,62 +53,80 @@ def grpc_clients(proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield [partial(generate, prompt) for prompt in PROMPTS]
 
 
+@contextmanager
+def steady_load(requests: Sequence[Request], texts: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Repeat each request in a thread of its own until the end of the block; every response must be its whole text.
+
+    Yields, once each has a response, a function that waits until each has another. Raises a client's exception.
+    """
+    stop, responses = Event(), [0] * len(requests)
+
+    def repeat(index: int) -> None:
+        while not stop.is_set():
+            assert requests[index]() == texts[index]
+            responses[index] += 1
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        clients = [pool.submit(repeat, index) for index in range(len(requests))]
+
+        def wait_for_more() -> None:
+            before = [*responses]
+
+            def all_have_more() -> bool:
+                return all(now > then for now, then in zip(responses, before, strict=True))
+
+            until(
+                lambda: all_have_more() or any(client.done() for client in clients),
+                lambda: f"every client has another response: {responses}",
+            )
+
+        try:
+            wait_for_more()
+            yield wait_for_more
+        finally:
+            stop.set()
+        for client in clients:
+            client.result()
+
+
+@pytest.fixture(scope="module")
+def texts(proxied: Proxied) -> list[str]:
+    """Each prompt's completion without other load."""
+    with http_clients(proxied) as clients:
+        return [client() for client in clients]
+
+
 def rolling_restart(proxied: Proxied, *options: str, **variables: str) -> str:
     """Run deploy/proxy/rolling-restart.sh; return its output. Raises CommandFailedError."""
     project = proxied.project
-    environment = {
-        **project.engine.environment,
-        "COMPOSE_PROJECT_NAME": project.name,
-        "COMPOSE_ENV_FILES": str(project.variables),
-        **variables,
-    }
-    script: Path = project.repository / "deploy" / "proxy" / "rolling-restart.sh"
+    files = {"COMPOSE_PROJECT_NAME": project.name, "COMPOSE_ENV_FILES": str(project.variables)}
+    script = ROOT / "deploy" / "proxy" / "rolling-restart.sh"
+    environment = {**project.engine.environment, **files, **variables}
     return run([script, *options], environment=environment, timeout=BUILD_AND_START_S).stdout
 
 
-def restart_under_load(
-    proxied: Proxied, texts: list[str], monkeypatch: pytest.MonkeyPatch, *options: str
-) -> tuple[list[str], list[str]]:
-    """Restart under HTTP and gRPC load and check every response; return the replicas before and after."""
+@pytest.mark.parametrize("options", [(), ("--recreate",)], ids=["restart", "recreate"])
+def test_a_rolling_restart_loses_no_request_and_no_connection(
+    proxied: Proxied, texts: list[str], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    with proxied.project.variables.open("a") as variables:
+        variables.write("LLAMA_DEFAULT_MAX_TOKENS=33\n")
     before = proxied.replicas()
     with (
         http_clients(proxied) as http,
         grpc_clients(proxied, monkeypatch) as grpc,
-        steady_load([*http, *grpc]) as load,
+        steady_load([*http, *grpc], texts * 2) as wait_for_more,
     ):
         output = rolling_restart(proxied, *options)
-        load.wait_for_more()
+        wait_for_more()
     assert output.count("has stopped with exit code 0") == 2
-    assert_complete(load, texts * 2)
-    return before, proxied.replicas()
-
-
-def assert_complete(load: SteadyLoad, texts: list[str]) -> None:
-    """Every response is the whole text, once."""
-    for text, responses in zip(texts, load.responses, strict=True):
-        assert set(responses) == {text}
-
-
-def test_a_rolling_restart_loses_no_request_and_no_connection(
-    proxied: Proxied, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = {replica: proxied.started_at(replica) for replica in proxied.replicas()}
-    before, _ = restart_under_load(proxied, texts, monkeypatch)
-    assert len(before) == 2
-    assert all(proxied.started_at(replica) != started[replica] for replica in before)
-
-
-def test_recreating_replicas_loses_no_request_and_serves_the_new_environment(
-    proxied: Proxied, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with proxied.project.variables.open("a") as variables:
-        variables.write("LLAMA_DEFAULT_MAX_TOKENS=33\n")
-    old, new = restart_under_load(proxied, texts, monkeypatch, "--recreate")
-    assert len(new) == 2
-    assert not set(new) & set(old)
-    for replica in new:
-        environment = proxied.project.engine.docker("inspect", "--format", "{{.Config.Env}}", replica).stdout
-        assert "LLAMA_DEFAULT_MAX_TOKENS=33" in environment
+    after = proxied.replicas()
+    assert (len(before), len(after)) == (2, 2)
+    assert not set(before.values()) & set(after.values()), "a replica goes on as it was"
+    assert (set(before) & set(after) == set()) if options else (set(before) == set(after))
+    for replica in after:
+        environment = proxied.project.engine.inspect(replica, "{{.Config.Env}}")
+        assert ("LLAMA_DEFAULT_MAX_TOKENS=33" in environment) == bool(options), "only a new container has it"
 
 
 def test_replicas_are_not_recreated_without_the_proxys_ready_port(proxied: Proxied) -> None:
@@ -120,13 +137,12 @@ def test_replicas_are_not_recreated_without_the_proxys_ready_port(proxied: Proxi
 
 
 def test_a_replica_that_stops_without_notice_costs_no_http_request(proxied: Proxied, texts: list[str]) -> None:
-    docker = proxied.project.engine.docker
-    replica = proxied.replicas()[0]
-    with http_clients(proxied) as clients, steady_load(clients) as load:
+    engine = proxied.project.engine
+    replica = next(iter(proxied.replicas()))
+    with http_clients(proxied) as clients, steady_load(clients, texts) as wait_for_more:
         # Announced, so that there is no notice; for 0 s, so that the proxy has not checked since.
-        docker("exec", replica, "python3", "-m", "triton_supervisor", "announce", "--seconds", "0")
-        docker("stop", replica, timeout=STOP_S)
-        load.wait_for_more()
-    assert docker("inspect", "--format", "{{.State.ExitCode}}", replica).stdout.strip() == "0"
-    docker("start", replica)
-    assert_complete(load, texts)
+        engine.docker("exec", replica, "python3", "-m", "triton_supervisor", "announce", "--seconds", "0")
+        engine.docker("stop", replica, timeout=STOP_S)
+        wait_for_more()
+    assert engine.inspect(replica, "{{.State.ExitCode}}") == "0"
+    engine.docker("start", replica)

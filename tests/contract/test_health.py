@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from contract.configs import read_config
 from llama_engine import scheduler
 from llama_engine.observability.metrics import METRICS
 from llama_engine.triton.metrics import INSTANCE_LABEL
 from triton_llama import SamplingParams, health
 from triton_llama.tensors import prepare
 
-CONFIG = (Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "config.pbtxt").read_text()
-
 
 def test_the_probes_request_has_the_inputs_of_the_config_and_of_the_client_library() -> None:
     """Triton batches only requests with the same set of inputs: another set would split a batch."""
-    assert set(health.REQUEST) <= set(re.findall(r'name: "(\w+)", data_type', CONFIG))
+    assert set(health.REQUEST) <= {item.name for item in read_config("config").input}
     tensors = prepare("a", SamplingParams(seed=1)).tensors
     assert set(health.REQUEST) == {tensor.name for tensor in tensors}
 

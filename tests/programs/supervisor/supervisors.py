@@ -57,7 +57,6 @@ class Supervisor:
 
     def wait_for(self, state: str) -> None:
         """Wait until the state file has this state; fail if the supervisor ends before."""
-
         until(lambda: self._state() == state or self.process.poll() is not None)
         assert self._state() == state, self.process.communicate()
 

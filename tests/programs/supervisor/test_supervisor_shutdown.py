@@ -95,6 +95,16 @@ def test_sigterm_ends_the_server_and_its_model(
         assert not any(alive(pid) for pid in (tritonserver, *models))
 
 
+def test_a_second_signal_kills(tmp_path: Path, busy: Path) -> None:
+    with _serving(tmp_path, FAKE_BUSY=busy) as one:
+        (model,) = one.models()
+        one.send(signal.SIGTERM)
+        one.wait_for("draining")
+        one.send(signal.SIGTERM)
+        assert one.ends() == (128 + signal.SIGKILL, [])
+        assert not alive(model)
+
+
 @pytest.mark.parametrize(("instances", "draining"), [(1, False), (1, True), (2, False)])
 def test_a_dead_model_process_ends_the_server_with_code_70(
     tmp_path: Path, busy: Path, instances: int, draining: bool
@@ -142,7 +152,7 @@ def test_an_announced_shutdown_has_no_second_notice(tmp_path: Path) -> None:
         assert one.ends() == (0, [])
 
 
-def test_the_ready_port_answers_503_during_the_notice_and_a_second_signal_kills(tmp_path: Path) -> None:
+def test_the_ready_port_answers_503_during_the_notice_which_a_second_signal_ends(tmp_path: Path) -> None:
     port = free_port()
     with _serving(tmp_path, TRITON_NOTICE_SECONDS="3600", TRITON_READY_PORT=str(port)) as one:
         ready = f"http://127.0.0.1:{port}/ready"

@@ -107,6 +107,8 @@ def test_all_parameters_together_give_the_tokens_of_transformers_alone_and_among
     logits = 4 * torch.randn(STEPS, 40, VOCABULARY, generator=torch.Generator().manual_seed(0))
     # End tokens are likely to win.
     logits[:, :, ENDS] += 5
+    # A repetition penalty multiplies negative logits, and divides others.
+    logits[:, ::2] -= 25
     together = _sample(requests, [*logits])
     for row, request in enumerate(requests):
         steps = [step[row : row + 1] for step in logits]

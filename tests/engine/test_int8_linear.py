@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from itertools import accumulate
 
 import pytest
 import torch
 from engine.engines import load
+from engine.prompts import random_prompt
 from llama_engine.kernels import reference
 from llama_engine.kernels.selection import STOCK, Kernels
 from llama_engine.libraries import Int8Params, Linear8bitLt
@@ -14,6 +16,7 @@ from llama_engine.model import int8_linear, loader
 from llama_engine.model.int8_linear import Int8Linear, replace_int8_layers
 from llama_engine.model.loader import Checkpoint, install_kernels
 from torch.nn import Sequential
+from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
 
@@ -114,3 +117,14 @@ def test_on_a_gpu_a_fused_product_replaces_the_8_bit_layers_and_stock_kernels_no
     assert config.hidden_size == hidden
     shapes = [(hidden, hidden), (hidden // group, hidden), (inner, hidden), (hidden, inner)]
     assert calls == [(torch.device("cuda"), torch.float32, hidden // config.num_attention_heads, group, shapes)]
+
+
+def test_8_bits_cost_less_than_a_hundredth_in_perplexity(fp32: Checkpoint, int8: Checkpoint) -> None:
+    randomness, losses = random.Random(6), []
+    for _ in range(12):
+        tokens = torch.tensor(random_prompt(fp32.tokenizer, range(100, 300), randomness)[1])
+        with torch.inference_mode():
+            both = [checkpoint.model(input_ids=tokens[None]).logits[0, :-1] for checkpoint in (fp32, int8)]
+        losses.append(torch.stack([cross_entropy(logits, tokens[1:], reduction="none") for logits in both]))
+    before, after = torch.cat(losses, 1).mean(1).exp().tolist()
+    assert 0 < abs(after / before - 1) < 0.01

@@ -63,10 +63,12 @@ def _quick(asked: list[int], until: float, checkpoint: Path, threads: int) -> It
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         target = Target("quick", "fastapi", f"http://127.0.0.1:{server.server_port}", "llama")
-        yield Running(target, "serve it", {"threads": threads, "checkpoint": checkpoint.name}, os.getpid(), 1.0)
-        server.over.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield Running(target, "serve it", {"threads": threads, "checkpoint": checkpoint.name}, os.getpid(), 1.0)
+        finally:
+            server.over.set()
+            server.shutdown()
+            thread.join()
 
 
 def ours(key: str, asked: list[int], until: float = float("inf")) -> Server:

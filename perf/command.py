@@ -99,7 +99,7 @@ def given(parser: argparse.ArgumentParser, options: Options, names: Sequence[str
     for name in names:
         value = getattr(options, name)
         if value != parser.get_default(name):
-            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
     return words
 
 

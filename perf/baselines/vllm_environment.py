@@ -6,6 +6,7 @@ with an NVIDIA GPU it is `vllm`, which is untested.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -55,5 +56,6 @@ def create() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="make bench-vllm", description=__doc__).parse_args()
     create()
     print(", ".join(f"{name} {found}" for name, found in installed().items()), "in", FOLDER.relative_to(ROOT))

@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str] | None = None) -> BenchOptions:
     known = [server.key for server in servers()]
     if unknown := sorted({*found.without} - {*known}):
         parser.error(f"--without has {unknown[0]!r}: known are {', '.join(known)}")
-    found.given = given(parser, found, ["concurrency", "threads", "only", "without"])
+    found.given = given(parser, found, ["concurrency", "threads", "only", "without", "slo_ttft_ms", "slo_itl_ms"])
     return found
 
 

@@ -84,13 +84,17 @@ def measured_pace(
 ) -> Pace:
     """Measure the server's pace with two waves of short requests, which also warm it up.
 
-    timeout: seconds for each. Raises NotRunError if a request is not answered as asked.
+    timeout: seconds for each. A configuration gets them from perf_analyzer over gRPC, as the load that follows. Raises
+    NotRunError or an AnalyzerError if a request is not answered as asked.
     """
 
     def seconds(mean: int) -> float:
         count = max(concurrency, _FEWEST_FOR_PACE)
         requests = workload.requests(checkpoint, mix, count, mean)
-        run = drive(running.target, requests, Closed(concurrency), 0, timeout)
+        if isinstance(running, Served):
+            run = analyzer.measure(running.triton.grpc_url, requests, concurrency, 0, timeout).run
+        else:
+            run = drive(running.target, requests, Closed(concurrency), 0, timeout)
         if failed := [record.error for record in run.records if record.error]:
             raise NotRunError(f"{len(failed)} of its first {count} requests failed: {failed[0]}")
         return run.whole.seconds * concurrency / count
@@ -120,14 +124,18 @@ def entry(
     rates: DeviceRates | None,
     slo: SLO | None = None,
     own: Mapping[str, object] | None = None,
+    warmup_counts: bool = False,
 ) -> Measurement:
     """Return the measurement of a run of these requests, with `own` fields in addition or instead.
+
+    warmup_counts: whether the prompts' mean length and the bound are of all requests, not only of the measured ones.
 
     A closed loop has the device's bound for this load in these weights, for any server (all concurrent requests may
     share a step); an open one has none, as the server gets what is sent.
     """
+    first = 0 if warmup_counts else run.warmup
     lengths = [request.output_tokens for request in requests[run.warmup :]]
-    counted = [record.prompt_tokens for record in run.measured if record.prompt_tokens is not None]
+    counted = [record.prompt_tokens for record in run.records[first:] if record.prompt_tokens is not None]
     prompt = round(statistics.mean(counted)) if counted else workload.PROMPT_TOKENS
     found: Measurement = {
         **server.to_json(),
@@ -142,7 +150,8 @@ def entry(
     rate = found.get("tokens_per_second")
     if rates is not None and isinstance(run.arrivals, Closed) and isinstance(rate, float):
         config, rows = LlamaConfig.from_pretrained(checkpoint), run.arrivals.concurrency
-        bound = roofline(config, server.weights, rates, rows, lengths, workload.PROMPT_TOKENS, steady=True)
+        bounded = [request.output_tokens for request in requests[first:]]
+        bound = roofline(config, server.weights, rates, rows, bounded, workload.PROMPT_TOKENS, steady=True)
         found["limit"] = bound.beside(rate)
     return found
 
@@ -173,7 +182,7 @@ def article_entry(
             "fits": size.fits,
         },
     }
-    return entry(configuration, served, checkpoint, mix, report.run, requests, rates, own=own)
+    return entry(configuration, served, checkpoint, mix, report.run, requests, rates, own=own, warmup_counts=True)
 
 
 def _memory(running: Running) -> Measurement:

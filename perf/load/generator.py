@@ -11,12 +11,15 @@ costs a fraction of a millisecond, the same for every server. There are no retri
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import ctypes
 import os
+import pickle
+import signal
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -25,20 +28,41 @@ from perf.load.arrivals import Closed, Poisson, sessions
 from perf.load.protocols import Request, Target, body, path, read_answer
 from perf.load.records import TIME_OVER, Record, Run
 
+# For the process to start, to read the answers and to return the records.
+_SLACK_S = 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+class LoadError(Exception):
+    """The generator itself failed, which says nothing about the server; `str()` is one line."""
+
 
 def drive(target: Target, requests: Sequence[Request], arrivals: Closed | Poisson, warmup: int, timeout: float) -> Run:
     """Send the requests in one sequence; the first `warmup` are recorded but not measured.
 
     For a closed loop's throughput the warm-up should be at least its concurrency (`load.records` explains why).
     `timeout`: seconds for all requests together, warm-up included. Requests not answered by then, or never sent, are
-    recorded as errors, as is everything else that fails. A fault of the generator itself is raised here.
+    recorded as errors, as is everything else that fails. Raises LoadError if the generator itself fails.
     """
     if not 0 <= warmup < len(requests):
         raise ValueError(f"warmup is {warmup}, must be 0 … {len(requests) - 1}: fewer than the requests")
-    # A process of its own, so that the benchmark does not delay it; a new one, as a fork would copy torch's threads.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        records = process.submit(generate, target, requests, arrivals, timeout).result()
-    return Run(arrivals, tuple(records), warmup)
+    # A process of its own, so that the benchmark does not delay it; a new interpreter, since a fork would copy torch's
+    # threads, and multiprocessing's spawn would import the benchmark's main module again.
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "perf.load.generator", str(os.getpid())],
+            input=pickle.dumps((target, requests, arrivals, timeout)),
+            capture_output=True,
+            timeout=timeout + _SLACK_S,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LoadError(f"the load generator was still running {_SLACK_S:g} s after its {timeout:g} s") from error
+    if ended.returncode != 0:
+        lines = ended.stderr.decode(errors="replace").strip().splitlines() or ["nothing on stderr"]
+        raise LoadError(f"the load generator ended with code {ended.returncode}: {lines[-1]}")
+    return Run(arrivals, tuple(pickle.loads(ended.stdout)), warmup)
 
 
 def generate(target: Target, requests: Sequence[Request], arrivals: Closed | Poisson, timeout: float) -> list[Record]:
@@ -154,3 +178,16 @@ def _record(target: Target, request: Request, exchange: _Exchange) -> Record:
         output_tokens=answer.output_tokens,
         error=error,
     )
+
+
+def _main() -> None:
+    """Be the process of `drive`: read the load from stdin, write its records to stdout. Ends when the caller dies."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the benchmark ended before its load began")
+    sys.stdout.buffer.write(pickle.dumps(generate(*pickle.load(sys.stdin.buffer))))
+
+
+if __name__ == "__main__":
+    _main()

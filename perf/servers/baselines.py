@@ -18,13 +18,12 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig
-from triton_local.ports import SERVICES, HeldPorts
 
 from perf.baselines import vllm_environment
 from perf.checkpoint import DTYPES, mebibytes, unquantized
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
-from perf.servers.running import HOST, Running, Server, running, shown
+from perf.servers.running import HOST, Running, Server, held_port, running, shown
 from perf.servers.triton import local_triton, read_back
 
 _ROWS = 32
@@ -84,9 +83,8 @@ class _Launch:
 def _baseline(
     key: str, launch: Callable[[Path, int, int], _Launch], checkpoint: Path, threads: int
 ) -> Iterator[Running]:
-    # Held until the server has bound it: it is not listened on, and a server that names it gets it.
-    with HeldPorts(HOST, dict.fromkeys(SERVICES, 0)) as ports:
-        port, weights = ports.numbers["http"], unquantized()
+    weights = unquantized()
+    with held_port() as port:
         plan = launch(checkpoint, threads, port)
         target = Target(key, plan.protocol, f"http://{HOST}:{port}", plan.model, plan.fields)
         with running(target, plan.command, {"HF_HUB_OFFLINE": "1", **plan.environment}, plan.ready_s) as pid:

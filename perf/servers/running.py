@@ -88,6 +88,15 @@ def shown(command: Sequence[str], checkpoint: Path) -> str:
 
 
 @contextmanager
+def held_port() -> Iterator[int]:
+    """Hold a free port until a server has bound it: it is not listened on, and a server that names it gets it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((HOST, 0))
+        yield int(held.getsockname()[1])
+
+
+@contextmanager
 def running(target: Target, command: Sequence[str], environment: Mapping[str, str], ready_s: float) -> Iterator[int]:
     """Run the command until the block ends; on entry it has completed a token at the target. Yields its process id.
 

@@ -28,6 +28,7 @@ from perf.checkpoint import default_checkpoint
 from perf.command import CORES, make_command, model_name
 from perf.course import Budget
 from perf.load.arrivals import Closed, Poisson
+from perf.load.generator import LoadError
 from perf.report.results import read
 from perf.report.tables import tune
 from perf.report.text import terminal
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ntune: interrupted; --resume continues with what was measured", file=sys.stderr)
         return INTERRUPTED
-    except (ConfigError, EngineError, LauncherError, ReadBackError, OSError, ValueError) as error:
+    except (ConfigError, EngineError, LauncherError, LoadError, ReadBackError, OSError, ValueError) as error:
         print(f"tune: {error}", file=sys.stderr)
         return FAILED
 

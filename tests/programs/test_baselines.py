@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from triton_local.ports import SERVICES, HeldPorts
 
 from perf.baselines import vllm_environment
 from perf.checkpoint import EMBEDDED
 from perf.environment import ROOT
 from perf.load.protocols import Target
 from perf.servers.baselines import servers
-from perf.servers.running import HOST, NotRunError, running, shown
+from perf.servers.running import HOST, NotRunError, held_port, running, shown
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +22,7 @@ def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _started(*options: str, ready_s: float = 60.0) -> None:
     """Start Python with these options as a baseline, and stop it if it gets ready."""
-    with HeldPorts(HOST, dict.fromkeys(SERVICES, 0)) as ports:
-        port = ports.numbers["http"]
+    with held_port() as port:
         command = [sys.executable, *(str(port) if option == "PORT" else option for option in options)]
         with running(Target("test", "fastapi", f"http://{HOST}:{port}", "llama"), command, {}, ready_s):
             pass

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from perf.environment import ROOT
 from perf.load.arrivals import Closed, Poisson, sessions
-from perf.load.generator import drive
+from perf.load.generator import LoadError, drive
 from perf.load.protocols import Protocol, Request, Target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -170,13 +175,66 @@ def test_an_unreachable_server_is_recorded() -> None:
     ("protocol", "warmup", "error", "message"),
     [
         ("fastapi", 1, ValueError, "warmup is 1, must be 0 … 0"),
-        # A fault of the generator itself.
-        ("no such protocol", 0, KeyError, "no such protocol"),
+        ("no such protocol", 0, LoadError, "^the load generator ended with code 1: KeyError: 'no such protocol'$"),
     ],
 )
 def test_an_impossible_load_is_an_error(protocol: Protocol, warmup: int, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         drive(Target("test", protocol, "http://127.0.0.1:1", "llama"), [Request("a", 1)], Closed(1), warmup, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        ("kill -KILL $$", "^the load generator ended with code -9: nothing on stderr$"),
+        ("exec sleep 600", r"^the load generator was still running 0\.1 s after its 0\.1 s$"),
+    ],
+)
+def test_a_generator_that_dies_or_hangs_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, message: str
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\n{does}\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr("perf.load.generator.sys.executable", str(interpreter))
+    monkeypatch.setattr("perf.load.generator._SLACK_S", 0.1)
+    with pytest.raises(LoadError, match=message):
+        drive(Target("test", "fastapi", "http://127.0.0.1:1", "llama"), [Request("a", 1)], Closed(1), 0, 0.1)
+
+
+BENCHMARK = """
+import sys
+from perf.load.arrivals import Closed
+from perf.load.generator import drive
+from perf.load.protocols import Request, Target
+print("imported", flush=True)
+drive(Target("test", "fastapi", sys.argv[1], "llama"), [Request("a", 1)], Closed(1), 0, 600.0)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_benchmark_that_is_killed_leaves_no_generator_behind(tmp_path: Path, sent: signal.Signals) -> None:
+    """The server never answers; the connection of the one request is open until the generator has ended."""
+    program = tmp_path / "benchmark.py"
+    program.write_text(BENCHMARK)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60.0)
+        command = [sys.executable, str(program), f"http://127.0.0.1:{server.getsockname()[1]}"]
+        environment = {"PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as benchmark:
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    assert connection.recv(4096).startswith(b"POST /generate ")
+                    benchmark.send_signal(sent)
+                    said, _ = benchmark.communicate(timeout=60.0)
+                    connection.settimeout(60.0)
+                    while connection.recv(4096):
+                        pass
+            finally:
+                benchmark.kill()
+    assert benchmark.returncode == -sent
+    assert said == b"imported\n", "the generator doesn't run the benchmark's program again"
 
 
 async def test_a_session_takes_turns_until_one_returns_false() -> None:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
+from perf.analyzer.run import AnalyzerReport
 from perf.bench import sweep
 from perf.bench.__main__ import SECTIONS, parse
-from perf.bench.measure import Pace, choose
+from perf.bench.counters import NAMES, Samples
+from perf.bench.measure import Pace, Size, article_entry, choose, measured_pace
+from perf.checkpoint import EMBEDDED
 from perf.course import Budget, Course, NoTimeError
+from perf.load.arrivals import Closed
+from perf.load.protocols import Request, Target
+from perf.load.records import Record, Run
 from perf.results_file import Results
+from perf.roofline.physics import roofline
+from perf.roofline.rates import DeviceRates
+from perf.servers.triton import Served, configurations
+from perf.workload import PROMPT_TOKENS, lengths
 
 NAME = {"server": "a", "title": "A"}
 SETTINGS = {"command": "make bench", "model": "a small Llama"}
@@ -120,7 +134,7 @@ def test_a_plain_run_measures_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parser", "line"),
     [
-        (parse, "--concurrency 8 --threads 63 --only peers --without vllm"),
+        (parse, "--concurrency 8 --threads 63 --only peers --without vllm --slo-ttft-ms 1500.0 --slo-itl-ms 50.0"),
         (sweep.parse, "inflight_int8 naive_fp16 --threads 63"),
     ],
 )
@@ -159,6 +173,41 @@ def test_between_the_minimum_and_three_waves_are_measured(concurrency: int, leas
     size = choose(seconds, pace(10.0, concurrency), least)
     assert max(least, concurrency) <= size.requests <= 3 * max(least, concurrency)
     assert size.warmup == concurrency
+
+
+@contextmanager
+def counted(_: str) -> Iterator[Samples]:
+    yield Samples([(0.0, dict.fromkeys(NAMES, 0.0)), (100.0, dict.fromkeys(NAMES, 1000.0))])
+
+
+def test_the_article_is_measured_over_grpc_and_its_warm_up_counts_for_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[tuple[str, int, int]] = []
+
+    def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float) -> AnalyzerReport:
+        """Answer a request in a second, one after the other; the warm-up's prompts have 60 tokens, the others 120."""
+        runs.append((url, len(requests), warmup))
+        records = tuple(
+            Record(number, number, number + 1.0, (), 60 if number < warmup else 120, request.output_tokens, "")
+            for number, request in enumerate(requests)
+        )
+        return AnalyzerReport("2.51", "perf_analyzer", Run(Closed(concurrency), records, warmup), {})
+
+    monkeypatch.setattr("perf.bench.measure.analyzer.measure", measure)
+    monkeypatch.setattr("perf.bench.measure.sampled", counted)
+    triton: Any = SimpleNamespace(grpc_url="grpc:1", metrics_url="metrics:1")
+    served = Served(Target("a", "triton_generate", "http:1", "llama"), "make serve", {}, os.getpid(), 1.0, triton)
+    assert measured_pace(served, EMBEDDED, "geometric", 1) == Pace(1, 1.0, 1.0)
+    rates = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11, "int8": 1e11})
+    one = next(one for one in configurations() if one.key == "inflight_int8")
+    found: Any = article_entry(one, served, EMBEDDED, "geometric", 1, Size(5, 1, 1.0, 1.0), rates)
+    assert runs == [("grpc:1", 4, 0), ("grpc:1", 4, 0), ("grpc:1", 6, 1)]
+    assert (found["load"]["requests"], found["load"]["prompt_tokens"]) == (5, 110)
+    config, sent = LlamaConfig.from_pretrained(EMBEDDED), [*lengths("geometric", 1), *lengths("geometric", 5)]
+    bounds = [roofline(config, one.weights, rates, 1, some, PROMPT_TOKENS, steady=True) for some in (sent, sent[1:])]
+    with_warmup, without = (bound.beside(found["tokens_per_second"]) for bound in bounds)
+    assert found["limit"] == with_warmup != without
 
 
 def test_a_higher_concurrency_gets_more_seconds_up_to_a_bound() -> None:

@@ -11,6 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed, Poisson
+from perf.load.generator import LoadError
 from perf.tune.__main__ import main, parse
 from perf.tune.config import ConfigError, Subject, edited, knobs_of, parsed
 from perf.tune.measuring import Demand
@@ -182,6 +183,17 @@ def test_an_unknown_variant_or_model_is_one_line_on_stderr(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tune: ")
     assert wrong[1] in line
+
+
+def test_a_dead_load_generator_is_one_line_on_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tune(_: object) -> int:
+        raise LoadError("the load generator ended with code -9: nothing on stderr")
+
+    monkeypatch.setattr("perf.tune.__main__._tune", tune)
+    assert main(["--slo-p95-ms", "9"]) == 2
+    assert capsys.readouterr().err == "tune: the load generator ended with code -9: nothing on stderr\n"
 
 
 @pytest.mark.parametrize("warmup", [0, 2])

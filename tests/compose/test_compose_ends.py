@@ -27,11 +27,17 @@ done
 
 
 @pytest.fixture(scope="module")
-def project(new_project: NewProject) -> Iterator[ComposeProject]:
+def own_project(new_project: NewProject) -> Iterator[ComposeProject]:
     """A server of its own, of a config that serves one request at a time; an empty setting means its default."""
     with new_project({"TRITON_MODEL_CONFIG": "naive_fp16", "LLAMA_MODEL": ""}) as project:
-        project.up()
         yield project
+
+
+@pytest.fixture
+def project(own_project: ComposeProject) -> ComposeProject:
+    """The server, healthy whatever the test before has done to it."""
+    own_project.up()
+    return own_project
 
 
 def _get(address: str, path: str) -> str:

@@ -121,13 +121,6 @@ def test_the_metrics_page_lists_the_metrics_of_the_code_and_queries_no_others() 
     assert used <= {metric.name + suffix for metric in METRICS for suffix in ("", "_bucket", "_sum", "_count")}
 
 
-def test_counters_and_only_counters_end_in_total() -> None:
-    for metric in METRICS:
-        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
-        assert bool(metric.buckets) == (metric.kind == "histogram"), metric.name
-        assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
-
-
 def test_every_defence_of_the_security_page_names_a_page_or_a_test_that_exists() -> None:
     (defended,) = re.findall(r"^## Defended$(.*?)^## ", SECURITY_PAGE, re.MULTILINE | re.DOTALL)
     rows = re.findall(r"^\| (?!threat)([^|]+?) \| [^|]+? \| ([^|]+?) \|$", defended, re.MULTILINE)

@@ -22,6 +22,7 @@ from contract.monitoring_files import (
     GROUPS,
     MONITORING,
     PANELS,
+    TRITON_METRICS,
     Query,
     Rule,
     metrics_of,
@@ -90,8 +91,7 @@ def test_every_metric_in_a_rule_or_a_query_exists() -> None:
     own = {metric.name + part for metric in METRICS for part in parts.get(metric.kind, ("",))}
     used = [metrics_of(expr) for expr in (*(rule.expr for rule in rules()), *(query.expr for query in queries()))]
     assert all(used), "each uses a metric"
-    tritons = {name for name in set().union(*used) if name.startswith("nv_") and not name.startswith("nv_gpu_")}
-    assert set().union(*used) <= own | GPU_METRICS | RECORDED | {"up"} | tritons
+    assert set().union(*used) <= own | TRITON_METRICS | RECORDED | {"up"}
 
 
 def test_panels_have_different_ids_and_titles_and_do_not_overlap() -> None:

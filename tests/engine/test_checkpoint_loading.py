@@ -115,12 +115,29 @@ def test_weights_that_are_missing_or_of_another_shape_are_refused_by_name(folder
     assert f"{reason}.0.mlp.down_proj" in _refusal(folder)
 
 
-@pytest.mark.parametrize(("file", "content"), [("config.json", "{}"), ("config.json", None), ("tokenizer.json", "{}")])
-def test_what_transformers_cannot_load_is_refused_in_one_line(folder: Path, file: str, content: str | None) -> None:
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("config.json", "{}", "ValueError: Unrecognized model"),
+        ("config.json", None, "ValueError: Unrecognized model"),
+        ("tokenizer.json", "{}", "KeyError: "),
+        ("tokenizer.json", None, "ValueError: Couldn't instantiate the backend tokenizer"),
+        ("generation_config.json", '{"temperature": ', "generation_config.json: it is not valid JSON"),
+    ],
+)
+def test_a_missing_or_malformed_file_is_refused_in_one_line(
+    folder: Path, file: str, content: str | None, reason: str
+) -> None:
     (folder / file).unlink()
     if content is not None:
         (folder / file).write_text(content)
-    assert _refusal(folder).startswith(f"can't load {folder}: ")
+    assert _refusal(folder).startswith(f"can't load {folder}: {reason}")
+
+
+def test_a_generation_config_outside_the_contract_is_refused_when_an_engine_is_made(folder: Path) -> None:
+    _update_json(folder / "generation_config.json", do_sample=True, top_p=1.5)
+    with pytest.raises(CheckpointError, match=r"^generation_config\.json: top_p is 1\.5; it must be in \(0, 1\]$"):
+        engine_of(load("none", model=str(folder)), 1)
 
 
 def test_max_model_len_is_bounded_by_the_models_positions(folder: Path) -> None:

@@ -16,7 +16,7 @@ from llama_engine.model import int8_linear, loader
 from llama_engine.model.int8_linear import Int8Linear, replace_int8_layers
 from llama_engine.model.loader import Checkpoint, install_kernels
 from torch.nn import Sequential
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div
 from transformers import LlamaForCausalLM
 
 
@@ -119,12 +119,15 @@ def test_on_a_gpu_a_fused_product_replaces_the_8_bit_layers_and_stock_kernels_no
     assert calls == [(torch.device("cuda"), torch.float32, hidden // config.num_attention_heads, group, shapes)]
 
 
-def test_8_bits_cost_less_than_a_hundredth_in_perplexity(fp32: Checkpoint, int8: Checkpoint) -> None:
-    randomness, losses = random.Random(6), []
+def test_8_bits_cost_less_than_a_hundredth_in_perplexity_and_in_divergence(fp32: Checkpoint, int8: Checkpoint) -> None:
+    randomness, losses, divergences = random.Random(6), [], []
     for _ in range(12):
         tokens = torch.tensor(random_prompt(fp32.tokenizer, range(100, 300), randomness)[1])
         with torch.inference_mode():
             both = [checkpoint.model(input_ids=tokens[None]).logits[0, :-1] for checkpoint in (fp32, int8)]
+        exact, rounded = (logits.log_softmax(-1) for logits in both)
+        divergences.append(kl_div(rounded, exact, reduction="none", log_target=True).sum(-1))
         losses.append(torch.stack([cross_entropy(logits, tokens[1:], reduction="none") for logits in both]))
     before, after = torch.cat(losses, 1).mean(1).exp().tolist()
     assert 0 < abs(after / before - 1) < 0.01
+    assert 0 < torch.cat(divergences).mean() < 0.01

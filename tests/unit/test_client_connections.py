@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from types import SimpleNamespace
+from queue import SimpleQueue
+from types import NoneType, SimpleNamespace
 
 import grpc
+import httpx
 import pytest
 from triton_llama import (
     AsyncLlamaClient,
@@ -43,6 +45,10 @@ from unit.peers import (
     stay_silent,
     stream_server,
 )
+
+_CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
+_BAD_LENGTH = http_answer(b"{}", "Inference-Header-Content-Length: x")
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found"
 
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
@@ -127,24 +133,25 @@ def test_a_connection_that_is_never_accepted_is_a_connect_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("answer", "kind", "message", "cause"),
     [
-        (b"", LlamaConnectionError),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", LlamaConnectionError),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", LlamaConnectionError),
-        (http_answer(b"hello"), ServerError),
-        (http_answer(b"[]"), ServerError),
-        (http_answer(b"{}", "Inference-Header-Content-Length: x"), ServerError),
-        (http_answer(b"{}"), ServerError),
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found", ServerError),
+        (b"", LlamaConnectionError, "no connection to .*: Server disconnected", httpx.HTTPError),
+        (_CUT, LlamaConnectionError, "no connection to .*: peer closed connection", httpx.HTTPError),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", LlamaConnectionError, "no connection to ", httpx.HTTPError),
+        (http_answer(b"hello"), ServerError, "not one of Triton's inference protocol: Expecting value", ValueError),
+        (http_answer(b"[]"), ServerError, "not one of Triton's inference protocol: 'list' object", AttributeError),
+        (_BAD_LENGTH, ServerError, "not one of Triton's inference protocol: invalid literal", ValueError),
+        (http_answer(b"{}"), ServerError, "the server's answer lacks the output text_output", NoneType),
+        (_NOT_FOUND, ServerError, "HTTP status 404: not found", NoneType),
     ],
 )
 def test_a_broken_response_is_a_connection_error_and_one_outside_the_contract_a_server_error(
-    answer: bytes, kind: type[Exception]
+    answer: bytes, kind: type[Exception], message: str, cause: type
 ) -> None:
-    with server(respond(answer)) as port, pytest.raises(kind) as error:
+    with server(respond(answer)) as port, pytest.raises(kind, match=message) as error:
         ask(port)
     assert type(error.value) is kind
+    assert isinstance(error.value.__cause__, cause)
 
 
 def test_a_server_that_hangs_up_on_grpc_is_a_connection_error() -> None:
@@ -281,13 +288,30 @@ def test_a_client_that_is_not_closed_ends_its_thread_when_it_is_dropped() -> Non
 
 @both_protocols
 async def test_cancelling_a_task_ends_its_whole_list(protocol: Protocol) -> None:
-    with server(stay_silent) as port:
-        async with AsyncLlamaClient(f"{HOST}:{port}", protocol, connect_timeout=60.0) as client:
+    # For each request that has arrived, how to wait for its end.
+    requests: SimpleQueue[Callable[[], bool]] = SimpleQueue()
+
+    def over_http(connection: socket.socket) -> None:
+        receive_request(connection)
+        connection.settimeout(20)
+        requests.put(lambda: connection.recv(1) == b"")
+
+    def over_grpc(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        requests.put(lambda: ended.wait(20))
+        # Longer than the test waits: a request that this server ends hasn't been cancelled.
+        assert ended.wait(100)
+        yield response("", "stop")
+
+    with server(over_http) if protocol == "http" else grpc_server(over_grpc) as port:
+        async with AsyncLlamaClient(f"{HOST}:{port}", protocol) as client:
             task = asyncio.create_task(client.generate(["a", "b", "c"]))
-            await asyncio.sleep(0.1)
+            arrived = [await asyncio.to_thread(requests.get, timeout=20) for _ in range(3)]
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            assert [await asyncio.to_thread(has_ended) for has_ended in arrived] == [True, True, True]
 
 
 def test_a_failure_stops_the_sending_and_the_first_error_in_the_lists_order_is_raised() -> None:

@@ -142,7 +142,7 @@ def entry(
         "generator": "asyncio",
         "settings": dict(running.settings),
         "command": running.command,
-        "load": describe(mix, run.arrivals, len(lengths), run.warmup, prompt, round(statistics.mean(lengths), 2)),
+        "load": describe(mix, run.arrivals, len(lengths), run.warmup, prompt, round(statistics.fmean(lengths), 2)),
         **summarize(run, slo),
         **_memory(running),
         **(own or {}),

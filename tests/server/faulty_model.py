@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import abc
 from collections.abc import Callable
 
@@ -12,9 +13,7 @@ from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sequence import Sequence
 from llama_engine.settings import Settings
-from real_model import TritonPythonModel
-
-__all__ = ["TritonPythonModel"]
+from llama_engine.triton.requests import Response
 
 SECRET = "cuda:0 is on fire at 10.0.0.1"
 
@@ -57,10 +56,38 @@ class FaultyEngine(Engine):
             _fail(row, "step", after=3)
 
 
+class TritonPythonModel(real_model.TritonPythonModel):  # type: ignore[misc]  # as above
+    """A model that "fault stop" unloads while sequences run and wait, which this Triton never does."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        super().initialize(args)
+        self._once = threading.Lock()
+        _before(self._scheduler, "wait_until_admitted", self._check_wait)
+
+    def finalize(self) -> None:
+        if self._once.acquire(blocking=False):
+            super().finalize()
+
+    def _check_wait(self, rows: abc.Sequence[Sequence]) -> None:
+        if any("fault stop" in row.request.prompt for row in rows):
+            threading.Thread(target=self.finalize).start()
+
+
 def _check_parse(parser: RequestParser, inputs: RawInputs) -> None:
     if any(b"fault parse" in prompt for prompt in inputs["text_input"].ravel()):
         raise RuntimeError(SECRET)
 
 
+def _check_chunk(row: Sequence) -> None:
+    _fail(row, "chunk", after=3)
+
+
+def _check_cancellation(response: Response) -> None:
+    for row in response.sequences:
+        _fail(row, "question")
+
+
 _before(RequestParser, "parse", _check_parse)
+_before(Sequence, "next_chunk", _check_chunk)
+_before(Response, "is_cancelled", _check_cancellation)
 real_model.Engine = FaultyEngine

@@ -46,7 +46,7 @@ def new_server(
     environment: Mapping[str, str] | None = None,
     repository: Path | None = None,
     options: Sequence[str] = (),
-    supervised: Supervised = SUPERVISED,
+    supervised: Supervised | None = SUPERVISED,
 ) -> LocalTriton:
     """Return a server of the embedded checkpoint on free ports, not started.
 

@@ -52,18 +52,29 @@ def _outcomes(faulty: LocalTriton, requests: Sequence[dict[str, object]]) -> lis
     return at_once([partial(_outcome, faulty, number, request) for number, request in enumerate(requests)])
 
 
-@pytest.mark.parametrize(("fault", "message"), [("step", DECODING), ("parse", PARSING)])
+@pytest.mark.parametrize(
+    ("fault", "failed", "message", "logged"),
+    [
+        ("step", 3, DECODING, SECRET),
+        ("parse", 3, PARSING, "could not be read; its client gets an error"),
+        # The first of the three is no stream, and has no chunks.
+        ("chunk", 2, DECODING, "llama: making a chunk of "),
+        ("question", 0, "", "llama: can't tell whether a request was cancelled"),
+    ],
+)
 def test_a_fault_fails_its_own_sequence(
-    faulty: LocalTriton, metrics: Metrics, alone: list[str], fault: str, message: str
+    faulty: LocalTriton, metrics: Metrics, alone: list[str], fault: str, failed: int, message: str, logged: str
 ) -> None:
-    outcomes = _outcomes(faulty, [*NEIGHBOURS, *_faulty(fault)])
+    requests = [*NEIGHBOURS, *_faulty(fault)]
+    outcomes = _outcomes(faulty, requests)
     assert outcomes[: len(alone)] == alone
-    for error in outcomes[len(alone) :]:
+    for error in outcomes[len(requests) - failed :]:
         assert error.startswith(message)
         assert_clean(error)
-    metrics.wait_for(3, "llama_requests_total", finish_reason="error")
-    metrics.wait_for(len(NEIGHBOURS), "llama_requests_total", finish_reason="length")
-    assert SECRET in faulty.log_text(), "the log has the cause"
+    metrics.wait(lambda now: sum(now.reasons().values()) == len(requests), "all are counted")
+    counted = {"length": len(requests) - failed, "error": failed}
+    assert metrics.reasons() == {reason: count for reason, count in counted.items() if count}
+    assert logged in faulty.log_text(), "the log has the cause"
 
 
 @pytest.mark.parametrize("fault", ["step", "parse"])

@@ -6,17 +6,18 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import httpx
 import pytest
 from notes import Note
-from server.clients import WIRES, Refusal, ask, generate, model_url
+from server.clients import WIRES, Answer, Refusal, ask, generate, grpc, model_url
 from server.fleet import SLOW, copy_repository
-from server.metrics import Metrics, fields, said
+from server.metrics import LASTING, Metrics, fields, level, said
 from server.servers import HTTP, in_use, new_server, until
+from server.streams import GrpcStream, grpc_stream, whole
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
 from triton_llama.endpoint import Protocol
 from triton_llama.health import Address, Limits, read_state, ready
@@ -32,6 +33,7 @@ CLIENTS = 4
 SLOTS = 2
 """Fewer than clients: at every shutdown, a request waits in the model or in Triton's queue."""
 
+TWO_SLOTS = {"LLAMA_SLOTS": "2", **SLOW}
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
 SHORT = SamplingParams(max_tokens=30, min_tokens=30, temperature=1.0, seed=1)
 LONG = SamplingParams(max_tokens=480, min_tokens=480, temperature=0.0)
@@ -128,9 +130,7 @@ def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(tm
             until(lambda: not is_ready(), lambda: "it isn't ready any more")
             assert client.generate("def", max_tokens=1).num_output_tokens == 1, "it doesn't serve any more"
         metrics = Metrics(server)
-        # Triton waits for idle connections when it ends.
-        with httpx.Client() as idle, ThreadPoolExecutor(2) as pool:
-            assert idle.get(f"http://{server.http_url}/v2/health/live").status_code == 200
+        with ThreadPoolExecutor(2) as pool:
             lasting = [pool.submit(tokens, protocol) for protocol in PROTOCOLS]
             metrics.wait_for_slots(2)
             server.terminate()
@@ -146,6 +146,67 @@ def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(tm
     assert [refusal for refusal in refusals if "has no available versions" not in str(refusal)] == []
     note(f"new requests during a drain are refused with {' '.join(kinds)}")
     assert set(kinds) <= {"404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE"}
+
+
+@pytest.mark.parametrize(
+    ("drain_seconds", "ends"),
+    [(0, {"unavailable": 3}), pytest.param(60, {"length": 2, "unavailable": 1}, marks=pytest.mark.long)],
+)
+def test_running_sequences_finish_within_drain_seconds_or_get_an_error(
+    tmp_path: Path, drain_seconds: int, ends: dict[str, int]
+) -> None:
+    environment = {**TWO_SLOTS, "LLAMA_DRAIN_SECONDS": str(drain_seconds)}
+    with (
+        new_server("streaming", environment, copy_repository(tmp_path, faulty=True)) as server,
+        in_use("stopping", server),
+    ):
+        with GrpcStream(server) as stream, ThreadPoolExecutor(1) as pool:
+            stream.ask({**LASTING, "stream": True})
+            came = [stream.next()]
+            assert came[0].error is None, "the stream has begun"
+            single = pool.submit(generate, server, LASTING)
+            until(lambda: level(server, "llama_slots_in_use") == 2, lambda: "both run")
+            waiting = generate(server, {"text_input": "fault stop"})
+            while came[-1].error is None and not came[-1].final:
+                came.append(stream.next())
+            outcomes = [came[-1], single.result(), waiting]
+        server.terminate()
+        assert server.wait() == 0
+        assert ["the server is stopping" in str(outcome) for outcome in outcomes] == [not drain_seconds] * 2 + [True]
+        assert Counter(fields(message)["finish_reason"] for message in said(server)) == ends
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", ["default", "streaming"])
+def test_accepted_requests_are_answered_through_unload_load_and_shutdown(variant: str) -> None:
+    """Without a supervisor, which keeps the repository API to itself; without a drain, because Triton waits."""
+    options = ("--model-control-mode=explicit", "--load-model=llama", "--exit-timeout-secs=120")
+    environment = {**TWO_SLOTS, "LLAMA_DRAIN_SECONDS": "0"}
+    with new_server(variant, environment, options=options, supervised=None) as server:
+        models = f"http://{server.http_url}/v2/repository/models/llama"
+
+        def over_grpc() -> Answer:
+            return ask(server, grpc, **LASTING) if variant == "default" else whole(server, grpc_stream, LASTING)
+
+        def two_run_and_two_wait() -> list[Future[Answer]]:
+            metrics = Metrics(server)
+            accepted = [pool.submit(way) for way in (partial(ask, server, generate, **LASTING), over_grpc) * 2]
+            metrics.wait_for_slots(2, waiting=2)
+            return accepted
+
+        with in_use("unloaded", server), ThreadPoolExecutor(4) as pool:
+            alone = ask(server, generate, **LASTING)
+            accepted = two_run_and_two_wait()
+            assert HTTP.post(f"{models}/unload").is_success
+            assert isinstance(generate(server, LASTING), Refusal)
+            assert [one.result() for one in accepted] == [alone] * 4
+            until(lambda: "llama: model unloaded" in server.log_text(), lambda: "finalize has run")
+            assert HTTP.post(f"{models}/load").is_success
+            accepted = two_run_and_two_wait()
+            server.terminate()
+            assert [one.result() for one in accepted] == [alone] * 4
+            assert server.wait() == 0
+        assert server.log_text().count("llama: model unloaded") == 2
 
 
 @pytest.mark.parametrize("variant", ["batched_int8", "streaming", pytest.param("default", marks=pytest.mark.long)])

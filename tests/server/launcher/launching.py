@@ -1,6 +1,8 @@
 """A launcher in a process of its own, and its processes as seen from outside."""
 
+import contextlib
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -59,8 +61,11 @@ class Launcher:
         return self.process.returncode, output, errors
 
     def _watch(self, tritonserver: int) -> None:
-        self.processes |= {tritonserver, *(guard.pid for guard in children(self.process.pid))}
-        self.processes |= {model.pid for model in model_processes(tritonserver)}
+        session = os.getsid(tritonserver)
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(int(folder.name)) == session and alive(int(folder.name)):
+                    self.processes.add(int(folder.name))
         maps = Path(f"/proc/{tritonserver}/maps").read_text()
         self.regions |= {Path(path) for path in re.findall(r"/dev/shm/triton_python_backend_shm_region_\S+", maps)}
         assert self.regions

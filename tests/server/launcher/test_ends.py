@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,14 +57,14 @@ def test_a_killed_tritonserver_ends_its_stub_and_its_code_is_returned(launch: La
     before = set(Path("/tmp").glob("python_env_*"))
     launcher = launch(*FREE_PORTS)
     pid = int(launcher.facts()["pid"])
-    time.sleep(0.5)
     folders = set(Path("/tmp").glob("python_env_*")) - before
+    assert folders, "the backend has made its folder"
     os.kill(pid, signal.SIGKILL)
     code, _, errors = launcher.ends()
     assert code == 128 + signal.SIGKILL
     assert "tritonserver has ended with code 137" in errors
-    # The backend's folder has no mark of its owner: with another Triton starting beside this test there may be several.
-    assert len(folders) != 1 or not any(folder.exists() for folder in folders)
+    # It has no mark of its owner: of several, because another Triton starts beside this test, the others stay.
+    assert len(folders) > 1 or not any(folder.exists() for folder in folders)
 
 
 @pytest.fixture
@@ -101,6 +100,14 @@ def test_a_dead_model_ends_the_launcher_with_code_70_and_one_line(busy: tuple[La
     assert own_lines(errors) == [
         f"triton_local: the model process {model.pid} is gone: it crashed, or was killed; the server ends with code 70"
     ]
+
+
+def test_an_idle_connection_does_not_delay_the_end(launch: Launch) -> None:
+    launcher = launch(*FREE_PORTS, "--", "--exit-timeout-secs=600")
+    with httpx.Client(trust_env=False) as idle:
+        assert idle.get(f"http://{launcher.facts()['http']}/v2/health/live").is_success
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.ends(within=60)[0] == 0
 
 
 def test_a_signal_while_the_model_loads_aborts_the_start(launch: Launch, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from triton_llama.status import ServerStatus
 
 T = TypeVar("T")
 Awaited = Coroutine[object, object, T]
-Started = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
 
 
 class LlamaClient(BaseClient[Completion, list[Completion], list[Outcome], ServerStatus]):
@@ -107,8 +106,9 @@ class LoopThread:
     def run(self, coroutine: Awaited[T], *, begun: bool = False) -> T:
         """Run a coroutine in the loop and return its result; an exception here, such as Ctrl-C, cancels it.
 
-        Raises LlamaConnectionError if `close` was called meanwhile or, for a request that has `begun`, before; for
-        another one, RuntimeError.
+        Raises:
+            LlamaConnectionError: `close` was called meanwhile or, if the request has `begun` already, before.
+            RuntimeError: `close` was called before.
         """
         with self._lock:
             if self._closed:
@@ -133,7 +133,7 @@ class LoopThread:
             self._thread.join()
 
     def _start(self) -> None:
-        started: Started = Future()
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         # Without a reference to this object, so that a client that isn't closed ends its thread when it is collected.
         self._thread = Thread(target=asyncio.run, args=(_serve(started, self._end),), name="triton-llama", daemon=True)
         self._thread.start()
@@ -144,7 +144,9 @@ class LoopThread:
         return LlamaConnectionError(f"no connection to {self._endpoint}: the client was closed")
 
 
-async def _serve(started: Started, end: Callable[[], Awaited[None]]) -> None:
+async def _serve(
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]], end: Callable[[], Awaited[None]]
+) -> None:
     stop = asyncio.Event()
     started.set_result((asyncio.get_running_loop(), stop))
     await stop.wait()

@@ -68,7 +68,11 @@ class _Stream:
 
     @property
     def completion(self) -> Completion:
-        """All pieces as one completion; raises RuntimeError before the last piece has come."""
+        """All pieces as one completion.
+
+        Raises:
+            RuntimeError: the last piece hasn't come, or the stream was closed before it.
+        """
         if not _is_complete(self._taken):
             raise RuntimeError("a stream has no completion before its last piece")
         last, tokens = self._taken[-1], sum(piece.num_output_tokens for piece in self._taken)

@@ -35,7 +35,8 @@ class Endpoint:
 
         The default port is Triton's: 8000 for HTTP, 8001 for gRPC. The `s` schemes encrypt.
 
-        Raises ValueError for no host, a port outside 1 ... 65535, or a scheme of another protocol.
+        Raises:
+            ValueError: no host, a port outside 1 ... 65535, or a scheme of another protocol.
         """
         if protocol not in get_args(Protocol):
             raise ValueError(f"protocol is {protocol!r}, must be 'http' or 'grpc'")
@@ -65,7 +66,8 @@ class Endpoint:
 def check_headers(headers: Mapping[str, str], protocol: Protocol) -> dict[str, str]:
     """Return headers without the blanks around their values.
 
-    Raises ValueError for a name or value that the protocol can't carry. The message has no value: it may be a secret.
+    Raises:
+        ValueError: a name or value that the protocol can't carry. The message has no value, which may be a secret.
     """
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import httpx
 from httpx_sse import ServerSentEvent
@@ -15,8 +15,11 @@ from triton_llama.tensors import read_piece
 from triton_llama.translate import from_generate_response, from_stream_error
 
 EVENT_STREAM = "text/event-stream"
-LARGEST_EVENT = 4 * 2**20  # bytes; Triton's longest is a whole text with its prompt
-LARGEST_ERROR = 65536  # bytes to read of a response other than 200
+LARGEST_EVENT = 4 * 2**20
+"""Bytes of one event; Triton's longest is a whole text with its prompt."""
+LARGEST_ERROR = 65536
+"""Bytes to read of a response other than 200."""
+
 _EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -45,14 +48,7 @@ class PieceReader(httpx.AsyncByteStream):
         # A `data` field may be empty. Such an event differs from one without that field only in what else it lacks.
         if not event.data and (event.event != "message" or event.id or event.retry is not None):
             return None
-        data = event.data.encode("iso-8859-1")
-        try:
-            fields = json.loads(data)
-        # JSON nested too deep is a RecursionError.
-        except (ValueError, RecursionError) as error:
-            raise ServerError(f"the server sent an event that is not JSON: {data[:80]!r}") from error
-        if not isinstance(fields, dict):
-            raise ServerError(f"the server sent the event {data[:80]!r}, must be a JSON object")
+        fields = _read_fields(event.data.encode("iso-8859-1"))
         if "error" in fields:
             raise from_stream_error(str(fields["error"]), started=self._started)
         self._started = True
@@ -95,3 +91,14 @@ async def check_response(response: httpx.Response) -> None:
     kind = response.headers.get("content-type", "")
     if not kind.startswith(EVENT_STREAM):
         raise ServerError(f"the answer's type is {kind!r}, must be {EVENT_STREAM}")
+
+
+def _read_fields(data: bytes) -> Mapping[str, object]:
+    try:
+        fields = json.loads(data)
+    # JSON nested too deep is a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise ServerError(f"the server sent an event that is not JSON: {data[:80]!r}") from error
+    if not isinstance(fields, dict):
+        raise ServerError(f"the server sent the event {data[:80]!r}, must be a JSON object")
+    return fields

@@ -37,10 +37,14 @@ HTTP_PORT = 8000
 METRICS_PORT = 8002
 MODEL = "llama"
 
-METRICS_SECONDS = 2.0  # for the metrics page; a thread of tritonserver that does nothing else serves it
-PAUSE_SECONDS = 1.0  # between two requests that a full queue refuses (Triton counts each), or two looks at the metrics
-CLOCK_SECONDS = 1.0  # how far in the future a step may lie; beyond, the clocks disagree, and it has no usable age
-_SHORTEST_TIMEOUT = 0.05  # a socket timeout of 0 would make the socket non-blocking
+METRICS_SECONDS = 2.0
+"""Timeout of the metrics page; a thread of tritonserver that does nothing else serves it."""
+PAUSE_SECONDS = 1.0
+"""Between two requests that a full queue refuses (Triton counts each), or between two looks at the metrics."""
+CLOCK_SECONDS = 1.0
+"""How far in the future a step may lie. Beyond that the clocks disagree, and the step has no usable age."""
+_SHORTEST_TIMEOUT = 0.05
+"""A socket timeout of 0 would make the socket non-blocking."""
 
 
 class Address(NamedTuple):
@@ -286,14 +290,16 @@ def read_steps(page: Address | None, model: str) -> Steps:
     except NoAnswerError as error:
         return Steps({}, time.time(), str(error))
     now = time.time() if response.clock is None else response.clock
-    found = _SERIES.findall(response.body)
+    series: dict[str, dict[str, str]] = {}
+    for metric, labels, value in _SERIES.findall(response.body):
+        series.setdefault(labels, {})[metric] = value
     instances = {}
     try:
-        busy = {labels for metric, labels, value in found if metric == SLOTS_IN_USE and float(value) > 0}
-        for metric, labels, value in found:
+        for labels, values in series.items():
             named = dict(_LABEL.findall(labels))
-            if metric == LAST_STEP and named.get("model") == model:
-                instances[labels] = Instance(named.get("model_instance", model), float(value), labels in busy)
+            if LAST_STEP in values and named.get("model") == model:
+                busy = float(values.get(SLOTS_IN_USE, "0")) > 0
+                instances[labels] = Instance(named.get("model_instance", model), float(values[LAST_STEP]), busy)
     except ValueError as error:
         return Steps({}, now, f"{page}: {error}")
     if response.status != 200 or not instances:
@@ -496,6 +502,8 @@ time, or makes a step meanwhile. The probe adds no load to a busy server, and ma
 _EPILOG = """\
 Exit codes: 0 yes, 1 no, 2 wrong use of the command line. Standard output has one line with the reason. The probe takes
 at most the timeout and 2 s: give it 5 s more than the timeout before you kill it."""
+
+
 _HELP = {
     "live": "no only if the model is dead, stuck or failing; yes while it loads or drains",
     "ready": "no also while it loads or drains, and when Triton says that the model isn't ready",

@@ -75,7 +75,8 @@ class PreparedRequest:
 def prepare(prompt: str, params: SamplingParams, *, stream: bool = False) -> PreparedRequest:
     """Turn one prompt into the full set of inputs, so that Triton can batch it with any other of this client.
 
-    Raises RejectedInputError for a value that its tensor can't hold; the message names field, value and bound.
+    Raises:
+        RejectedInputError: a value that its tensor can't hold; the message names field, value and bound.
     """
     seed = secrets.randbits(64) if params.seed is None else params.seed
     tensors = [Tensor("text_input", "BYTES", _strings("text_input", [prompt]))]
@@ -107,7 +108,7 @@ def read_completion(outputs: Mapping[str, object], request: PreparedRequest) -> 
 
 
 def _text(outputs: Mapping[str, object], name: str) -> str:
-    value = outputs[name]
+    value = outputs.get(name)
     if not isinstance(value, str):
         raise ServerError(f"the server's output {name} is {str(value)[:80]!r}, must be a string")
     try:
@@ -118,7 +119,7 @@ def _text(outputs: Mapping[str, object], name: str) -> str:
 
 
 def _count(outputs: Mapping[str, object], name: str) -> int:
-    value = outputs[name]
+    value = outputs.get(name)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ServerError(f"the server's output {name} is {str(value)[:80]!r}, must be an integer")
     return value

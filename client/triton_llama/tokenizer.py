@@ -13,7 +13,8 @@ from triton_llama.errors import RejectedInputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LARGEST_DEFAULT_CONTEXT = 4096  # tokens; the server caps its default for `max_model_len` at this too
+LARGEST_DEFAULT_CONTEXT = 4096
+"""Tokens; the server caps its default for `max_model_len` at this too."""
 
 Message = Mapping[str, str]
 """`role` (system, user or assistant) and `content`."""
@@ -31,7 +32,8 @@ class ChatTemplate:
     def load(cls, source: str, template_file: Path | None = None) -> ChatTemplate:
         """Load a tokenizer from a folder or the hub. Code that comes with it is never run.
 
-        Raises ValueError for a missing package, tokenizer or template, or a template that isn't UTF-8.
+        Raises:
+            ValueError: a missing package, tokenizer or template, or a template that isn't UTF-8.
         """
         # transformers' hints about PyTorch, which tokenizers don't need, and the hub client's about its retries.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -43,6 +43,7 @@ _GRPC_NO_CONNECTION = re.compile(
     "failed to connect|errors resolving|dns resolution failed|socket closed|connection reset|connection refused|"
     "broken pipe|goaway|recvmsg|sendmsg|endpoint closing|keepalive|stream removed|transport closed|channel closed"
 )
+_GRPC_CONNECT_TIMEOUT = "connection attempt timed out"
 # Triton's message for a model it doesn't have (404, NOT_FOUND; 400 in older versions). A gateway's 404 is another
 # thing, so the message decides, not the status.
 _NO_MODEL = "request for unknown model"
@@ -121,7 +122,7 @@ def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: flo
     if status == "DEADLINE_EXCEEDED":
         return _no_answer(endpoint, timeout)
     if status in ("UNAVAILABLE", "UNKNOWN", "CANCELLED", "INTERNAL"):
-        if "connection attempt timed out" in lowered:
+        if _GRPC_CONNECT_TIMEOUT in lowered:
             return LlamaTimeoutError(f"no connection to {endpoint} in time: {message}")
         if _GRPC_NO_CONNECTION.search(lowered):
             return LlamaConnectionError(f"no connection to {endpoint}: {message}")

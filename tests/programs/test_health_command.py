@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.peers import DEAD, fake_triton, refusal
+from unit.tritons import DEAD, FakeTriton, fake_triton, refusal
 
 SCRIPT = Path(__file__).resolve().parents[2] / "client" / "triton_llama" / "health.py"
 PROGRAMS = {
@@ -17,20 +18,25 @@ PROGRAMS = {
 }
 
 
+@pytest.fixture
+def triton() -> Iterator[FakeTriton]:
+    with fake_triton() as one:
+        yield one
+
+
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=False)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_way_to_start_the_probe_is_the_same_program(program: str) -> None:
-    with fake_triton() as triton:
-        command = (*PROGRAMS[program], "--url", str(triton.address), "--metrics-url", str(triton.address))
-        triton.step(ago=95)
-        yes = _run(*command, "--step-age", "1000", "--ready")
-        assert (yes.returncode, yes.stderr) == (0, "")
-        assert yes.stdout.startswith("ready: a step ")
-        triton.generate = lambda _: refusal(*DEAD)
-        no = _run(*command)
+def test_every_way_to_start_the_probe_is_the_same_program(triton: FakeTriton, program: str) -> None:
+    command = (*PROGRAMS[program], "--url", str(triton.endpoint))
+    triton.step(ago=95)
+    yes = _run(*command, "--step-age", "1000", "--ready")
+    assert (yes.returncode, yes.stderr) == (0, "")
+    assert yes.stdout.startswith("ready: a step ")
+    triton.generate = lambda _: refusal(*DEAD)
+    no = _run(*command)
     assert (no.returncode, no.stderr, len(no.stdout.splitlines())) == (1, "", 1)
     assert no.stdout.startswith("unhealthy: HTTP 400: ")
     wrong = _run(*command, "--live", "--ready")

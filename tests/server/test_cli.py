@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from server.terminal import COMMAND, MAIN, run
 from triton_local.server import LocalTriton
 
+COMMAND = (sys.executable, "-W", "error", "-c", "from triton_llama.cli import main; main()")
+
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
+
+
+def run(triton: LocalTriton, protocol: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    url = f"{protocol}://{triton.http_url if protocol == 'http' else triton.grpc_url}"
+    return subprocess.run(
+        [*COMMAND, *arguments, "--url", url],
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
 
 
 @both_protocols
@@ -29,7 +43,14 @@ def test_stdin_is_completed_without_its_last_line_break(triton: LocalTriton) -> 
 
 def test_json_has_every_field_and_its_seed_repeats_the_text(triton: LocalTriton) -> None:
     first = json.loads(run(triton, "http", "generate", "A list", "-n", "8", "-t", "1", "--json").stdout)
-    assert first.keys() == {"text", "finish_reason", "num_input_tokens", "num_output_tokens", "request_id", "seed"}
+    assert first.keys() == {
+        "text",
+        "finish_reason",
+        "num_input_tokens",
+        "num_output_tokens",
+        "request_id",
+        "seed",
+    }
     again = run(triton, "grpc", "generate", "A list", "-n", "8", "-t", "1", "--json", "--seed", str(first["seed"]))
     assert json.loads(again.stdout)["text"] == first["text"]
 
@@ -44,8 +65,19 @@ def test_a_file_is_completed_in_order_and_one_bad_line_harms_no_other(
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     output = tmp_path / "out.jsonl"
-    options = ("--json", "--include-prompt", "--concurrency", "6", "--output", str(output))
-    result = run(triton, protocol, "generate", "--prompts-file", str(file), *options)
+    result = run(
+        triton,
+        protocol,
+        "generate",
+        "--prompts-file",
+        str(file),
+        "--json",
+        "--include-prompt",
+        "--concurrency",
+        "6",
+        "--output",
+        str(output),
+    )
     assert result.returncode == 5
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
@@ -73,7 +105,7 @@ def test_the_reader_may_leave_before_the_end(triton: LocalTriton, tmp_path: Path
     file = tmp_path / "prompts.txt"
     file.write_text("a prompt\n" * 40)
     with subprocess.Popen(
-        [*COMMAND, MAIN, "generate", "--prompts-file", str(file), "-n", "1", "--url", triton.http_url],
+        [*COMMAND, "generate", "--prompts-file", str(file), "-n", "1", "--url", triton.http_url],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:

@@ -1,7 +1,4 @@
-"""Streams over both protocols: events, faults, errors and cancellation, on real sockets and real gRPC servers.
-
-The synchronous client runs the asyncio client's code, so that faults are shown with it; cancellation with both.
-"""
+"""Streams over both protocols: pieces, their order, faults and cancellation, on real sockets and real gRPC servers."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import gc
 import signal
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -19,6 +17,7 @@ from triton_llama import (
     Completion,
     LlamaClient,
     LlamaConnectionError,
+    LlamaTimeoutError,
     OverloadedError,
     RejectedInputError,
     ServerError,
@@ -27,90 +26,96 @@ from triton_llama import (
 from triton_llama.endpoint import Protocol
 from triton_llama.event_stream import LARGEST_EVENT
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
-from unit.peers import (
-    HOST,
-    Responses,
-    answer_with,
-    event,
-    grpc_server,
-    prompt_of,
-    receive_request,
-    response,
-    saying,
-    send_chunk,
-    send_head,
-    server,
-    stream_server,
-)
+from unit.grpc_peers import Responses, grpc_server, response, saying, strings
+from unit.peers import HOST, answer_with, receive_request, send_chunk, send_head, server
+from unit.streaming import Stream, both_clients, both_protocols, event, stream_server
 
 LAST = event(" é", "length", prompt_tokens=3, tokens=2)
-HALF = "x" * (LARGEST_EVENT // 2)
-COMMENT = b": " + b"x" * (LARGEST_EVENT // 4)
-MARK = b"\xef\xbb\xbf"
-
-both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
-def stream(port: int, protocol: Protocol = "http") -> tuple[list[str], Completion | TritonLlamaError]:
-    """Return the texts of the pieces, and the completion or the error at their end."""
-    texts: list[str] = []
-    with LlamaClient(f"{HOST}:{port}", protocol, timeout=20.0) as client:
-        try:
-            with client.stream("def") as running:
-                for piece in running:
-                    texts.append(piece.text)
-        except TritonLlamaError as error:
-            return texts, error
-        return texts, running.completion
+@both_protocols
+@both_clients
+def test_pieces_come_one_by_one_and_add_up_to_a_completion(stream: Stream, protocol: Protocol) -> None:
+    has_come = threading.Semaphore(0)
+
+    def wait_for_the_reader() -> None:
+        assert has_come.acquire(timeout=20), "the piece before was handed out"
+
+    with stream_server(protocol, "a\n", " b🙂", last=" é", after_each=wait_for_the_reader) as peer:
+        streamed = stream(peer.port, protocol, on_piece=lambda _: has_come.release())
+    assert [str(piece) for piece in streamed.pieces] == streamed.texts == ["a\n", " b🙂", " é"]
+    assert isinstance(streamed.outcome, Completion)
+    assert (streamed.outcome.text, streamed.outcome.finish_reason) == ("a\n b🙂 é", "length")
+    assert (streamed.outcome.num_input_tokens, streamed.outcome.num_output_tokens) == (3, 4)
 
 
-def assert_fails(
-    streamed: tuple[list[str], Completion | TritonLlamaError],
-    pieces: int,
-    kind: type[TritonLlamaError],
-    message: str = "",
-) -> None:
-    """Check that a stream had that many pieces `a` and then failed."""
-    texts, outcome = streamed
-    assert texts == ["a"] * pieces
-    assert type(outcome) is kind
-    assert message in str(outcome)
-    assert len(str(outcome)) < 300
+@both_protocols
+@both_clients
+def test_a_stream_that_goes_on_ends_with_the_timeout_and_is_cancelled(stream: Stream, protocol: Protocol) -> None:
+    with stream_server(protocol, "a") as peer:
+        streamed = stream(peer.port, protocol, timeout=1.0)
+        assert peer.left.wait(20)
+    assert streamed.texts == ["a"]
+    assert isinstance(streamed.outcome, LlamaTimeoutError)
+    assert "within 1 s" in str(streamed.outcome)
 
 
-@pytest.mark.parametrize(
-    ("chunks", "texts"),
-    [
-        pytest.param(
-            [bytes([byte]) for byte in (b": hi\n" + event("é🙂\u2028\x85") + LAST).replace(b"\n", b"\r\n")],
-            ["é🙂\u2028\x85", " é"],
-            id="split at any byte",
-        ),
-        pytest.param([LAST.replace(b", ", b",\ndata: ")], [" é"], id="in several lines"),
-        pytest.param([*[event(HALF)] * 3, LAST], [HALF, HALF, HALF, " é"], id="larger than the bound on one"),
-        *[pytest.param([MARK[:cut], MARK[cut:] + LAST], [" é"], id=f"after a mark cut at {cut}") for cut in (1, 2)],
-        pytest.param([MARK + LAST], [" é"], id="after a byte order mark"),
-        *[
-            pytest.param([event("a"), *[COMMENT + end * 2] * 6, LAST], ["a", " é"], id=f"among keep-alives {end!r}")
-            for end in (b"\n", b"\r", b"\r\n")
-        ],
-        pytest.param([b"event: ping\n\nretry: 10\n\nid: 1\n\n", LAST], [" é"], id="among events without data"),
-    ],
-)
-@pytest.mark.parametrize("charset", ["utf-8", "utf-16"])
-def test_events_are_decoded_whatever_their_form_and_are_utf_8_whatever_the_charset_says(
-    chunks: list[bytes], texts: list[str], charset: str
-) -> None:
-    with server(answer_with(*chunks, content_type=f"text/event-stream; charset={charset}")) as port:
-        found, outcome = stream(port)
-    assert found == texts
-    assert isinstance(outcome, Completion)
-    assert (outcome.text, outcome.finish_reason, outcome.num_input_tokens) == ("".join(texts), "length", 3)
-    assert outcome.num_output_tokens == len(texts) + 1
+@both_clients
+def test_events_split_at_any_byte_are_the_same_pieces(stream: Stream) -> None:
+    whole = (b": hello\n" + event("é🙂\u2028\x85") + LAST).replace(b"\n", b"\r\n")
+    with server(answer_with(*[whole[index : index + 1] for index in range(len(whole))])) as port:
+        assert stream(port, "http").texts == ["é🙂\u2028\x85", " é"]
+
+
+@both_clients
+def test_an_event_of_several_lines_is_one_piece(stream: Stream) -> None:
+    lines = LAST.replace(b", ", b",\ndata: ")
+    assert lines.count(b"data: ") > 3
+    with server(answer_with(lines)) as port:
+        assert stream(port, "http").texts == [" é"]
+
+
+@both_clients
+def test_a_bound_on_one_event_is_none_on_the_stream(stream: Stream) -> None:
+    text = "x" * (LARGEST_EVENT // 2)
+    with server(answer_with(event(text), event(text), event(text), LAST)) as port:
+        assert stream(port, "http").texts == [text, text, text, " é"]
+
+
+@pytest.mark.parametrize("charset", ["iso-8859-1", "utf-16", "utf-8"])
+@both_clients
+def test_events_are_utf_8_whatever_the_charset_says(stream: Stream, charset: str) -> None:
+    content_type = f"text/event-stream; charset={charset}"
+    with server(answer_with(event("é🙂"), LAST, content_type=content_type)) as port:
+        assert stream(port, "http").texts == ["é🙂", " é"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+@both_clients
+def test_a_byte_order_mark_before_the_first_event_is_ignored(stream: Stream, cut: int) -> None:
+    """The mark is split between chunks."""
+    whole = b"\xef\xbb\xbf" + event("a")
+    with server(answer_with(*filter(None, [whole[:cut], whole[cut:], LAST]))) as port:
+        assert stream(port, "http").texts == ["a", " é"]
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r", b"\r\n"])
+@both_clients
+def test_keep_alives_do_not_count_for_the_bound_on_one_event(stream: Stream, line_end: bytes) -> None:
+    keep_alives = [b": " + b"x" * (LARGEST_EVENT // 4) + line_end * 2] * 6
+    with server(answer_with(event("a"), *keep_alives, LAST)) as port:
+        assert stream(port, "http").texts == ["a", " é"]
+
+
+@both_clients
+def test_events_without_data_are_ignored(stream: Stream) -> None:
+    with server(answer_with(event("a"), b"event: ping\n\n", b"retry: 10\n\n", b"id: 1\n\n", LAST)) as port:
+        assert stream(port, "http").texts == ["a", " é"]
 
 
 @pytest.mark.parametrize("cut", [b"", b"5\r\nda", b"10", b"4\r\ndata\r\n"])
-def test_a_connection_that_breaks_is_a_connection_error_after_the_pieces_before(cut: bytes) -> None:
+@both_clients
+def test_a_connection_that_breaks_is_a_connection_error_after_the_pieces_before(stream: Stream, cut: bytes) -> None:
     def die(connection: socket.socket) -> None:
         receive_request(connection)
         send_head(connection)
@@ -119,7 +124,9 @@ def test_a_connection_that_breaks_is_a_connection_error_after_the_pieces_before(
         connection.shutdown(socket.SHUT_RDWR)
 
     with server(die) as port:
-        assert_fails(stream(port), 1, LlamaConnectionError)
+        streamed = stream(port, "http")
+    assert streamed.texts == ["a"]
+    assert isinstance(streamed.outcome, LlamaConnectionError)
 
 
 @pytest.mark.parametrize(
@@ -134,79 +141,160 @@ def test_a_connection_that_breaks_is_a_connection_error_after_the_pieces_before(
         (b"data: {}\n\n", "lacks the output text_output"),
         (b"data: " + b"[" * 100_000 + b"\n\n", "an event that is not JSON"),
         (event("x").rstrip() + b"\n" + event("y"), "an event that is not JSON"),
+        (event("x").replace(b'"x"', b"7"), "text_output is '7', must be a string"),
+        (event("x").replace(b'"x"', b'"\\ud83d"'), "text_output has half a character"),
+        (event("x").replace(b": 1", b": true"), "must be an integer"),
+        (event("x").replace(b": 1", b": 1.5"), "must be an integer"),
+        (event("x").replace(b'"finish_reason": ""', b'"finish_reason": null'), "must be a string"),
+        (LAST + event("x"), "a piece after the one with finish_reason 'length'"),
         (b"data: " + b"x" * (LARGEST_EVENT + 1), "an event of more than 4194304 bytes"),
         (b"data\n" * (LARGEST_EVENT // 5 + 1), "an event of more than 4194304 bytes"),
     ],
     ids=lambda value: repr(value[:40]),
 )
-def test_an_event_outside_the_contract_is_a_server_error_after_the_pieces_before(garbage: bytes, message: str) -> None:
+@both_clients
+def test_an_event_outside_the_contract_is_a_server_error_after_the_pieces_before(
+    stream: Stream, garbage: bytes, message: str
+) -> None:
     with server(answer_with(event("a"), garbage)) as port:
-        assert_fails(stream(port), 1, ServerError, message)
+        streamed = stream(port, "http")
+    assert streamed.texts[0] == "a"
+    assert type(streamed.outcome) is ServerError
+    assert message in str(streamed.outcome)
+    assert len(str(streamed.outcome)) < 300
 
 
-def test_a_piece_after_the_last_one_is_a_server_error() -> None:
-    with server(answer_with(event("a", "length"), event("a"))) as port:
-        assert_fails(stream(port), 1, ServerError, "a piece after the one with finish_reason 'length'")
-
-
-@pytest.mark.parametrize("garbage", [[], [ModelStreamInferResponse()]], ids=["no last piece", "no outputs"])
-def test_a_grpc_response_outside_the_contract_is_a_server_error_after_the_pieces_before(
-    garbage: list[ModelStreamInferResponse],
-) -> None:
-    with grpc_server(saying(response("a"), *garbage)) as port:
-        assert_fails(stream(port, "grpc"), 1, ServerError)
-
-
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        ("400 Bad Request", "top_p is 2, must lie in (0, 1]", RejectedInputError),
+        ("400 Bad Request", "Exceeds maximum queue size", OverloadedError),
+        ("400 Bad Request", "decoding failed; the server's log has the reason", ServerError),
+        ("503 Service Unavailable", "Exceeds maximum queue size", OverloadedError),
+        ("500 Internal Server Error", "failed to parse the request JSON buffer", ServerError),
+    ],
+)
 @pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
-def test_a_refusal_over_http_is_the_error_of_its_words(content_type: str) -> None:
-    """Triton sends its own errors as JSON, and the model's as an event."""
-    answer = b'{"error":"Exceeds maximum queue size"}'
-    body = b"data: " + answer + b"\n\n" if content_type == "text/event-stream" else answer
-    with server(answer_with(body, status="400 Bad Request", content_type=content_type)) as port:
-        assert_fails(stream(port), 0, OverloadedError, "Exceeds maximum queue size")
-
-
-@pytest.mark.parametrize(("before", "kind"), [(0, RejectedInputError), (1, ServerError)])
-@both_protocols
-def test_an_error_message_is_the_requests_fault_only_before_the_first_piece(
-    protocol: Protocol, before: int, kind: type[TritonLlamaError]
+@both_clients
+def test_a_refusal_over_http_is_the_error_of_its_status_or_words(
+    stream: Stream, status: str, message: str, kind: type[TritonLlamaError], content_type: str
 ) -> None:
-    over_http = answer_with(*[event("a")] * before, b'data: {"error":"no such thing"}\n\n')
-    over_grpc = saying(*[response("a")] * before, ModelStreamInferResponse(error_message="no such thing"))
+    """Triton sends its own errors as JSON, and the model's as an event."""
+    body = f'{{"error":"{message}"}}'.encode()
+    answer = b"data: " + body + b"\n\n" if content_type == "text/event-stream" else body
+    with server(answer_with(answer, status=status, content_type=content_type)) as port:
+        streamed = stream(port, "http")
+    assert type(streamed.outcome) is kind
+    assert str(streamed.outcome) == message
+
+
+@pytest.mark.parametrize(
+    ("before", "message", "kind"),
+    [
+        (0, "top_p is 2, must lie in (0, 1]", RejectedInputError),
+        (0, "Exceeds maximum queue size", OverloadedError),
+        (1, "the step failed", ServerError),
+        (1, "the server is stopping", OverloadedError),
+    ],
+)
+@both_protocols
+@both_clients
+def test_an_error_message_in_a_stream_is_classified_by_its_words(
+    stream: Stream, protocol: Protocol, before: int, message: str, kind: type[TritonLlamaError]
+) -> None:
+    over_http = answer_with(*[event("a")] * before, f'data: {{"error":"{message}"}}\n\n'.encode())
+    over_grpc = saying(*[response("a")] * before, ModelStreamInferResponse(error_message=message))
     with server(over_http) if protocol == "http" else grpc_server(over_grpc) as port:
-        assert_fails(stream(port, protocol), before, kind, "no such thing")
+        streamed = stream(port, protocol)
+    assert streamed.texts == ["a"] * before
+    assert type(streamed.outcome) is kind
+    assert str(streamed.outcome) == message
 
 
-def test_an_error_with_a_grpc_status_is_the_error_of_that_status() -> None:
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2, must lie in (0, 1]", RejectedInputError),
+        (grpc.StatusCode.UNAVAILABLE, "the server is on its way out", OverloadedError),
+        (grpc.StatusCode.INTERNAL, "decoding failed", ServerError),
+        (grpc.StatusCode.CANCELLED, "the request was cancelled", ServerError),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 2])
+@both_clients
+def test_an_error_with_a_grpc_status_is_the_error_of_that_status(
+    stream: Stream, before: int, status: grpc.StatusCode, message: str, kind: type[TritonLlamaError]
+) -> None:
     def fail(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
-        yield response("a")
-        context.abort(grpc.StatusCode.UNAVAILABLE, "the server is on its way out")
+        yield from [response("a")] * before
+        context.abort(status, message)
 
     with grpc_server(fail) as port:
-        assert_fails(stream(port, "grpc"), 1, OverloadedError, "the server is on its way out")
+        streamed = stream(port, "grpc")
+    assert streamed.texts == ["a"] * before
+    assert type(streamed.outcome) is kind
+    assert str(streamed.outcome) == message
 
 
-def test_a_grpc_request_asks_for_pieces_and_for_errors_with_a_status() -> None:
+def broken(change: Callable[[ModelStreamInferResponse], object]) -> ModelStreamInferResponse:
+    answer = response("x")
+    change(answer)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        None,
+        ModelStreamInferResponse(),
+        broken(lambda answer: answer.infer_response.outputs.pop()),
+        broken(lambda answer: answer.infer_response.raw_output_contents.pop()),
+        broken(lambda answer: answer.infer_response.outputs[0].shape.append(2)),
+        broken(lambda answer: answer.infer_response.raw_output_contents.__setitem__(0, b"\x09\x00\x00\x00x")),
+        broken(lambda answer: answer.infer_response.raw_output_contents.__setitem__(0, b"\x01\x00\x00\x00\xff")),
+        broken(lambda answer: answer.infer_response.raw_output_contents.__setitem__(2, b"x")),
+    ],
+    ids=["no last piece", "empty", "no output", "no content", "shape", "length", "not UTF-8", "count"],
+)
+@both_clients
+def test_a_grpc_response_outside_the_contract_is_a_server_error_after_the_pieces_before(
+    stream: Stream, garbage: ModelStreamInferResponse | None
+) -> None:
+    with grpc_server(saying(response("a"), *([] if garbage is None else [garbage]))) as port:
+        streamed = stream(port, "grpc")
+    assert streamed.texts == ["a"]
+    assert type(streamed.outcome) is ServerError
+
+
+@both_clients
+def test_a_grpc_request_asks_for_pieces_and_for_errors_with_a_status(stream: Stream) -> None:
+    seen: list[tuple[ModelInferRequest, dict[str, str]]] = []
+
     def look(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
-        raw = {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
-        seen.append((request, raw, dict(context.invocation_metadata())))
+        seen.append((request, dict(context.invocation_metadata())))
         yield response("a", "stop")
 
-    seen: list[tuple[ModelInferRequest, dict[str, bytes], dict[str, str]]] = []
     with grpc_server(look) as port:
-        outcome = stream(port, "grpc")[1]
-    ((request, raw, metadata),) = seen
+        outcome = stream(port, "grpc").outcome
+    ((request, metadata),) = seen
     assert isinstance(outcome, Completion)
     assert (request.model_name, request.id) == ("llama", outcome.request_id)
-    assert (raw["stream"], raw["text_input"]) == (b"\x01", b"\x03\0\0\0def")
+    raw = {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
+    assert (raw["stream"], raw["text_input"]) == (b"\x01", strings("def"))
     assert int.from_bytes(raw["seed"], "little") == outcome.seed
     assert metadata["triton_grpc_error"] == "true"
 
 
-def test_a_response_that_is_no_stream_is_a_server_error_and_an_endless_one_is_cut_off() -> None:
+@both_clients
+def test_a_response_that_is_no_stream_is_a_server_error(stream: Stream) -> None:
     with server(answer_with(b"<html>", content_type="text/html")) as port:
-        assert_fails(stream(port), 0, ServerError, "text/html")
+        outcome = stream(port, "http").outcome
+    assert type(outcome) is ServerError
+    assert "text/html" in str(outcome)
 
+
+@both_clients
+def test_an_endless_error_page_is_cut_off(stream: Stream) -> None:
     def babble(connection: socket.socket) -> None:
         receive_request(connection)
         send_head(connection, "502 Bad Gateway", "text/html")
@@ -214,17 +302,20 @@ def test_a_response_that_is_no_stream_is_a_server_error_and_an_endless_one_is_cu
             send_chunk(connection, b"x" * 4096)
 
     with server(babble) as port:
-        assert_fails(stream(port), 0, ServerError, "HTTP status 502")
+        outcome = stream(port, "http").outcome
+    assert type(outcome) is ServerError
+    assert "HTTP status 502" in str(outcome)
 
 
 @both_protocols
-def test_a_stream_that_was_left_has_no_more_pieces_and_no_completion(protocol: Protocol) -> None:
+def test_leaving_the_block_cancels_the_request(protocol: Protocol) -> None:
     with stream_server(protocol, "a") as peer, LlamaClient(f"{HOST}:{peer.port}", protocol) as client:
         with client.stream("def") as stream:
             assert next(stream).text == "a"
             assert not peer.left.is_set()
         assert peer.left.wait(20)
-        assert (list(stream), stream.text) == ([], "a")
+        assert list(stream) == []
+        assert stream.text == "a"
         with pytest.raises(RuntimeError, match="before its last piece"):
             _ = stream.completion
 
@@ -248,23 +339,46 @@ async def test_a_loop_that_is_left_without_a_block_cancels_the_request(protocol:
 
 
 @both_protocols
-def test_closing_the_client_ends_a_stream_in_another_thread_that_reads_or_does_not(protocol: Protocol) -> None:
+async def test_leaving_the_async_block_cancels_the_request(protocol: Protocol) -> None:
+    with stream_server(protocol, "a") as peer:
+        async with AsyncLlamaClient(f"{HOST}:{peer.port}", protocol) as client:
+            async with client.stream("def") as stream:
+                assert (await anext(stream)).text == "a"
+            assert await asyncio.to_thread(peer.left.wait, 20)
+            assert [piece async for piece in stream] == []
+
+
+@both_protocols
+async def test_cancelling_a_task_cancels_its_request(protocol: Protocol) -> None:
+    with stream_server(protocol, "a") as peer:
+        async with AsyncLlamaClient(f"{HOST}:{peer.port}", protocol) as client:
+
+            async def read() -> None:
+                async for _ in client.stream("def"):
+                    pass
+
+            task = asyncio.create_task(read())
+            assert await asyncio.to_thread(peer.begun.wait, 20)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(peer.left.wait, 20)
+
+
+@both_protocols
+def test_closing_the_client_ends_a_stream_in_another_thread(protocol: Protocol) -> None:
     has_come = threading.Event()
     with stream_server(protocol, "a") as peer, ThreadPoolExecutor(1) as threads:
         client = LlamaClient(f"{HOST}:{peer.port}", protocol)
-        begun = client.stream("def")
 
         def read() -> None:
-            for _ in begun:
+            for _ in client.stream("def"):
                 has_come.set()
 
         reading = threads.submit(read)
         assert has_come.wait(20)
         client.close()
         assert isinstance(reading.exception(timeout=20), LlamaConnectionError)
-        with pytest.raises(LlamaConnectionError, match="the client was closed"):
-            next(begun)
-        begun.close()
 
 
 @both_protocols
@@ -284,24 +398,48 @@ async def test_closing_the_async_client_ends_a_stream_in_another_task(protocol: 
             await asyncio.wait_for(reading, 20)
 
 
-def test_leaving_one_grpc_stream_leaves_the_others_alone() -> None:
+def test_leaving_one_of_nine_grpc_streams_leaves_the_others_alone() -> None:
+    together = threading.Barrier(9)
     left = threading.Event()
 
     def answer(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
-        if prompt_of(request) == "endless":
+        if request.raw_input_contents[0] == strings("endless"):
             context.add_callback(left.set)
-        yield response("a")
+            yield response("a")
+            assert left.wait(20)
+            return
+        yield response("b")
+        together.wait(timeout=20)
         assert left.wait(20)
         yield response(" é", "stop")
 
-    with grpc_server(answer) as port, LlamaClient(f"{HOST}:{port}", "grpc") as client, client.stream("short") as other:
+    with grpc_server(answer) as port, LlamaClient(f"{HOST}:{port}", "grpc") as client, ThreadPoolExecutor(8) as threads:
+
+        def read(_: int) -> str:
+            with client.stream("short") as stream:
+                return "".join(piece.text for piece in stream)
+
+        others = [threads.submit(read, number) for number in range(8)]
         with client.stream("endless") as stream:
-            assert (next(other).text, next(stream).text) == ("a", "a")
-        assert [piece.text for piece in other] == [" é"]
+            assert next(stream).text == "a"
+            together.wait(timeout=20)
+        assert left.wait(20)
+        assert [other.result() for other in others] == ["b é"] * 8
 
 
-def test_a_client_still_streams_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting, again = threading.Semaphore(0), threading.Event()
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """Python's handler of Ctrl-C, in case the shell or pytest replaced it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+def test_a_client_still_streams_over_grpc_after_ctrl_c() -> None:
+    """An interrupt may leave one of grpc's locks locked."""
+    waiting = threading.Semaphore(0)
+    again = threading.Event()
 
     def wait(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
         if again.is_set():
@@ -316,32 +454,65 @@ def test_a_client_still_streams_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) ->
         assert waiting.acquire(timeout=20)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    # Python's handler, in case the shell or pytest replaced it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with grpc_server(wait) as port, LlamaClient(f"{HOST}:{port}", "grpc") as client:
-            for _ in range(5):
-                again.clear()
-                ctrl_c = threading.Thread(target=press_ctrl_c)
-                ctrl_c.start()
-                with client.stream("def") as stream, pytest.raises(KeyboardInterrupt):
-                    list(stream)
-                ctrl_c.join()
-                again.set()
-                assert [piece.text for piece in client.stream("def")] == [" é"]
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with grpc_server(wait) as port, LlamaClient(f"{HOST}:{port}", "grpc") as client:
+        for _ in range(5):
+            again.clear()
+            ctrl_c = threading.Thread(target=press_ctrl_c)
+            ctrl_c.start()
+            with client.stream("def") as stream, pytest.raises(KeyboardInterrupt):
+                list(stream)
+            ctrl_c.join()
+            again.set()
+            with client.stream("def") as stream:
+                assert [piece.text for piece in stream] == [" é"]
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+def test_after_ctrl_c_in_a_stream_closing_the_client_still_ends_a_request_in_another_thread() -> None:
+    waiting = threading.Semaphore(0)
+    left = threading.Event()
+
+    def wait(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
+        if request.raw_input_contents[0] == strings("whole"):
+            context.add_callback(left.set)
+        waiting.release()
+        while context.is_active():
+            threading.Event().wait(0.01)
+        yield response("a")
+
+    def press_ctrl_c() -> None:
+        assert waiting.acquire(timeout=20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with grpc_server(wait) as port, ThreadPoolExecutor(1) as threads:
+        client = LlamaClient(f"{HOST}:{port}", "grpc", timeout=20.0)
+        request = threads.submit(client.generate, "whole")
+        assert waiting.acquire(timeout=20)
+        ctrl_c = threading.Thread(target=press_ctrl_c)
+        ctrl_c.start()
+        with client.stream("def") as stream, pytest.raises(KeyboardInterrupt):
+            list(stream)
+        ctrl_c.join()
+        assert not left.is_set()
+        client.close()
+        assert isinstance(request.exception(timeout=20), LlamaConnectionError)
+        assert left.wait(20)
+
+
+@both_protocols
+async def test_a_stream_that_is_not_read_sends_nothing(protocol: Protocol) -> None:
+    with LlamaClient("no-such-host.invalid", protocol) as client, client.stream("def") as unread:
+        assert unread.text == ""
+    async with AsyncLlamaClient("no-such-host.invalid", protocol) as twin, twin.stream("def") as unread_too:
+        assert unread_too.text == ""
 
 
 def test_a_value_no_tensor_can_hold_is_refused_at_once_and_one_json_lacks_at_the_first_piece() -> None:
-    with LlamaClient("no-such-host.invalid") as client:
-        with pytest.raises(RejectedInputError, match="seed is -1"):
-            client.stream("def", seed=-1)
-        with (
-            client.stream("def", temperature=float("nan")) as stream,
-            pytest.raises(RejectedInputError, match="temperature is nan, must be finite"),
-        ):
-            next(stream)
-        # A stream that isn't read sends nothing.
-        with client.stream("def") as unread:
-            assert unread.text == ""
+    with LlamaClient(HOST) as client, pytest.raises(RejectedInputError, match="seed is -1"):
+        client.stream("def", seed=-1)
+    with (
+        LlamaClient(HOST) as client,
+        client.stream("def", temperature=float("nan")) as stream,
+        pytest.raises(RejectedInputError, match="temperature is nan, must be finite"),
+    ):
+        next(stream)

@@ -10,107 +10,114 @@ import pytest
 from triton_llama import health
 from triton_llama.health import Address, Limits, Verdict, healthy, live, ready
 from triton_supervisor.liveness import Pace, live_probe
-from unit.peers import (
-    DEAD,
-    FULL,
-    HOST,
-    Answer,
-    FakeTriton,
-    Instance,
-    fake_triton,
-    hang_up,
-    http_answer,
-    refusal,
-    respond,
-    server,
-    stay_silent,
-)
+from unit.peers import HOST, hang_up, respond, server, stay_silent
+from unit.tritons import DEAD, FULL, Answer, FakeTriton, Instance, fake_triton, refusal
 
 IN_TIME = Limits(timeout=30.0, step_age=30.0)
 SOON = Limits(timeout=0.3, step_age=30.0)
 DEAD_REASON = f"HTTP 400: {DEAD[1].rstrip('.')}"
 SECOND = "llama_0_0_gpu1"
 
-Generate = Callable[[FakeTriton], Answer]
-
 
 @pytest.fixture
-def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTriton]:
-    monkeypatch.setattr(health, "PAUSE_SECONDS", 0.02)
+def triton() -> Iterator[FakeTriton]:
     with fake_triton() as one:
         yield one
 
 
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PAUSE_SECONDS", 0.02)
+
+
 def _ask(triton: FakeTriton, limits: Limits = IN_TIME) -> Verdict:
     """Return the verdict; the reason without how long ago an old step was exactly."""
-    verdict = healthy(triton.address, triton.address, limits)
+    verdict = healthy(triton.endpoint, triton.metrics, limits)
     assert "\n" not in verdict.reason
     return verdict._replace(reason=re.sub(r"\b\d{2,} s ago", "long ago", verdict.reason))
 
 
-def _answering(status: int, answer: dict[str, object]) -> Generate:
-    return lambda _: (status, answer)
+def _dead(_: FakeTriton) -> Answer:
+    return refusal(*DEAD)
 
 
-def _at_first(refused: tuple[int, str], then: Generate) -> Generate:
-    """Refuse two requests, and then do something else."""
-    return lambda triton: refusal(*refused) if len(triton.asked) < 3 else then(triton)
-
-
-def _stepping(then: Generate, ago: float = 0.0) -> Generate:
-    """Make a step, and then do something else."""
-
-    def generate(triton: FakeTriton) -> Answer:
-        triton.step(ago=ago)
-        return then(triton)
-
-    return generate
-
-
-_dead, _full, _busy = (_answering(*refusal(*refused)) for refused in (DEAD, FULL, (503, "busy")))
-FULL_AS_400 = (400, FULL[1])
-IS_FULL = "HTTP 503: Exceeds maximum queue size"
-NO_TOKEN = "no token within 0.3 s"
-LONG_AGO = "the last step was long ago"
-
-
-def test_a_recent_step_is_evidence_and_spares_the_model_a_request(triton: FakeTriton) -> None:
+@pytest.mark.parametrize("place", ["given", "default"])
+def test_a_recent_step_is_evidence_and_spares_the_model_a_request(triton: FakeTriton, place: str) -> None:
     triton.step(ago=0.4)
-    verdict = _ask(triton)
+    metrics = triton.metrics if place == "given" else triton.endpoint.metrics
+    verdict = healthy(triton.endpoint, metrics, IN_TIME)
     assert verdict.ok
     assert verdict.reason.startswith("a step ")
     assert triton.asked == []
 
 
-@pytest.mark.parametrize(
-    ("ago", "generate", "limits", "verdict"),
-    [
-        pytest.param(None, FakeTriton.token, IN_TIME, (True, "one token in "), id="a token"),
-        pytest.param(95, FakeTriton.token, IN_TIME, (True, "one token in "), id="a token after a pause"),
-        pytest.param(95, _dead, IN_TIME, (False, f"{DEAD_REASON}, {LONG_AGO}"), id="a dead process"),
-        # The clocks disagree by an unknown amount: a dead process's last step would look recent for an hour.
-        pytest.param(-3600, _dead, IN_TIME, (False, f"{DEAD_REASON}, the last step was 0.0 s ago"), id="a future step"),
-        pytest.param(95, FakeTriton.hang, SOON, (False, f"{NO_TOKEN}, {LONG_AGO}"), id="a hanging process"),
-        pytest.param(None, FakeTriton.hang, SOON, (False, f"{NO_TOKEN}, no step yet"), id="hanging from the start"),
-        pytest.param(95, _stepping(FakeTriton.hang), SOON, (True, f"{NO_TOKEN}, but a step "), id="slow"),
-        pytest.param(
-            3700, _stepping(FakeTriton.hang, 3600), SOON, (True, f"{NO_TOKEN}, but a step "), id="slow, a clock late"
-        ),
-        pytest.param(95, _stepping(_full), IN_TIME, (True, f"{IS_FULL}, but a step "), id="a full queue"),
-        pytest.param(95, _stepping(_busy), IN_TIME, (True, "HTTP 503: busy, but a step "), id="a busy proxy"),
-        pytest.param(95, _at_first(FULL, FakeTriton.hang), SOON, (False, f"{IS_FULL}, {LONG_AGO}"), id="full, hanging"),
-        pytest.param(None, _at_first(FULL_AS_400, FakeTriton.token), IN_TIME, (True, "one token in "), id="full once"),
-    ],
-)
-def test_the_verdict_and_its_reason_follow_from_token_and_steps(
-    triton: FakeTriton, ago: float | None, generate: Generate, limits: Limits, verdict: tuple[bool, str]
+@pytest.mark.parametrize("ago", [None, 95.0])
+def test_an_idle_server_generates_one_token(triton: FakeTriton, ago: float | None) -> None:
+    if ago is not None:
+        triton.step(ago=ago)
+    verdict = _ask(triton)
+    assert verdict.ok
+    assert verdict.reason.startswith("one token in ")
+    (request,) = triton.asked
+    assert (request["max_tokens"], request["min_tokens"]) == (1, 1)
+
+
+def test_the_last_values_of_a_dead_process_are_no_evidence(triton: FakeTriton) -> None:
+    triton.step(ago=95.0)
+    triton.instances["llama_0_0"].rows = 3
+    triton.generate = _dead
+    assert _ask(triton) == (False, f"{DEAD_REASON}, the last step was long ago")
+
+
+@pytest.mark.parametrize(("ago", "words"), [(95.0, "the last step was long ago"), (None, "no step yet")])
+def test_a_model_without_token_or_step_is_unhealthy_after_the_timeout(
+    triton: FakeTriton, ago: float | None, words: str
 ) -> None:
     if ago is not None:
         triton.step(ago=ago)
-    triton.generate = generate
-    ok, reason = _ask(triton, limits)
-    assert (ok, reason[: len(verdict[1])]) == verdict
-    assert (triton.asked[0]["max_tokens"], triton.asked[0]["min_tokens"]) == (1, 1)
+    triton.generate = FakeTriton.hang
+    assert _ask(triton, SOON) == (False, f"no token within 0.3 s, {words}")
+
+
+@pytest.mark.parametrize(("before", "meanwhile"), [(95.0, 0.0), (3700.0, 3600.0)], ids=["slow", "clock-an-hour-late"])
+def test_a_step_made_while_a_token_is_awaited_is_evidence(triton: FakeTriton, before: float, meanwhile: float) -> None:
+    def step_and_hang(triton: FakeTriton) -> Answer:
+        triton.step(ago=meanwhile)
+        return triton.hang()
+
+    triton.step(ago=before)
+    triton.generate = step_and_hang
+    verdict = _ask(triton, SOON)
+    assert verdict.ok
+    assert verdict.reason.startswith("no token within 0.3 s, but a step ")
+
+
+@pytest.mark.parametrize("refused", [FULL, (400, FULL[1]), (503, "the upstream is busy")])
+def test_a_full_queue_is_healthy_if_steps_are_made(triton: FakeTriton, refused: tuple[int, str]) -> None:
+    def refuse_and_step(triton: FakeTriton) -> Answer:
+        # The step comes after the refusal, a moment later.
+        if len(triton.asked) > 2:
+            triton.step()
+        return refusal(*refused)
+
+    triton.step(ago=95.0)
+    triton.generate = refuse_and_step
+    verdict = _ask(triton)
+    assert verdict.ok
+    words = refused[1].removeprefix("[request id: health] ")
+    assert verdict.reason.startswith(f"HTTP {refused[0]}: {words}, but a step ")
+
+
+def test_a_full_queue_without_a_step_is_unhealthy(triton: FakeTriton) -> None:
+    triton.step(ago=95.0)
+    triton.generate = lambda triton: refusal(*FULL) if len(triton.asked) < 3 else triton.hang()
+    assert _ask(triton, SOON) == (False, "HTTP 503: Exceeds maximum queue size, the last step was long ago")
+    assert len(triton.asked) > 1, "the queue may have room a moment later"
+
+
+def test_a_queue_that_has_room_again_gives_the_token(triton: FakeTriton) -> None:
+    triton.generate = lambda triton: refusal(*FULL) if len(triton.asked) < 3 else triton.token()
+    assert _ask(triton).reason.startswith("one token in ")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +131,7 @@ def test_the_verdict_and_its_reason_follow_from_token_and_steps(
     ],
 )
 def test_an_answer_without_one_token_is_unhealthy_at_once(triton: FakeTriton, answer: Answer, reason: str) -> None:
-    triton.generate = _answering(*answer)
+    triton.generate = lambda _: answer
     verdict = _ask(triton)
     assert not verdict.ok
     assert verdict.reason.startswith(reason)
@@ -137,9 +144,9 @@ def test_with_metrics_switched_off_another_servers_page_is_ignored(
 ) -> None:
     triton.step()
     triton.generate = _dead
-    assert probe(triton.address, None, IN_TIME) == (False, f"{DEAD_REASON}, no metrics (switched off)")
+    assert probe(triton.endpoint, None, IN_TIME) == (False, f"{DEAD_REASON}, no metrics (switched off)")
     triton.generate = FakeTriton.token
-    verdict = probe(triton.address, None, IN_TIME)
+    verdict = probe(triton.endpoint, None, IN_TIME)
     assert verdict.ok
     assert re.fullmatch(r"one token in [0-9.]+ s \(no metrics \(switched off\)\)", verdict.reason)
 
@@ -148,8 +155,8 @@ def test_the_supervisor_ignores_another_servers_page_too(triton: FakeTriton) -> 
     triton.step()
     triton.generate = _dead
     pace = Pace.for_verdict_within(60)
-    assert live_probe(triton.address, triton.address, pace)().ok
-    assert not live_probe(triton.address, None, pace)().ok
+    assert live_probe(triton.endpoint, triton.metrics, pace)().ok
+    assert not live_probe(triton.endpoint, None, pace)().ok
 
 
 def test_the_metrics_of_another_model_are_no_evidence(triton: FakeTriton) -> None:
@@ -158,15 +165,16 @@ def test_the_metrics_of_another_model_are_no_evidence(triton: FakeTriton) -> Non
     verdict = _ask(triton)
     assert verdict.ok
     assert verdict.reason.startswith("one token in ")
-    assert f"{triton.address} has no llama_last_step_timestamp_seconds of the model llama" in verdict.reason
+    assert f"{triton.metrics} has no llama_last_step_timestamp_seconds of the model llama" in verdict.reason
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
-        http_answer(b"<html/>"),
-        http_answer(b'llama_last_step_timestamp_seconds{model="llama"} 1.2.3\n'),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n<html/>     ",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n"
+        + b'llama_last_step_timestamp_seconds{model="llama"} 1.2.3\n'.ljust(90),
         b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\nhalf",
         b"what?",
         None,
@@ -178,7 +186,7 @@ def test_a_page_that_cannot_be_read_leaves_the_token_as_evidence(
 ) -> None:
     monkeypatch.setattr(health, "METRICS_SECONDS", 0.2 if answer is None else 20.0)
     with server(stay_silent if answer is None else respond(answer)) as port:
-        verdict = healthy(triton.address, Address(HOST, port), IN_TIME)
+        verdict = healthy(triton.endpoint, Address(HOST, port), IN_TIME)
     assert verdict.ok
     assert f"(no metrics (127.0.0.1:{port}" in verdict.reason
     assert ("doesn't answer within 0.2 s" in verdict.reason) == (answer is None)
@@ -193,6 +201,13 @@ def test_a_steps_age_is_taken_by_the_servers_own_clock(triton: FakeTriton) -> No
     assert _ask(triton).reason.startswith("one token in ")
 
 
+def test_a_step_in_the_future_is_no_evidence(triton: FakeTriton) -> None:
+    """The clocks disagree by an unknown amount: a dead process's last step would look recent for an hour."""
+    triton.step(ago=-3600)
+    triton.generate = _dead
+    assert not _ask(triton).ok
+
+
 def test_every_instance_needs_a_recent_step(triton: FakeTriton) -> None:
     triton.instances[SECOND] = Instance()
     triton.step(ago=1)
@@ -203,7 +218,7 @@ def test_every_instance_needs_a_recent_step(triton: FakeTriton) -> None:
     assert len(triton.asked) == asked
 
 
-def test_an_instance_that_hangs_is_unhealthy_though_another_one_answers_until_its_step_ends(triton: FakeTriton) -> None:
+def test_an_instance_that_hangs_is_unhealthy_though_another_one_answers(triton: FakeTriton) -> None:
     triton.instances[SECOND] = Instance(rows=2)
     triton.step(SECOND, ago=95)
     verdict = _ask(triton, SOON)
@@ -211,11 +226,15 @@ def test_an_instance_that_hangs_is_unhealthy_though_another_one_answers_until_it
     assert verdict.reason.startswith("one token in ")
     assert verdict.reason.endswith(f", and rows hang in {SECOND}, the last step was long ago")
 
+
+def test_an_instance_with_a_long_step_is_healthy_once_the_step_ends(triton: FakeTriton) -> None:
+    triton.instances[SECOND] = Instance(rows=2)
+    triton.step(SECOND, ago=95)
+
     def step_elsewhere(triton: FakeTriton) -> Answer:
         triton.step(SECOND)
         return triton.token()
 
-    triton.step(ago=95)
     triton.generate = step_elsewhere
     assert _ask(triton).ok
 
@@ -228,6 +247,6 @@ def test_an_unreachable_server_is_unhealthy_and_named(triton: FakeTriton, fault:
             "refused": Address(HOST, 65535),
             "hangs up": Address(HOST, port),
         }[fault]
-        verdict = healthy(address, triton.address, IN_TIME)
+        verdict = healthy(address, triton.metrics, IN_TIME)
     assert not verdict.ok
     assert f"{address} can't be asked: " in verdict.reason

@@ -9,19 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from triton_llama import health
-from triton_llama.health import Address, Limits, State, Verdict, healthy, live, main, read_state, ready
-from unit.peers import DEAD, NOT_LOADED, FakeTriton, fake_triton, refusal
+from triton_llama.health import Address, Limits, State, healthy, live, main, read_state, ready
+from unit.tritons import DEAD, NOT_LOADED, FakeTriton, fake_triton, refusal
 
 LIMITS = Limits(timeout=30.0)
 
 
 @pytest.fixture
-def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTriton]:
-    for name in ("TRITON_LLAMA_URL", "TRITON_STATE_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    # The fake has both on one port.
-    monkeypatch.setattr(health, "METRICS_PORT", health.HTTP_PORT)
+def triton() -> Iterator[FakeTriton]:
     with fake_triton() as one:
         yield one
 
@@ -31,63 +26,66 @@ def state_file(tmp_path: Path) -> Path:
     return tmp_path / "state.json"
 
 
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRITON_LLAMA_URL", "TRITON_STATE_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def _write(file: Path, state: str, reason: str = "") -> None:
     file.write_text(json.dumps({"state": state, "reason": reason, "since": time.time() - 12}))
 
 
-def _verdicts(triton: FakeTriton, state_file: Path | None = None, limits: Limits = LIMITS) -> list[Verdict]:
+def _all(triton: FakeTriton, state_file: Path | None, limits: Limits = LIMITS) -> tuple[bool, bool, bool]:
     """Whether the server is healthy, alive and ready."""
     verdicts = [
-        probe(triton.address, triton.address, limits, state_file=state_file) for probe in (healthy, live, ready)
+        probe(triton.endpoint, triton.metrics, limits, state_file=state_file) for probe in (healthy, live, ready)
     ]
     assert all("\n" not in verdict.reason for verdict in verdicts)
-    return verdicts
+    first, second, third = (verdict.ok for verdict in verdicts)
+    return first, second, third
 
 
-def _all(triton: FakeTriton, state_file: Path | None = None, limits: Limits = LIMITS) -> list[bool]:
-    return [verdict.ok for verdict in _verdicts(triton, state_file, limits)]
+@pytest.mark.parametrize("written", [None, "serving"])
+def test_a_serving_server_is_healthy_alive_and_ready(triton: FakeTriton, state_file: Path, written: str | None) -> None:
+    if written:
+        _write(state_file, written)
+    assert _all(triton, state_file) == (True, True, True)
 
 
-@pytest.mark.parametrize(
-    ("state", "model", "verdicts", "reason"),
-    [
-        ("none", "idle", "healthy alive ready", "one token in .*|a step .*"),
-        ("serving", "idle", "healthy alive ready", "one token in .*|a step .*"),
-        ("serving", "dead", "", "HTTP 400: .*"),
-        ("draining", "unloaded", "alive", r"draining for \d+ s: why"),
-        ("draining", "busy", "healthy alive", r"draining for \d+ s: why"),
-        ("starting", "busy", "healthy alive", r"starting for \d+ s: why"),
-        ("serving, announced", "busy", "healthy alive", r"draining for \d+ s: its end is announced"),
-        ("none, announced", "busy", "healthy alive", r"draining for \d+ s: its end is announced"),
-        ("failed, announced", "busy", "", r"failed for \d+ s: why"),
-    ],
-)
-def test_state_file_and_evidence_decide_whether_a_server_is_healthy_alive_and_ready(
-    triton: FakeTriton, state_file: Path, state: str, model: str, verdicts: str, reason: str
-) -> None:
-    name, _, announced = state.partition(", ")
-    if name != "none":
-        _write(state_file, name, "why")
-    if announced:
-        state_file.with_name("state.json.announced").touch()
-    if model == "busy":
-        triton.step()
-    elif model != "idle":
-        triton.generate = lambda _: refusal(*{"dead": DEAD, "unloaded": NOT_LOADED}[model])
-    found = dict(zip(("healthy", "alive", "ready"), _verdicts(triton, state_file), strict=True))
-    assert [name for name, verdict in found.items() if verdict.ok] == verdicts.split()
-    assert re.fullmatch(reason, found["ready"].reason)
+def test_a_draining_server_is_alive_and_not_ready(triton: FakeTriton, state_file: Path) -> None:
+    _write(state_file, "draining", "SIGTERM")
+    triton.generate = lambda _: refusal(*NOT_LOADED)
+    assert _all(triton, state_file) == (False, True, False)
+    verdict = ready(triton.endpoint, triton.metrics, LIMITS, state_file=state_file)
+    assert re.fullmatch(r"draining for \d+ s: SIGTERM", verdict.reason)
+    triton.step()
+    assert _all(triton, state_file) == (True, True, False)
 
 
-def test_a_server_that_does_not_listen_is_alive_only_if_the_state_file_says_that_it_starts(state_file: Path) -> None:
+def test_an_announced_shutdown_is_not_ready(triton: FakeTriton, state_file: Path) -> None:
+    _write(state_file, "serving")
+    announcement = state_file.with_name("state.json.announced")
+    announcement.touch()
+    assert _all(triton, state_file) == (True, True, False)
+    verdict = ready(triton.endpoint, triton.metrics, LIMITS, state_file=state_file)
+    assert re.fullmatch(r"draining for \d+ s: its end is announced", verdict.reason)
+    announcement.unlink()
+    assert _all(triton, state_file)[2]
+    state_file.unlink()
+    announcement.touch()
+    assert not _all(triton, state_file)[2], "announced without a state"
+
+
+def test_a_starting_server_is_alive_once_the_state_file_says_so(state_file: Path) -> None:
     """Triton doesn't listen before its models are loaded."""
     with fake_triton() as gone:
         pass
-    assert _all(gone, state_file) == [False, False, False]
+    assert _all(gone, state_file) == (False, False, False)
     _write(state_file, "starting", "the model is being loaded")
-    assert _all(gone, state_file) == [False, True, False]
-    reason = _verdicts(gone, state_file)[0].reason
-    assert re.search(r" \(starting for \d+ s: the model is being loaded\)$", reason)
+    assert _all(gone, state_file) == (False, True, False)
+    verdict = healthy(gone.endpoint, gone.metrics, LIMITS, state_file=state_file)
+    assert re.search(r" \(starting for \d+ s: the model is being loaded\)$", verdict.reason)
 
 
 @pytest.mark.parametrize(
@@ -104,22 +102,42 @@ def test_a_server_that_does_not_listen_is_alive_only_if_the_state_file_says_that
 def test_a_listening_server_without_its_model_is_alive(triton: FakeTriton, refused: tuple[int, str]) -> None:
     triton.generate = lambda _: refusal(*refused)
     triton.ready["/v2/models/llama/ready"] = 400
-    assert _all(triton) == [False, True, False]
+    assert _all(triton, None) == (False, True, False)
     assert len(triton.asked) == 2, "one request for each probe that needs a token"
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_dead_model_is_not_alive_whatever_triton_says_of_its_readiness(
+    triton: FakeTriton, state_file: Path, status: int
+) -> None:
+    _write(state_file, "serving")
+    triton.step(ago=95)
+    triton.generate = lambda _: refusal(*DEAD)
+    triton.ready["/v2/models/llama/ready"] = status
+    assert _all(triton, state_file) == (False, False, False)
 
 
 def test_a_hanging_model_is_not_alive(triton: FakeTriton) -> None:
     triton.step(ago=95)
     triton.generate = FakeTriton.hang
-    assert _all(triton, limits=Limits(timeout=0.3)) == [False, False, False]
+    assert _all(triton, None, Limits(timeout=0.3)) == (False, False, False)
+
+
+def test_a_failed_server_is_not_alive_despite_a_recent_step(triton: FakeTriton, state_file: Path) -> None:
+    _write(state_file, "failed", "the model's process is gone")
+    state_file.with_name("state.json.announced").touch()
+    triton.step()
+    assert _all(triton, state_file) == (False, False, False)
+    verdict = live(triton.endpoint, triton.metrics, LIMITS, state_file=state_file)
+    assert re.fullmatch(r"failed for \d+ s: the model's process is gone", verdict.reason)
 
 
 @pytest.mark.parametrize("path", ["/v2/health/ready", "/v2/models/llama/ready"])
 def test_a_server_that_triton_calls_unready_is_not_ready(triton: FakeTriton, path: str) -> None:
     triton.ready[path] = 400
     triton.step()
-    assert _all(triton) == [True, True, False]
-    assert _verdicts(triton)[2].reason == f"{triton.address}{path} says HTTP 400"
+    assert _all(triton, None) == (True, True, False)
+    assert ready(triton.endpoint, triton.metrics, LIMITS).reason == f"{triton.endpoint}{path} says HTTP 400"
 
 
 @pytest.mark.parametrize(
@@ -133,8 +151,9 @@ def test_an_unreadable_state_file_is_alive_and_not_ready(
         state_file.mkdir()
     else:
         state_file.write_bytes(content)
-    assert _all(triton, state_file) == [True, True, False]
-    assert _verdicts(triton, state_file)[2].reason.startswith(f"unreadable for 0 s: {state_file}")
+    assert _all(triton, state_file) == (True, True, False)
+    reason = ready(triton.endpoint, triton.metrics, LIMITS, state_file=state_file).reason
+    assert reason.startswith(f"unreadable for 0 s: {state_file}")
 
 
 def test_a_state_says_since_when_and_a_missing_file_is_no_state(state_file: Path) -> None:
@@ -150,12 +169,12 @@ def test_each_question_prints_one_line_and_exits_with_0_or_1(
     triton: FakeTriton, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], yes: str, no: str
 ) -> None:
     triton.step()
-    assert main(["--url", str(triton.address), *flags]) == 0
+    assert main(["--url", str(triton.endpoint), *flags]) == 0
     assert re.fullmatch(rf"{yes}: a step [0-9.]+ s ago\n", capsys.readouterr().out)
-    assert triton.asked == [], "the metrics are found by the endpoint"
+    assert triton.asked == [], "the metrics are found two ports above the endpoint"
     triton.step(ago=95)
     triton.generate = lambda _: refusal(*DEAD)
-    assert main(["--url", str(triton.address), *flags]) == 1
+    assert main(["--url", str(triton.endpoint), *flags]) == 1
     assert re.fullmatch(rf"{no}: HTTP 400: .*\n", capsys.readouterr().out)
 
 
@@ -163,26 +182,27 @@ def test_no_metrics_asks_for_a_token_and_step_age_extends_the_evidence(
     triton: FakeTriton, capsys: pytest.CaptureFixture[str]
 ) -> None:
     triton.step()
-    assert main(["--url", str(triton.address), "--no-metrics"]) == 0
+    assert main(["--url", str(triton.endpoint), "--no-metrics"]) == 0
     assert capsys.readouterr().out.startswith("healthy: one token ")
     triton.step(ago=95)
-    assert main(["--url", str(triton.address), f"--metrics-url={triton.address}", "--step-age", "1000"]) == 0
+    assert main(["--url", str(triton.endpoint), f"--metrics-url={triton.metrics}", "--step-age", "1000"]) == 0
     assert capsys.readouterr().out.startswith("healthy: a step ")
 
 
 def test_options_override_the_environment(
-    triton: FakeTriton, state_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    triton: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     triton.step()
-    _write(state_file, "failed", "no GPU")
-    monkeypatch.setenv("TRITON_LLAMA_URL", str(triton.address))
+    state_file = tmp_path / "state.json"
+    state_file.write_text('{"state": "failed", "reason": "no GPU", "since": 1}')
+    monkeypatch.setenv("TRITON_LLAMA_URL", str(triton.endpoint))
     monkeypatch.setenv("TRITON_STATE_FILE", str(state_file))
     assert main([]) == 1
     assert "no GPU" in capsys.readouterr().out
     monkeypatch.setenv("TRITON_LLAMA_URL", "grpc://x")
-    assert main(["--url", str(triton.address), "--state-file", str(state_file.with_name("none"))]) == 0
+    assert main(["--url", str(triton.endpoint), "--state-file", str(tmp_path / "none")]) == 0
     monkeypatch.setenv("TRITON_STATE_FILE", "")
-    assert main(["--url", str(triton.address)]) == 0
+    assert main(["--url", str(triton.endpoint)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -215,6 +235,7 @@ def test_wrong_use_is_one_line_on_stderr_and_exit_code_2(
         ("llama", Address("llama", 8000)),
         ("llama:9000", Address("llama", 9000)),
         ("http://llama:9000/", Address("llama", 9000)),
+        ("127.0.0.1:80", Address("127.0.0.1", 80)),
         ("[::1]:80", Address("::1", 80)),
         ("[::1]", Address("::1", 8000)),
     ],

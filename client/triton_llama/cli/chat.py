@@ -79,8 +79,7 @@ def chat(
             raise ValueError(f"--max-tokens is {reserve}, must be less than the context of {longest}")
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from error
-    with connect() as client:
-        check_streaming(client)
+    check_streaming(connect)
     with click.open_file("-", "w", encoding="utf-8") as target:
         return _talk(connect, Conversation(template, system, longest, reserve), params, target)
 

@@ -15,7 +15,7 @@ from triton_llama.base_client import Outcome
 from triton_llama.cli.options import Connect, include_prompt_option, sampling_options, server_options
 from triton_llama.cli.output import as_json, exit_code, on_one_line, report
 from triton_llama.cli.prompts import Job, read_jobs, read_prompt
-from triton_llama.client import LlamaClient
+from triton_llama.completion import CompletionStream
 from triton_llama.errors import RejectedInputError, ServerError, TritonLlamaError
 from triton_llama.sampling_params import SamplingParams
 
@@ -78,15 +78,16 @@ def _generate_one(
 ) -> None:
     with connect() as client, click.open_file(output, "w", encoding="utf-8", lazy=True) as target:
         if streamed:
-            _stream(client, prompt, params, target, json_lines)
+            _stream(connect, client.stream(prompt, params), target, json_lines)
         else:
             completion = client.generate(prompt, params)
             _write(target, as_json(asdict(completion)) if json_lines else completion.text)
 
 
-def check_streaming(client: LlamaClient) -> None:
+def check_streaming(connect: Connect) -> None:
     """Check that the server can stream; raises TritonLlamaError if it can't, or isn't ready."""
-    status = client.status()
+    with connect() as client:
+        status = client.status()
     if status.config is None:
         raise ServerError(f"the model {status.model} is not ready on {status.url}")
     if not status.config.decoupled:
@@ -96,8 +97,8 @@ def check_streaming(client: LlamaClient) -> None:
         )
 
 
-def _stream(client: LlamaClient, prompt: str, params: SamplingParams, target: IO[str], json_lines: bool) -> None:
-    with client.stream(prompt, params) as stream:
+def _stream(connect: Connect, stream: CompletionStream, target: IO[str], json_lines: bool) -> None:
+    with stream:
         try:
             for piece in stream:
                 fields = {**asdict(piece), "request_id": stream.request_id, "seed": stream.seed}
@@ -105,7 +106,7 @@ def _stream(client: LlamaClient, prompt: str, params: SamplingParams, target: IO
                 target.flush()
         except RejectedInputError:
             # If the server refuses streams, that is the better message.
-            check_streaming(client)
+            check_streaming(connect)
             raise
         finally:
             if not json_lines and stream.text:
@@ -146,13 +147,14 @@ def _generate_many(
 
 def _write_outcome(target: IO[str], line: int, outcome: Outcome, json_lines: bool) -> int:
     """Write a line, and return its exit code."""
-    if not isinstance(outcome, TritonLlamaError):
-        _write(target, as_json({"line": line, **asdict(outcome)}) if json_lines else on_one_line(outcome.text))
-        return 0
-    report(f"line {line}: {outcome}")
-    error = {"type": type(outcome).__name__, "message": str(outcome)}
-    _write(target, as_json({"line": line, "error": error}) if json_lines else "")
-    return exit_code(outcome)
+    if isinstance(outcome, TritonLlamaError):
+        report(f"line {line}: {outcome}")
+        fields: dict[str, object] = {"error": {"type": type(outcome).__name__, "message": str(outcome)}}
+        text = ""
+    else:
+        fields, text = asdict(outcome), on_one_line(outcome.text)
+    _write(target, as_json({"line": line, **fields}) if json_lines else text)
+    return exit_code(outcome) if isinstance(outcome, TritonLlamaError) else 0
 
 
 def _write(target: IO[str], line: str) -> None:

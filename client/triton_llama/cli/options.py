@@ -6,7 +6,7 @@ The bounds in the help are the server's, which checks them; the command line doe
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, reduce, wraps
+from functools import partial, wraps
 from typing import cast
 
 import click
@@ -70,7 +70,7 @@ def server_options(command: Command) -> Command:
         connect = partial(LlamaClient, address, protocol, model, timeout=timeout, connect_timeout=connect_timeout)
         return command(connect=connect, **others)
 
-    return reduce(lambda wrapped, option: option(wrapped), reversed(_SERVER), with_server)
+    return _with(_SERVER, with_server)
 
 
 def sampling_options(command: Command) -> Command:
@@ -89,4 +89,10 @@ def sampling_options(command: Command) -> Command:
         base = SamplingParams.from_checkpoint() if from_checkpoint else SamplingParams()
         return command(params=base.with_options(**cast("SamplingOptions", given)), **options)
 
-    return reduce(lambda wrapped, option: option(wrapped), reversed(_SAMPLING), with_params)
+    return _with(_SAMPLING, with_params)
+
+
+def _with(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from collections.abc import Mapping
 
 import click
 
@@ -19,7 +19,6 @@ OTHER = 1
 USAGE = 2
 SERVER_ERROR = 7
 INTERRUPTED = 130
-as_json = partial(json.dumps, ensure_ascii=False)
 _EXIT_CODES = {LlamaConnectionError: 3, LlamaTimeoutError: 4, RejectedInputError: 5, OverloadedError: 6}
 
 
@@ -31,6 +30,11 @@ def exit_code(error: TritonLlamaError) -> int:
 def report(message: str) -> None:
     """Write an error to stderr, in one line."""
     click.echo(f"triton-llama: error: {' '.join(message.split())}", err=True)
+
+
+def as_json(fields: Mapping[str, object]) -> str:
+    """Return fields as one line of JSON."""
+    return json.dumps(fields, ensure_ascii=False)
 
 
 def on_one_line(text: str) -> str:

@@ -16,9 +16,10 @@ _FIELDS = frozenset(field.name for field in fields(SamplingParams))
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt of a file; lines count from 1."""
+    """One prompt of a file."""
 
     line: int
+    """Its line, from 1."""
     prompt: str
     params: SamplingParams
 

@@ -1,0 +1,134 @@
+"""Streams of both clients as one function, and servers that stream over either protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+from triton_llama import AsyncLlamaClient, Completion, LlamaClient, Piece, TritonLlamaError
+from triton_llama.endpoint import Protocol
+from tritonclient.grpc.service_pb2 import ModelInferRequest
+from unit.grpc_peers import Responses, grpc_server, response
+from unit.peers import HOST, receive_request, send_chunk, send_head, server
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """The pieces of a stream, and its end."""
+
+    pieces: list[Piece]
+    outcome: Completion | TritonLlamaError
+
+    @property
+    def texts(self) -> list[str]:
+        return [piece.text for piece in self.pieces]
+
+
+OnPiece = Callable[[Piece], object]
+Stream = Callable[..., Streamed]
+
+
+def stream(port: int, protocol: Protocol, *, timeout: float = 20.0, on_piece: OnPiece = str) -> Streamed:
+    """Stream with the synchronous client; `on_piece` is called with each piece."""
+    pieces: list[Piece] = []
+    with LlamaClient(f"{HOST}:{port}", protocol, timeout=timeout) as client:
+        try:
+            with client.stream("def") as running:
+                for piece in running:
+                    pieces.append(piece)
+                    on_piece(piece)
+        except TritonLlamaError as error:
+            assert running.text == "".join(piece.text for piece in pieces)
+            return Streamed(pieces, error)
+        return Streamed(pieces, running.completion)
+
+
+def stream_async(port: int, protocol: Protocol, *, timeout: float = 20.0, on_piece: OnPiece = str) -> Streamed:
+    """Stream with the asyncio client."""
+
+    async def run() -> Streamed:
+        pieces: list[Piece] = []
+        async with AsyncLlamaClient(f"{HOST}:{port}", protocol, timeout=timeout) as client:
+            try:
+                async with client.stream("def") as running:
+                    async for piece in running:
+                        pieces.append(piece)
+                        on_piece(piece)
+            except TritonLlamaError as error:
+                assert running.text == "".join(piece.text for piece in pieces)
+                return Streamed(pieces, error)
+            return Streamed(pieces, running.completion)
+
+    return asyncio.run(run())
+
+
+both_clients = pytest.mark.parametrize("stream", [stream, stream_async], ids=["sync", "async"])
+both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
+
+
+def event(text: str, reason: str = "", *, prompt_tokens: int = 0, tokens: int = 1) -> bytes:
+    """A piece as Triton's event."""
+    fields = {
+        "text_output": text,
+        "finish_reason": reason,
+        "num_input_tokens": prompt_tokens,
+        "num_output_tokens": tokens,
+        "model_name": "llama",
+    }
+    return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\n\n"
+
+
+@dataclass
+class StreamServer:
+    """A server that streams. begun: it has sent its pieces. left: the client has cancelled or closed."""
+
+    port: int = 0
+    begun: threading.Event = field(default_factory=threading.Event)
+    left: threading.Event = field(default_factory=threading.Event)
+
+
+@contextmanager
+def stream_server(
+    protocol: Protocol, *texts: str, last: str | None = None, after_each: Callable[[], object] = str
+) -> Iterator[StreamServer]:
+    """Answer with a piece for each text; then with `last`, which ends the stream, or with nothing until `left`."""
+    state = StreamServer()
+
+    def over_http(connection: socket.socket) -> None:
+        while receive_request(connection):
+            send_head(connection)
+            for text in texts:
+                send_chunk(connection, event(text))
+                after_each()
+            state.begun.set()
+            if last is None:
+                try:
+                    connection.recv(1)
+                finally:
+                    # Either the end of the connection or its reset.
+                    state.left.set()
+                return
+            send_chunk(connection, event(last, "length", prompt_tokens=3, tokens=2))
+            send_chunk(connection, b"")
+
+    def over_grpc(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
+        context.add_callback(state.left.set)
+        for text in texts:
+            yield response(text)
+            after_each()
+        state.begun.set()
+        if last is None:
+            assert state.left.wait(20)
+        else:
+            yield response(last, "length", prompt_tokens=3, tokens=2)
+
+    with server(over_http) if protocol == "http" else grpc_server(over_grpc) as port:
+        state.port = port
+        yield state

@@ -1,26 +1,78 @@
-"""The two clients: `AsyncLlamaClient`, and `LlamaClient`, whose event loop has a thread of its own."""
+"""The synchronous client: one prompt or a list in, completions out. A transport speaks the protocol."""
 
 from __future__ import annotations
 
-import asyncio
-import weakref
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
-from threading import Lock, Thread
-from typing import Self, TypeVar, Unpack
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
-from triton_llama.base_client import BaseClient, Outcome
-from triton_llama.completion import AsyncCompletionStream, Completion, CompletionStream
-from triton_llama.endpoint import Endpoint
-from triton_llama.errors import LlamaConnectionError
-from triton_llama.sampling_params import Options, SamplingParams
+from triton_llama import endpoint
+from triton_llama.completion import Completion, CompletionStream
+from triton_llama.endpoint import Endpoint, Limits, check_headers
+from triton_llama.errors import TritonLlamaError
+from triton_llama.many import ManyRequests
+from triton_llama.sampling_params import Options, SamplingOptions, SamplingParams
 from triton_llama.status import ServerStatus
+from triton_llama.tensors import PreparedRequest, prepare
 
-T = TypeVar("T")
-Awaited = Coroutine[object, object, T]
+if TYPE_CHECKING:
+    from triton_llama.grpc_transport import GrpcTransport
+    from triton_llama.http_transport import HttpTransport
+
+Prompts = list[str] | tuple[str, ...]
+TransportT = TypeVar("TransportT")
 
 
-class LlamaClient(BaseClient[Completion, list[Completion], list[Outcome], ServerStatus]):
+class BaseClient(Generic[TransportT]):
+    """The arguments of both clients."""
+
+    def __init__(
+        self,
+        url: str,
+        protocol: endpoint.Protocol = "http",
+        model: str = "llama",
+        *,
+        timeout: float = 60.0,
+        connect_timeout: float = 5.0,
+        concurrency: int = 32,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Check the arguments; the first request connects.
+
+        Args:
+            url: `HOST:PORT`, or with a scheme: `http://`, `https://`, `grpc://`, `grpcs://`.
+            protocol: `http` or `grpc`.
+            model: the model's name in the repository.
+            timeout: seconds for one request, from connecting to the last byte; for a stream, to its last piece, the
+                caller's own time between pieces included. After it, the request is cancelled on the server, except one
+                over HTTP that isn't a stream: the server completes its text.
+            connect_timeout: seconds of it for making a connection.
+            concurrency: requests of one list of prompts in flight at most; the number of streams is unlimited.
+            headers: sent with every request (an `Authorization` for a gateway, say).
+
+        Raises:
+            ValueError: a malformed URL, an unknown protocol, a timeout or concurrency that isn't positive, a header
+                that the protocol can't carry.
+        """
+        self.endpoint = Endpoint.parse(url, protocol)
+        self.model = model
+        self._limits = Limits(timeout, connect_timeout, concurrency)
+        self._transport = self._open(connect_timeout, check_headers(headers or {}, protocol))
+        # Set at the first refusal of a streaming (decoupled) model. Streams take every model, but over HTTP they carry
+        # no status for errors, so they aren't the first choice.
+        self._decoupled = False
+
+    def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> TransportT:
+        raise NotImplementedError
+
+    def _choose(
+        self, params: SamplingParams | None, timeout: float | None = None, **sampling: Unpack[SamplingOptions]
+    ) -> tuple[SamplingParams, float]:
+        """Return the parameters and the timeout of one request."""
+        return (params or SamplingParams()).with_options(**sampling), self._limits.request_timeout(timeout)
+
+
+class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
     """A client of one model on one server; threads may share it.
 
         with LlamaClient("localhost:8000") as client:
@@ -29,11 +81,61 @@ class LlamaClient(BaseClient[Completion, list[Completion], list[Outcome], Server
     It never retries. Create it after a fork, not before: processes can't share connections.
     """
 
-    def _opened(self) -> None:
-        self._loop = LoopThread(self.endpoint, self._transport.close)
+    @overload
+    def generate(self, prompt: str, params: SamplingParams | None = None, **options: Unpack[Options]) -> Completion: ...
 
-    def _run(self, request: Awaited[T]) -> T:
-        return self._loop.run(request)
+    @overload
+    def generate(
+        self,
+        prompt: Prompts,
+        params: SamplingParams | None = None,
+        *,
+        return_exceptions: Literal[False] = False,
+        **options: Unpack[Options],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompts,
+        params: SamplingParams | None = None,
+        *,
+        return_exceptions: Literal[True],
+        **options: Unpack[Options],
+    ) -> list[Completion | TritonLlamaError]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        params: SamplingParams | None = None,
+        *,
+        return_exceptions: bool = False,
+        **options: Unpack[Options],
+    ) -> Completion | list[Completion] | list[Completion | TritonLlamaError]:
+        """Complete a prompt, or each prompt of a list.
+
+        A list is sent as one request for each prompt, `concurrency` of them at a time, so that Triton forms the
+        batches; the completions are in the order of the prompts.
+
+        Args:
+            prompt: one prompt, or a list or tuple of them.
+            params: how to sample; default `SamplingParams()`.
+            return_exceptions: with a list, put a failed prompt's error in its place and go on. Otherwise a failure
+                stops the sending, and once no request is in flight the first failed prompt's error is raised, with its
+                `prompt_index`.
+            **options: fields of `SamplingParams`, over those of `params`; and `timeout`, seconds for each request, in
+                place of the client's.
+
+        Raises:
+            TritonLlamaError: `triton_llama.errors` lists which.
+        """
+        chosen, seconds = self._choose(params, **options)
+        if isinstance(prompt, str):
+            return self._infer(prepare(prompt, chosen), seconds)
+        many = ManyRequests(prompt, chosen, keep_errors=return_exceptions)
+        self._run(many, seconds)
+        outcomes = many.outcomes()
+        return outcomes if return_exceptions else cast("list[Completion]", outcomes)
 
     def stream(self, prompt: str, params: SamplingParams | None = None, **options: Unpack[Options]) -> CompletionStream:
         """Complete a prompt piece by piece, as the server generates it; it must serve the config `streaming`.
@@ -49,11 +151,24 @@ class LlamaClient(BaseClient[Completion, list[Completion], list[Outcome], Server
             RejectedInputError: a value no tensor can hold. The stream raises all other errors of `generate`, before its
                 first piece or after any. A stream that ends without an error is complete.
         """
-        return CompletionStream(*self._stream(prompt, params, options), self._loop)
+        chosen, seconds = self._choose(params, **options)
+        request = prepare(prompt, chosen, stream=True)
+        return CompletionStream(self._transport.stream(self.model, request, seconds), request)
+
+    def status(self, *, timeout: float | None = None) -> ServerStatus:
+        """Ask for the state of the server, of the model, and for its live configuration.
+
+        `timeout` is for each of the five questions, in seconds. A server that is up but not ready is an answer, not an
+        error.
+
+        Raises:
+            TritonLlamaError: no server answers there.
+        """
+        return self._transport.status(self.model, self._limits.request_timeout(timeout))
 
     def close(self) -> None:
         """Close the connections; requests and streams in flight in other threads end with a LlamaConnectionError."""
-        self._loop.close()
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -61,93 +176,44 @@ class LlamaClient(BaseClient[Completion, list[Completion], list[Outcome], Server
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _infer(self, request: PreparedRequest, timeout: float) -> Completion:
+        if not self._decoupled:
+            completion = self._transport.infer(self.model, request, timeout)
+            if completion is not None:
+                return completion
+            self._decoupled = True
+        with CompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
+            for _ in stream:
+                pass
+        return stream.completion
 
-class AsyncLlamaClient(
-    BaseClient[Awaited[Completion], Awaited[list[Completion]], Awaited[list[Outcome]], Awaited[ServerStatus]]
-):
-    """`LlamaClient` in asyncio, for the event loop in which it sends its first request.
-
-        async with AsyncLlamaClient("localhost:8000") as client:
-            print((await client.generate("A list comprehension", max_tokens=40)).text)
-
-    Cancelling a task ends its request; over gRPC, and for every stream, the server cancels it too.
-    """
-
-    def _run(self, request: Awaited[T]) -> Awaited[T]:
-        return request
-
-    def stream(
-        self, prompt: str, params: SamplingParams | None = None, **options: Unpack[Options]
-    ) -> AsyncCompletionStream:
-        """Complete a prompt piece by piece, as `LlamaClient.stream` does."""
-        return AsyncCompletionStream(*self._stream(prompt, params, options))
-
-    async def close(self) -> None:
-        """Close the connections; streams in other tasks end with a LlamaConnectionError."""
-        await self._transport.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-
-class LoopThread:
-    """An event loop in a thread; both start with the first request, and await `end` before they end."""
-
-    def __init__(self, endpoint: Endpoint, end: Callable[[], Awaited[None]]) -> None:
-        self._endpoint = endpoint
-        self._end = end
-        self._lock = Lock()
-        self._thread: Thread | None = None
-        self._closed = False
-
-    def run(self, coroutine: Awaited[T], *, begun: bool = False) -> T:
-        """Run a coroutine in the loop and return its result; an exception here, such as Ctrl-C, cancels it.
-
-        Raises:
-            LlamaConnectionError: `close` was called meanwhile or, if the request has `begun` already, before.
-            RuntimeError: `close` was called before.
-        """
-        with self._lock:
-            if self._closed:
-                coroutine.close()
-                raise self._aborted() if begun else RuntimeError("the client is closed")
-            if self._thread is None:
-                self._start()
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def _run(self, many: ManyRequests, timeout: float) -> None:
+        workers = min(len(many), self._limits.concurrency)
+        if not workers:
+            return
+        executor = ThreadPoolExecutor(workers, thread_name_prefix="triton-llama")
         try:
-            return future.result()
-        except CancelledError as error:
-            raise self._aborted() from error
+            for future in [executor.submit(self._work, many, timeout) for _ in range(workers)]:
+                future.result()
         finally:
-            future.cancel()
+            # After Ctrl-C, don't wait for requests in flight: closing the client ends them.
+            many.stop()
+            executor.shutdown(wait=False)
 
-    def close(self) -> None:
-        """Abort what runs, and end the thread."""
-        with self._lock:
-            self._closed = True
-        if self._thread is not None:
-            self._stop()
-            self._thread.join()
+    def _work(self, many: ManyRequests, timeout: float) -> None:
+        while (next_one := many.take()) is not None:
+            index, request = next_one
+            try:
+                many.record(index, self._infer(request, timeout))
+            except TritonLlamaError as error:
+                many.record(index, error)
 
-    def _start(self) -> None:
-        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-        # Without a reference to this object, so that a client that isn't closed ends its thread when it is collected.
-        self._thread = Thread(target=asyncio.run, args=(_serve(started, self._end),), name="triton-llama", daemon=True)
-        self._thread.start()
-        self._loop, stop = started.result()
-        self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, stop.set)
+    def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> HttpTransport | GrpcTransport:
+        # Imported here: each brings a large library, and a client needs one of them.
+        if self.endpoint.protocol == "grpc":
+            from triton_llama.grpc_transport import GrpcTransport
 
-    def _aborted(self) -> LlamaConnectionError:
-        return LlamaConnectionError(f"no connection to {self._endpoint}: the client was closed")
+            return GrpcTransport(self.endpoint, connect_timeout, headers)
+        from triton_llama.http_transport import HttpTransport
 
-
-async def _serve(
-    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]], end: Callable[[], Awaited[None]]
-) -> None:
-    stop = asyncio.Event()
-    started.set_result((asyncio.get_running_loop(), stop))
-    await stop.wait()
-    await end()
+        return HttpTransport(self.endpoint, connect_timeout, headers)

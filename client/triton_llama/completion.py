@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from triton_llama.errors import LlamaConnectionError, ServerError
+from triton_llama.errors import ServerError
 
 if TYPE_CHECKING:
-    from triton_llama.client import LoopThread
     from triton_llama.tensors import PreparedRequest
 
 
@@ -50,21 +48,41 @@ class Piece:
         return self.text
 
 
-class _Stream:
-    """What is known of a stream so far."""
+class _Joined:
+    """The pieces so far."""
 
-    def __init__(self, pieces: AsyncGenerator[Piece, None], request: PreparedRequest) -> None:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.num_output_tokens = 0
+        self.last: Piece | None = None
+
+    def add(self, piece: Piece) -> Piece:
+        if self.last is not None:
+            raise ServerError(f"the server sent a piece after the one with finish_reason {self.last.finish_reason!r}")
+        self.texts.append(piece.text)
+        self.num_output_tokens += piece.num_output_tokens
+        if piece.finish_reason:
+            self.last = piece
+        return piece
+
+    def end(self) -> None:
+        # Without a last piece the text may be cut off anywhere.
+        if self.last is None:
+            raise ServerError(f"the stream ended after {len(self.texts)} pieces without a finish_reason")
+
+
+class _Stream:
+    def __init__(self, request: PreparedRequest) -> None:
         self.request_id = request.request_id
         """The request's id, in the server's log too."""
         self.seed = request.seed
         """The seed sent: with it the same request gives the same text."""
-        self._taken: list[Piece] = []
-        self._pieces = _checked(pieces, self._taken)
+        self._joined = _Joined()
 
     @property
     def text(self) -> str:
         """The text so far; complete once the stream has ended."""
-        return "".join(piece.text for piece in self._taken)
+        return "".join(self._joined.texts)
 
     @property
     def completion(self) -> Completion:
@@ -73,14 +91,52 @@ class _Stream:
         Raises:
             RuntimeError: the last piece hasn't come, or the stream was closed before it.
         """
-        if not _is_complete(self._taken):
+        last = self._joined.last
+        if last is None:
             raise RuntimeError("a stream has no completion before its last piece")
-        last, tokens = self._taken[-1], sum(piece.num_output_tokens for piece in self._taken)
-        return Completion(self.text, last.finish_reason, last.num_input_tokens, tokens, self.request_id, self.seed)
+        tokens = last.num_input_tokens, self._joined.num_output_tokens
+        return Completion(self.text, last.finish_reason, *tokens, self.request_id, self.seed)
+
+
+class CompletionStream(_Stream):
+    """An iterator over the pieces of one completion, for one thread.
+
+        with client.stream("A list comprehension", max_tokens=40) as stream:
+            for piece in stream:
+                print(piece.text, end="", flush=True)
+        print(stream.completion.finish_reason)
+
+    The first `next` sends the request. Leaving the `with` block before the last piece cancels the request on the
+    server; so does `close`, and dropping the last reference to the stream.
+    """
+
+    def __init__(self, pieces: Generator[Piece, None, None], request: PreparedRequest) -> None:
+        super().__init__(request)
+        self._pieces = _checked(pieces, self._joined)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Take no more pieces; unless the last one has come, cancel the request on the server."""
+        self._pieces.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class AsyncCompletionStream(_Stream):
     """`CompletionStream` in asyncio: `async with`, `async for`, `await stream.close()`."""
+
+    def __init__(self, pieces: AsyncGenerator[Piece, None], request: PreparedRequest) -> None:
+        super().__init__(request)
+        self._pieces = _checked_async(pieces, self._joined)
 
     def __aiter__(self) -> Self:
         return self
@@ -99,63 +155,17 @@ class AsyncCompletionStream(_Stream):
         await self.close()
 
 
-class CompletionStream(_Stream):
-    """An iterator over the pieces of one completion, for one thread.
-
-    The first `next` sends the request. Leaving the `with` block before the last piece cancels the request on the
-    server; so does `close`, and dropping the last reference to the stream.
-    """
-
-    def __init__(self, pieces: AsyncGenerator[Piece, None], request: PreparedRequest, loop: LoopThread) -> None:
-        super().__init__(pieces, request)
-        self._loop = loop
-        # After Ctrl-C in `next`, the loop is still cancelling it when `close` is called.
-        self._lock = asyncio.Lock()
-
-    def close(self) -> None:
-        """Take no more pieces; unless the last one has come, cancel the request on the server."""
-        # Closing the client has cancelled it.
-        with suppress(LlamaConnectionError):
-            self._loop.run(self._close(), begun=True)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Piece:
-        piece = self._loop.run(self._next(), begun=bool(self._taken))
-        if piece is None:
-            raise StopIteration
-        return piece
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    async def _next(self) -> Piece | None:
-        async with self._lock:
-            return await anext(self._pieces, None)
-
-    async def _close(self) -> None:
-        async with self._lock:
-            await self._pieces.aclose()
-
-
-# A function, not a method: a generator that refers to its stream would keep an abandoned one, and its request, alive
+# Functions, not methods: a generator that refers to its stream would keep an abandoned one, and its request, alive
 # until the next run of the garbage collector.
-async def _checked(pieces: AsyncGenerator[Piece, None], taken: list[Piece]) -> AsyncGenerator[Piece, None]:
+def _checked(pieces: Generator[Piece, None, None], joined: _Joined) -> Generator[Piece, None, None]:
+    with closing(pieces):
+        for piece in pieces:
+            yield joined.add(piece)
+    joined.end()
+
+
+async def _checked_async(pieces: AsyncGenerator[Piece, None], joined: _Joined) -> AsyncGenerator[Piece, None]:
     async with aclosing(pieces):
         async for piece in pieces:
-            if _is_complete(taken):
-                reason = taken[-1].finish_reason
-                raise ServerError(f"the server sent a piece after the one with finish_reason {reason!r}")
-            taken.append(piece)
-            yield piece
-    # Without a last piece the text may be cut off anywhere.
-    if not _is_complete(taken):
-        raise ServerError(f"the stream ended after {len(taken)} pieces without a finish_reason")
-
-
-def _is_complete(taken: list[Piece]) -> bool:
-    return bool(taken and taken[-1].finish_reason)
+            yield joined.add(piece)
+    joined.end()

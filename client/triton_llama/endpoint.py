@@ -1,4 +1,4 @@
-"""A server's address, parsed from a URL, and checks of the client's timeouts and headers."""
+"""A server's address, parsed from a URL, and the client's limits and headers; all check their values."""
 
 from __future__ import annotations
 
@@ -63,6 +63,32 @@ class Endpoint:
         return f"{self.protocol}{'s' if self.tls else ''}://{self.authority}{self.base_path}"
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Timeouts in seconds, and the requests of one list of prompts in flight at most.
+
+    Raises:
+        ValueError: a value isn't positive and finite.
+    """
+
+    timeout: float
+    connect_timeout: float
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        _check_seconds("timeout", self.timeout)
+        _check_seconds("connect_timeout", self.connect_timeout)
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}, must be at least 1")
+
+    def request_timeout(self, timeout: float | None) -> float:
+        """Return the timeout of one request: its own, or else the client's."""
+        if timeout is None:
+            return self.timeout
+        _check_seconds("timeout", timeout)
+        return timeout
+
+
 def check_headers(headers: Mapping[str, str], protocol: Protocol) -> dict[str, str]:
     """Return headers without the blanks around their values.
 
@@ -79,8 +105,6 @@ def check_headers(headers: Mapping[str, str], protocol: Protocol) -> dict[str, s
     return {name: value.strip(" \t") for name, value in headers.items()}
 
 
-def check_seconds(name: str, seconds: float) -> float:
-    """Return a timeout; raises ValueError if it isn't positive and finite."""
+def _check_seconds(name: str, seconds: float) -> None:
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"{name} is {seconds}, must be a positive number of seconds")
-    return seconds

@@ -25,10 +25,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import mktime_tz, parsedate_tz
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 from urllib.parse import quote
@@ -37,6 +36,8 @@ HTTP_PORT = 8000
 METRICS_PORT = 8002
 MODEL = "llama"
 
+DEFAULT_TIMEOUT = 20.0
+DEFAULT_STEP_AGE = 30.0
 METRICS_SECONDS = 2.0
 """Timeout of the metrics page; a thread of tritonserver that does nothing else serves it."""
 PAUSE_SECONDS = 1.0
@@ -55,7 +56,11 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, default_port: int) -> Address:
-        """Parse `HOST`, `HOST:PORT` or `http://HOST:PORT`, IPv6 in brackets; raises ValueError for any other form."""
+        """Parse `HOST`, `HOST:PORT` or `http://HOST:PORT`; an IPv6 address needs brackets.
+
+        Raises:
+            ValueError: another form, or a port outside 1 ... 65535.
+        """
         match = re.fullmatch(r"(?:http://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?/?", text)
         if match is None:
             raise ValueError(f"{text!r} is no address; it must be HOST:PORT, of the server itself, in plain HTTP")
@@ -73,15 +78,22 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Limits(NamedTuple):
+class Limits:
     """timeout: seconds to wait for a token. step_age: maximum age in seconds of a step that counts as evidence.
 
     Choose a timeout above the duration of the longest step (on a CPU, the prefill of a long prompt can take many
     seconds); a shorter one declares a slow server dead.
+
+    Raises:
+        ValueError: a value isn't a positive finite number.
     """
 
-    timeout: float = 20.0
-    step_age: float = 30.0
+    def __init__(self, timeout: float = DEFAULT_TIMEOUT, step_age: float = DEFAULT_STEP_AGE) -> None:
+        for name, seconds in (("timeout", timeout), ("step_age", step_age)):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"{name} is {seconds}; it must be a positive number of seconds")
+        self.timeout = timeout
+        self.step_age = step_age
 
 
 class Verdict(NamedTuple):
@@ -124,8 +136,12 @@ def exchange(
 ) -> Response:
     """Send one request (`body` as JSON) and read the whole response within `seconds`.
 
-    Each exchange opens and closes its own connection: Triton waits for idle connections when it shuts down. Raises
-    NoAnswerError if the address is unreachable or doesn't speak HTTP, or one of its subclasses.
+    Each exchange opens and closes its own connection: Triton waits for idle connections when it shuts down.
+
+    Raises:
+        AnswerTimeoutError: it took longer.
+        NoListenerError: the connection was refused.
+        NoAnswerError: the address is unreachable or doesn't speak HTTP.
     """
     deadline = time.monotonic() + seconds
     # Not urllib, which would use a container's HTTP_PROXY.
@@ -328,26 +344,21 @@ _LONGEST_MESSAGE = 300
 class Outcome(Enum):
     """The outcome of a request for one token."""
 
-    COMPUTES = "a token; also any other evidence that the model computes"
+    TOKEN = "a token"
     LATE = "no response within the timeout"
     REFUSED = "refused by a full queue, which may accept the next request"
     NOT_LOADED = "the model isn't loaded"
     FAILURE = "any other error"
 
 
-class Evidence(NamedTuple):
+class TokenAttempt(NamedTuple):
     """reason: one line."""
 
     outcome: Outcome
     reason: str
 
-    @property
-    def computes(self) -> bool:
-        """Whether the model computes."""
-        return self.outcome is Outcome.COMPUTES
 
-
-def generate_token(endpoint: Address, model: str, limits: Limits, deadline: float) -> Evidence:
+def generate_token(endpoint: Address, model: str, limits: Limits, deadline: float) -> TokenAttempt:
     """Generate one token over HTTP, by `deadline` on the monotonic clock."""
     began = time.monotonic()
     path = f"/v2/models/{quote(model, safe='')}/generate"
@@ -356,21 +367,21 @@ def generate_token(endpoint: Address, model: str, limits: Limits, deadline: floa
         response = exchange(endpoint, "POST", path, deadline - began, body)
     except AnswerTimeoutError:
         # The whole timeout, not the part of it that this request had.
-        return Evidence(Outcome.LATE, f"no token within {limits.timeout:g} s")
+        return TokenAttempt(Outcome.LATE, f"no token within {limits.timeout:g} s")
     except NoAnswerError as error:
-        return Evidence(Outcome.FAILURE, str(error))
+        return TokenAttempt(Outcome.FAILURE, str(error))
     if response.status != 200:
         return _refusal(response.status, response.body)
     try:
         tokens = json.loads(response.body)["num_output_tokens"]
     except (ValueError, KeyError, TypeError):
-        return Evidence(Outcome.FAILURE, f"the answer has no num_output_tokens: {_one_line(response.body)}")
+        return TokenAttempt(Outcome.FAILURE, f"the answer has no num_output_tokens: {_one_line(response.body)}")
     if tokens != 1:
-        return Evidence(Outcome.FAILURE, f"num_output_tokens is {tokens!r}, where one token was asked for")
-    return Evidence(Outcome.COMPUTES, f"one token in {time.monotonic() - began:.2f} s")
+        return TokenAttempt(Outcome.FAILURE, f"num_output_tokens is {tokens!r}, where one token was asked for")
+    return TokenAttempt(Outcome.TOKEN, f"one token in {time.monotonic() - began:.2f} s")
 
 
-def _refusal(status: int, body: str) -> Evidence:
+def _refusal(status: int, body: str) -> TokenAttempt:
     try:
         message = _REQUEST_PREFIX.sub("", str(json.loads(body)["error"]))
     except (ValueError, KeyError, TypeError):
@@ -379,9 +390,9 @@ def _refusal(status: int, body: str) -> Evidence:
     reason = f"HTTP {status}: {_one_line(message)}"
     # The words first: over /generate, Triton 2.51 answers 400 to nearly everything that a model refuses.
     if _NOT_LOADED.search(message):
-        return Evidence(Outcome.NOT_LOADED, reason)
+        return TokenAttempt(Outcome.NOT_LOADED, reason)
     refused = status == 503 or _QUEUE_IS_FULL.search(message) is not None
-    return Evidence(Outcome.REFUSED if refused else Outcome.FAILURE, reason)
+    return TokenAttempt(Outcome.REFUSED if refused else Outcome.FAILURE, reason)
 
 
 def _one_line(text: str) -> str:
@@ -393,36 +404,44 @@ def _one_line(text: str) -> str:
 # --- The three probes
 
 
-def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits, deadline: float) -> Evidence:
+class Proof(NamedTuple):
+    """Whether the model computes. loaded: False if Triton says that it doesn't have the model."""
+
+    computes: bool
+    reason: str
+    loaded: bool = True
+
+
+def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits, deadline: float) -> Proof:
     """Look for evidence until `deadline` on the monotonic clock, plus one last look at the metrics.
 
     metrics: None for a server without them, whatever listens two ports above; then only a token counts.
     """
     before = read_steps(metrics, model)
     if before.recent(limits.step_age):
-        return Evidence(Outcome.COMPUTES, before.describe_youngest())
-    token = generate_token(endpoint, model, limits, deadline)
-    if token.computes and len(before.instances) < 2:
+        return Proof(True, before.describe_youngest())
+    attempt = generate_token(endpoint, model, limits, deadline)
+    if attempt.outcome is Outcome.TOKEN and len(before.instances) < 2:
         # Sufficient; the metrics may not show this step yet.
-        return token._replace(reason=token.reason + _no_metrics(before))
+        return Proof(True, attempt.reason + _no_metrics(before))
     while True:
         now = read_steps(metrics, model)
         hanging = now.hanging(before, limits.step_age)
-        if not hanging and token.computes:
-            return token._replace(reason=token.reason + _no_metrics(now))
+        if not hanging and attempt.outcome is Outcome.TOKEN:
+            return Proof(True, attempt.reason + _no_metrics(now))
         if not hanging and (now.recent(limits.step_age) or now.advanced(before)):
             # Slow or overloaded, but alive.
-            return Evidence(Outcome.COMPUTES, f"{token.reason}, but {now.describe_youngest()}")
-        if token.outcome not in (Outcome.COMPUTES, Outcome.REFUSED) or time.monotonic() >= deadline:
+            return Proof(True, f"{attempt.reason}, but {now.describe_youngest()}")
+        if attempt.outcome not in (Outcome.TOKEN, Outcome.REFUSED) or time.monotonic() >= deadline:
             break
         time.sleep(PAUSE_SECONDS)
-        if token.outcome is Outcome.REFUSED:
+        if attempt.outcome is Outcome.REFUSED:
             again = generate_token(endpoint, model, limits, deadline)
             # A late attempt had only the rest of the timeout and says less than the refusal before it.
-            token = token if again.outcome is Outcome.LATE else again
+            attempt = attempt if again.outcome is Outcome.LATE else again
     names = f", and rows hang in {' '.join(one.name for one in hanging)}" if hanging else ""
-    outcome = Outcome.FAILURE if token.computes else token.outcome
-    return Evidence(outcome, f"{token.reason}{names}, {now.describe_oldest()}")
+    reason = f"{attempt.reason}{names}, {now.describe_oldest()}"
+    return Proof(False, reason, loaded=attempt.outcome is not Outcome.NOT_LOADED)
 
 
 def _no_metrics(steps: Steps) -> str:
@@ -460,7 +479,7 @@ def live(
     if state is not None and state.name in (FAILED, STARTING, DRAINING):
         return Verdict(state.name != FAILED, state.describe())
     proof = prove(endpoint, metrics, model, limits, deadline)
-    return Verdict(proof.computes or proof.outcome is Outcome.NOT_LOADED, proof.reason)
+    return Verdict(proof.computes or not proof.loaded, proof.reason)
 
 
 def ready(
@@ -490,11 +509,8 @@ def ready(
 UNHEALTHY = 1
 USAGE = 2
 
-_PROBES = {
-    "healthy": (healthy, "healthy", "unhealthy"),
-    "live": (live, "alive", "not alive"),
-    "ready": (ready, "ready", "not ready"),
-}
+_PROBES = {"healthy": healthy, "live": live, "ready": ready}
+_ANSWERS = {"healthy": ("healthy", "unhealthy"), "live": ("alive", "not alive"), "ready": ("ready", "not ready")}
 
 _DESCRIPTION = """\
 Tell whether the model computes: it made a step recently, as Triton's metrics show; or else it generates one token in
@@ -527,16 +543,21 @@ def main(arguments: Sequence[str] | None = None, prog: str = "health") -> int:
     """Run a probe, print one line and return the exit code; `arguments` defaults to `sys.argv[1:]`."""
     options = _parser(prog).parse_args(arguments)
     metrics = None if options.no_metrics else options.metrics_url or options.url.metrics
-    probe, yes, no = _PROBES[options.probe]
-    limits = Limits(options.timeout, options.step_age)
-    verdict = probe(options.url, metrics, limits, model=options.model, state_file=options.state_file)
+    verdict = _PROBES[options.probe](
+        options.url,
+        metrics,
+        Limits(options.timeout, options.step_age),
+        model=options.model,
+        state_file=options.state_file,
+    )
+    yes, no = _ANSWERS[options.probe]
     print(f"{yes if verdict.ok else no}: {verdict.reason}")
     return 0 if verdict.ok else UNHEALTHY
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     url, state_file = os.environ.get("TRITON_LLAMA_URL"), os.environ.get("TRITON_STATE_FILE")
-    http, metrics = partial(_address, HTTP_PORT), partial(_address, METRICS_PORT)
+    http, metrics = _address(HTTP_PORT), _address(METRICS_PORT)
     parser = _Parser(prog=prog, description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
     parser.set_defaults(probe="healthy")
     add = parser.add_argument
@@ -547,28 +568,28 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     one_page = parser.add_mutually_exclusive_group().add_argument
     one_page("--metrics-url", metavar="HOST:PORT", type=metrics, help=_HELP["metrics"])
     one_page("--no-metrics", action="store_true", help=_HELP["no metrics"])
-    add("--timeout", metavar="SECONDS", type=_seconds, default=Limits().timeout, help=_HELP["timeout"])
-    add("--step-age", metavar="SECONDS", type=_seconds, default=Limits().step_age, help=_HELP["step age"])
+    add("--timeout", metavar="SECONDS", type=_seconds, default=DEFAULT_TIMEOUT, help=_HELP["timeout"])
+    add("--step-age", metavar="SECONDS", type=_seconds, default=DEFAULT_STEP_AGE, help=_HELP["step age"])
     add("--state-file", metavar="FILE", type=Path, default=state_file or None, help=_HELP["state file"])
     add("--model", default=MODEL, help="the model's name in the repository (default: %(default)s)")
     return parser
 
 
-def _address(default_port: int, text: str) -> Address:
-    try:
-        return Address.parse(text, default_port)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _address(default_port: int) -> Callable[[str], Address]:
+    def parse(text: str) -> Address:
+        try:
+            return Address.parse(text, default_port)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        return Limits(timeout=float(text)).timeout
     except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return seconds
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0") from None
 
 
 if __name__ == "__main__":

@@ -1,128 +1,46 @@
-"""HTTP transport on httpx: connections, deadlines, requests, cancellation.
-
-/infer carries tensors as binary data after a JSON header. Only /generate_stream takes a streaming (decoupled) model; it
-carries JSON and answers with server-sent events. Numbers survive that: Triton reads 64-bit seeds as integers, and a
-32-bit float is written with all digits of the double that equals it; only NaN and infinity have no JSON.
-"""
+"""HTTP transports on httpx: connections, deadlines, cancellation. `http_wire` has the requests and responses."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
+import socket
 import ssl
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, aclosing
+import time
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, aclosing, closing, suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from urllib.parse import quote
+from threading import Lock
+from weakref import WeakSet
 
+import httpcore
 import httpx
 from httpx_sse import EventSource
 
+from triton_llama import http_wire
 from triton_llama.completion import Completion, Piece
 from triton_llama.endpoint import Endpoint
-from triton_llama.errors import RejectedInputError, ServerError
-from triton_llama.event_stream import EVENT_STREAM, PieceReader, check_response
-from triton_llama.status import ServerStatus, read_status
-from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, Value, decode, read_completion
-from triton_llama.translate import from_http_response, http_errors
+from triton_llama.http_wire import HttpRequest, PieceReader, has_data
+from triton_llama.status import ServerStatus
+from triton_llama.tensors import PreparedRequest
+from triton_llama.translate import http_errors
 
-_HEADER_LENGTH = "Inference-Header-Content-Length"
 # As many connections as there are requests in flight; a request closes those that were idle for longer than this.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=15.0)
 
 
-class HttpTransport:
-    """Connections to one endpoint, in the event loop of the first request."""
+class _Transport:
+    """Settings of both transports."""
 
     def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
         self._endpoint = endpoint
         self._connect_timeout = connect_timeout
+        # Without this header, httpx asks Triton to compress each response.
+        self._headers = httpx.Headers({"Accept-Encoding": "identity", **headers}, encoding="utf-8")
+        # A jar that takes no cookies: requests don't depend on earlier responses.
+        self._cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+        # The system's certificates, which SSL_CERT_FILE replaces; httpx has its own.
+        self._tls = ssl.create_default_context() if endpoint.tls else None
         self._closed = False
-        self._client = httpx.AsyncClient(
-            # The system's certificates, which SSL_CERT_FILE replaces; httpx has its own.
-            verify=ssl.create_default_context() if endpoint.tls else False,
-            # Without this header, httpx asks Triton to compress each response.
-            headers=httpx.Headers({"Accept-Encoding": "identity", **headers}, encoding="utf-8"),
-            # A jar that takes no cookies: requests don't depend on earlier responses.
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            timeout=httpx.Timeout(None, connect=connect_timeout),
-            limits=_LIMITS,
-            trust_env=False,
-        )
-
-    async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:
-        """Send one request and return its response, within `timeout` seconds; None if the model is decoupled."""
-        headers, content = _infer_body(request)
-        with self._errors(timeout):
-            async with asyncio.timeout(timeout):
-                response = await self._post(("models", model, "infer"), headers, content)
-        if response.status_code == 501 and b"decoupled" in response.content:
-            # Nothing was run.
-            return None
-        if response.status_code != 200:
-            raise from_http_response(response.status_code, response.content)
-        return read_completion(_outputs(response), request)
-
-    async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Piece, None]:
-        """Send one request at the first `anext` and yield its pieces, `timeout` seconds for all.
-
-        Closing the generator closes the connection, which cancels the request on the server.
-        """
-        fields = {"id": request.request_id} | {tensor.name: _json_value(tensor) for tensor in request.tensors}
-        content = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
-        headers = {"Content-Type": "application/json", "Accept": EVENT_STREAM}
-        deadline = asyncio.get_running_loop().time() + timeout
-        with self._errors(timeout):
-            async with asyncio.timeout_at(deadline):
-                response = await self._post(("models", model, "generate_stream"), headers, content, stream=True)
-            async with aclosing(response):
-                reader = PieceReader(response)
-                async with asyncio.timeout_at(deadline):
-                    await check_response(response)
-                async with aclosing(EventSource(response).aiter_sse()) as events:
-                    while True:
-                        # Around each step: a timeout belongs to one task, and another one may take the next piece.
-                        async with asyncio.timeout_at(deadline):
-                            event = await anext(events, None)
-                        if event is None:
-                            break
-                        if (piece := reader.piece(event)) is not None:
-                            yield piece
-
-    async def status(self, model: str, timeout: float) -> ServerStatus:
-        """Ask for the state of server and model, each question within `timeout` seconds."""
-        questions = (
-            ("health", "live"),
-            ("health", "ready"),
-            ("models", model, "ready"),
-            (),
-            ("models", model, "config"),
-        )
-        responses = []
-        with self._errors(timeout):
-            for path in questions:
-                async with asyncio.timeout(timeout):
-                    responses.append(await self._client.get(self._url(*path)))
-        live, ready, model_ready = (response.status_code == 200 for response in responses[:3])
-        config = _object(responses[4]) if model_ready else None
-        return read_status(self._endpoint, model, live, ready, _object(responses[3]), model_ready, config)
-
-    async def close(self) -> None:
-        """Close every connection; requests in flight in other tasks end with a LlamaConnectionError."""
-        self._closed = True
-        await self._client.aclose()
-
-    async def _post(
-        self, path: tuple[str, ...], headers: Mapping[str, str], content: bytes, *, stream: bool = False
-    ) -> httpx.Response:
-        request = self._client.build_request("POST", self._url(*path), headers=headers, content=content)
-        return await self._client.send(request, stream=stream)
-
-    def _url(self, *parts: str) -> str:
-        scheme = "https" if self._endpoint.tls else "http"
-        path = "/".join(["v2", *(quote(part, safe="") for part in parts)])
-        return f"{scheme}://{self._endpoint.authority}{self._endpoint.base_path}/{path}"
 
     def _errors(self, timeout: float) -> AbstractContextManager[None]:
         if self._closed:
@@ -130,61 +48,213 @@ class HttpTransport:
         return http_errors(self._endpoint, timeout, self._connect_timeout, lambda: self._closed)
 
 
-def _infer_body(request: PreparedRequest) -> tuple[dict[str, str], bytes]:
-    """Return headers and body of a request to /infer."""
-    inputs, contents = [], []
-    for tensor in request.tensors:
-        content = tensor.encode()
-        parameters = {"binary_data_size": len(content)}
-        inputs.append(
-            {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype, "parameters": parameters}
+class HttpTransport(_Transport):
+    """Connections to one endpoint, for any thread."""
+
+    def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
+        super().__init__(endpoint, connect_timeout, headers)
+        self._network = _Network()
+        transport = httpx.HTTPTransport(verify=False)
+        # httpx has no parameter for the network backend of its pool, so the private attribute is replaced.
+        if not hasattr(transport, "_pool"):
+            raise RuntimeError(f"httpx {httpx.__version__} is not supported: HTTPTransport has no attribute _pool")
+        transport._pool = httpcore.ConnectionPool(self._tls, max_connections=None, network_backend=self._network)
+        self._client = httpx.Client(transport=transport, headers=self._headers, cookies=self._cookies, trust_env=False)
+
+    def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:
+        """Send one request and return its response, within `timeout` seconds; None if the model is decoupled."""
+        with self._errors(timeout):
+            response = self._send(http_wire.infer_request(self._endpoint, model, request), timeout)
+        return http_wire.read_infer_response(response, request)
+
+    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Piece, None, None]:
+        """Send one request at the first `next` and yield its pieces, `timeout` seconds for all.
+
+        Closing the generator closes the connection, which cancels the request on the server.
+        """
+        wire_request = http_wire.stream_request(self._endpoint, model, request)
+        with self._errors(timeout), closing(self._send(wire_request, timeout, stream=True)) as response:
+            reader = PieceReader(response)
+            if reader.refused:
+                body = b""
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > http_wire.LARGEST_ERROR:
+                        break
+                raise reader.error(body)
+            reader.check_type()
+            for event in EventSource(response).iter_sse():
+                if has_data(event):
+                    yield reader.piece(event.data)
+
+    def status(self, model: str, timeout: float) -> ServerStatus:
+        """Ask for the state of server and model, each question within `timeout` seconds."""
+        with self._errors(timeout):
+            requests = http_wire.status_requests(self._endpoint, model)
+            responses = [self._send(request, timeout) for request in requests]
+        return http_wire.read_status(self._endpoint, model, responses)
+
+    def close(self) -> None:
+        """Close every connection; requests in flight in other threads end with a LlamaConnectionError."""
+        self._closed = True
+        self._network.abort()
+        self._client.close()
+
+    def _send(self, request: HttpRequest, timeout: float, *, stream: bool = False) -> httpx.Response:
+        # Instants, and not durations: see _Stream.
+        deadline = time.monotonic() + timeout
+        connect = min(deadline, time.monotonic() + self._connect_timeout)
+        timeouts = {"connect": connect, "read": deadline, "write": deadline}
+        built = self._client.build_request(**request._asdict(), extensions={"timeout": timeouts})
+        return self._client.send(built, stream=stream)
+
+
+class AsyncHttpTransport(_Transport):
+    """Connections to one endpoint, in the event loop of the first request."""
+
+    def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
+        super().__init__(endpoint, connect_timeout, headers)
+        self._client = httpx.AsyncClient(
+            verify=self._tls or False,
+            headers=self._headers,
+            cookies=self._cookies,
+            timeout=httpx.Timeout(None, connect=connect_timeout),
+            limits=_LIMITS,
+            trust_env=False,
         )
-        contents.append(content)
-    outputs = [{"name": name, "parameters": {"binary_data": True}} for name in OUTPUT_NAMES]
-    header = json.dumps({"id": request.request_id, "inputs": inputs, "outputs": outputs}).encode()
-    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
-    return headers, b"".join([header, *contents])
+
+    async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:
+        """Send one request and return its response, within `timeout` seconds; None if the model is decoupled."""
+        with self._errors(timeout):
+            async with asyncio.timeout(timeout):
+                response = await self._send(http_wire.infer_request(self._endpoint, model, request))
+        return http_wire.read_infer_response(response, request)
+
+    async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Piece, None]:
+        """Send one request at the first `anext` and yield its pieces, `timeout` seconds for all.
+
+        Closing the generator closes the connection, which cancels the request on the server.
+        """
+        wire_request = http_wire.stream_request(self._endpoint, model, request)
+        deadline = asyncio.get_running_loop().time() + timeout
+        with self._errors(timeout):
+            async with asyncio.timeout_at(deadline):
+                response = await self._send(wire_request, stream=True)
+            async with aclosing(response):
+                reader = PieceReader(response)
+                if reader.refused:
+                    body = b""
+                    async with asyncio.timeout_at(deadline):
+                        async for chunk in response.aiter_bytes():
+                            body += chunk
+                            if len(body) > http_wire.LARGEST_ERROR:
+                                break
+                    raise reader.error(body)
+                reader.check_type()
+                async with aclosing(EventSource(response).aiter_sse()) as events:
+                    while True:
+                        # Around each step: a timeout belongs to one task, and another one may take the next piece.
+                        async with asyncio.timeout_at(deadline):
+                            event = await anext(events, None)
+                        if event is None:
+                            break
+                        if has_data(event):
+                            yield reader.piece(event.data)
+
+    async def status(self, model: str, timeout: float) -> ServerStatus:
+        """Ask for the state of server and model, each question within `timeout` seconds."""
+        responses = []
+        with self._errors(timeout):
+            for request in http_wire.status_requests(self._endpoint, model):
+                async with asyncio.timeout(timeout):
+                    responses.append(await self._send(request))
+        return http_wire.read_status(self._endpoint, model, responses)
+
+    async def close(self) -> None:
+        """Close every connection; requests in flight in other tasks end with a LlamaConnectionError."""
+        self._closed = True
+        await self._client.aclose()
+
+    async def _send(self, request: HttpRequest, *, stream: bool = False) -> httpx.Response:
+        return await self._client.send(self._client.build_request(**request._asdict()), stream=stream)
 
 
-def _outputs(response: httpx.Response) -> dict[str, object]:
-    """Decode the response of /infer; raises ServerError if it isn't of Triton's protocol."""
-    outputs: dict[str, object] = {}
-    try:
-        end = int(response.headers.get(_HEADER_LENGTH, len(response.content)))
-        for output in json.loads(response.content[:end]).get("outputs", []):
-            name = output["name"]
-            if "data" in output:
-                # A gateway may answer in JSON alone.
-                outputs[name] = _only_value(output["data"])
-                continue
-            start, end = end, end + int(output["parameters"]["binary_data_size"])
-            outputs[name] = decode(name, output["datatype"], output["shape"], response.content[start:end])
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
-    return outputs
+class _Stream(httpcore.NetworkStream):
+    """A connection whose `timeout` parameters are instants on `time.monotonic`.
+
+    httpx takes a timeout for each read, fixed when the request is sent; a server that sends a little from time to time
+    would never exceed it. httpcore passes the values through to here.
+    """
+
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _remaining(timeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, _remaining(timeout))
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        # The same object, so that `abort` finds the encrypted socket.
+        self._stream = self._stream.start_tls(ssl_context, server_hostname, _remaining(timeout))
+        return self
+
+    def get_extra_info(self, info: str) -> object:
+        return self._stream.get_extra_info(info)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def abort(self) -> None:
+        """Wake the thread that waits on this connection; closing a socket doesn't."""
+        # The server, or the waiting thread, may have closed it already.
+        with suppress(OSError):
+            connection: socket.socket = self._stream.get_extra_info("socket")
+            connection.shutdown(socket.SHUT_RDWR)
 
 
-def _only_value(data: object) -> object:
-    """Return the element of an array in JSON, which may be flat or nested; raises ValueError if it has several."""
-    while isinstance(data, list):
-        (data,) = data
-    return data
+class _Network(httpcore.NetworkBackend):
+    """Opens connections, and aborts all of them."""
+
+    def __init__(self) -> None:
+        self._backend = httpcore.SyncBackend()
+        # `abort` iterates over the streams while other threads add theirs.
+        self._lock = Lock()
+        self._streams: WeakSet[_Stream] = WeakSet()
+        self._aborted = False
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.NetworkStream:
+        connection = self._backend.connect_tcp(host, port, _remaining(timeout), local_address, socket_options)
+        stream = _Stream(connection)
+        with self._lock:
+            self._streams.add(stream)
+            aborted = self._aborted
+        if aborted:
+            stream.close()
+            raise httpcore.ConnectError("the client was closed")
+        return stream
+
+    def abort(self) -> None:
+        """End every connection, those in use by other threads and those being opened included."""
+        with self._lock:
+            self._aborted = True
+            streams = list(self._streams)
+        for stream in streams:
+            stream.abort()
 
 
-def _object(response: httpx.Response) -> Mapping[str, object]:
-    if response.status_code != 200:
-        raise from_http_response(response.status_code, response.content)
-    try:
-        answer = json.loads(response.content)
-    except ValueError as error:
-        raise ServerError(f"the answer is not JSON: {response.content[:80]!r}") from error
-    if not isinstance(answer, dict):
-        raise ServerError(f"the answer is {str(answer)[:80]}, must be a JSON object")
-    return answer
-
-
-def _json_value(tensor: Tensor) -> Value | list[Value]:
-    for value in tensor.values:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RejectedInputError(f"{tensor.name} is {value}, must be finite: this request travels as JSON")
-    return list(tensor.values) if tensor.name in ("stop_words", "bad_words") else tensor.values[0]
+def _remaining(deadline: float | None) -> float:
+    seconds = (deadline or 0.0) - time.monotonic()
+    if seconds <= 0:
+        raise httpcore.ReadTimeout("the deadline has passed")
+    return seconds

@@ -8,13 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TypeVar
 
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import ServerError
-
-T = TypeVar("T")
-_KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
 
 @dataclass(frozen=True)
@@ -60,13 +56,17 @@ def read_status(
     model_ready: bool,
     config: Mapping[str, object] | None,
 ) -> ServerStatus:
-    """Put the answers to the five questions together; raises ServerError if they aren't Triton's."""
+    """Put the answers to the five questions together.
+
+    Raises:
+        ServerError: they aren't Triton's.
+    """
     return ServerStatus(
         url=str(endpoint),
         live=live,
         ready=ready,
-        server=_get(metadata, "name", str),
-        server_version=_get(metadata, "version", str),
+        server=_text(metadata, "name"),
+        server_version=_text(metadata, "version"),
         model=model,
         model_ready=model_ready,
         config=None if config is None else read_config(config),
@@ -77,31 +77,42 @@ def read_status(
 
 def read_config(config: Mapping[str, object]) -> ModelConfig:
     """Decode Triton's model configuration, in its JSON form."""
-    batcher = _get(config, "dynamic_batching", dict)
-    parameters = _get(config, "parameters", dict)
+    batching = config.get("dynamic_batching")
+    batcher = _mapping(config, "dynamic_batching")
+    sizes = batcher.get("preferred_batch_size", [])
+    if not isinstance(sizes, list):
+        raise ServerError(f"the server's config has preferred_batch_size {sizes!r}, must be a list")
+    parameters = _mapping(config, "parameters")
     return ModelConfig(
-        backend=_get(config, "backend", str),
+        backend=_text(config, "backend"),
         max_batch_size=_number(config, "max_batch_size"),
-        dynamic_batching=config.get("dynamic_batching") is not None,
-        preferred_batch_sizes=tuple(int(size) for size in _get(batcher, "preferred_batch_size", list)),
+        dynamic_batching=batching is not None,
+        preferred_batch_sizes=tuple(int(size) for size in sizes),
         max_queue_delay_microseconds=_number(batcher, "max_queue_delay_microseconds"),
-        decoupled=bool(_get(config, "model_transaction_policy", dict).get("decoupled", False)),
-        parameters={name: _get(_get(parameters, name, dict), "string_value", str) for name in sorted(parameters)},
+        decoupled=bool(_mapping(config, "model_transaction_policy").get("decoupled", False)),
+        parameters={name: _text(_mapping(parameters, name), "string_value") for name in sorted(parameters)},
     )
 
 
-def _get(source: Mapping[str, object], name: str, kind: type[T]) -> T:
-    """Return a field, empty if it is absent; raises ServerError if it is of another kind."""
-    value = source.get(name)
-    if value is None:
-        return kind()
-    if not isinstance(value, kind):
-        raise ServerError(f"the server's {name} is {value!r}, must be {_KINDS[kind]}")
+def _mapping(source: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = source.get(name) or {}
+    if not isinstance(value, dict):
+        raise ServerError(f"the server's {name} is {value!r}, must be an object")
+    return value
+
+
+def _text(source: Mapping[str, object], name: str) -> str:
+    value = source.get(name, "")
+    if not isinstance(value, str):
+        raise ServerError(f"the server's {name} is {value!r}, must be a string")
     return value
 
 
 def _number(source: Mapping[str, object], name: str) -> int:
     value = source.get(name, 0)
-    if not (isinstance(value, int) or (isinstance(value, str) and value.lstrip("-").isdecimal())):
+    if not isinstance(value, (int, str)):
         raise ServerError(f"the server's {name} is {value!r}, must be a number")
-    return int(value)
+    try:
+        return int(value)
+    except ValueError as error:
+        raise ServerError(f"the server's {name} is {value!r}, must be a number") from error

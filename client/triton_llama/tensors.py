@@ -12,7 +12,6 @@ import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from numbers import Integral
 from typing import SupportsFloat
 
@@ -50,7 +49,11 @@ class Tensor:
 
 
 def decode(name: str, datatype: str, shape: Sequence[int], content: bytes) -> Value:
-    """Return the value of an output of shape [1, 1] in Triton's binary form; raises ServerError if it isn't one."""
+    """Return the value of an output of shape [1, 1] in Triton's binary form.
+
+    Raises:
+        ServerError: it has another shape, a datatype that no output of the contract has, or a wrong size.
+    """
     if list(shape) != [1, 1]:
         raise ServerError(f"the server's output {name} has shape {list(shape)}, must be [1, 1]")
     if datatype == "INT32" and len(content) == 4:
@@ -90,7 +93,11 @@ def prepare(prompt: str, params: SamplingParams, *, stream: bool = False) -> Pre
 
 
 def read_piece(outputs: Mapping[str, object]) -> Piece:
-    """Check the four outputs of one response, by name; raises ServerError if one isn't what the contract says."""
+    """Check the four outputs of one response, by name.
+
+    Raises:
+        ServerError: an output is missing or isn't what the contract says.
+    """
     missing = [name for name in OUTPUT_NAMES if name not in outputs]
     if missing:
         raise ServerError(f"the server's answer lacks the output {missing[0]}")
@@ -125,13 +132,18 @@ def _count(outputs: Mapping[str, object], name: str) -> int:
     return value
 
 
-def _integer(low: int, high: int, name: str, value: object) -> tuple[Value, ...]:
-    # NumPy's integers are Integral.
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise RejectedInputError(f"{name} is {value!r}, must be an integer")
-    if not low <= int(value) <= high:
-        raise RejectedInputError(f"{name} is {value}, must lie in {low} ... {high}")
-    return (int(value),)
+def _integer(bits: int, signed: bool) -> Callable[[str, object], tuple[Value, ...]]:
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+
+    def check(name: str, value: object) -> tuple[Value, ...]:
+        # NumPy's integers are Integral.
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise RejectedInputError(f"{name} is {value!r}, must be an integer")
+        if not low <= int(value) <= high:
+            raise RejectedInputError(f"{name} is {value}, must lie in {low} ... {high}")
+        return (int(value),)
+
+    return check
 
 
 def _fp32(name: str, value: object) -> tuple[Value, ...]:
@@ -175,7 +187,7 @@ def _words(name: str, value: object) -> tuple[Value, ...]:
     return _strings(name, value or [""])
 
 
-_int32, _uint64 = partial(_integer, -(2**31), 2**31 - 1), partial(_integer, 0, 2**64 - 1)
+_int32, _uint64 = _integer(32, signed=True), _integer(64, signed=False)
 _INPUTS: tuple[tuple[str, str, Callable[[str, object], tuple[Value, ...]]], ...] = (
     ("max_tokens", "INT32", _int32),
     ("min_tokens", "INT32", _int32),

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from triton_llama.errors import RejectedInputError
 
@@ -18,6 +18,16 @@ LARGEST_DEFAULT_CONTEXT = 4096
 
 Message = Mapping[str, str]
 """`role` (system, user or assistant) and `content`."""
+
+
+class Template(Protocol):
+    """What a conversation needs to become a prompt."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Return the prompt that asks for the next answer."""
+
+    def count(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt on the server, or one more."""
 
 
 class ChatTemplate:
@@ -53,7 +63,11 @@ class ChatTemplate:
         return cls(tokenizer, source, template)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt that asks for the next answer; raises RejectedInputError if the template fails."""
+        """Return the prompt that asks for the next answer.
+
+        Raises:
+            RejectedInputError: the template refuses these messages, or has a fault.
+        """
         from jinja2 import TemplateError
 
         said = [dict(message) for message in messages]

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import pytest
-from triton_llama import RejectedInputError, SamplingParams
+from triton_llama import Completion, RejectedInputError, SamplingParams, ServerError
 from triton_llama.cli import main
 from triton_llama.cli.chat import Conversation
-from triton_llama.cli.output import on_one_line
+from triton_llama.cli.output import on_one_line, outcome_as_json
 from triton_llama.cli.prompts import Job, read_jobs
-from triton_llama.tokenizer import ChatTemplate, Message
+from triton_llama.tokenizer import Message
 
 DEFAULTS = SamplingParams()
 
 
-class Words(ChatTemplate):
+class Words:
     """A template whose tokens are words: `role: word word | ...`."""
-
-    def __init__(self) -> None:
-        """Without a tokenizer."""
 
     def render(self, messages: Sequence[Message]) -> str:
         return " | ".join(f"{message['role']}: {message['content']}" for message in messages)
@@ -91,6 +89,15 @@ def test_a_malformed_line_is_refused_by_its_number(tmp_path: Path, line: bytes, 
 
 def test_a_completion_is_one_line_in_plain_output() -> None:
     assert on_one_line("a\\n\nb\r") == "a\\\\n\\nb\\r"
+
+
+def test_a_json_line_has_its_number_and_either_all_fields_or_an_error() -> None:
+    fields = {"text": "é\n", "finish_reason": "stop", "num_input_tokens": 1, "num_output_tokens": 2}
+    fields |= {"request_id": "id", "seed": 2**64 - 1}
+    completion = Completion("é\n", "stop", 1, 2, "id", 2**64 - 1)
+    assert json.loads(outcome_as_json(4, completion)) == {"line": 4, **fields}
+    error = {"type": "ServerError", "message": "broken"}
+    assert json.loads(outcome_as_json(5, ServerError("broken"))) == {"line": 5, "error": error}
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

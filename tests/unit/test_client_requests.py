@@ -8,10 +8,15 @@ import pytest
 import triton_llama
 from triton_llama import (
     AsyncLlamaClient,
+    Completion,
     LlamaClient,
+    OverloadedError,
+    RejectedInputError,
+    SamplingParams,
     ServerError,
 )
 from triton_llama.endpoint import Endpoint, Protocol
+from triton_llama.many import ManyRequests
 from triton_llama.status import ModelConfig, read_config
 
 CONFIG: dict[str, object] = {
@@ -92,6 +97,53 @@ def test_a_grpc_header_that_is_not_ascii_is_refused_without_its_value() -> None:
     with pytest.raises(ValueError, match="header 'X-User' must be ASCII") as error:
         LlamaClient("localhost", "grpc", headers={"X-User": "Zoë"})
     assert "Zo" not in str(error.value)
+
+
+def test_an_httpx_without_the_attribute_that_is_replaced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("httpx.HTTPTransport", lambda verify: object())
+    with pytest.raises(RuntimeError, match=r"httpx .* is not supported"):
+        LlamaClient("localhost")
+
+
+def completion(text: str) -> Completion:
+    return Completion(text, "stop", 1, 1, "id", 0)
+
+
+def test_outcomes_are_in_the_order_of_the_prompts() -> None:
+    many = ManyRequests(["a", "b", "c"], SamplingParams(), keep_errors=False)
+    taken = [many.take() for _ in range(3)]
+    for one in reversed(taken):
+        assert one is not None
+        many.record(one[0], completion(str(one[0])))
+    assert [getattr(outcome, "text", None) for outcome in many.outcomes()] == ["0", "1", "2"]
+    assert many.take() is None
+
+
+def test_a_failure_stops_the_sending_and_the_first_error_in_order_is_raised() -> None:
+    many = ManyRequests(["a", "b", "c", "d"], SamplingParams(), keep_errors=False)
+    many.take(), many.take(), many.take()
+    many.record(2, ServerError("third"))
+    assert many.take() is None
+    many.record(1, OverloadedError("second"))
+    many.record(0, completion("first"))
+    with pytest.raises(OverloadedError, match="second") as error:
+        many.outcomes()
+    assert error.value.prompt_index == 1
+
+
+def test_kept_errors_are_in_their_positions_and_stop_nothing() -> None:
+    many = ManyRequests(["a", "\ud800", "c"], SamplingParams(), keep_errors=True)
+    many.record(0, ServerError("first"))
+    taken = [many.take(), many.take()]
+    assert [one[0] for one in taken if one is not None] == [0, 2]
+    many.record(2, completion("third"))
+    assert [type(outcome) for outcome in many.outcomes()] == [ServerError, RejectedInputError, Completion]
+
+
+def test_a_list_with_an_unsendable_prompt_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(RejectedInputError) as error:
+        ManyRequests(["a", "\ud800"], SamplingParams(), keep_errors=False)
+    assert error.value.prompt_index == 1
 
 
 @pytest.mark.parametrize("delay", [10000, "10000"], ids=["http", "grpc"])

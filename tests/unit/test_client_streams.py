@@ -24,7 +24,7 @@ from triton_llama import (
     TritonLlamaError,
 )
 from triton_llama.endpoint import Protocol
-from triton_llama.event_stream import LARGEST_EVENT
+from triton_llama.http_wire import LARGEST_EVENT
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
 from unit.grpc_peers import Responses, grpc_server, response, saying, strings
 from unit.peers import HOST, answer_with, receive_request, send_chunk, send_head, server

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
 
 from triton_llama.cli.chat import chat
 from triton_llama.cli.generate import generate
-from triton_llama.cli.options import Connect, server_options
-from triton_llama.cli.output import INTERRUPTED, OTHER, SERVER_ERROR, USAGE, as_json, exit_code, report
+from triton_llama.cli.output import INTERRUPTED, OTHER, USAGE, exit_code, report
+from triton_llama.cli.status import status
 from triton_llama.errors import TritonLlamaError
 from triton_llama.health import main as run_health
-from triton_llama.status import ModelConfig, ServerStatus
 
 _EPILOG = """\b
 Exit codes:
@@ -53,37 +51,6 @@ def health(arguments: tuple[str, ...]) -> int:
     return run_health(arguments, prog="triton-llama health")
 
 
-@click.command(short_help="Show the server, the model and its live configuration.")
-@click.option("--json", "json_lines", is_flag=True, help="One JSON object.")
-@server_options
-def status(json_lines: bool, connect: Connect) -> int:
-    """Show the server, the model, its live configuration and the versions; exit with 7 if it isn't ready."""
-    with connect() as client:
-        found = client.status()
-    click.echo(as_json(asdict(found)) if json_lines else "\n".join(_lines(found)))
-    return 0 if found.ready and found.model_ready else SERVER_ERROR
-
-
-def _lines(found: ServerStatus) -> Iterator[str]:
-    server = f"{found.server} {found.server_version} at {found.url}"
-    yield f"server      {server}: {'live' if found.live else 'not live'}, {'ready' if found.ready else 'not ready'}"
-    yield f"model       {found.model}: {'ready' if found.model_ready else 'not ready'}"
-    if found.config is not None:
-        yield f"batching    {_batching(found.config)}"
-        yield f"responses   {'several to a request (decoupled)' if found.config.decoupled else 'one to a request'}"
-        for name, value in found.config.parameters.items():
-            yield f"parameter   {name} = {value} (the config file's; LLAMA_* may override it)"
-    yield f"versions    triton-llama {found.client_version}, tritonclient {found.tritonclient_version}"
-
-
-def _batching(config: ModelConfig) -> str:
-    largest = f"at most {config.max_batch_size}"
-    if not config.dynamic_batching:
-        return f"{largest}, no dynamic batching"
-    preferred = " ".join(str(size) for size in config.preferred_batch_sizes) or "none"
-    return f"{largest}, preferred {preferred}, delay {config.max_queue_delay_microseconds / 1000:g} ms"
-
-
 for command in (generate, chat, status, health):
     cli.add_command(command)
 
@@ -105,13 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _fail(error: Exception) -> int:
-    if isinstance(error, (TritonLlamaError, OSError)):
+    if isinstance(error, TritonLlamaError):
         report(str(error))
-        return exit_code(error) if isinstance(error, TritonLlamaError) else OTHER
+        return exit_code(error)
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if isinstance(context, click.Context) else ""
         report(f"{error.format_message()}{hint}")
         return USAGE
+    if isinstance(error, OSError):
+        report(str(error))
+        return OTHER
     report(f"{type(error).__name__}: {error} (a fault of this program; --debug shows where)")
     return OTHER

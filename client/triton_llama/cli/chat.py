@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ import click
 
 from triton_llama import Completion, RejectedInputError, SamplingParams, TritonLlamaError
 from triton_llama.cli.generate import check_streaming
-from triton_llama.cli.options import Connect, sampling_options, server_options
+from triton_llama.cli.options import Server, sampling_options, server_options
 from triton_llama.cli.output import exit_code, report
-from triton_llama.tokenizer import ChatTemplate
+from triton_llama.tokenizer import ChatTemplate, Template
 
 _RESERVE = 128  # tokens of the context for an answer whose max_tokens is the server's
 _TEMPLATE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -26,7 +27,7 @@ _CONTEXT = "Tokens of prompt and answer.  [default: the checkpoint's, at most 40
 class Conversation:
     """The exchanges (message and answer) that fit into `context` tokens, with `max_tokens` for the next answer."""
 
-    template: ChatTemplate
+    template: Template
     system: str | None
     context: int
     max_tokens: int
@@ -61,7 +62,7 @@ class Conversation:
 @sampling_options
 @server_options
 def chat(
-    tokenizer: str, file: Path | None, system: str | None, context: int | None, params: SamplingParams, connect: Connect
+    tokenizer: str, file: Path | None, system: str | None, context: int | None, params: SamplingParams, server: Server
 ) -> int:
     """Talk to a chat model on a server of the config `streaming`.
 
@@ -79,12 +80,12 @@ def chat(
             raise ValueError(f"--max-tokens is {reserve}, must be less than the context of {longest}")
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from error
-    check_streaming(connect)
+    asyncio.run(check_streaming(server))
     with click.open_file("-", "w", encoding="utf-8") as target:
-        return _talk(connect, Conversation(template, system, longest, reserve), params, target)
+        return _talk(server, Conversation(template, system, longest, reserve), params, target)
 
 
-def _talk(connect: Connect, conversation: Conversation, params: SamplingParams, target: IO[str]) -> int:
+def _talk(server: Server, conversation: Conversation, params: SamplingParams, target: IO[str]) -> int:
     """Answer messages until there are no more; return the exit code of the first failure."""
     failure, interactive = 0, sys.stdin.isatty()
     note = partial(click.echo, err=True) if interactive else str
@@ -105,7 +106,8 @@ def _talk(connect: Connect, conversation: Conversation, params: SamplingParams, 
             prompt, left_out = conversation.prompt(message)
             if left_out:
                 note(f"(left out to fit the context: {left_out} of the oldest exchanges)")
-            completion = _answer(connect, conversation, message, prompt, params, target)
+            # In asyncio Ctrl-C cancels the task, and leaves gRPC's locks intact.
+            completion = asyncio.run(_answer(server, conversation, message, prompt, params, target))
             if completion.finish_reason == "length":
                 note(f"(cut off after {completion.num_output_tokens} tokens; --max-tokens allows more)")
         except KeyboardInterrupt:
@@ -117,13 +119,13 @@ def _talk(connect: Connect, conversation: Conversation, params: SamplingParams, 
             failure = failure or exit_code(error)
 
 
-def _answer(
-    connect: Connect, chat: Conversation, message: str, prompt: str, params: SamplingParams, target: IO[str]
+async def _answer(
+    server: Server, chat: Conversation, message: str, prompt: str, params: SamplingParams, target: IO[str]
 ) -> Completion:
     # A client for each message: the server may have been restarted since the last one.
-    with connect() as client, client.stream(prompt, params) as stream:
+    async with server.open_async() as client, client.stream(prompt, params) as stream:
         try:
-            for piece in stream:
+            async for piece in stream:
                 print(piece.text, end="", file=target, flush=True)
         except TritonLlamaError:
             print(end="\n" if stream.text else "", file=target, flush=True)

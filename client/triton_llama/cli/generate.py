@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
-from itertools import islice
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import IO
 
 import click
 from tqdm import tqdm
 
-from triton_llama.base_client import Outcome
-from triton_llama.cli.options import Connect, include_prompt_option, sampling_options, server_options
-from triton_llama.cli.output import as_json, exit_code, on_one_line, report
+from triton_llama.async_client import AsyncLlamaClient
+from triton_llama.cli.options import Server, include_prompt_option, sampling_options, server_options
+from triton_llama.cli.output import as_json, exit_code, on_one_line, outcome_as_json, piece_as_json, report
 from triton_llama.cli.prompts import Job, read_jobs, read_prompt
-from triton_llama.completion import CompletionStream
+from triton_llama.completion import Completion
 from triton_llama.errors import RejectedInputError, ServerError, TritonLlamaError
 from triton_llama.sampling_params import SamplingParams
 
@@ -50,7 +50,7 @@ def generate(
     concurrency: int,
     progress: bool | None,
     params: SamplingParams,
-    connect: Connect,
+    server: Server,
 ) -> int:
     r"""Complete PROMPT; without it, or with -, complete stdin (less its last line break).
 
@@ -62,7 +62,7 @@ def generate(
     stderr and the exit code then tell.
     """
     if prompts_file is None:
-        _generate_one(connect, read_prompt(prompt), params, output, json_lines, streamed)
+        _generate_one(server, read_prompt(prompt), params, output, json_lines, streamed)
         return 0
     if prompt is not None:
         raise click.UsageError("give either PROMPT or --prompts-file, not both", click.get_current_context())
@@ -70,24 +70,31 @@ def generate(
         raise click.UsageError("--stream is for one PROMPT, not for --prompts-file", click.get_current_context())
     jobs = read_jobs(prompts_file, params)
     with click.open_file(output, "w", encoding="utf-8") as target:
-        return _generate_many(connect, jobs, concurrency, target, json_lines, progress)
+        return asyncio.run(_generate_many(server, jobs, concurrency, target, json_lines, progress))
 
 
 def _generate_one(
-    connect: Connect, prompt: str, params: SamplingParams, output: str, json_lines: bool, streamed: bool
+    server: Server, prompt: str, params: SamplingParams, output: str, json_lines: bool, streamed: bool
 ) -> None:
-    with connect() as client, click.open_file(output, "w", encoding="utf-8", lazy=True) as target:
-        if streamed:
-            _stream(connect, client.stream(prompt, params), target, json_lines)
-        else:
-            completion = client.generate(prompt, params)
-            _write(target, as_json(asdict(completion)) if json_lines else completion.text)
+    if streamed:
+        # In asyncio Ctrl-C cancels the task: an exception at an arbitrary point can leave gRPC's locks locked.
+        with click.open_file(output, "w", encoding="utf-8", lazy=True) as target:
+            asyncio.run(_stream(server, prompt, params, target, json_lines))
+        return
+    with server.open() as client:
+        completion = client.generate(prompt, params)
+    with click.open_file(output, "w", encoding="utf-8") as target:
+        _write(target, as_json(completion) if json_lines else completion.text)
 
 
-def check_streaming(connect: Connect) -> None:
-    """Check that the server can stream; raises TritonLlamaError if it can't, or isn't ready."""
-    with connect() as client:
-        status = client.status()
+async def check_streaming(server: Server) -> None:
+    """Check that the server can stream.
+
+    Raises:
+        TritonLlamaError: it can't, or it isn't ready.
+    """
+    async with server.open_async() as client:
+        status = await client.status()
     if status.config is None:
         raise ServerError(f"the model {status.model} is not ready on {status.url}")
     if not status.config.decoupled:
@@ -97,64 +104,81 @@ def check_streaming(connect: Connect) -> None:
         )
 
 
-def _stream(connect: Connect, stream: CompletionStream, target: IO[str], json_lines: bool) -> None:
-    with stream:
+async def _stream(server: Server, prompt: str, params: SamplingParams, target: IO[str], json_lines: bool) -> None:
+    async with server.open_async() as client, client.stream(prompt, params) as stream:
         try:
-            for piece in stream:
-                fields = {**asdict(piece), "request_id": stream.request_id, "seed": stream.seed}
-                target.write(f"{as_json(fields)}\n" if json_lines else piece.text)
+            async for piece in stream:
+                target.write(f"{piece_as_json(piece, stream)}\n" if json_lines else piece.text)
                 target.flush()
         except RejectedInputError:
             # If the server refuses streams, that is the better message.
-            check_streaming(connect)
+            await check_streaming(server)
             raise
         finally:
             if not json_lines and stream.text:
                 _write(target, "")
 
 
-def _generate_many(
-    connect: Connect, jobs: list[Job], concurrency: int, target: IO[str], json_lines: bool, progress: bool | None
+async def _generate_many(
+    server: Server, jobs: list[Job], concurrency: int, target: IO[str], json_lines: bool, progress: bool | None
 ) -> int:
-    """Send the jobs, `concurrency` at a time; write their outcomes in order, and return the first failure's code."""
-
-    def complete(job: Job) -> Outcome:
-        try:
-            return client.generate(job.prompt, job.params)
-        except TritonLlamaError as error:
-            return error
-        finally:
-            bar.update()
-
-    first_failure, waiting = 0, iter(jobs)
-    running: deque[tuple[int, Future[Outcome]]] = deque()
+    first_failure = 0
     # disable=None: tqdm shows a bar if stderr is a terminal.
-    bar = tqdm(total=len(jobs), unit="prompt", disable=None if progress is None else not progress)
-    # If this is left early, closing the client ends the requests in flight, and then the threads end.
-    with bar, ThreadPoolExecutor(concurrency) as threads, connect() as client:
+    with tqdm(total=len(jobs), unit="prompt", disable=None if progress is None else not progress) as bar:
+        async with (
+            server.open_async() as client,
+            aclosing(_outcomes_in_order(client, jobs, concurrency, bar.update)) as outcomes,
+        ):
+            async for job, result in outcomes:
+                # Takes the bar off the screen while something else is written.
+                with tqdm.external_write_mode():
+                    code = _write_outcome(target, job.line, result, json_lines)
+                first_failure = first_failure or code
+    return first_failure
+
+
+async def _outcomes_in_order(
+    client: AsyncLlamaClient, jobs: Sequence[Job], concurrency: int, on_done: Callable[[], object]
+) -> AsyncGenerator[tuple[Job, Completion | TritonLlamaError], None]:
+    """Send the jobs, `concurrency` at a time, and yield their outcomes in order; `on_done` is called as each one ends.
+
+    Closing the generator early cancels the requests in flight.
+    """
+    slots = asyncio.Semaphore(concurrency)
+
+    async def run(job: Job) -> tuple[Job, Completion | TritonLlamaError]:
+        async with slots:
+            try:
+                return job, await client.generate(job.prompt, job.params)
+            except TritonLlamaError as error:
+                return job, error
+            finally:
+                on_done()
+
+    waiting = iter(jobs)
+    running: deque[asyncio.Task[tuple[Job, Completion | TritonLlamaError]]] = deque()
+    try:
         while True:
-            for job in islice(waiting, _AHEAD * concurrency - len(running)):
-                running.append((job.line, threads.submit(complete, job)))
+            while len(running) < _AHEAD * concurrency and (job := next(waiting, None)) is not None:
+                running.append(asyncio.create_task(run(job)))
             if not running:
-                return first_failure
-            line, future = running.popleft()
-            outcome = future.result()
-            # Takes the bar off the screen while something else is written.
-            with tqdm.external_write_mode():
-                code = _write_outcome(target, line, outcome, json_lines)
-            first_failure = first_failure or code
+                return
+            yield await running[0]
+            running.popleft()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
-def _write_outcome(target: IO[str], line: int, outcome: Outcome, json_lines: bool) -> int:
+def _write_outcome(target: IO[str], line: int, result: Completion | TritonLlamaError, json_lines: bool) -> int:
     """Write a line, and return its exit code."""
-    if isinstance(outcome, TritonLlamaError):
-        report(f"line {line}: {outcome}")
-        fields: dict[str, object] = {"error": {"type": type(outcome).__name__, "message": str(outcome)}}
-        text = ""
-    else:
-        fields, text = asdict(outcome), on_one_line(outcome.text)
-    _write(target, as_json({"line": line, **fields}) if json_lines else text)
-    return exit_code(outcome) if isinstance(outcome, TritonLlamaError) else 0
+    if isinstance(result, TritonLlamaError):
+        report(f"line {line}: {result}")
+        _write(target, outcome_as_json(line, result) if json_lines else "")
+        return exit_code(result)
+    _write(target, outcome_as_json(line, result) if json_lines else on_one_line(result.text))
+    return 0
 
 
 def _write(target: IO[str], line: str) -> None:

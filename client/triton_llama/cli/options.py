@@ -6,18 +6,18 @@ The bounds in the help are the server's, which checks them; the command line doe
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from dataclasses import dataclass
+from functools import wraps
 from typing import cast
 
 import click
 
+from triton_llama.async_client import AsyncLlamaClient
 from triton_llama.client import LlamaClient
 from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.sampling_params import SamplingOptions, SamplingParams
 
 Command = Callable[..., int]
-Connect = Callable[[], LlamaClient]
-"""Returns a client of the server and model in the options."""
 
 _SECONDS = click.FloatRange(min=0, min_open=True, max=86400.0)
 _SERVER = (
@@ -54,12 +54,37 @@ _SAMPLING = (
 include_prompt_option = click.option("--include-prompt", is_flag=True, help="Print the prompt before its completion.")
 
 
+@dataclass(frozen=True)
+class Server:
+    """A client's arguments; timeouts in seconds."""
+
+    url: str
+    protocol: Protocol
+    model: str
+    timeout: float
+    connect_timeout: float
+
+    def open(self) -> LlamaClient:
+        """Return a synchronous client."""
+        return LlamaClient(**vars(self))
+
+    def open_async(self) -> AsyncLlamaClient:
+        """Return an asyncio client."""
+        return AsyncLlamaClient(**vars(self))
+
+
 def server_options(command: Command) -> Command:
-    """Add the options of the server and model; the command gets one argument `connect: Connect`."""
+    """Add the options of the server and model; the command gets one argument `server: Server`."""
 
     @wraps(command)
     def with_server(
-        url: str | None, protocol: Protocol | None, model: str, timeout: float, connect_timeout: float, **others: object
+        *arguments: object,
+        url: str | None,
+        protocol: Protocol | None,
+        model: str,
+        timeout: float,
+        connect_timeout: float,
+        **others: object,
     ) -> int:
         if protocol is None:
             protocol = "grpc" if url is not None and url.startswith(("grpc://", "grpcs://")) else "http"
@@ -67,8 +92,7 @@ def server_options(command: Command) -> Command:
             address = str(Endpoint.parse(url or "localhost", protocol))
         except ValueError as error:
             raise click.UsageError(str(error), click.get_current_context()) from error
-        connect = partial(LlamaClient, address, protocol, model, timeout=timeout, connect_timeout=connect_timeout)
-        return command(connect=connect, **others)
+        return command(*arguments, server=Server(address, protocol, model, timeout, connect_timeout), **others)
 
     return _with(_SERVER, with_server)
 
@@ -80,14 +104,14 @@ def sampling_options(command: Command) -> Command:
     """
 
     @wraps(command)
-    def with_params(from_checkpoint: bool, include_prompt: bool = False, **options: object) -> int:
+    def with_params(*arguments: object, from_checkpoint: bool, include_prompt: bool = False, **options: object) -> int:
         names = SamplingOptions.__annotations__.keys() & options.keys()
         values = {name: options.pop(name) for name in names}
         given = {name: value for name, value in values.items() if value not in (None, ())}
         if include_prompt:
             given["exclude_input_in_output"] = False
         base = SamplingParams.from_checkpoint() if from_checkpoint else SamplingParams()
-        return command(params=base.with_options(**cast("SamplingOptions", given)), **options)
+        return command(*arguments, params=base.with_options(**cast("SamplingOptions", given)), **options)
 
     return _with(_SAMPLING, with_params)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from dataclasses import asdict
 
 import click
 
+from triton_llama.completion import AsyncCompletionStream, Completion, Piece
 from triton_llama.errors import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -32,9 +33,23 @@ def report(message: str) -> None:
     click.echo(f"triton-llama: error: {' '.join(message.split())}", err=True)
 
 
-def as_json(fields: Mapping[str, object]) -> str:
-    """Return fields as one line of JSON."""
-    return json.dumps(fields, ensure_ascii=False)
+def as_json(completion: Completion) -> str:
+    """Return a completion's fields as one line of JSON."""
+    return json.dumps(asdict(completion), ensure_ascii=False)
+
+
+def piece_as_json(piece: Piece, stream: AsyncCompletionStream) -> str:
+    """Return a piece's fields as one line of JSON, with its stream's request id and seed."""
+    return json.dumps({**asdict(piece), "request_id": stream.request_id, "seed": stream.seed}, ensure_ascii=False)
+
+
+def outcome_as_json(line: int, result: Completion | TritonLlamaError) -> str:
+    """Return the prompt's `line` in its file with a completion's fields, or with `error` (`type`, `message`)."""
+    if isinstance(result, TritonLlamaError):
+        fields: dict[str, object] = {"error": {"type": type(result).__name__, "message": str(result)}}
+    else:
+        fields = asdict(result)
+    return json.dumps({"line": line, **fields}, ensure_ascii=False)
 
 
 def on_one_line(text: str) -> str:

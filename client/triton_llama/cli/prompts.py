@@ -25,7 +25,11 @@ class Job:
 
 
 def read_prompt(argument: str | None) -> str:
-    """Return the argument, or stdin without its last line break if the argument is absent or `-`."""
+    """Return the argument, or stdin without its last line break if the argument is absent or `-`.
+
+    Raises:
+        click.UsageError: no argument and stdin is a terminal, or stdin isn't UTF-8.
+    """
     if argument is not None and argument != "-":
         return argument
     if argument is None and sys.stdin.isatty():
@@ -37,7 +41,9 @@ def read_jobs(path: str, params: SamplingParams) -> list[Job]:
     """Read a prompts file (`-` is stdin): one prompt a line, blank lines skipped.
 
     In a file `*.jsonl` each line is an object with `prompt` and fields of `SamplingParams`, which override `params`.
-    Raises click.UsageError if the file isn't UTF-8 or a line is malformed; the message names the line.
+
+    Raises:
+        click.UsageError: the file isn't UTF-8, or a line is malformed; the message names the line.
     """
     raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     name = "stdin" if path == "-" else path

@@ -1,0 +1,252 @@
+"""Triton's HTTP protocol without connections: which requests to send, and what the responses mean.
+
+/infer carries tensors as binary data after a JSON header. Only /generate_stream takes a streaming (decoupled) model; it
+carries JSON and answers with server-sent events. Numbers survive that: Triton reads 64-bit seeds as integers, and a
+32-bit float is written with all digits of the double that equals it; only NaN and infinity have no JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import quote
+
+import httpx
+from httpx_sse import ServerSentEvent
+
+from triton_llama import status
+from triton_llama.completion import Completion, Piece
+from triton_llama.endpoint import Endpoint
+from triton_llama.errors import RejectedInputError, ServerError
+from triton_llama.status import ServerStatus
+from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, Value, decode, read_completion, read_piece
+from triton_llama.translate import from_generate_response, from_http_response, from_stream_error
+
+LARGEST_EVENT = 4 * 2**20
+"""Bytes of one event; Triton's longest is a whole text with its prompt."""
+LARGEST_ERROR = 65536
+"""Bytes to read of a response other than 200."""
+
+_EVENTS = "text/event-stream"
+_EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+class HttpRequest(NamedTuple):
+    """One request, for `httpx.Client.build_request`."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    content: bytes | None = None
+
+
+def infer_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> HttpRequest:
+    """Encode a request that gets one response."""
+    contents = [tensor.encode() for tensor in request.tensors]
+    inputs = [
+        {
+            "name": tensor.name,
+            "shape": tensor.shape,
+            "datatype": tensor.datatype,
+            "parameters": {"binary_data_size": len(content)},
+        }
+        for tensor, content in zip(request.tensors, contents, strict=True)
+    ]
+    outputs = [{"name": name, "parameters": {"binary_data": True}} for name in OUTPUT_NAMES]
+    header = json.dumps({"id": request.request_id, "inputs": inputs, "outputs": outputs}).encode()
+    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
+    return HttpRequest("POST", _url(endpoint, "models", model, "infer"), headers, b"".join([header, *contents]))
+
+
+def read_infer_response(response: httpx.Response, request: PreparedRequest) -> Completion | None:
+    """Decode the response of /infer; None if it refuses a streaming (decoupled) model, for which nothing was run.
+
+    Raises:
+        TritonLlamaError: the response is an error, or violates the contract.
+    """
+    if response.status_code == 501 and b"decoupled" in response.content:
+        return None
+    if response.status_code != 200:
+        raise from_http_response(response.status_code, response.content)
+    outputs: dict[str, object] = {}
+    try:
+        end = int(response.headers.get(_HEADER_LENGTH, len(response.content)))
+        for output in json.loads(response.content[:end]).get("outputs", []):
+            name = output["name"]
+            if "data" in output:
+                # A gateway may answer in JSON alone.
+                outputs[name] = _only_value(output["data"])
+                continue
+            start, end = end, end + int(output["parameters"]["binary_data_size"])
+            outputs[name] = decode(name, output["datatype"], output["shape"], response.content[start:end])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
+    return read_completion(outputs, request)
+
+
+def status_requests(endpoint: Endpoint, model: str) -> list[HttpRequest]:
+    """Return the requests whose responses `read_status` takes, in this order."""
+    paths = (("health", "live"), ("health", "ready"), ("models", model, "ready"), (), ("models", model, "config"))
+    return [HttpRequest("GET", _url(endpoint, *path), {}) for path in paths]
+
+
+def read_status(endpoint: Endpoint, model: str, responses: list[httpx.Response]) -> ServerStatus:
+    """Decode the responses to `status_requests`.
+
+    Raises:
+        TritonLlamaError: a response is an error, or isn't Triton's.
+    """
+    live, ready, model_ready = (response.status_code == 200 for response in responses[:3])
+    config = _object(responses[4]) if model_ready else None
+    return status.read_status(endpoint, model, live, ready, _object(responses[3]), model_ready, config)
+
+
+def stream_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> HttpRequest:
+    """Encode a request that gets a stream of pieces.
+
+    Raises:
+        RejectedInputError: a number is not finite.
+    """
+    fields = {"id": request.request_id} | {tensor.name: _json_value(tensor) for tensor in request.tensors}
+    headers = {"Content-Type": "application/json", "Accept": _EVENTS}
+    content = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+    return HttpRequest("POST", _url(endpoint, "models", model, "generate_stream"), headers, content)
+
+
+def has_data(event: ServerSentEvent) -> bool:
+    """Return whether an event has a `data` field, which may be empty; httpx-sse also returns events without."""
+    return bool(event.data) or (event.event == "message" and not event.id and event.retry is None)
+
+
+class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """Decodes the events of one response, and bounds their size: httpx-sse itself reads an event of any size.
+
+    As the response's stream it removes a byte order mark and counts the bytes since the last event.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self._stream = response.stream
+        self._head: bytes | None = b""
+        self._tail = b""
+        self._pending = 0
+        self._started = False
+        response.stream = self
+        # One character per byte, so that `piece` gets the bytes back. Events are UTF-8, whatever the response's charset
+        # is, and httpx would replace bytes that are not.
+        response.encoding = "iso-8859-1"
+
+    @property
+    def refused(self) -> bool:
+        """Whether the response is an error, for `error`."""
+        return self._response.status_code != 200
+
+    def error(self, body: bytes) -> Exception:
+        """Return the error of a refusal with this body."""
+        # Triton's own errors come as JSON, the model's as an event.
+        return from_generate_response(self._response.status_code, body.strip().removeprefix(b"data:"))
+
+    def check_type(self) -> None:
+        """Check that the response is a stream of events.
+
+        Raises:
+            ServerError: it isn't.
+        """
+        kind = self._response.headers.get("content-type", "")
+        if not kind.startswith(_EVENTS):
+            raise ServerError(f"the answer's type is {kind!r}, must be {_EVENTS}")
+
+    def piece(self, data: str) -> Piece:
+        """Decode the data of one event, one character per byte.
+
+        Raises:
+            TritonLlamaError: it is an error, or violates the contract.
+        """
+        event = _read_event(data.encode("iso-8859-1"))
+        if "error" in event:
+            raise from_stream_error(str(event["error"]), started=self._started)
+        self._started = True
+        return read_piece(event)
+
+    def __iter__(self) -> Iterator[bytes]:
+        assert isinstance(self._stream, httpx.SyncByteStream)
+        return map(self._checked, self._stream)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        assert isinstance(self._stream, httpx.AsyncByteStream)
+        async for chunk in self._stream:
+            yield self._checked(chunk)
+
+    def _checked(self, chunk: bytes) -> bytes:
+        if self._head is not None:
+            chunk = self._head + chunk
+            if len(chunk) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(chunk):
+                self._head = chunk
+                return b""
+            chunk, self._head = chunk.removeprefix(_BYTE_ORDER_MARK), None
+        # Comments (keep-alives) end with an empty line too.
+        window = self._tail + chunk
+        ends = [match.end() for match in _EVENT_END.finditer(window)]
+        self._pending = len(window) - ends[-1] if ends else self._pending + len(chunk)
+        self._tail = window[-3:]
+        if self._pending > LARGEST_EVENT and not self.refused:
+            raise ServerError(f"the server sent an event of more than {LARGEST_EVENT} bytes")
+        return chunk
+
+    def close(self) -> None:
+        """Close the response."""
+        assert isinstance(self._stream, httpx.SyncByteStream)
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        """Close the response."""
+        assert isinstance(self._stream, httpx.AsyncByteStream)
+        await self._stream.aclose()
+
+
+def _url(endpoint: Endpoint, *parts: str) -> str:
+    scheme = "https" if endpoint.tls else "http"
+    path = "/".join(["v2", *(quote(part, safe="") for part in parts)])
+    return f"{scheme}://{endpoint.authority}{endpoint.base_path}/{path}"
+
+
+def _only_value(data: object) -> object:
+    """Return the element of an array in JSON, which may be flat or nested; raises ValueError if it has several."""
+    while isinstance(data, list):
+        (data,) = data
+    return data
+
+
+def _object(response: httpx.Response) -> Mapping[str, object]:
+    if response.status_code != 200:
+        raise from_http_response(response.status_code, response.content)
+    try:
+        answer = json.loads(response.content)
+    except ValueError as error:
+        raise ServerError(f"the answer is not JSON: {response.content[:80]!r}") from error
+    if not isinstance(answer, dict):
+        raise ServerError(f"the answer is {str(answer)[:80]}, must be a JSON object")
+    return answer
+
+
+def _json_value(tensor: Tensor) -> Value | list[Value]:
+    for value in tensor.values:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RejectedInputError(f"{tensor.name} is {value}, must be finite: this request travels as JSON")
+    return list(tensor.values) if tensor.name in ("stop_words", "bad_words") else tensor.values[0]
+
+
+def _read_event(data: bytes) -> Mapping[str, object]:
+    try:
+        event = json.loads(data)
+    # JSON nested too deep is a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise ServerError(f"the server sent an event that is not JSON: {data[:80]!r}") from error
+    if not isinstance(event, dict):
+        raise ServerError(f"the server sent the event {data[:80]!r}, must be a JSON object")
+    return event

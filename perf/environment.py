@@ -92,12 +92,18 @@ class ProcessMemory:
 def memory_of(pid: int) -> ProcessMemory:
     """Return what the process and its descendants take now: VRAM where there is a GPU, else PSS.
 
-    Raises FileNotFoundError for a process that has ended, CalledProcessError if nvidia-smi fails.
+    Raises FileNotFoundError or ProcessLookupError for a process that has ended, CalledProcessError if nvidia-smi fails.
     """
     taken = vram_mib()
     if taken is not None:
         return ProcessMemory("VRAM", taken)
-    return ProcessMemory("PSS", sum(status_kib(process, "smaps_rollup", "Pss") for process in family(pid)) / 2**10)
+    _, *descendants = family(pid)
+    kib = status_kib(pid, "smaps_rollup", "Pss")
+    for process in descendants:
+        # It may have ended meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            kib += status_kib(process, "smaps_rollup", "Pss")
+    return ProcessMemory("PSS", kib / 2**10)
 
 
 def family(pid: int) -> list[int]:

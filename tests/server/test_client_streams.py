@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -142,7 +141,6 @@ async def test_async_streams_that_are_left_give_their_slots_back(streaming: Loca
             await anext(left)
         async for _ in client.stream("def", LONG):
             break
-        gc.collect()
 
         async def read() -> None:
             async for _ in client.stream("def", LONG):

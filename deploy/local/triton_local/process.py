@@ -78,8 +78,12 @@ class GuardedProcess:
 
     def is_watched(self) -> bool:
         """Return whether the guard of a supervised server watches its model, which is ready, or the guard has ended."""
-        if not self._report.closed and select.select([self._report], [], [], 0)[0]:
-            self._report.close()
+        if not self._report.closed:
+            # Not select.select, which refuses descriptors from 1024 on.
+            report = select.poll()
+            report.register(self._report)
+            if report.poll(0):
+                self._report.close()
         return self._report.closed
 
     def exit_code(self) -> int | None:

@@ -29,7 +29,11 @@ GPU ?=
 HOUSE ?=
 
 BIN := .venv/bin
-READY := .venv/.ready
+INSTALLED := .venv/.ready
+# Kernels for a CPU, in C++; optional.
+CPU_KERNELS := model_repository/llama/1/llama_engine/kernels/cpu
+COMPILED := $(CPU_KERNELS)/build/.compiled
+READY := $(INSTALLED) $(COMPILED)
 READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
 READY_KERNELS := .venv/.ready-kernels
@@ -108,7 +112,7 @@ soak: $(READY_PERF) ## mixed load for MINUTES (30): flat memory, every request a
 report: $(READY_PERF) ## write tables and plots of README.md and docs/ from perf/results/, without measuring
 	@$(PERF) perf.report
 
-bench-inflight: $(READY_PERF) ## in-flight batching against batches, the cost of a step, the prefill bound (minutes)
+bench-inflight: $(READY_PERF) ## in-flight batching against batches, the prefill bound (minutes)
 	@OMP_NUM_THREADS=1 $(PERF) perf.inflight
 
 bench-gpu: $(READY_ANALYZER) ## on a GPU: correctness, memory plan, distance from the limit (BUDGET minutes, GPU options, such as --smoke)
@@ -150,22 +154,26 @@ sbom: $(READY) ## the image's packages in CycloneDX, and their licences: dist/sb
 train: $(READY) ## train the embedded checkpoint again (about an hour on two cores; resumes after a stop)
 	@$(BIN)/python -m models.train_pydoc_llama --out models/pydoc-llama
 
-clean: ## remove the virtual environment and leftovers of tests and training
-	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info
+clean: ## remove the virtual environment, compiled kernels and leftovers of tests and training
+	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info $(CPU_KERNELS)/build
 
 # Versions are from constraints.txt. The stamp comes last, so that an interrupted set-up is repeated.
-$(READY): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,local,prepare,dev]'
 	@touch $@
 
+# Without a compiler (CXX, else g++, c++ or clang++) each run prints one line, and the model runs on PyTorch's kernels.
+$(COMPILED): $(wildcard $(CPU_KERNELS)/*.h $(CPU_KERNELS)/*.cpp) $(CPU_KERNELS)/build.py | $(INSTALLED)
+	@if $(BIN)/python $(CPU_KERNELS)/build.py; then touch $@; fi
+
 # Additions for benchmarks and their tests: the load generator, the baselines, the plots.
-$(READY_PERF): $(READY)
+$(READY_PERF): $(INSTALLED) | $(COMPILED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
 	@touch $@
 
-$(READY_KERNELS): $(READY)
+$(READY_KERNELS): $(INSTALLED) | $(COMPILED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[kernels]'
 	@touch $@
 

@@ -16,11 +16,13 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from perf import workload
@@ -30,7 +32,7 @@ from perf.roofline.rates import BYTES, Weights
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 FOLDER = ROOT / ".work" / "bench"
 """Cache of the random ones."""
-DTYPES: Mapping[Weights, str] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
+DTYPES: Mapping[Weights, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 """PyTorch's names of the formats."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -51,6 +53,8 @@ class Shape:
 
 SMALL = Shape(512, 1536, 8, 8, 8, 3072, 1024, "float32")
 """30.4 million parameters, 29 million of them in the layers' matrices and the head."""
+TINY_LLAMA = Shape(2048, 5632, 22, 32, 4, 32000, 2048, "bfloat16")
+"""TinyLlama's: 1.1 billion parameters."""
 LLAMA_2_7B = Shape(4096, 11008, 32, 32, 32, 32000, 4096, "float16")
 
 
@@ -65,15 +69,30 @@ def random_checkpoint(shape: Shape, folder: Path) -> Path:
     target = folder / f"llama-{shape.hidden}x{shape.layers}-{digest}"
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
+    _build(target, partial(_save, shape))
+    return target
+
+
+def w8a8(checkpoint: Path) -> Path:
+    """Return the checkpoint in vLLM's INT8, in the form of compressed-tensors; created unless it exists.
+
+    Weights have a scale per output channel; activations get one per token when they are computed. The head is floats.
+    """
+    target = FOLDER / f"{checkpoint.resolve().name}-w8a8"
+    if not target.exists():
+        _build(target, partial(_save_w8a8, checkpoint))
+    return target
+
+
+def _build(target: Path, save: Callable[[Path], None]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
     # Under another name first: an interrupted write must not pass for a complete checkpoint.
-    building = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
+    building = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
     try:
-        _save(shape, building)
+        save(building)
         building.rename(target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return target
 
 
 def config_of(shape: Shape) -> LlamaConfig:
@@ -95,11 +114,14 @@ def config_of(shape: Shape) -> LlamaConfig:
 
 
 def unquantized() -> Weights:
-    """Return the fastest format of unquantized weights on this machine: FP16 on a GPU, FP32 on a CPU.
-
-    CPUs without 16-bit instructions (AMX, AVX512-FP16) multiply FP16 slower than FP32.
-    """
+    """Return the format of unquantized weights that the setting dtype=auto selects: FP16 on a GPU, FP32 on a CPU."""
     return "fp16" if torch.cuda.is_available() else "fp32"
+
+
+def fastest() -> Weights:
+    """Return the fastest floats of servers that use whatever the machine has: BF16 on a CPU that multiplies it."""
+    bf16 = {"amx_bf16", "avx512_bf16"} & set(Path("/proc/cpuinfo").read_text().split())
+    return "bf16" if bf16 and not torch.cuda.is_available() else unquantized()
 
 
 def mebibytes(checkpoint: Path, weights: Weights) -> float:
@@ -144,3 +166,31 @@ def _save(shape: Shape, folder: Path) -> None:
         # No merge leads to them, so no text is ever split into them.
         vocabulary[f"<unused{token}>"] = token
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
+
+
+def _save_w8a8(checkpoint: Path, folder: Path) -> None:
+    for file in checkpoint.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copyfile(file, folder / file.name)
+    tensors: dict[str, torch.Tensor] = {}
+    for file in checkpoint.glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            tensors[name] = tensor
+            if name.endswith("_proj.weight"):
+                scale = tensor.float().abs().amax(1, keepdim=True) / 127
+                tensors[name] = (tensor.float() / scale).round().to(torch.int8)
+                tensors[f"{name}_scale"] = scale
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**eight_bits, "strategy": "channel", "dynamic": False},
+        "input_activations": {**eight_bits, "strategy": "token", "dynamic": True},
+    }
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": group}, "ignore": ["lm_head"],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))

@@ -1,37 +1,42 @@
 """Measure everything in one run, write it to one file, and print its tables.
 
 The budget may end first, so the order is by importance and duration: the article's table, the same at mixed lengths,
-where the time goes, and the baselines. (`bench.sweep` measures over concurrencies.) Skipped measurements are recorded
-with the reason.
+where the time goes, the baselines, the same with fewer and more users, and TinyLlama's shape. (`bench.sweep` measures
+our configurations over concurrencies.) Skipped measurements are recorded with the reason.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from perf.bench.articles import tables
-from perf.bench.baselines import Loads
-from perf.checkpoint import default_checkpoint
+from perf.bench.baselines import Loads, by_users, large
+from perf.checkpoint import FOLDER, TINY_LLAMA, default_checkpoint, random_checkpoint
 from perf.command import Options, begin, count, given, positive, run_parser
 from perf.course import Course, reason
 from perf.load.summary import SLO
 from perf.overhead.account import account
 from perf.report.results import read
 from perf.report.tables import summary
+from perf.roofline.rates import DeviceRates
 from perf.servers.baselines import servers
 from perf.workload import Mix
 
-SECTIONS = ("article", "mixed", "peers", "overhead")
+SECTIONS = ("article", "mixed", "peers", "overhead", "users", "large")
 # Mixes of the article's tables, and their share of the time left when each begins, so that time saved is passed on.
 _TABLES: dict[str, tuple[list[Mix], float]] = {
-    "article": (["equal"], 0.25),
-    "mixed": (["uniform", "geometric"], 0.3),
+    "article": (["equal"], 0.15),
+    "mixed": (["uniform", "geometric"], 0.2),
 }
 _ACCOUNT_S = 240.0
 _SLOTS = 32
+_LARGE = ("triton_llama_int8", "vllm", "vllm_int8", "triton_llama_bf16", "triton_llama_fp32")
+"""Servers of the larger model, the slowest last."""
 
 
 class BenchOptions(Options):
@@ -47,7 +52,7 @@ class BenchOptions(Options):
 
 def parse(arguments: Sequence[str] | None = None) -> BenchOptions:
     """Parse the command line; a value out of bounds ends the program with one line."""
-    parser = run_parser("make bench", __doc__, 60, "perf/results/bench.json")
+    parser = run_parser("make bench", __doc__, 120, "perf/results/bench.json")
     add = parser.add_argument
     add("--concurrency", type=count, default=32, metavar="N", help="users (default 32)")
     add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
@@ -74,19 +79,28 @@ def main() -> None:
             seconds = share * course.budget.left
             tables(course, options.concurrency, options.threads, checkpoint, rates, mixes, seconds)
     if "overhead" in options.only and course.results.get("overhead") is None:
-        _account(course, options.threads, checkpoint)
+        _account(course, options.threads, checkpoint, rates)
+    chosen = [server for server in servers() if server.key not in options.without]
+    loads = Loads(course, checkpoint, options.concurrency, options.threads, slo, rates)
     if "peers" in options.only:
-        chosen = [server for server in servers() if server.key not in options.without]
-        Loads(course, checkpoint, options.concurrency, options.threads, slo, rates).measure(chosen)
+        loads.measure(chosen)
+    if "users" in options.only:
+        # The FastAPI servers answer one and eight at a time, whatever the users.
+        loads.measure([server for server in chosen if "fastapi" not in server.key], by_users())
+    # A model of the user's, or a GPU's default, is large itself.
+    if "large" in options.only and options.model is None and not torch.cuda.is_available():
+        some = sorted((one for one in chosen if one.key in _LARGE), key=lambda one: _LARGE.index(one.key))
+        tiny_llama = replace(loads, checkpoint=random_checkpoint(TINY_LLAMA, FOLDER))
+        tiny_llama.measure(some, large(options.concurrency))
     course.results.finish()
     print(f"\n{summary(read(options.output))}\n")
     print(f"written to {options.output}; make report puts it into README.md")
 
 
-def _account(course: Course, threads: int, checkpoint: Path) -> None:
+def _account(course: Course, threads: int, checkpoint: Path, rates: DeviceRates) -> None:
     try:
         course.refuse_without(_ACCOUNT_S)
-        found = account(checkpoint, "int8", "uniform", 2 * _SLOTS, 3 * _SLOTS, threads, say=course.budget.say)
+        found = account(checkpoint, "int8", "uniform", 2 * _SLOTS, 3 * _SLOTS, threads, rates, say=course.budget.say)
     except Exception as error:  # noqa: BLE001 - as in Course.measure: the tables are printed all the same
         course.budget.say(f"overhead: not run: {reason(error)}")
     else:

@@ -1,33 +1,39 @@
-"""Our server and the baselines under one generator, in a closed loop of mixed lengths and under Poisson arrivals.
+"""Our server and the baselines under one generator, in closed loops of mixed lengths and under Poisson arrivals.
 
-Every server is started once and gets all loads: the same requests in the same order, and as many as every other one,
+Every server is started once for a section's loads: the same requests in the same order, and as many as every other one,
 however slow it is. Its pace, measured beforehand, only decides whether there is time for a load. The rate of the open
 loop is a share of what our own server answers in the closed one: all get the same rate, and a server that can't keep up
-shows it.
+shows it. Sections: the default users and Poisson arrivals; fewer and more users; a larger model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from perf.bench.measure import Measurement, Pace, entry, measured_pace
-from perf.course import Course, SkippedError
+from perf.checkpoint import described
+from perf.course import Course, NoTimeError, SkippedError
 from perf.load.arrivals import Closed, Poisson
 from perf.load.generator import drive
 from perf.load.summary import SLO
 from perf.roofline.rates import DeviceRates
 from perf.servers.baselines import servers
 from perf.servers.running import Running, Server
-from perf.workload import Mix, warm_and_measured
+from perf.workload import MEAN_OUTPUT, Mix, warm_and_measured
 
 CLOSED: tuple[Mix, ...] = ("uniform", "geometric")
 OPEN: Mix = "uniform"
 MEASURED = 64
 """Requests of a closed loop, after a warm-up of one request per user."""
+USERS = (1, 8, 128)
+"""Fewer and more than the default."""
+LOAD_S = 300.0
+"""A load that is predicted to take longer isn't run: the slowest servers would take the others' time."""
 OPEN_SHARE = 0.6
 """Of our closed loop's requests per second: a busy server, not an overloaded one."""
 OPEN_SECONDS = 45.0
@@ -41,13 +47,42 @@ _SEED = 7
 _GRACE_S = 60.0
 
 
+class _Started(NamedTuple):
+    """A server, and its pace by the number of users."""
+
+    running: Running
+    paces: dict[int, Pace]
+
+
 class NoRateError(SkippedError):
     """There is no rate to take the open loop's share of; `str()` says why."""
 
 
+class Load(NamedTuple):
+    """A closed loop. key: of its measurements, before the server's. mean: output tokens of a request."""
+
+    key: str
+    mix: Mix
+    users: int
+    measured: int = MEASURED
+    mean: int = MEAN_OUTPUT
+
+
+def by_users() -> list[Load]:
+    """Return the loads of fewer and more users."""
+    return [
+        Load(f"users/{mix}/{users}", mix, users, max(8, min(2 * users, MEASURED))) for users in USERS for mix in CLOSED
+    ]
+
+
+def large(users: int) -> list[Load]:
+    """Return the loads of a larger model: fewer requests of half the tokens, many at a time and one."""
+    return [Load(f"large/{many}", OPEN, many, max(4, many), MEAN_OUTPUT // 2) for many in (users, 1)]
+
+
 @dataclass(frozen=True)
 class Loads:
-    """The loads of every server. threads: of each."""
+    """The loads of every server. concurrency: the default users. threads: of each."""
 
     course: Course
     checkpoint: Path
@@ -56,40 +91,52 @@ class Loads:
     slo: SLO
     rates: DeviceRates
 
-    def measure(self, chosen: Sequence[Server]) -> None:
-        """Measure these servers, as long as the budget lasts."""
+    def measure(self, chosen: Sequence[Server], loads: Sequence[Load] | None = None) -> None:
+        """Measure these servers, as long as the budget lasts; by default at the default users and Poisson arrivals."""
+        closed = [Load(f"peers/closed/{mix}", mix, self.concurrency) for mix in CLOSED] if loads is None else loads
         # The slowest one last: if the budget ends there, the least is missing.
         for server in sorted(chosen, key=lambda server: server.key == "naive_fastapi"):
-            loads = {f"peers/closed/{mix}/{server.key}": partial(self._closed, server, mix) for mix in CLOSED}
-            loads[f"peers/poisson/{OPEN}/{server.key}"] = partial(self._open, server)
-            self.course.measure_on_one(server.to_json(), loads, partial(self._paced, server))
+            tasks: dict[str, Callable[[_Started], Measurement]] = {
+                f"{load.key}/{server.key}": partial(self._closed, server, load) for load in closed
+            }
+            if loads is None:
+                tasks[f"peers/poisson/{OPEN}/{server.key}"] = partial(self._open, server)
+            self.course.measure_on_one(server.to_json(), tasks, partial(self._started, server))
 
     @contextmanager
-    def _paced(self, server: Server) -> Iterator[tuple[Running, Pace]]:
+    def _started(self, server: Server) -> Iterator[_Started]:
         self.course.budget.say(f"{server.key} is started …")
         with server.start(self.checkpoint, self.threads) as running:
             settings = "".join(f"\n  {name}: {value}" for name, value in running.settings.items())
             self.course.budget.say(f"{server.key} runs: {running.command}{settings}")
-            yield running, measured_pace(running, self.checkpoint, "equal", self.concurrency, self._timeout)
+            yield _Started(running, {})
 
-    def _closed(self, server: Server, mix: Mix, paced: tuple[Running, Pace]) -> Measurement:
-        running, pace = paced
-        self.course.refuse_without((self.concurrency + MEASURED) * pace.wave_seconds() / self.concurrency)
-        return self._apply(server, running, mix, Closed(self.concurrency), self.concurrency, MEASURED)
+    def _closed(self, server: Server, load: Load, started: _Started) -> Measurement:
+        self._refuse_without(started, load.users, load.users + load.measured, load.mean)
+        return self._apply(server, started, load, Closed(load.users), load.users)
 
-    def _open(self, server: Server, paced: tuple[Running, Pace]) -> Measurement:
-        running, pace = paced
+    def _open(self, server: Server, started: _Started) -> Measurement:
         rate = self._rate()
         count = max(OPEN_LEAST, round(rate * OPEN_SECONDS))
-        self.course.refuse_without(max(OPEN_SECONDS, count * pace.wave_seconds() / self.concurrency))
-        return self._apply(server, running, OPEN, Poisson(rate, _SEED), 0, count)
+        self._refuse_without(started, self.concurrency, count, MEAN_OUTPUT)
+        return self._apply(server, started, Load("", OPEN, 0, count), Poisson(rate, _SEED), 0)
+
+    def _refuse_without(self, started: _Started, users: int, requests: int, mean: int) -> None:
+        """Raise NoTimeError if the budget, or what a load may take, is less than the requests are predicted to take."""
+        if users not in started.paces:
+            started.paces[users] = measured_pace(started.running, self.checkpoint, "equal", users, self._timeout)
+        predicted = requests * started.paces[users].wave_seconds(mean) / users
+        self.course.refuse_without(predicted)
+        if predicted > LOAD_S:
+            raise NoTimeError(f"{requests} requests take {predicted:.0f} s; a load may take {LOAD_S:.0f} s")
 
     def _apply(
-        self, server: Server, running: Running, mix: Mix, arrivals: Closed | Poisson, warmup: int, count: int
+        self, server: Server, started: _Started, load: Load, arrivals: Closed | Poisson, warmup: int
     ) -> Measurement:
-        requests = warm_and_measured(self.checkpoint, mix, warmup, count)
-        run = drive(running.target, requests, arrivals, warmup, self._timeout)
-        return entry(server, running, self.checkpoint, mix, run, requests, self.rates, self.slo)
+        requests = warm_and_measured(self.checkpoint, load.mix, warmup, load.measured, load.mean)
+        run = drive(started.running.target, requests, arrivals, warmup, self._timeout)
+        own = {"model": described(self.checkpoint)}
+        return entry(server, started.running, self.checkpoint, load.mix, run, requests, self.rates, self.slo, own)
 
     @property
     def _timeout(self) -> float:

@@ -136,7 +136,7 @@ def scarce(checkpoint: Checkpoint, amount: Amount) -> dict[str, object]:
         bound = _bounded(device, amount.scarce_mib * MIB)
     else:
         how = "passes of more than a quarter of the tokens refused by a hook"
-        bound = watching(checkpoint, partial(_refuse, width * rows // 4))
+        bound = watching(partial(_refuse, width * rows // 4))
     # The log of the provoked errors is a page each; they are counted.
     with bound, patch.object(logging.getLogger("llama_engine.engine"), "disabled", True):
         errors, answered = _answered(engine, requests)
@@ -214,8 +214,8 @@ def _bounded(device: torch.device, more: int) -> Iterator[None]:
 
 
 def _refuse(most: int, one: ForwardPass) -> None:
-    if one.tokens.numel() > most:
-        raise torch.OutOfMemoryError(f"{one.tokens.numel()} tokens don't fit, {most} would")
+    if one.tokens > most:
+        raise torch.OutOfMemoryError(f"{one.tokens} tokens don't fit, {most} would")
 
 
 def _free(device: torch.device) -> int:

@@ -1,9 +1,9 @@
 """Correctness of the engine on this device, with the embedded checkpoint: FP32 by tokens, FP16 and INT8 by logits.
 
 Tokens are compared as in the tests on a CPU, with their helpers. Logits: those of decoding through slots with those of
-a plain forward pass over each text alone. The text is given token by token, so both see the same tokens at every
-position. Two comparisons per precision: with the same weights alone, for the effect of slots, padding, neighbours and
-shapes; and with FP32, which adds the effect of the precision itself.
+a forward pass over each text alone. The text is given token by token, so both see the same tokens at every position.
+Two comparisons per precision: with the same weights alone, for the effect of slots, padding, neighbours and shapes; and
+with transformers' own model in FP32, which adds the effect of the precision itself.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from engine.engines import engine_of, with_tokens_as_text
 from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
+from engine.oracle import oracle
 from engine.prompts import random_prompt
 from llama_engine.cuda_graphs import unsupported_reason
-from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import Checkpoint, load_checkpoint
-from llama_engine.model.memory_plan import plan_memory
-from llama_engine.model.model_runner import ModelRunner
+from llama_engine.model.model_runner import Chunk
 from llama_engine.settings import Settings
 
 from perf.gpu.decoding import proved
 from perf.gpu.models import FP32, Precision
 from perf.quality import divergence
+from perf.quality.divergence import Forward
 from perf.roofline.rates import Weights
 
 TIES_A_THOUSAND = 1
@@ -118,7 +118,7 @@ def tolerance(
     given = texts(checkpoint, len(exact), steps)
     decoded = through_slots(checkpoint, given, steps)
     # The fused product rounds no activations, so its bounds are those of 16 bits.
-    same = distance(alone(checkpoint, given, steps), decoded, "fp16" if fused else precision.weights)
+    same = distance(alone(Forward(checkpoint), given, steps), decoded, "fp16" if fused else precision.weights)
     reference = distance(exact, decoded, precision.weights)
     passed = bool(same["passed"] and reference["passed"])
     return {
@@ -136,9 +136,16 @@ def tolerance(
 
 
 def exact_logits(device: torch.device, rows: int, steps: int) -> list[torch.Tensor]:
-    """Return FP32's logits of `tolerance`'s texts, each alone."""
+    """Return transformers' FP32 logits of `tolerance`'s texts, each alone."""
     checkpoint = embedded(FP32, device)
-    return alone(checkpoint, texts(checkpoint, rows, steps), steps)
+    model = oracle(checkpoint)
+    found = []
+    with torch.inference_mode():
+        for text in texts(checkpoint, rows, steps):
+            logits = model(input_ids=torch.tensor([text], device=device), use_cache=False).logits
+            # Moved off the device: kept there, it would count against a memory plan that is checked later.
+            found.append(logits[0, -steps - 1 :].cpu())
+    return found
 
 
 def texts(checkpoint: Checkpoint, rows: int, steps: int) -> list[tuple[int, ...]]:
@@ -152,26 +159,21 @@ def through_slots(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps:
     """Return each text's logits [steps + 1, vocabulary] after its last `steps` + 1 tokens, all rows in one batch."""
     lengths = [len(text) - steps for text in given]
     device = checkpoint.info.device
-    model = ModelRunner(checkpoint, KVCache(plan_memory(checkpoint, Settings(), len(given)).shape, device))
-    found = [model.logits(model.prefill(0, [text[:length] for text, length in zip(given, lengths, strict=True)]))]
+    model = checkpoint.runner(checkpoint.cache_shape(len(given)))
+    prompts = [Chunk(slot, 0, text[:length]) for slot, (text, length) in enumerate(zip(given, lengths, strict=True))]
+    found = [model.logits(model.prefill(prompts))]
+    slots, ends = torch.arange(len(given), device=device), torch.tensor(lengths, device=device)
     for step in range(steps):
         tokens = [text[length + step] for text, length in zip(given, lengths, strict=True)]
-        positions = torch.tensor([[length + step] for length in lengths], device=device)
-        span = model.decode_span(max(lengths) + step)
-        found.append(model.logits(model.decode(0, torch.tensor(tokens, device=device)[:, None], positions, span)))
+        rows = slots, torch.tensor(tokens, device=device), ends + step
+        found.append(model.logits(model.decode(*rows, max(lengths) + step + 1)))
     return list(torch.stack(found, dim=1).cpu())
 
 
 @torch.inference_mode()
-def alone(checkpoint: Checkpoint, given: Sequence[Sequence[int]], steps: int) -> list[torch.Tensor]:
-    """Return the same by transformers' forward over each text alone, without a cache."""
-    device = checkpoint.info.device
-    found = []
-    for text in given:
-        hidden = checkpoint.model.model(input_ids=torch.tensor([text], device=device), use_cache=False)
-        # Moved off the device: kept there, it would count against a memory plan that is checked later.
-        found.append(checkpoint.model.lm_head(hidden.last_hidden_state[0, -steps - 1 :]).cpu())
-    return found
+def alone(forward: Forward, given: Sequence[Sequence[int]], steps: int) -> list[torch.Tensor]:
+    """Return the same of each text alone, in one pass without a cache."""
+    return [forward.logits(forward.hidden(text)[-steps - 1 :]).cpu() for text in given]
 
 
 def distance(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor], weights: Weights) -> dict[str, Any]:

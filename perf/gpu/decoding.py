@@ -19,9 +19,9 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import unsupported_reason
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.model_runner import SPAN_BUCKET
 from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
+from transformers import LlamaForCausalLM
 
 from perf.gpu.models import Precision
 from perf.load.summary import percentiles
@@ -84,9 +84,7 @@ def engine(checkpoint: Checkpoint, wave: Wave, graphs: bool = False) -> dict[str
 
     graphs: with the steps as CUDA graphs; RuntimeError if they can't be captured.
     """
-    # In whole buckets of the attention's span.
-    context = -(-(wave.prompt + wave.output) // SPAN_BUCKET) * SPAN_BUCKET
-    made = new_engine(checkpoint, context, wave.rows, graphs)
+    made = new_engine(checkpoint, wave.prompt + wave.output, wave.rows, graphs)
     # As a server does at start: what compiles at its first use must not compile during the measurement.
     proving_s = proved(made, graphs)
     prompts = wave.prompts(checkpoint.config.vocab_size)
@@ -130,8 +128,11 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def stock(checkpoint: Checkpoint, wave: Wave) -> dict[str, object]:
-    """Run a wave through transformers' generate() as one batch. Raises RuntimeError if the lengths are wrong."""
+def stock(checkpoint: Checkpoint, model: LlamaForCausalLM, wave: Wave) -> dict[str, object]:
+    """Run a wave through transformers' generate() as one batch. Raises RuntimeError if the lengths are wrong.
+
+    model: the checkpoint's, as transformers computes it.
+    """
     device = checkpoint.info.device
     ids = torch.tensor(wave.prompts(checkpoint.config.vocab_size), device=device)
 
@@ -140,7 +141,7 @@ def stock(checkpoint: Checkpoint, wave: Wave) -> dict[str, object]:
         began = time.perf_counter()
         with torch.inference_mode():
             # Its self is a protocol that the class doesn't meet.
-            found: object = checkpoint.model.generate(  # type: ignore[misc]
+            found: object = model.generate(  # type: ignore[misc]
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=tokens,

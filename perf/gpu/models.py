@@ -16,8 +16,11 @@ from dataclasses import dataclass
 import torch
 from llama_engine.kernels.selection import STOCK
 from llama_engine.libraries import Int8Params, Linear8bitLt, int8_vectorwise_quant
-from llama_engine.model.loader import Checkpoint, install_kernels
+from llama_engine.model.builder import llama_around
+from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_info import read_model_info
+from llama_engine.model.rope import rope_tables
+from llama_engine.model.transformers_reader import install_kernels
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
@@ -60,6 +63,13 @@ class RandomLlama:
         self._kernels = kernels
         self._present: tuple[Precision, bool] | None = None
         self._checkpoint: Checkpoint | None = None
+        self._module: LlamaForCausalLM | None = None
+
+    @property
+    def module(self) -> LlamaForCausalLM:
+        """The present model as transformers computes it."""
+        assert self._module is not None, "no model is present"
+        return self._module
 
     def at(self, precision: Precision, stock: bool = False) -> Checkpoint:
         """Return the model in that precision, as the engine serves it; the one returned before must not be used.
@@ -71,13 +81,14 @@ class RandomLlama:
         if self._checkpoint is None or self._present != (precision, stock):
             # Freed first: two would not fit.
             self.free()
-            self._checkpoint = _checkpoint(self._shape, self._device, precision, None if stock else self._kernels)
+            kernels = None if stock else self._kernels
+            self._module, self._checkpoint = _checkpoint(self._shape, self._device, precision, kernels)
             self._present = precision, stock
         return self._checkpoint
 
     def free(self) -> None:
         """Free its memory."""
-        self._checkpoint = None
+        self._checkpoint = self._module = None
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -98,7 +109,9 @@ def in_8_bits(weight: torch.Tensor, threshold: float = 0.0) -> Linear8bitLt:
     return made.requires_grad_(False).train(False)
 
 
-def _checkpoint(shape: Shape, device: torch.device, precision: Precision, kernels: str | None) -> Checkpoint:
+def _checkpoint(
+    shape: Shape, device: torch.device, precision: Precision, kernels: str | None
+) -> tuple[LlamaForCausalLM, Checkpoint]:
     """Create a model; kernels: the setting, or None for stock layers."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
@@ -119,9 +132,10 @@ def _checkpoint(shape: Shape, device: torch.device, precision: Precision, kernel
     model.generation_config = GenerationConfig(bos_token_id=1, pad_token_id=0)
     installed = STOCK if kernels is None else install_kernels(model, kernels)
     pieces = [f"{token} ".encode() for token in range(shape.vocabulary)]
-    return Checkpoint(
+    return model, Checkpoint(
         name=f"random weights, {shape.hidden} x {shape.layers}",
-        model=model,
+        config=model.config,
+        model=llama_around(model, rope_tables(model.config, shape.positions)),
         tokenizer=Tokenizer(AutoTokenizer.from_pretrained(EMBEDDED), Vocabulary(pieces)),
         generation_config=model.generation_config,
         max_model_len=shape.positions,

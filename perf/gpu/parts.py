@@ -21,7 +21,7 @@ from perf.gpu import capacity, correctness, decoding, environment, products
 from perf.gpu.decoding import Wave
 from perf.gpu.models import FP16, FP32, INT8, Precision, RandomLlama, precisions
 from perf.quality import candidates, text
-from perf.quality.candidates import CANDIDATES, Candidate
+from perf.quality.candidates import GPU_CANDIDATES, Candidate
 from perf.roofline.rates import DeviceRates
 
 Tasks = Iterator[tuple[str, Callable[[], Mapping[str, object]]]]
@@ -30,7 +30,7 @@ OUTLIER_ROWS = (1, 32)
 """Row counts at threshold 6, where every layer waits for the device and a wave takes long."""
 ARTICLE_CONCURRENCY = 32
 
-_FUSED_INT8 = Candidate("int8_fused", 0.0, "fused")
+_FUSED_INT8 = Candidate("int8_fused", "INT8, fused, weights only", kernels="fused")
 """The aims' subject: the engine's own product, which rounds no activations."""
 
 
@@ -87,7 +87,7 @@ def _random_llama(
 
     def generate(rows: int) -> Mapping[str, object]:
         one = Wave(precision, rates, rows, amount.prompt, amount.output)
-        return decoding.stock(llama.at(precision, stock=True), one)
+        return decoding.stock(llama.at(precision, stock=True), llama.module, one)
 
     def replayed(rows: int) -> Mapping[str, object]:
         found = wave(rows, graphs=True)
@@ -137,7 +137,9 @@ def _quality(options: argparse.Namespace) -> Tasks:
             raise RuntimeError("the fused 8-bit product isn't used; the log has the reason")
         taken = rows.tokens[: amount.texts]
         with tqdm(disable=True) as silent:
-            found: dict[str, Any] = candidates.measured(candidate, unquantized, loaded, taken, silent)[candidate.key]
+            found: dict[str, Any] = candidates.measured(candidate, unquantized, None, loaded, taken, silent)[
+                candidate.key
+            ]
         return {
             **found,
             **rows.origin,
@@ -146,7 +148,7 @@ def _quality(options: argparse.Namespace) -> Tasks:
             "in_short": f"KL {found['kl_nats']['mean']} nats per token from the unquantized weights",
         }
 
-    for candidate in (*([_FUSED_INT8] if device.type == "cuda" else []), *CANDIDATES):
+    for candidate in (*([_FUSED_INT8] if device.type == "cuda" else []), *GPU_CANDIDATES):
         yield f"quality/{candidate.key}", partial(distance, candidate)
 
 

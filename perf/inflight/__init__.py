@@ -1,1 +1,1 @@
-"""`make bench-inflight`: in-flight batching against batches, the cost of a step, the prefill bound."""
+"""`make bench-inflight`: in-flight batching against batches, the prefill bound."""

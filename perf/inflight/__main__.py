@@ -1,4 +1,4 @@
-"""In-flight batching against batches, the cost of a step, the prefill bound: `make bench-inflight`.
+"""In-flight batching against batches, and the prefill bound: `make bench-inflight`.
 
 The first is measured through a real server, at three mixes of lengths: tokens per second of `scheduling: batch` and
 `inflight`. Both run the default config, so the same weights, slots and queue; only the setting differs. Every request
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from perf import environment
-from perf.inflight.steps import prefill_bounds, step_costs
+from perf.inflight.steps import prefill_bounds
 from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.protocols import Request, Target
@@ -102,7 +102,6 @@ def main() -> None:
     torch.set_num_threads(1)
     tables = {
         "schedulers": schedulers(options.requests, options.concurrency, options.repetitions),
-        "step_cost": step_costs(["none", "int8"], 40 * options.repetitions),
         "prefill_bound": prefill_bounds([32, 64, 128, 256, 512], 8 * options.repetitions),
     }
     result = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": environment.describe(), **tables}

@@ -1,8 +1,8 @@
 """Where the time of serving goes: `python -m perf.overhead CHECKPOINT --quantization int8`.
 
-One load runs through Triton, through the bare engine, through the engine's passes alone and through transformers'
-forward alone: each has less around the same computation than the one before, so the ratios are the cost of each layer.
-The ceiling is the bare forward. Prints ratios and parts; --output writes one JSON file and a plot.
+One load runs through Triton, through the bare engine and through the engine's passes alone: each has less around the
+same computation than the one before, so the ratios are the cost of each layer. The ceiling is the passes alone. Prints
+ratios, parts and a full step beside its limit; --output writes one JSON file and a plot.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from perf.report.plots import icicle
 from perf.report.results import Part
 from perf.report.tables import parts_table
 from perf.report.text import terminal
+from perf.roofline.device import measure
 from perf.workload import MEAN_OUTPUT, MIXES
 
 
@@ -37,11 +38,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON to write; the picture goes beside it")
     options = vars(parser.parse_args())
     output: Path | None = options.pop("output")
-    found = account(**options)
+    found = account(**options, rates=measure(options["threads"]))
     parts = TypeAdapter(list[Part]).validate_python(found["parts"])
     print(terminal(parts_table(parts, [])))
-    for name, ratio in found["ratios"].items():
-        print(f"{name}: {ratio:.3f}")
+    for name, value in (found["ratios"] | found["steps"]).items():
+        print(f"{name}: {value:,.4g}")
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps({"machine": environment.describe(), **found}, indent=1) + "\n")

@@ -3,14 +3,15 @@
 Includes tokenization, as in the server; no queue, no scheduler, no responses. Having every request from the start
 corresponds to a server at which requests always wait.
 
-Attention, matrices and norms are inside transformers' forward; its rest is Python, the rotary embedding, residuals and
-activations. The rest of a pass is positions and mask. The rest of the engine is its loop and rows and, on a GPU,
-waiting for the tokens.
+In PyTorch, attention, norms and KV cache are parts of the forward pass, whose rest is the linear layers, the rotary
+embedding, residuals and activations; the compiled kernels of a CPU fuse all of these. The rest of a pass is positions
+and slots. The rest of the engine is its loop and rows and, on a GPU, waiting for the tokens.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,19 +22,18 @@ import torch
 from llama_engine import sequence
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
+from llama_engine.kernels.cpu.forward import CpuForward
 from llama_engine.model.kv_cache import KVCache
+from llama_engine.model.llama import Llama
 from llama_engine.model.loader import choose_device, load_checkpoint
-from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import Sampler, SamplingState
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import SlotBatch
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Tokenizer
-from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaModel, LlamaRMSNorm
 
 from perf.load.protocols import Request
-from perf.overhead.passes import Pass, recording
+from perf.overhead.passes import RUNNERS, Pass, recording
 from perf.overhead.stopwatch import Node, Probe, settle, stopwatch
 
 SPAN = 64
@@ -42,13 +42,14 @@ TOKENIZATION = "tokenization"
 
 _PROBES: tuple[Probe, ...] = (
     (Tokenizer, "encode", TOKENIZATION),
-    (ModelRunner, "prefill", "prefill"),
-    (ModelRunner, "prefill_chunk", "prefill"),
-    (ModelRunner, "decode", "decode steps"),
-    (LlamaModel, "forward", "transformers' forward"),
+    *((runner, "prefill", "prefill") for runner in RUNNERS),
+    *((runner, "decode", "decode steps") for runner in RUNNERS),
+    *((runner, "logits", "head") for runner in RUNNERS),
+    *((model, "forward", "forward pass") for model in (Llama, CpuForward)),
     (torch.nn.functional, "scaled_dot_product_attention", "attention"),
-    (KVCache, "update", "cache"),
-    (ModelRunner, "logits", "head"),
+    (torch, "bmm", "attention"),
+    (torch.nn.functional, "rms_norm", "norms"),
+    *((KVCache, method, "KV cache") for method in ("write", "read", "gather")),
     (Sampler, "sample", "sampling"),
     (SamplingState, "set", "sampling"),
     (SamplingState, "copy", "sampling"),
@@ -60,11 +61,19 @@ _PROBES: tuple[Probe, ...] = (
 )
 
 
+class FullStep(NamedTuple):
+    """A step that decoded a token in every slot and prefilled nothing. positions: cached, of all rows together."""
+
+    seconds: float
+    positions: int
+
+
 class Run(NamedTuple):
-    """Seconds of one run over all requests, and of this process's processor time in it, where measured."""
+    """Seconds of one run over all requests, this process's processor time in it where measured, and its full steps."""
 
     seconds: float
     processor: float | None = None
+    full_steps: Sequence[FullStep] = ()
 
 
 class BareEngine:
@@ -86,40 +95,45 @@ class BareEngine:
         asked = self.requests[:count]
         began, worked = time.perf_counter(), time.process_time()
         encode = self.checkpoint.tokenizer.encode
-        results = self.engine.generate(
-            [
+        sequences = [
+            self.engine.sequence(
                 GenerationRequest(
                     prompt=one.prompt,
                     prompt_tokens=encode(one.prompt),
                     max_tokens=one.output_tokens,
                     min_tokens=one.output_tokens,
                 )
-                for one in asked
-            ]
-        )
-        run = Run(time.perf_counter() - began, time.process_time() - worked)
-        for number, (one, result) in enumerate(zip(asked, results, strict=True)):
+            )
+            for one in asked
+        ]
+        full_steps = self._step(sequences)
+        run = Run(time.perf_counter() - began, time.process_time() - worked, full_steps)
+        for number, (one, result) in enumerate(zip(asked, (made.result for made in sequences), strict=True)):
             if not isinstance(result, sequence.Completion) or result.num_output_tokens != one.output_tokens:
                 raise RuntimeError(f"request {number} asked for {one.output_tokens} tokens and got {result!r}")
         return run
 
+    def _step(self, sequences: Sequence[sequence.Sequence]) -> list[FullStep]:
+        """Run the sequences to their ends; return the full steps."""
+        waiting, running, full_steps = deque(sequences), list[sequence.Sequence](), list[FullStep]()
+        while waiting or running:
+            while waiting and len(running) < self.engine.slots:
+                running.append(waiting.popleft())
+                self.engine.add(running[-1])
+            began = time.perf_counter()
+            step = self.engine.step()
+            taken = time.perf_counter() - began
+            # While a prompt is read, its slot doesn't decode.
+            if step.decoded == self.engine.slots:
+                full_steps.append(FullStep(taken, sum(one.num_cached for one in running)))
+            if step.finished:
+                running = [one for one in running if one.result is None]
+        return full_steps
+
     def split(self) -> tuple[Run, Node, list[Pass]]:
         """Answer all requests with the stopwatch on; return the run, its parts, and the passes of its model."""
-        probes = [*_PROBES, *_layer_probes(self.checkpoint.model)]
         # Recording is outside: its cost counts to the loop and not to the passes.
-        with stopwatch("bare engine", probes, self.settle) as whole, recording() as noted:
+        with stopwatch("bare engine", _PROBES, self.settle) as whole, recording() as noted:
             run = self.run()
         whole.rest = "loop, rows and reading the tokens"
         return run, whole, noted
-
-
-def _layer_probes(model: LlamaForCausalLM) -> list[Probe]:
-    """Return the probes of the linear layers and norms, whose classes depend on how the model was loaded."""
-    kinds = ((torch.nn.Linear, "matrices"), (LlamaRMSNorm, "norms"))
-    found = {
-        next(owner for owner in type(module).__mro__ if "forward" in vars(owner)): part
-        for module in model.modules()
-        for kind, part in kinds
-        if isinstance(module, kind)
-    }
-    return [(owner, "forward", part) for owner, part in found.items()]

@@ -1,8 +1,7 @@
-"""The passes of a run, recorded while an engine makes them, and repeated by the model alone.
+"""The passes of a run, recorded while an engine makes them, and repeated by a model runner alone.
 
-They are repeated in two ways, with the same rows in the same order: through the model runner, without sampling and
-texts; and through transformers' forward with a cache at next to no cost, in which all rows of a step have the same
-length, so that it needs neither a mask nor indexed writes. The second one contains none of our code.
+The repeated passes are the bare forward: the same rows at the same positions in the same order, over a KV cache of
+their own, without scheduling, sampling and texts.
 """
 
 from __future__ import annotations
@@ -14,56 +13,46 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import torch
-from llama_engine.model.kv_cache import KVCache, KVCacheShape
+from llama_engine.model.cpu_runner import CpuRunner
+from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.model_runner import ModelRunner
+from llama_engine.model.model_runner import Chunk, ModelRunner
+from llama_engine.model.torch_runner import TorchRunner
 
-_TOKEN = 5
+RUNNERS: tuple[type[ModelRunner], ...] = (TorchRunner, CpuRunner)
+"""Every kind of model runner."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """`rows` rows of `width` tokens each from the position `start`; the head over `rows` rows if the width is 0.
+    """A call of a model runner's method, over `tokens` tokens in `rows` rows. repeat: the same by another runner."""
 
-    repeat: the same pass by another model runner, given the hidden states for the head.
-    """
-
+    method: str
     rows: int
-    start: int
-    width: int
-    repeat: Callable[[ModelRunner, torch.Tensor], object] = field(compare=False, repr=False)
+    tokens: int
+    repeat: Callable[[ModelRunner], object] = field(compare=False, repr=False)
 
 
-def _prefill(first: int, prompts: Sequence[Sequence[int]]) -> Pass:
-    return Pass(len(prompts), 0, max(map(len, prompts)), lambda model, _: model.prefill(first, prompts))
+def _prefill(chunks: Sequence[Chunk]) -> Pass:
+    return Pass("prefill", len(chunks), sum(len(chunk.tokens) for chunk in chunks), lambda model: model.prefill(chunks))
 
 
-def _chunk(slot: int, tokens: Sequence[int], start: int) -> Pass:
-    return Pass(1, start, len(tokens), lambda model, _: model.prefill_chunk(slot, tokens, start))
-
-
-def _step(first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> Pass:
+def _decode(slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> Pass:
     # The engine changes its own in place.
-    kept = tokens.clone(), positions.clone()
-    return Pass(len(tokens), int(positions.max()), 1, lambda model, _: model.decode(first, *kept, span))
+    kept = slots.clone(), tokens.clone(), positions.clone()
+    return Pass("decode", len(tokens), len(tokens), lambda model: model.decode(*kept, span))
 
 
-def _head(hidden: torch.Tensor) -> Pass:
-    rows = len(hidden)
-    return Pass(rows, 0, 0, lambda model, given: model.logits(given[:rows]))
+def _logits(hidden: torch.Tensor) -> Pass:
+    return Pass("logits", len(hidden), len(hidden), lambda model: model.logits(hidden))
 
 
-_NOTES: dict[str, Callable[..., Pass]] = {
-    "prefill": _prefill,
-    "prefill_chunk": _chunk,
-    "decode": _step,
-    "logits": _head,
-}
+_NOTES: dict[str, Callable[..., Pass]] = {"prefill": _prefill, "decode": _decode, "logits": _logits}
 
 
 @contextmanager
 def recording() -> Iterator[list[Pass]]:
-    """Record every pass of a model runner in this block."""
+    """Record every pass of every model runner in this block."""
     passes: list[Pass] = []
 
     def noting(note: Callable[..., Pass], original: Callable[..., object]) -> Callable[..., object]:
@@ -74,73 +63,23 @@ def recording() -> Iterator[list[Pass]]:
         return noted
 
     with ExitStack() as replaced:
-        for name, note in _NOTES.items():
-            replaced.enter_context(patch.object(ModelRunner, name, noting(note, vars(ModelRunner)[name])))
+        for runner in RUNNERS:
+            for name, note in _NOTES.items():
+                replaced.enter_context(patch.object(runner, name, noting(note, vars(runner)[name])))
         yield passes
 
 
-def through_slots(
-    checkpoint: Checkpoint, shape: KVCacheShape, passes: Sequence[Pass], settle: Callable[[], None]
-) -> float:
-    """Repeat the passes through a new model runner; return the seconds of the passes alone."""
-    model = ModelRunner(checkpoint, KVCache(shape, checkpoint.info.device))
-    hidden = _hidden(checkpoint, shape.slots)
-    return _seconds(passes, lambda one: one.repeat(model, hidden), settle)
-
-
-def through_forward(
-    checkpoint: Checkpoint, shape: KVCacheShape, passes: Sequence[Pass], settle: Callable[[], None]
-) -> float:
-    """Repeat the passes through transformers' forward alone; return the seconds of the passes."""
-    device = checkpoint.info.device
-    cache = _EvenCache(shape, device)
-    hidden = _hidden(checkpoint, shape.slots)
-    tokens = torch.full((shape.slots, shape.max_model_len), _TOKEN, device=device)
-    columns = torch.arange(shape.max_model_len, device=device)
-
-    def repeat(one: Pass) -> None:
-        if not one.width:
-            checkpoint.model.lm_head(hidden[: one.rows])
-            return
-        end = one.start + one.width
-        cache.start = one.start
-        positions = columns[one.start : end].expand(one.rows, one.width)
-        cache.bind(0, positions, end)
-        checkpoint.model.model(
-            input_ids=tokens[: one.rows, : one.width], position_ids=positions, past_key_values=cache, use_cache=True
-        )
-
-    return _seconds(passes, repeat, settle)
-
-
 @torch.inference_mode()
-def _seconds(passes: Sequence[Pass], repeat: Callable[[Pass], object], settle: Callable[[], None]) -> float:
-    seconds = 0.0
+def repeated(
+    checkpoint: Checkpoint, shape: KVCacheShape, passes: Sequence[Pass], settle: Callable[[], None]
+) -> list[float]:
+    """Repeat the passes through a new model runner; return the seconds of each."""
+    model = checkpoint.runner(shape)
+    seconds = []
     for one in passes:
         settle()
         began = time.perf_counter()
-        repeat(one)
+        one.repeat(model)
         settle()
-        seconds += time.perf_counter() - began
+        seconds.append(time.perf_counter() - began)
     return seconds
-
-
-def _hidden(checkpoint: Checkpoint, rows: int) -> torch.Tensor:
-    info = checkpoint.info
-    return torch.ones(rows, checkpoint.config.hidden_size, dtype=info.dtype, device=info.device)
-
-
-class _EvenCache(KVCache):
-    """A KV cache whose rows all have the same position: writing is a copy into a slice."""
-
-    start = 0
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write this pass's [rows, heads, width, head dim]; return views of [rows, heads, positions so far, …]."""
-        layer = self.slot_layers[layer_idx]
-        rows, end = key_states.shape[0], self.start + key_states.shape[2]
-        layer.keys[:rows, :, self.start : end] = key_states
-        layer.values[:rows, :, self.start : end] = value_states
-        return layer.keys[:rows, :, :end], layer.values[:rows, :, :end]

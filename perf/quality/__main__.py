@@ -1,8 +1,8 @@
 """The quality loss of INT8, for the embedded checkpoint and its held-out text or for your own (`make quality`).
 
 Each candidate predicts every token of the text beside the unquantized weights; the ceiling is the reference itself, at
-KL divergence 0. Checkpoints are loaded by the server's loader, so what is measured is what is served. Writes one JSON
-file and prints the table.
+KL divergence 0. What is served is loaded by the server's loader; on a CPU it is compared with its own weights in
+products of floats, too. Writes one JSON file and prints the table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from perf.command import make_command
 from perf.quality import text
-from perf.quality.candidates import CANDIDATES, load, measured
+from perf.quality.candidates import CANDIDATES, GPU_CANDIDATES, WEIGHTS_ONLY, load, measured, weights_only
 from perf.report.results import read
 from perf.report.tables import quality
 from perf.report.text import terminal
@@ -54,8 +54,8 @@ def main() -> None:
 def _measure(options: argparse.Namespace) -> None:
     """Compare every candidate with the unquantized weights and write the result file.
 
-    One candidate at a time is in memory, beside the reference. Raises EngineError for a checkpoint that can't be
-    loaded, TextError for an unusable text.
+    One candidate at a time is in memory, beside what it is compared with. Raises EngineError for a checkpoint that
+    can't be loaded, TextError for an unusable text.
     """
     # Read first: the checkpoint may take minutes to load.
     given = None if options.text is None else text.read(options.text)
@@ -80,11 +80,17 @@ def _measure(options: argparse.Namespace) -> None:
     variables = {name: str(value) for name in ("model", "text") if (value := getattr(options, name)) is not None}
     rest = [f"--{name}={value}" for name in ("revision", "context") if (value := getattr(options, name)) is not None]
     results.section("command", make_command("quality", {name.upper(): variables[name] for name in variables}, rest))
-    with tqdm(total=len(CANDIDATES) * rows.predicted, unit=" tokens", smoothing=0) as progress:
-        for candidate in CANDIDATES:
+    on_cpu = device.type == "cpu"
+    chosen = CANDIDATES if on_cpu else GPU_CANDIDATES
+    same_weights = weights_only(reference, options.revision, head=True) if on_cpu else None
+    with tqdm(total=len(chosen) * rows.predicted, unit=" tokens", smoothing=0) as progress:
+        for candidate in chosen:
             progress.set_description(candidate.key)
-            loaded = load(base, device, candidate)
-            for key, measurement in measured(candidate, reference, loaded, rows.tokens, progress).items():
+            if candidate.weights_only:
+                loaded = weights_only(reference, options.revision, head=candidate == WEIGHTS_ONLY)
+            else:
+                loaded = load(base, device, candidate)
+            for key, measurement in measured(candidate, reference, same_weights, loaded, rows.tokens, progress).items():
                 results.add(key, measurement)
             # Freed before the next one is loaded.
             del loaded

@@ -1,8 +1,12 @@
-"""The compared quantizations: INT8 with several outlier thresholds, against the unquantized weights.
+"""The compared quantizations against the unquantized weights, each as the engine computes it.
 
-6 is LLM.int8()'s threshold: activations are rounded to 8 bits too, except outlier columns, which are computed in 16
-bits. 0 is this server's default: on a CPU only the weights are rounded; on a GPU all activations too, which a threshold
-that nothing reaches measures on a CPU. Reported facts are read back from the loaded models.
+- weights only: products of floats with the INT8 weights; the head in floats (`int8_threshold_0`) or in INT8 too.
+- exact INT8, what a CPU serves: activations in one or two 8-bit terms, the head too, and the KV cache in each dtype.
+- LLM.int8() (bitsandbytes): activations rounded to 8 bits, except outlier columns beyond a threshold of 6, which are
+  computed in floats; or all of them, at a threshold that nothing reaches. On a GPU threshold 0 does that, too.
+
+Reported facts are read back from the loaded models. On a GPU there is no exact INT8, and INT8's weights alone are not
+compared: FP32 products there are no candidate.
 """
 
 from __future__ import annotations
@@ -12,53 +16,110 @@ from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
 import torch
+from llama_engine.model.builder import ReadWeights, build_llama
+from llama_engine.model.hub import resolve_folder
+from llama_engine.model.llama import Linear, Llama
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.model_info import ModelInfo
+from llama_engine.model.rope import rope_tables
+from llama_engine.model.weight_reader import WeightReader
+from llama_engine.model.weights import LinearWeight
 from llama_engine.settings import Settings
+from torch.nn.functional import linear
 from tqdm import tqdm
 
-from perf.quality.divergence import both, perplexity, summary
+from perf.quality.divergence import Forward, distances, kl_nats, perplexity, summary
 
 _WEIGHTS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}
+_KV = {"float32": "FP32", "bfloat16": "BF16", "int8": "INT8"}
 
 
 class Candidate(NamedTuple):
-    """INT8 with one outlier threshold. kernels: the setting, which matters on a GPU only."""
+    """INT8 in one form: settings of the engine; or weights_only.
+
+    terms: of exact INT8, else None. kernels: matter where there is no exact INT8.
+    """
 
     key: str
-    threshold: float
+    title: str
+    threshold: float = 0.0
+    terms: int | None = None
+    kv_cache_dtype: str = "auto"
     kernels: str = "stock"
+    weights_only: bool = False
 
 
 UNREACHED = 1000.0
 """The setting's maximum."""
-CANDIDATES = (
-    Candidate("int8_threshold_0", 0.0),
-    Candidate("int8_threshold_6", 6.0),
-    Candidate("int8_no_outliers", UNREACHED),
+WEIGHTS_ONLY = Candidate("int8_head", "INT8, weights only, head too", weights_only=True)
+"""What exact INT8 approximates: the same weights, and activations in floats."""
+BITSANDBYTES = (
+    Candidate("int8_threshold_6", "INT8, threshold 6, activations rounded too", 6.0),
+    Candidate("int8_no_outliers", "INT8, no outliers, activations rounded too", UNREACHED),
 )
+CANDIDATES = (
+    Candidate("int8_threshold_0", "INT8, threshold 0, weights only", weights_only=True),
+    WEIGHTS_ONLY,
+    *(
+        Candidate(f"int8_{terms}_terms_kv_{dtype}", f"exact INT8, {words}, KV {kv}", 0.0, terms, dtype, "auto")
+        for terms, words in ((2, "two terms"), (1, "one term"))
+        for dtype, kv in _KV.items()
+    ),
+    *BITSANDBYTES,
+)
+"""On a CPU."""
+GPU_CANDIDATES = (Candidate("int8_threshold_0", "INT8, threshold 0, activations rounded too"), *BITSANDBYTES)
 
 
 def load(base: Settings, device: torch.device, candidate: Candidate | None = None) -> Checkpoint:
-    """Load a candidate, or the unquantized reference: float16 on a GPU, float32 on a CPU."""
+    """Load what the engine serves, or the unquantized reference: float16 on a GPU, float32 on a CPU."""
     if candidate is None:
         return load_checkpoint(replace(base, quantization="none"), device)
     settings = replace(base, quantization="int8", int8_threshold=candidate.threshold, kernels=candidate.kernels)
+    if candidate.terms is not None:
+        settings = replace(settings, int8_terms=candidate.terms)
     return load_checkpoint(settings, device)
+
+
+def weights_only(reference: Checkpoint, revision: str | None, head: bool) -> Checkpoint:
+    """Return the checkpoint with INT8 weights, one matrix at a time widened for its product of floats.
+
+    head: whether it is in INT8.
+    """
+    config, read = reference.config, ReadWeights()
+    reader = WeightReader(resolve_folder(reference.name, revision), config, torch.float32, int8=True)
+    model = build_llama(reader, config, rope_tables(config, reference.max_model_len), _widened, read)
+    size = read.bytes
+    if not head:
+        assert isinstance(reference.model, Llama), "floats are computed by PyTorch"
+        model = replace(model, head=reference.model.head)
+        floats = 0 if config.tie_word_embeddings else 4 * config.vocab_size * config.hidden_size
+        size += floats - config.vocab_size * (config.hidden_size + 4)
+    info = replace(reference.info, linears=dict(read.linears), weight_bytes=size, threshold=0.0)
+    return replace(reference, model=model, info=info)
+
+
+def _widened(weight: LinearWeight) -> Linear:
+    assert weight.scales is not None, "the reader quantizes every linear layer"
+    scales = weight.scales[:, None] / 127.0
+    return lambda activations: linear(activations, weight.weight * scales, weight.bias)
 
 
 def measured(
     candidate: Candidate,
     reference: Checkpoint,
+    same_weights: Checkpoint | None,
     loaded: Checkpoint,
     rows: Sequence[Sequence[int]],
     progress: tqdm[NoReturn],
 ) -> dict[str, dict[str, object]]:
-    """Compare the loaded candidate with the reference; return measurements by key, the reference's first."""
-    tokens = both(reference.model, loaded.model, rows, progress)
+    """Compare the loaded candidate with the reference; return measurements by key, the reference's first.
+
+    same_weights: INT8's weights alone, to compare with, too.
+    """
+    references = [Forward(one) for one in (reference, same_weights) if one is not None]
+    tokens, *others = distances(references, Forward(loaded, candidate.kv_cache_dtype), rows, progress)
     name = _WEIGHTS[reference.info.dtype]
-    threshold = "no outliers" if candidate.threshold == UNREACHED else f"threshold {candidate.threshold:g}"
-    rounded = "activations rounded too" if loaded.info.rounds_activations else "weights only"
     return {
         name.lower(): {
             "title": name,
@@ -67,11 +128,12 @@ def measured(
             "perplexity": round(perplexity(tokens.reference_loss), 4),
         },
         candidate.key: {
-            "title": f"INT8, {threshold}, {rounded}",
+            "title": candidate.title,
             **_facts(loaded.info),
             "weights": "INT8",
             "threshold": loaded.info.threshold,
             **summary(tokens),
+            **({"kl_from_weights_only_nats": kl_nats(others[0])} if others else {}),
         },
     }
 

@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 import torch
+from llama_engine.model.llama import Llama
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.model_runner import Chunk
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
-from transformers import LlamaForCausalLM
 
 POSITIONS_AT_ONCE = 256
 """Positions per pass of the head: a whole row's logits (4,096 x 32,000) would exceed the activations of the rest."""
@@ -36,26 +39,57 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
     return Tokens(*map(torch.cat, zip(*parts, strict=True)))
 
 
+class Forward:
+    """The hidden states and logits of texts, one at a time, as a loaded checkpoint computes them."""
+
+    def __init__(self, checkpoint: Checkpoint, kv_cache_dtype: str = "auto") -> None:
+        """kv_cache_dtype: the setting; where it is the weights' dtype, PyTorch computes a text without a cache."""
+        shape = checkpoint.cache_shape(1, kv_cache_dtype)
+        self._runner = checkpoint.runner(shape)
+        plain = isinstance(checkpoint.model, Llama) and shape.dtype == checkpoint.info.dtype
+        self._model = checkpoint.model if plain else None
+        self._device = checkpoint.info.device
+        self.logits = self._runner.logits
+
+    @torch.inference_mode()
+    def hidden(self, row: Sequence[int]) -> Tensor:
+        """Return [tokens, hidden] of a text, in one pass."""
+        if isinstance(self._model, Llama):
+            tokens = torch.tensor(row, device=self._device)
+            return self._model.forward(tokens, torch.arange(len(row), device=self._device), _attend)
+        # A runner returns the last state of a chunk, so each token is one.
+        return self._runner.prefill([Chunk(0, position, (token,)) for position, token in enumerate(row)])
+
+
+def _attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention [tokens, heads, dim] of a text."""
+    queries, keys, values = (one.transpose(0, 1)[None] for one in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]
+    attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
+    return attended[0].transpose(0, 1)
+
+
 @torch.inference_mode()
-def both(
-    reference: LlamaForCausalLM, candidate: LlamaForCausalLM, rows: Sequence[Sequence[int]], progress: tqdm[NoReturn]
-) -> Tokens:
-    """Predict every token but each row's first with both models; `progress` counts the tokens.
+def distances(
+    references: Sequence[Forward], candidate: Forward, rows: Sequence[Sequence[int]], progress: tqdm[NoReturn]
+) -> list[Tokens]:
+    """Predict every token but each row's first; compare the candidate with each reference. `progress` counts tokens.
 
     Each row is a pass of its own: no padding, and under an outlier threshold, where bitsandbytes takes the outlier
     columns over everything in a pass, these are one text's own tokens.
     """
-    parts = []
+    parts: list[list[Tokens]] = [[] for _ in references]
     for row in rows:
-        ids = torch.tensor([row], device=reference.device)
-        # Each [tokens, hidden].
-        expected, got = (model.model(input_ids=ids, use_cache=False)[0][0] for model in (reference, candidate))
+        got = candidate.hidden(row)
+        targets = torch.tensor(row[1:], device=got.device)
+        expected = [reference.hidden(row) for reference in references]
         for first in range(0, len(row) - 1, POSITIONS_AT_ONCE):
-            last = min(first + POSITIONS_AT_ONCE, len(row) - 1)
-            targets = ids[0, first + 1 : last + 1]
-            parts.append(compare(reference.lm_head(expected[first:last]), candidate.lm_head(got[first:last]), targets))
+            here = slice(first, min(first + POSITIONS_AT_ONCE, len(row) - 1))
+            logits = candidate.logits(got[here])
+            for part, reference, hidden in zip(parts, references, expected, strict=True):
+                part.append(compare(reference.logits(hidden[here]), logits, targets[here]))
         progress.update(len(row) - 1)
-    return joined(parts)
+    return [joined(part) for part in parts]
 
 
 def compare(reference: Tensor, candidate: Tensor, targets: Tensor) -> Tokens:
@@ -80,19 +114,24 @@ def perplexity(losses: Tensor) -> float:
     return math.exp(float(losses.mean()))
 
 
+def kl_nats(tokens: Tokens) -> dict[str, float]:
+    """Return mean, 99th percentile and maximum of the divergence, for a result file."""
+    # By nearest rank, which counts from 1.
+    p99 = tokens.divergence.kthvalue(math.ceil(0.99 * len(tokens.divergence))).values
+    found = {"mean": tokens.divergence.mean(), "p99": p99, "max": tokens.divergence.max()}
+    return {name: float(f"{value:.5g}") for name, value in found.items()}
+
+
 def summary(tokens: Tokens) -> dict[str, object]:
     """Return the candidate's perplexity and its distance from the reference in nats per token, for a result file.
 
     loss_difference: the candidate's loss minus the reference's; within two standard errors of 0 it is noise.
     """
     difference, count = tokens.loss - tokens.reference_loss, len(tokens.loss)
-    # By nearest rank, which counts from 1.
-    p99 = tokens.divergence.kthvalue(math.ceil(0.99 * count)).values
-    kl_nats = {"mean": tokens.divergence.mean(), "p99": p99, "max": tokens.divergence.max()}
     loss_difference = {"mean": difference.mean(), "standard_error": difference.std() / math.sqrt(count)}
     return {
         "perplexity": round(perplexity(tokens.loss), 4),
-        "kl_nats": {name: float(f"{value:.5g}") for name, value in kl_nats.items()},
+        "kl_nats": kl_nats(tokens),
         "top1_agreement": round(float(tokens.agrees.double().mean()), 6),
         "loss_difference": {name: float(f"{value:.5g}") for name, value in loss_difference.items()},
     }

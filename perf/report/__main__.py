@@ -1,4 +1,4 @@
-"""Fill the tables and plots of README.md and docs/benchmarks.md from perf/results/*.json, or check them.
+"""Fill the tables and plots of the documents from perf/results/*.json, or check them.
 
 A block stands between <!-- table: NAME --> (or plot) and <!-- end: NAME -->; the rest of a document stays as it is.
 """
@@ -20,6 +20,8 @@ from perf.report.text import Table
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 
+DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/exact-int8.md")
+
 _MARKER = re.compile(r"^<!-- *(?P<what>table|plot|end): *(?P<name>.*?) *-->$", re.MULTILINE)
 
 COMMANDS = {
@@ -35,7 +37,10 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], Table | None]]] = {
     "article": ("bench", tables.article),
     "mixed": ("bench", tables.mixed),
     "sweep": ("sweep", tables.sweep),
+    "headline": ("bench", tables.headline),
     "peers-closed": ("bench", tables.peers_closed),
+    "users": ("bench", tables.by_users),
+    "large": ("bench", tables.large),
     "peers-poisson": ("bench", tables.peers_poisson),
     "overhead": ("bench", tables.overhead),
     "where": ("bench", tables.where),
@@ -98,12 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="Exit code: 0, 1 if --check found a difference, 2 if something can't be read.",
     )
     add = parser.add_argument
-    add("documents", nargs="*", type=Path, help="Markdown files (README.md docs/benchmarks.md)")
+    add("documents", nargs="*", type=Path, help=f"Markdown files ({' '.join(DOCUMENTS)})")
     add("--check", action="store_true", help="write nothing; name what differs")
     add("--results", type=Path, default=RESULTS, metavar="FOLDER", help="(perf/results)")
     add("--plots", type=Path, default=ROOT / "docs" / "benchmarks", metavar="FOLDER", help="(docs/benchmarks)")
     chosen = parser.parse_args(arguments)
-    files = chosen.documents or [ROOT / "README.md", ROOT / "docs" / "benchmarks.md"]
+    files = chosen.documents or [ROOT / name for name in DOCUMENTS]
     try:
         # Everything is made before anything is written: an error changes no file.
         results = read_all(chosen.results)

@@ -27,6 +27,7 @@ from perf.report.text import figure, percent
 # than the originals, because they also colour text.
 BLUE, GREEN, VERMILION = "#0072b2", "#009e73", "#d55e00"
 PURPLE, ORANGE, SKY, GREY = "#b35a8d", "#b87f00", "#3a8fc4", "#666666"
+OLIVE, BROWN = "#8a8400", "#7a4b00"
 INK, FAINT = "#222222", "#d8d8d8"
 
 _LOOKS = {
@@ -34,6 +35,8 @@ _LOOKS = {
     "triton_llama_int8": (BLUE, "o"),
     "inflight_fp32": (GREEN, "s"),
     "triton_llama_fp32": (GREEN, "s"),
+    "inflight_bf16": (OLIVE, "p"),
+    "triton_llama_bf16": (OLIVE, "p"),
     "batched_int8": (VERMILION, "^"),
     "batching_fastapi": (VERMILION, "^"),
     "batched_fp16": (PURPLE, "v"),
@@ -41,6 +44,7 @@ _LOOKS = {
     "naive_fp16": (GREY, "D"),
     "naive_fastapi": (GREY, "D"),
     "vllm": (ORANGE, "P"),
+    "vllm_int8": (BROWN, "*"),
     "naive_fp32": (SKY, "X"),
 }
 """Each server's colour, the same in all plots, and a marker that tells the lines apart in black and white."""

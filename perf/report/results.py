@@ -89,7 +89,10 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One server under one load. None: not applicable or not measured. requests: includes the errors."""
+    """One server under one load. None: not applicable or not measured. requests: includes the errors.
+
+    model: where it isn't the file's. decode_steps: how our server computes them, in its own words.
+    """
 
     server: Text
     title: Text
@@ -108,6 +111,8 @@ class Measurement:
     mean_batch: float | None = None
     limit: Limit | None = None
     stolen_share: float | None = None
+    model: str | None = None
+    decode_steps: Annotated[str | None, _at("settings", "decode_steps")] = None
 
     @property
     def label(self) -> str:
@@ -140,6 +145,18 @@ class AccountRun:
 
 
 @dataclass(frozen=True)
+class FullSteps:
+    """Decode steps of all rows in the bare engine. passes_ms: the model's part. limit_ms: bytes over bandwidth."""
+
+    rows: int
+    step_ms: float
+    passes_ms: float
+    rest_share: float
+    limit_ms: float
+    share_of_limit: float
+
+
+@dataclass(frozen=True)
 class Account:
     """An overhead account and its load. parts: each after its parent, larger ones first."""
 
@@ -149,6 +166,7 @@ class Account:
     quantization: Annotated[Text, _at("settings", "quantization")]
     runs: Mapping[str, AccountRun]
     parts: Sequence[Part]
+    steps: FullSteps | None = None
 
     @property
     def load(self) -> str:
@@ -167,7 +185,7 @@ class LossDifference:
 
 @dataclass(frozen=True)
 class Divergence:
-    """KL divergence from the unquantized weights, nats per token."""
+    """KL divergence, nats per token."""
 
     mean: float
     p99: float
@@ -175,13 +193,14 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Quality:
-    """One way to store the weights. None for the unquantized reference."""
+    """One form of INT8. None for the unquantized reference, and for what was not compared with INT8's weights alone."""
 
     title: Text
     weights_mib: float
     perplexity: float
     loss_difference: LossDifference | None = None
     kl_nats: Divergence | None = None
+    kl_from_weights_only_nats: Divergence | None = None
     top1_agreement: float | None = None
 
 

@@ -9,6 +9,7 @@ from perf.load.summary import SLO
 from perf.report.results import (
     Account,
     Aim,
+    Divergence,
     Load,
     Measurement,
     Part,
@@ -39,7 +40,7 @@ BASELINES = ("naive_fp32", "naive_fp16")
 RUNS = {
     "server": "through Triton",
     "engine": "the bare engine",
-    "slot_forward": "its passes alone, through the slot model",
+    "slot_forward": "its passes alone, through the model runner",
     "forward": "the same passes through transformers' forward",
 }
 """The account's runs, each with less around the same computation than the one before."""
@@ -147,6 +148,63 @@ def peers_closed(result: Result) -> Table | None:
     )
 
 
+def headline(result: Result) -> Table | None:
+    """Tokens/s of every server at each number of users, the fastest first, at uniform lengths."""
+    return _by_users(result, "uniform")
+
+
+def by_users(result: Result) -> Table | None:
+    """The same at uniform and geometric lengths."""
+    return _by_users(result, "uniform", "geometric")
+
+
+def _by_users(result: Result, *mixes: str) -> Table | None:
+    rows = [*result.measured("peers", "closed"), *result.measured("users")]
+    if not rows:
+        return None
+    found = {(row.server, row.load.mix, row.load.concurrency): row.tokens_per_second for row in rows}
+    users = sorted({row.load.concurrency for row in rows if row.load.concurrency is not None})
+
+    def column(mix: str, many: int) -> Column[Measurement]:
+        lengths = f", {mix}" if len(mixes) > 1 else ""
+        return Column(f"{many} user{'' if many == 1 else 's'}{lengths}", lambda row: found.get((row.server, mix, many)))
+
+    # A server's first measurement is the default users'.
+    servers = {row.server: row for row in reversed(rows)}.values()
+    return table(
+        [
+            Column("tokens/s", lambda row: row.label, right=False),
+            *(column(mix, many) for mix in mixes for many in users),
+        ],
+        sorted(servers, key=lambda row: -row.tokens_per_second),
+        [
+            f"Closed loop; new tokens: {' and '.join(mixes)}, mean {rows[0].load.mean_output_tokens:.0f}; greedy. "
+            "Every server decodes at most 32 requests at a time; the others wait.",
+            *_decode_steps(rows),
+            *_steal(rows),
+            *_missing(result, ["peers", "closed"], ["users"]),
+            result.origin.line(),
+        ],
+    )
+
+
+def large(result: Result) -> Table | None:
+    """Our server and vLLM with a larger model."""
+    rows = result.measured("large")
+    if not rows:
+        return None
+    users = Column[Measurement]("users", lambda row: str(row.load.concurrency))
+    first = [users, SERVER, _weights(rows), _memory(rows), REQUESTS, _latency(rows), TTFT, ITL]
+    return table(
+        [*first, TOKENS, LIMIT, OF_LIMIT],
+        rows,
+        [
+            f"{rows[0].model}; new tokens: {rows[0].load.title}; closed loop; greedy; warm-up not counted.",
+            *_conditions(result, rows, ["large"]),
+        ],
+    )
+
+
 def peers_poisson(result: Result) -> Table | None:
     """This server and the baselines under Poisson arrivals."""
     rows = result.measured("peers", "poisson")
@@ -191,8 +249,20 @@ def overhead(result: Result) -> Table | None:
             Column[str]("of the last row's", lambda title: over(title, last)),
         ],
         list(speeds),
-        [f"Load: {account.load}.", result.origin.line()],
+        [f"Load: {account.load}.", *_full_steps(account), result.origin.line()],
     )
+
+
+def _full_steps(account: Account) -> list[str]:
+    steps = account.steps
+    if steps is None:
+        return []
+    return [
+        f"A decode step of {steps.rows} rows in the bare engine takes {figure(steps.step_ms)} ms, of which "
+        f"{figure(steps.passes_ms)} ms are the model's passes and {percent(steps.rest_share)} are sampling, texts and "
+        f"rows. Reading weights and cached positions at the measured bandwidth takes {figure(steps.limit_ms)} ms: "
+        f"{percent(steps.share_of_limit)} of that limit are reached."
+    ]
 
 
 def where(result: Result) -> Table | None:
@@ -235,8 +305,8 @@ def quality(result: Result) -> Table | None:
         one = row.loss_difference
         return None if one is None else f"{one.mean:+.5f} ± {one.standard_error:.5f}"
 
-    def divergence(row: Quality) -> str | None:
-        return None if row.kl_nats is None else several(row.kl_nats.mean, row.kl_nats.p99)
+    def divergence(found: Divergence | None) -> str | None:
+        return None if found is None else several(found.mean, found.p99)
 
     text = settings.text + ("" if settings.python is None else f" {settings.python}")
     return table(
@@ -245,7 +315,8 @@ def quality(result: Result) -> Table | None:
             Column("MiB", lambda row: row.weights_mib),
             Column("perplexity", lambda row: f"{row.perplexity:.3f}"),
             Column("loss over the first row's, nats per token", loss),
-            Column("KL divergence mean / p99, nats", divergence),
+            Column("KL divergence mean / p99, nats", lambda row: divergence(row.kl_nats)),
+            Column("KL from weights only, head too", lambda row: divergence(row.kl_from_weights_only_nats)),
             Column("same best token", lambda row: row.top1_agreement and percent(row.top1_agreement)),
         ],
         rows,
@@ -379,6 +450,8 @@ def summary(result: Result) -> str:
         "The same at mixed lengths": mixed(result),
         "Baselines, closed loop": peers_closed(result),
         "Baselines, Poisson arrivals": peers_poisson(result),
+        "By users": by_users(result),
+        "A larger model": large(result),
     }
     return "\n\n".join(f"{title}\n\n{terminal(one)}" for title, one in titles.items() if one is not None)
 
@@ -474,7 +547,13 @@ def _conditions(result: Result, rows: Rows, *prefixes: Sequence[str]) -> list[st
     limit = f"The limit is what this device's measured bandwidth and matrix rate allow for the same load. Set by {by}."
     rates = _rates(result, rows) if prefixes[0][0] == "article" else []
     missing = _missing(result, *prefixes)
-    return [*([limit] if bounds else []), *rates, *_steal(rows), *missing, result.origin.line()]
+    return [*([limit] if bounds else []), *_decode_steps(rows), *rates, *_steal(rows), *missing, result.origin.line()]
+
+
+def _decode_steps(rows: Rows) -> list[str]:
+    """How our INT8 is computed: which instructions it has differs by machine."""
+    ours = {f"{row.title}: {row.decode_steps}" for row in rows if row.decode_steps and row.weights == "INT8"}
+    return [f"Decode steps, {'; '.join(sorted(ours))}."] if ours else []
 
 
 def _rates(result: Result, rows: Rows) -> list[str]:

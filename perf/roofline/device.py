@@ -3,8 +3,10 @@
 Reading: the faster of summing a tensor and copying it (which reads half of it and writes the other half), over tensors
 of several sizes. A decode step reads all weights at every step, so its bound is the bandwidth at the weights' own size:
 a small model in INT8 fits into a server processor's last cache. On a GPU the sizes begin where its caches end.
-Multiplying: large square products, where a matrix library is at its best; a decode step's flat ones reach less. The
-best of many repetitions counts, because the roofline is what the undisturbed device can do. All takes ten seconds.
+Multiplying: large square products, where a matrix library is at its best; a decode step's flat ones reach less. In INT8
+on a CPU the faster of PyTorch's `_int_mm` and the compiled kernels' linear layer counts, whose operations are those of
+its two terms; PyTorch's is a slow reference on a CPU with VNNI and without AMX. The best of many repetitions counts,
+because the roofline is what the undisturbed device can do. All takes ten seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from llama_engine.kernels.cpu.packing import Dimensions, QuantizedRows, pack_linear
+from llama_engine.kernels.cpu.selection import choose_cpu_kernels
+from llama_engine.model.weights import LinearWeight
 
+from perf.checkpoint import DTYPES
 from perf.results_file import Results
 from perf.roofline.rates import WIDTHS, DeviceRates, Weights
 
@@ -24,7 +30,7 @@ SECONDS = 0.4
 """For each size and each product; the last repetition may take longer."""
 
 _EDGES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
-_DTYPES: dict[Weights, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
+_DTYPES: dict[Weights, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPES.items()}
 
 
 def measured_once(results: Results, threads: int, seconds: float = SECONDS) -> DeviceRates:
@@ -52,6 +58,8 @@ def measure(threads: int, seconds: float = SECONDS) -> DeviceRates:
     try:
         bandwidth = {size: _read(size, device, seconds) for size in sizes}
         operations = {kind: rate for kind in WIDTHS if (rate := _multiply(kind, device, seconds)) is not None}
+        if device.type == "cpu" and (rate := _compiled(seconds)) is not None:
+            operations["int8"] = max(rate, operations.get("int8", 0.0))
     finally:
         torch.set_num_threads(before)
     return DeviceRates(device.type, threads, bandwidth, operations)
@@ -84,6 +92,18 @@ def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | No
             # The next edge takes at least that long, and a format as slow as this is not faster there.
             break
     return best
+
+
+def _compiled(seconds: float) -> float | None:
+    """Return integer operations per second of the CPU kernels, with quantization; None without the kernels."""
+    edge, terms = _EDGES["cpu"][-1], 2
+    kernels = choose_cpu_kernels(Dimensions(edge, 1, 1, 64, edge, edge, 1e-5, 0.125), torch.float32)
+    if kernels is None:
+        return None
+    packed = pack_linear(kernels, LinearWeight(torch.ones(edge, edge, dtype=torch.int8), torch.ones(edge)))
+    rows, room, result = torch.ones(edge, edge), QuantizedRows(edge, edge, terms), torch.empty(edge, edge)
+    product = partial(kernels.linear, packed.matrix, room.structure, rows, result)
+    return terms * 2 * edge**3 / _best(product, torch.device("cpu"), seconds)
 
 
 def _best(action: Callable[[], object], device: torch.device, seconds: float) -> float:

@@ -61,10 +61,11 @@ class Costs:
     """
 
     def __init__(self, config: LlamaConfig, weights: Weights, rates: DeviceRates) -> None:
-        # Around INT8 the engine computes in FP16 on a GPU and in FP32 on a CPU, cache and head included.
+        # Around INT8 the engine has an FP16 cache and head on a GPU; on a CPU a BF16 cache, and an INT8 head.
         around: Weights = weights
         if weights == "int8":
-            around = "fp32" if rates.device == "cpu" else "fp16"
+            around = "bf16" if rates.device == "cpu" else "fp16"
+        head = around if rates.device != "cpu" else weights
         hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
         heads = config.num_attention_heads
         head_size = config.head_dim or hidden // heads
@@ -74,19 +75,20 @@ class Costs:
         self._head = hidden * config.vocab_size
         # In INT8 each output row of a matrix has an FP32 scale.
         rows = layers * (queries + 2 * keys + hidden + 2 * inner + hidden) if weights == "int8" else 0
-        self.weight_bytes = self._matrices * BYTES[weights] + 4 * rows + self._head * BYTES[around]
+        rows += config.vocab_size if head == "int8" else 0
+        self.weight_bytes = self._matrices * BYTES[weights] + 4 * rows + self._head * BYTES[head]
         self.cached_bytes = layers * 2 * keys * BYTES[around]
         # Scores and sums; every query head has its own, also where heads share keys and values.
         self._attended = layers * 2 * 2 * queries
-        self._matrix_rate, self._rate = rates.multiply(weights), rates.multiply(around)
+        self._matrix_rate, self._head_rate, self._rate = map(rates.multiply, (weights, head, around))
 
     def computing(self, tokens: int, samples: int, positions: int) -> float:
         """Return the seconds of the operations for that many tokens, which attend to these positions in all.
 
         samples: of the tokens, those that need the head, as another one follows.
         """
-        others = 2 * self._head * samples + self._attended * positions
-        return 2 * self._matrices * tokens / self._matrix_rate + others / self._rate
+        matrices = 2 * self._matrices * tokens / self._matrix_rate + 2 * self._head * samples / self._head_rate
+        return matrices + self._attended * positions / self._rate
 
 
 def roofline(

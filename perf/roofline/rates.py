@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-Weights = Literal["fp32", "fp16", "int8"]
-BYTES: dict[Weights, int] = {"fp32": 4, "fp16": 2, "int8": 1}
+Weights = Literal["fp32", "fp16", "bf16", "int8"]
+BYTES: dict[Weights, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 """Per value. In INT8 every row of a matrix also has a scale."""
-WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "int8")
+WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "bf16", "int8")
 """From the widest to the narrowest."""
 
 
@@ -34,7 +34,7 @@ class DeviceRates:
 
     bandwidth: bytes per second, by the size in bytes of what is read repeatedly. operations: multiplications and
     additions per second in large square products, by the format of both factors; a format that this device's libraries
-    can't multiply is absent.
+    can't multiply is absent. In INT8 it is the faster of PyTorch's product and, on a CPU, the compiled kernels'.
     """
 
     device: str

@@ -1,7 +1,8 @@
-"""All servers under one load: ours in INT8 and unquantized, and the baselines, each in its best honest settings.
+"""All servers under one load: ours in INT8, FP32 and BF16, and the baselines, each in its best honest settings.
 
-The baselines run unquantized in the format that is fastest on this machine, the article's servers too, though the
-article says FP16. Their caches have as much memory as ours: 32 rows, each as long as the model allows.
+The baselines run in the floats that are fastest on this machine (BF16 on a CPU that multiplies it, FP16 on a GPU), the
+article's servers too, though the article says FP16; on a CPU vLLM also runs in its INT8, W8A8: weights per channel,
+activations per token. Their caches hold as many tokens as ours: 32 rows, each as long as the model allows.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import torch
 from transformers import AutoConfig
 
 from perf.baselines import vllm_environment
-from perf.checkpoint import DTYPES, mebibytes, unquantized
+from perf.checkpoint import DTYPES, fastest, mebibytes, unquantized, w8a8
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
+from perf.roofline.rates import BYTES, Weights
 from perf.servers.running import HOST, Running, Server, held_port, running, shown
 from perf.servers.triton import local_triton, read_back
 
@@ -36,7 +38,9 @@ _PASS = 2048
 
 def servers() -> list[Server]:
     """Return all, in the order of the tables; the formats depend on whether there is a GPU."""
-    plain = unquantized()
+    plain, best = unquantized(), fastest()
+    on_cpu = not torch.cuda.is_available()
+    floats: list[Weights] = [plain, "bf16"] if on_cpu else [plain]
     # The article's own: eight at most, ten milliseconds.
     batching = partial(_fastapi, batch=["--batch", "8", "--delay-ms", "10"])
     baselines: list[tuple[str, str, Callable[[Path, int, int], _Launch]]] = [
@@ -45,17 +49,22 @@ def servers() -> list[Server]:
         ("transformers_serve", "transformers serve", _transformers_serve),
         ("vllm", "vLLM", _vllm),
     ]
-    key = f"triton_llama_{plain}"
+    int8 = [("vllm_int8", "vLLM INT8 W8A8", _vllm_int8)] if on_cpu else []
     return [
-        Server("triton_llama_int8", "triton-llama INT8", "ours", "int8", partial(_ours, "triton_llama_int8", "int8")),
-        Server(key, f"triton-llama {plain.upper()}", "ours", plain, partial(_ours, key, "none")),
-        *(Server(key, title, "peer", plain, partial(_baseline, key, launch)) for key, title, launch in baselines),
+        *(
+            Server(f"triton_llama_{one}", f"triton-llama {one.upper()}", "ours", one, partial(_ours, one))
+            for one in ("int8", *floats)
+        ),
+        *(Server(key, title, "peer", best, partial(_baseline, key, best, launch)) for key, title, launch in baselines),
+        *(Server(key, title, "peer", "int8", partial(_baseline, key, "int8", launch)) for key, title, launch in int8),
     ]
 
 
 @contextmanager
-def _ours(key: str, quantization: str, checkpoint: Path, threads: int) -> Iterator[Running]:
-    environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": quantization}
+def _ours(weights: Weights, checkpoint: Path, threads: int) -> Iterator[Running]:
+    key = f"triton_llama_{weights}"
+    environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": "int8" if weights == "int8" else "none"}
+    environment |= {} if weights == "int8" else {"LLAMA_DTYPE": DTYPES[weights]}
     command = [f"{setting}={value}" for setting, value in environment.items()]
     command += ["make", "serve", "VARIANT=streaming", f"MODEL={checkpoint}"]
     with local_triton(variant="streaming", model=str(checkpoint), environment=environment) as triton:
@@ -81,20 +90,19 @@ class _Launch:
 
 @contextmanager
 def _baseline(
-    key: str, launch: Callable[[Path, int, int], _Launch], checkpoint: Path, threads: int
+    key: str, weights: Weights, launch: Callable[[Path, int, int], _Launch], checkpoint: Path, threads: int
 ) -> Iterator[Running]:
-    weights = unquantized()
     with held_port() as port:
         plan = launch(checkpoint, threads, port)
         target = Target(key, plan.protocol, f"http://{HOST}:{port}", plan.model, plan.fields)
         with running(target, plan.command, {"HF_HUB_OFFLINE": "1", **plan.environment}, plan.ready_s) as pid:
-            settings = {"threads": threads, "dtype": DTYPES[weights], **plan.settings}
+            settings = {"threads": threads, "dtype": DTYPES[fastest()], **plan.settings}
             yield Running(target, shown(plan.command, checkpoint), settings, pid, mebibytes(checkpoint, weights))
 
 
 def _fastapi(checkpoint: Path, threads: int, port: int, batch: list[str]) -> _Launch:
     command = [sys.executable, "-m", "perf.baselines.fastapi_server", "--model", str(checkpoint)]
-    command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port), *batch]
+    command += ["--dtype", DTYPES[fastest()], "--threads", str(threads), "--port", str(port), *batch]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
     versions = _versions("fastapi", "uvicorn", "transformers", "torch")
     return _Launch("fastapi", "llama", command, environment, 120.0, {"versions": versions})
@@ -108,7 +116,7 @@ def _transformers_serve(checkpoint: Path, threads: int, port: int) -> _Launch:
     """
     fields = {"generation_config": json.dumps({"do_sample": False, "eos_token_id": None})}
     command = [str(Path(sys.executable).with_name("transformers")), "serve", str(checkpoint)]
-    command += ["--continuous-batching", "--dtype", DTYPES[unquantized()], "--attn-implementation", "sdpa"]
+    command += ["--continuous-batching", "--dtype", DTYPES[fastest()], "--attn-implementation", "sdpa"]
     blocks = _ROWS * -(-AutoConfig.from_pretrained(checkpoint).max_position_embeddings // _PAGE)
     command += ["--cb-block-size", str(_PAGE), "--cb-num-blocks", str(blocks), "--cb-max-batch-tokens", str(_PASS)]
     command += ["--host", HOST, "--port", str(port), "--log-level", "error"]
@@ -123,15 +131,15 @@ def _vllm(checkpoint: Path, threads: int, port: int) -> _Launch:
     fields = {"ignore_eos": True, "repetition_penalty": 1.0}
     # The command `vllm` looks for a distribution of that name, which on a CPU is another one.
     command = [str(vllm_environment.interpreter()), "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", DTYPES[unquantized()]]
+    command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", DTYPES[fastest()]]
     command += ["--max-model-len", str(config.max_position_embeddings), "--max-num-seqs", str(_ROWS)]
     # The load repeats its prompts: with prefix caching the comparison would measure that.
     command += ["--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log"]
     command += ["--host", HOST, "--port", str(port)]
     resources: dict[str, str] = {}
     if not torch.cuda.is_available():
-        # Bytes of a position's keys and values, in FP32.
-        position = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
+        # Bytes of a position's keys and values.
+        position = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * BYTES[fastest()]
         gibibytes = -(-_ROWS * config.max_position_embeddings * position // 2**30)
         cores = sorted(os.sched_getaffinity(0))[:threads]
         resources = {
@@ -143,6 +151,10 @@ def _vllm(checkpoint: Path, threads: int, port: int) -> _Launch:
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **resources}
     # It compiles itself before it listens.
     return _Launch("openai_completions", "llama", command, environment, 400.0, settings, fields)
+
+
+def _vllm_int8(checkpoint: Path, threads: int, port: int) -> _Launch:
+    return _vllm(w8a8(checkpoint), threads, port)
 
 
 def _versions(*packages: str) -> dict[str, str]:

@@ -4,12 +4,11 @@ Triton falls back silently to another config, and a setting in the environment o
 queried from the server, and what was loaded is parsed from the model's own lines in the log:
 
 "llama: settings: model=…, quantization=int8, …"
-"llama: loaded 33.1 MiB of weights: linear layers 1 in float32, 56 in int8, outlier threshold 0; everything else
- float32; on cpu"
-"llama: decode steps: stock kernels, launched"
+"llama: loaded 33.1 MiB of weights: linear layers 57 in int8, outlier threshold 0, …; everything else float32; on cpu"
+"llama: decode steps: …, launched"
 
-The measured configurations are the article's three, and the product in INT8 and unquantized. Each states what the
-running server must report, and is checked against it before it is measured.
+The measured configurations are the article's three, and the product in INT8, unquantized and in BF16. Each states what
+the running server must report, and is checked against it before it is measured.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _CONFIG_TIMEOUT_S = 30.0
 _LOADED = re.compile(r'llama: (loaded ([\d,.]+) MiB of weights: linear layers (.*); everything else (\w+); on \S+?)"?$')
 _SETTINGS = re.compile(r'llama: settings: (.*?)"?$')
 _STEPS = re.compile(r'llama: decode steps: (.*?)"?$')
-# The log line of decode steps, and the one on the fastest path.
-_STOCK = r"(stock kernels|on the CPU), launched"
+# The log line of decode steps without a GPU's own kernels, and the one on the fastest path.
+_STOCK = r"(?!fused).*, launched"
 _QUICK: Mapping[Weights, str] = {
     "int8": r"fused 8-bit product and attention, replayed as \d+ CUDA graphs",
     "fp16": r"fused attention, replayed as \d+ CUDA graphs",
@@ -157,12 +156,14 @@ def configurations() -> list[Configuration]:
     environment, title = {"LLAMA_QUANTIZATION": "none"}, f"in-flight {plain.upper()}"
     whole = replace(int8, key=f"inflight_{plain}", title=title, weights=plain, environment=environment)
     if plain == "fp32":
-        in_fp32 = {"LLAMA_DTYPE": "float32"}
+        in_fp32, in_bf16 = ({"LLAMA_DTYPE": dtype} for dtype in ("float32", "bfloat16"))
+        half = replace(whole, key="inflight_bf16", title="in-flight BF16", weights="bf16")
+        half = replace(half, environment={**environment, **in_bf16})
         naive_fp32, batched_fp32 = (
             replace(one, key=f"{name}_fp32", title=f"{name} FP32", weights="fp32", environment=in_fp32)
             for name, one in (("naive", naive), ("batched", batched))
         )
-        return [naive, naive_fp32, batched, batched_fp32, batched_int8, int8, whole]
+        return [naive, naive_fp32, batched, batched_fp32, batched_int8, int8, whole, half]
     fastest = {"LLAMA_KERNELS": "fused", "LLAMA_CUDA_GRAPHS": "on"}
     quick = [
         replace(
@@ -202,8 +203,8 @@ def serving(
 def check(configuration: Configuration, runs: ReadBack) -> None:
     """Raise MismatchError where the running server differs from the configuration."""
     config, quick = runs.config, configuration.quick
-    # In INT8 the head is unquantized, so there are linear layers of two dtypes.
-    kinds = {DTYPES[configuration.weights]} | ({runs.dtype} if configuration.weights == "int8" else set())
+    # Beside INT8 the head may be unquantized.
+    found = runs.dtypes - ({runs.dtype} if configuration.weights == "int8" else set())
     context = configuration.environment.get("LLAMA_MAX_MODEL_LEN", "None")
     expected: dict[str, tuple[object, object]] = {
         "max_batch_size": (configuration.max_batch_size, config.max_batch_size),
@@ -211,7 +212,7 @@ def check(configuration: Configuration, runs: ReadBack) -> None:
         "decoupled": (False, config.decoupled),
         "scheduling": (configuration.scheduling, runs.settings.get("scheduling")),
         "max_model_len": (context, runs.settings.get("max_model_len", "None")),
-        "the dtypes of linear layers": (sorted(kinds), sorted(runs.dtypes)),
+        "the dtypes of linear layers": ([DTYPES[configuration.weights]], sorted(found)),
     }
     wrong = [f"{name} is {found}, not {wanted}" for name, (wanted, found) in expected.items() if wanted != found]
     # A setting alone proves nothing: an unsupported one falls back, with a line in the log.

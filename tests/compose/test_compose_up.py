@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from compose.conftest import NewProject
 from compose.engine import GRPC, HTTP, METRICS, SERVICE, ComposeProject
+from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
 from triton_llama import LlamaClient
 from triton_llama.endpoint import Protocol
+from triton_llama.health import Address
+from triton_llama.model_info import read_model_info
 
 # No step is that recent, so an idle server must generate a token.
 PROBE = ("/srv/triton-llama/bin/health", "--timeout", "20", "--step-age", "0.000001")
@@ -44,6 +47,18 @@ def test_healthy_means_that_the_model_computed(served: ComposeProject) -> None:
     last = health["Log"][-1]
     assert last["ExitCode"] == 0
     assert last["Output"].startswith(("healthy: one token in ", "healthy: a step "))
+
+
+def test_the_container_computes_with_the_kernels_that_were_compiled_from_its_sources(served: ComposeProject) -> None:
+    """The base image of these tests has no compiler: the objects are those that `make` left in the checkout."""
+    expected = {object_path(name).name for name in INSTRUCTION_SETS if object_path(name).exists()}
+    if not expected:
+        pytest.skip("this checkout has no compiled kernels: no C++ compiler")
+    folder = "/srv/triton-llama/model_repository/llama/1/llama_engine/kernels/cpu/build"
+    assert expected <= set(served.inside("ls", folder).stdout.split())
+    (one,) = read_model_info(Address.parse(served.address(METRICS), METRICS), "llama")
+    assert one.computation.startswith("exact INT8 ")
+    assert one.computation.endswith(" kernels")
 
 
 @pytest.mark.parametrize(("flags", "word"), [((), "healthy"), (("--live",), "alive"), (("--ready",), "ready")])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from contract.configs import read_config
 from llama_engine import scheduler
-from llama_engine.observability.metrics import METRICS
+from llama_engine.observability.metrics import METRICS, MODEL_INFO
 from llama_engine.triton.metrics import INSTANCE_LABEL
-from triton_llama import SamplingParams, health
+from triton_llama import SamplingParams, health, model_info
 from triton_llama.tensors import prepare
 
 
@@ -25,6 +25,12 @@ def test_the_probe_reads_metrics_that_exist() -> None:
     page = f'{health.LAST_STEP}{{model="llama",{INSTANCE_LABEL}="llama_0_0",version="1"}} 1.5'
     assert len(health._SERIES.findall(page)) == 1
     assert f'"{INSTANCE_LABEL}"' in Path(health.__file__).read_text()
+
+
+def test_status_reads_the_labels_that_the_model_info_has() -> None:
+    assert MODEL_INFO.name == model_info.MODEL_INFO
+    assert model_info.InstanceInfo._fields[1:] == MODEL_INFO.info
+    assert f'"{INSTANCE_LABEL}"' in Path(model_info.__file__).read_text()
 
 
 def test_the_probe_recognizes_how_a_model_that_is_being_unloaded_refuses() -> None:

@@ -17,10 +17,15 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if path.stem != "__init__"
 }
-PACKAGES = {"llama_engine", *(f"llama_engine.{folder.name}" for folder in PACKAGE.iterdir() if folder.is_dir())}
+PACKAGES = {
+    ".".join(("llama_engine", *path.parent.relative_to(PACKAGE).parts)) for path in PACKAGE.rglob("__init__.py")
+}
 
 # The six packages of the server, by the names they are imported by.
 SERVER = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "tritonclient"}
+
+# It comes with transformers.
+TRANSFORMERS = {"huggingface_hub"}
 
 # The Triton language comes with PyTorch's CUDA builds only.
 KERNELS = {"kernels.int8_product", "kernels.decode_attention"}
@@ -31,15 +36,22 @@ USES_BACKEND = {"triton.requests"}
 
 # From the bottom up: a module imports only from the layers above it in this list.
 LAYERS = [
-    {"errors", "libraries", "sampling.philox", "text.partial_match", "observability.metrics", "triton.config"},
-    {"kernels.reference", "kernels.arrival_counters"},
-    KERNELS,
-    {"kernels.selection"},
-    {"model.int8_linear"},
+    {"errors", "libraries", "sampling.philox", "text.partial_match", "observability.metrics", "triton.config",
+     "model.weights", "model.kv_cache", "model.llama", "model.model_runner"},
+    {"kernels.reference", "kernels.arrival_counters", "kernels.cpu.build", "kernels.cpu.structures"},
+    KERNELS | {"kernels.cpu.library"},
+    {"kernels.selection", "kernels.cpu.packing"},
+    {"kernels.cpu.forward", "kernels.cpu.reference"},
+    {"kernels.cpu.selection"},
+    {"model.widened_product", "model.integer_product"},
+    {"model.int8_linear", "model.int8_selection"},
+    {"model.exact_int8"},
     {"settings", "sampling.logits_processors", "text.stop_checker", "text.tokenizer", "api.defaults",
-     "model.kv_cache", "model.model_info", "model.manifest", "model.checkpoint_files", "triton.metrics"},
+     "model.model_info", "model.manifest", "model.checkpoint_files", "model.rope", "model.builder", "triton.metrics"},
+    {"model.hub", "model.saved_tensors", "model.torch_runner", "model.cpu_runner", "model.transformers_reader"},
+    {"model.weight_reader"},
     {"text.bad_words", "api.request_parser", "model.loader"},
-    {"sequence", "model.model_runner"},
+    {"sequence", "sampling.exponential_race"},
     {"isolation", "sampling.sampler", "response_dispatcher", "observability.log"},
     {"slot_batch"},
     {"cuda_graphs"},
@@ -89,7 +101,9 @@ def test_a_module_imports_only_from_lower_layers_and_the_servers_six_packages(na
     lower = {f"llama_engine.{module}" for module in set().union(*LAYERS[:own])}
     outside = {imported.split(".")[0] for imported in set(_imports(MODULES[name])) - lower}
     allowed = SERVER - (set() if name == "libraries" else {"bitsandbytes"})
-    allowed |= ({"triton"} if name in KERNELS else set()) | ({BACKEND} if name in USES_BACKEND else set())
+    allowed |= (
+        TRANSFORMERS | ({"triton"} if name in KERNELS else set()) | ({BACKEND} if name in USES_BACKEND else set())
+    )
     assert outside - set(sys.stdlib_module_names) <= allowed
 
 

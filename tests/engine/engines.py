@@ -12,6 +12,8 @@ import torch
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, StepResult
 from llama_engine.model.loader import Checkpoint, load_checkpoint
+from llama_engine.model.model_runner import Chunk
+from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.sequence import Completion, Result, Sequence, Status
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
@@ -24,6 +26,19 @@ def load(quantization: str, **parameters: str) -> Checkpoint:
 
 def engine_of(checkpoint: Checkpoint, slots: int = 8, **parameters: str) -> Engine:
     return Engine(checkpoint, Settings.parse(parameters, {}), slots)
+
+
+def runner_of(engine: Engine) -> TorchRunner:
+    """The model runner of an engine on PyTorch's forward."""
+    assert isinstance(engine._model, TorchRunner)
+    return engine._model
+
+
+def logits_of(checkpoint: Checkpoint, tokens: Iterable[int]) -> torch.Tensor:
+    """Return the logits after each token of a text alone, [tokens, vocabulary]."""
+    runner = checkpoint.runner(checkpoint.cache_shape(1))
+    chunks = [Chunk(0, position, (int(token),)) for position, token in enumerate(tokens)]
+    return runner.logits(torch.cat([runner.prefill([chunk]) for chunk in chunks]))
 
 
 def with_tokens_as_text(checkpoint: Checkpoint) -> Checkpoint:

@@ -1,42 +1,72 @@
-"""Actions before the forward passes of a checkpoint's decoder, through PyTorch's hooks."""
+"""Actions before the forward passes of engines, at their model runners."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
+from unittest.mock import patch
 
 import torch
-from llama_engine.model.kv_cache import KVCache
-from llama_engine.model.loader import Checkpoint
-from torch import nn
+from llama_engine.model.cpu_runner import CpuRunner
+from llama_engine.model.model_runner import Chunk
+from llama_engine.model.torch_runner import TorchRunner
+
+Runner = CpuRunner | TorchRunner
+
+RUNNERS = (CpuRunner, TorchRunner)
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A pass that is about to run. number: from 0. tokens, positions: [rows, width]. cache: the one it is bound to."""
+    """A pass that is about to run. number: from 0. chunks: of a decode step, one token per row."""
 
     number: int
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    cache: KVCache
+    chunks: Sequence[Chunk]
+    decodes: bool
 
     @property
-    def width(self) -> int:
-        """Tokens per row; 1 is a decode step, if no prompt has a single token."""
-        return self.tokens.shape[1]
+    def tokens(self) -> int:
+        """Tokens of all chunks."""
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest chunk."""
+        return max(len(chunk.tokens) for chunk in self.chunks)
+
+    @property
+    def last_position(self) -> int:
+        """The greatest position that is written."""
+        return max(chunk.start + len(chunk.tokens) - 1 for chunk in self.chunks)
 
 
 @contextmanager
-def watching(checkpoint: Checkpoint, action: Callable[[ForwardPass], object]) -> Iterator[None]:
-    """Call `action` before each pass, which doesn't run if it raises."""
+def watching(action: Callable[[ForwardPass], object]) -> Iterator[None]:
+    """Call `action` before each pass of any engine, which doesn't run if it raises."""
     numbers = count()
 
-    def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        tokens, positions, cache = kwargs["input_ids"], kwargs["position_ids"], kwargs["past_key_values"]
-        assert isinstance(tokens, torch.Tensor)
-        assert isinstance(positions, torch.Tensor)
-        assert isinstance(cache, KVCache)
-        action(ForwardPass(next(numbers), tokens, positions, cache))
+    def prefill(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def watched(runner: Runner, chunks: Sequence[Chunk]) -> torch.Tensor:
+            action(ForwardPass(next(numbers), chunks, decodes=False))
+            return original(runner, chunks)
 
-    with checkpoint.model.model.register_forward_pre_hook(hook, with_kwargs=True):
+        return watched
+
+    def decode(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def watched(
+            runner: Runner, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int
+        ) -> torch.Tensor:
+            rows = zip(slots.tolist(), positions.tolist(), tokens.tolist(), strict=True)
+            chunks = [Chunk(slot, position, (token,)) for slot, position, token in rows]
+            action(ForwardPass(next(numbers), chunks, decodes=True))
+            return original(runner, slots, tokens, positions, span)
+
+        return watched
+
+    with ExitStack() as replaced:
+        for runner in RUNNERS:
+            replaced.enter_context(patch.object(runner, "prefill", prefill(runner.prefill)))
+            replaced.enter_context(patch.object(runner, "decode", decode(runner.decode)))
         yield

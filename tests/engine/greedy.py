@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from engine.engines import completions, tokens_in
+from engine.oracle import oracle
 from engine.prompts import random_prompt
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
@@ -31,7 +32,7 @@ class GreedyReference:
         """Return the new tokens of generate(max_new_tokens=max_tokens)."""
         assert max_tokens <= self.longest
         if prompt not in self._known:
-            model = self.checkpoint.model
+            model = oracle(self.checkpoint)
             ids = torch.tensor([prompt], device=model.device)
             with torch.inference_mode():
                 full = model.generate(  # type: ignore[misc]  # transformers annotates self with a protocol
@@ -49,9 +50,9 @@ class GreedyReference:
     def is_tie(self, prompt: tuple[int, ...], ours: list[int], theirs: list[int]) -> bool:
         """Return whether the two best logits at the first different token tie."""
         same = next(index for index, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
-        ids = torch.tensor([[*prompt, *theirs[:same]]], device=self.checkpoint.model.device)
+        ids = torch.tensor([[*prompt, *theirs[:same]]], device=self.checkpoint.info.device)
         with torch.inference_mode():
-            logits = self.checkpoint.model(input_ids=ids).logits[:, -1].float()
+            logits = oracle(self.checkpoint)(input_ids=ids).logits[:, -1].float()
         best = RepetitionPenaltyLogitsProcessor(self.penalty)(ids, logits)[0].topk(2).values
         return float(best[0] - best[1]) <= TIE
 

@@ -26,7 +26,7 @@ STUCK_SECONDS = 3600
 
 
 class Pace:
-    """Holds every forward pass until it is allowed. prompts: the widths of the prefill passes."""
+    """Holds every forward pass until it is allowed. prompts: the longest chunks of the prefill passes."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -36,8 +36,8 @@ class Pace:
 
     def __call__(self, one: ForwardPass) -> None:
         with self._changed:
-            if one.width > 1:
-                self.prompts.append(one.width)
+            if not one.decodes:
+                self.prompts.append(one.longest)
             self._reached += 1
             number = self._reached
             self._changed.notify_all()
@@ -140,7 +140,7 @@ def running(checkpoint: Checkpoint, slots: int, stats: type[Stats] = Stats, **pa
     """Start a scheduler on an engine, and end it."""
     engine, registry, pace = engine_of(checkpoint, slots, **parameters), RecordingRegistry(), Pace()
     dispatcher, recorder = ResponseDispatcher(), stats(registry, slots)
-    with watching(checkpoint, pace):
+    with watching(pace):
         scheduler = Scheduler(engine, dispatcher, recorder, STUCK_SECONDS)
         try:
             yield Running(engine, dispatcher, registry, recorder, scheduler, pace)

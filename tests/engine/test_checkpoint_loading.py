@@ -1,17 +1,23 @@
 """Loading a checkpoint: its precision, what is refused and why, and that its code is never run."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from engine.checkpoints import save_small
 from engine.engines import completions, engine_of, load
+from engine.oracle import oracle
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import CheckpointError
+from llama_engine.kernels.cpu.build import object_path
+from llama_engine.kernels.cpu.selection import allowed_instruction_sets
 from llama_engine.model.loader import EMBEDDED, Checkpoint, choose_device
+from llama_engine.model.model_runner import Chunk
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 
 @pytest.fixture
@@ -30,25 +36,64 @@ def _refusal(model: Path | str, quantization: str = "none", **parameters: str) -
     return str(refused.value)
 
 
-def test_the_info_is_that_of_the_weights_and_nothing_trains(fp32: Checkpoint, int8: Checkpoint) -> None:
-    layers = [module for module in fp32.model.model.layers.modules() if isinstance(module, torch.nn.Linear)]
-    weights = sum(layer.weight.numel() for layer in layers)
-    outputs = sum(layer.out_features for layer in layers)
-    everything = {tensor.data_ptr(): tensor.nbytes for tensor in [*fp32.model.parameters(), *fp32.model.buffers()]}
-    for checkpoint in (fp32, int8):
-        assert not any(module.training for module in checkpoint.model.modules())
-        assert not any(parameter.requires_grad for parameter in checkpoint.model.parameters())
+@pytest.mark.parametrize("kernels", ["auto", "stock"])
+def test_the_info_is_that_of_the_weights(fp32: Checkpoint, kernels: str) -> None:
+    model = oracle(fp32)
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    weights, outputs = sum(one.weight.numel() for one in linears), sum(one.out_features for one in linears)
+    everything = {tensor.data_ptr(): tensor.nbytes for tensor in model.parameters()}
     info = fp32.info
-    assert info.linears == {"float32": len(layers) + 1}
+    assert info.linears == {"float32": len(linears)}
     assert info.weight_bytes == sum(everything.values())
     assert (info.dtype, info.device, info.threshold) == (torch.float32, torch.device("cpu"), None)
     assert fp32.name == str(EMBEDDED)
-    assert int8.info.linears == {"int8": len(layers), "float32": 1}
-    # A byte for each of the layers' weights, and a scale for each of their outputs.
-    assert int8.info.weight_bytes == info.weight_bytes - 4 * weights + weights + 4 * outputs
-    assert (int8.info.dtype, int8.info.threshold) == (torch.float32, 0.0)
-    described = f"layers 1 in float32, {len(layers)} in int8, outlier threshold 0, activations not rounded; "
-    assert described in int8.info.describe()
+    int8 = load("int8", kernels=kernels).info
+    assert int8.linears == {"int8": len(linears)}
+    # A byte for each weight, and a scale for each output; the embedding, which is tied to the head, stays in floats.
+    head = model.lm_head.weight
+    assert int8.weight_bytes == info.weight_bytes - 4 * weights + weights + 4 * outputs + 4 * head.numel()
+    assert (int8.dtype, int8.threshold) == (torch.float32, 0.0)
+    assert f"layers {len(linears)} in int8, outlier threshold 0, {int8.product}; " in int8.describe()
+
+
+def _never(*_: object) -> None:
+    """Select no form of integer terms, as on a processor where none is exact."""
+
+
+@pytest.mark.parametrize(
+    ("quantization", "parameters", "exact", "computation"),
+    [
+        ("int8", {}, True, r"exact INT8 [^:]* by compiled AVX\S+ kernels"),
+        ("int8", {"int8_terms": "1"}, True, r"exact INT8 [^:]*one term by compiled AVX\S+ kernels"),
+        (
+            "int8",
+            {"kernels": "stock"},
+            True,
+            "exact INT8, two terms, oneDNN [^:]*: bits depend on prefill_tokens, for longer prompts",
+        ),
+        ("int8", {"kernels": "stock"}, False, "INT8 weights widened to float32: bits depend on the batch"),
+        ("none", {}, True, "float32 weights: bits depend on the batch"),
+        ("none", {"dtype": "bfloat16"}, True, "bfloat16 weights: bits depend on the batch"),
+        ("int8", {"int8_threshold": "6"}, True, "float32 and int8 weights: bits depend on the batch"),
+    ],
+)
+def test_the_info_names_how_the_model_computes_and_what_its_bits_depend_on(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quantization: str,
+    parameters: dict[str, str],
+    exact: bool,
+    computation: str,
+) -> None:
+    if "compiled" in computation and not any(object_path(name).exists() for name in allowed_instruction_sets()):
+        pytest.skip("no kernels are compiled: no C++ compiler, or no AVX2")
+    if not exact:
+        monkeypatch.setattr("llama_engine.model.exact_int8.select_form", _never)
+    engine = engine_of(load(quantization, model=str(folder), **parameters), 1)
+    labels = engine.info_labels()
+    assert re.fullmatch(computation, labels["computation"])
+    assert labels["device"] == "cpu"
+    assert labels["kv_cache_dtype"] == str(engine.plan.shape.dtype).removeprefix("torch.")
 
 
 def test_the_settings_override_threshold_dtype_and_length(folder: Path) -> None:
@@ -69,14 +114,17 @@ def test_nf4_loads_and_generates(folder: Path) -> None:
 def test_a_saved_8_bit_checkpoint_is_loaded_bit_for_bit_and_in_no_other_precision(
     int8: Checkpoint, tmp_path: Path
 ) -> None:
-    int8.model.save_pretrained(tmp_path)
+    quantized = AutoModelForCausalLM.from_pretrained(
+        int8.name, quantization_config=BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    )
+    quantized.save_pretrained(tmp_path)
     int8.tokenizer.pretrained.save_pretrained(tmp_path)
-    ids = torch.tensor([int8.tokenizer.encode("The with statement is used to wrap the execution of a block")])
+    chunk = Chunk(0, 0, int8.tokenizer.encode("The with statement is used to wrap the execution of a block"))
     for quantization in ("int8", "checkpoint"):
         saved = load(quantization, model=str(tmp_path))
         assert saved.info == int8.info
-        with torch.inference_mode():
-            assert torch.equal(saved.model(input_ids=ids).logits, int8.model(input_ids=ids).logits)
+        first, second = (one.runner(one.cache_shape(1)) for one in (saved, int8))
+        assert torch.equal(first.logits(first.prefill([chunk])), second.logits(second.prefill([chunk])))
     for quantization in ("none", "nf4"):
         assert _refusal(tmp_path, quantization) == (
             f"quantization is {quantization!r}, but {tmp_path} is saved in int8; "

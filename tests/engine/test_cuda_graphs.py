@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from engine.engines import add_all, alone, churn, completions, engine_of, run
+from engine.engines import add_all, alone, churn, completions, engine_of, run, runner_of
 from engine.forward_passes import watching
 from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder, Recording
@@ -23,7 +23,7 @@ from llama_engine.kernels.selection import Kernels
 from llama_engine.model import memory_plan
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
-from llama_engine.sampling import logits_processors
+from llama_engine.sampling import sampler
 from llama_engine.settings import Settings
 from transformers import GenerationConfig
 
@@ -36,7 +36,7 @@ SPANS = 3
 def as_on_a_gpu() -> Iterator[None]:
     """Sampling that looks at no value, graphs of several spans for short sequences, and the plan of a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logits_processors, "CANDIDATES", 1 << 30)
+        patch.setattr(sampler, "on_cpu", lambda _: False)
         patch.setattr(cuda_graphs, "LEAST_SPAN", 32)
         patch.setattr(memory_plan, "unsupported_reason", lambda checkpoint: None)
         yield
@@ -72,7 +72,7 @@ def _greedy(count: int, tokens: int = 6) -> list[GenerationRequest]:
 
 
 def _keys(engine: Engine, slot: int, length: int) -> torch.Tensor:
-    return torch.stack([layer.keys[slot, :, :length] for layer in engine._batch.kv_cache.slot_layers])
+    return runner_of(engine).kv_cache.keys[:, slot, :, :length]
 
 
 def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) -> None:
@@ -117,7 +117,7 @@ def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(attending: Chec
 def test_each_decode_step_is_replayed_once_and_never_launched(small: Checkpoint) -> None:
     engine, recorder = _graphed(small)
     launched: list[int] = []
-    with watching(small, lambda one: launched.append(one.number)):
+    with watching(lambda one: launched.append(one.number)):
         completions(engine, _greedy(3))
     # The prefill is launched, and the sampling of its tokens replayed; then five steps in two graphs each.
     assert (launched, recorder.replayed) == ([0], 1 + 2 * 5)
@@ -130,8 +130,7 @@ def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(attend
     engine, _ = _graphed(attending)
     sequences = add_all(engine, requests)
     engine.step()
-    for layer in engine._batch.kv_cache.slot_layers:
-        layer.values[place, :, 1] = torch.nan
+    runner_of(engine).kv_cache.values[:, place, :, 1:100] = torch.nan
     assert [engine.step().errors for _ in range(6)] == [0] * 6
     assert str(sequences[place].result) == "the model's logits for this request were not finite"
     assert {one for one, other in zip(sequences, expected, strict=True) if one.result != other} == {sequences[place]}
@@ -162,12 +161,13 @@ def test_padding_does_not_overwrite_a_prompt_that_is_partly_cached(attending: Ch
     add_all(engine, [*_greedy(SLOTS - 1, tokens=20), *_greedy(1, tokens=3)])
     while engine.used_slots == SLOTS:
         engine.step()
-    assert 0 < int(engine._batch.positions[SLOTS - 1, 0]) < size
+    assert 0 < int(engine._batch.positions[SLOTS - 1]) < size
     (sequence,) = add_all(engine, [long])
     while not sequence.num_output_tokens:
         assert engine.used_slots == SLOTS
         engine.step()
-    assert torch.allclose(_keys(engine, SLOTS - 1, size), _keys(undisturbed, 0, size), atol=1e-4)
+    assert sequence.kv_slot == int(engine._batch.kv_slots[SLOTS - 1])
+    assert torch.allclose(_keys(engine, sequence.kv_slot, size), _keys(undisturbed, 0, size), atol=1e-4)
 
 
 def _out_of_memory(action: Action) -> Action:
@@ -202,19 +202,16 @@ def test_steps_that_cannot_be_captured_are_launched_and_the_log_says_why(
 
 
 @pytest.mark.parametrize(
-    ("threshold", "rounds", "rope", "reason"),
+    ("threshold", "rounds", "reason"),
     [
-        (None, False, "default", None),
-        (0.0, True, "default", None),
-        (6.0, True, "default", "at int8_threshold 6 bitsandbytes synchronizes with the device in every layer"),
-        (0.0, True, "dynamic", "the rotary embedding of this checkpoint (dynamic) depends on the longest sequence"),
+        (None, False, None),
+        (0.0, True, None),
+        (6.0, True, "at int8_threshold 6 bitsandbytes synchronizes with the device in every layer"),
     ],
 )
 def test_checkpoints_whose_steps_wait_for_the_device_are_not_captured(
-    fp32: Checkpoint, threshold: float | None, rounds: bool, rope: str, reason: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(fp32.config, "rope_parameters", {"rope_type": rope, "factor": 2.0, "rope_theta": 10000.0})
+    fp32: Checkpoint, threshold: float | None, rounds: bool, reason: str | None
+) -> None:
     info = replace(fp32.info, device=torch.device("cuda"), threshold=threshold, rounds_activations=rounds)
     assert unsupported_reason(replace(fp32, info=info)) == reason
 
@@ -226,9 +223,10 @@ def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:
     hidden, inner, words = config.hidden_size, config.intermediate_size, config.vocab_size
     step = activation_reserve(SLOTS, SLOTS, hidden, inner, words, 4)
     assert planned.reserve - without.reserve == step + SLOTS * words * 4 + (32 + 4 * 24) * 2**20
-    cache = engine_of(small, SLOTS, cuda_graphs="on")._batch.kv_cache
-    assert planned.cache == sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.slot_layers)
-    assert planned.cache == without.cache * 129 // 128
+    cache = runner_of(engine_of(small, SLOTS, cuda_graphs="on")).kv_cache
+    assert planned.cache == cache.keys.nbytes + cache.values.nbytes
+    # One position more, in whole blocks.
+    assert planned.cache == without.cache * 144 // 128
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_plan, "unsupported_reason", lambda checkpoint: "it is no GPU")
         assert plan_memory(small, Settings(cuda_graphs="on"), SLOTS).total == without.total

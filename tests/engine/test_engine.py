@@ -3,10 +3,11 @@
 import random
 from dataclasses import replace
 from itertools import count
+from unittest.mock import patch
 
 import pytest
 import torch
-from engine.engines import alone, completions, engine_of
+from engine.engines import alone, completions, engine_of, runner_of
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import random_prompt, request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
@@ -14,8 +15,8 @@ from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import GenerationError
 from llama_engine.kernels import reference
 from llama_engine.kernels.selection import DecodeAttention, Kernels
+from llama_engine.model.llama import Attention, Llama
 from llama_engine.model.loader import Checkpoint
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
 @pytest.fixture
@@ -29,17 +30,19 @@ def test_a_sequence_that_is_not_finite_fails_alone_and_leaves_a_clean_slot(
 ) -> None:
     requests = requests_of(fp32, 4)
     expected = completions(engine, requests)
-    passes = count()
+    passes, cache = count(), runner_of(engine).kv_cache
+    forward = Llama.forward
 
-    def poison(module: torch.nn.Module, args: tuple[object, ...], output: BaseModelOutputWithPast) -> None:
+    def poisoned(model: Llama, tokens: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
+        hidden = forward(model, tokens, positions, attend)
         if next(passes) == number:
-            assert output.last_hidden_state is not None
-            output.last_hidden_state[slot] = torch.inf if number == 0 else torch.nan
-            for layer in engine._batch.kv_cache.slot_layers:
-                layer.keys[slot, :, :100] = torch.nan
-                layer.values[slot, :, :100] = torch.inf
+            rows = slice(slot, slot + 1) if number else slice(0, len(requests[0].prompt_tokens))
+            hidden[rows] = torch.nan if number else torch.inf
+            cache.keys[:, slot, :, :100] = torch.nan
+            cache.values[:, slot, :, :100] = torch.inf
+        return hidden
 
-    with fp32.model.model.register_forward_hook(poison):
+    with patch.object(Llama, "forward", poisoned):
         results = engine.generate(requests)
     failed = results.pop(slot)
     assert isinstance(failed, GenerationError)
@@ -55,7 +58,7 @@ def test_no_requests_have_no_results_and_an_empty_step_does_nothing(engine: Engi
 
 def test_a_sequence_of_one_token_needs_no_decode_step(fp32: Checkpoint, engine: Engine) -> None:
     passes: list[int] = []
-    with watching(fp32, lambda one: passes.append(one.number)):
+    with watching(lambda one: passes.append(one.number)):
         (completion,) = completions(engine, [request_of(fp32, 1, max_tokens=1)])
     assert (completion.num_output_tokens, completion.finish_reason, passes) == (1, "length", [0])
 
@@ -67,7 +70,7 @@ def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: Checkpoint, e
         if one.number == 1:
             raise RuntimeError("no kernel")
 
-    with watching(fp32, fail), pytest.raises(GenerationError):
+    with watching(fail), pytest.raises(GenerationError):
         engine.warm_up()
 
 

@@ -124,7 +124,7 @@ def test_a_model_that_fails_every_step_is_not_ready_until_one_of_its_own_trials_
 ) -> None:
     """It gets no requests while it isn't ready, and runs one trial at a time."""
     fault = _Fault()
-    with running(fp32, 2) as scheduled, watching(fp32, fault):
+    with running(fp32, 2) as scheduled, watching(fault):
         readiness = Readiness(scheduled.engine, scheduled.scheduler)
         count = _fail_until_broken(scheduled)
         fault.go.clear()

@@ -86,11 +86,11 @@ def test_each_chunk_is_computed_once_and_in_order_and_short_prompts_behind_it_to
     seen: list[tuple[int, int, int]] = []
 
     def record(one: ForwardPass) -> None:
-        if one.width > 1:
-            seen.append((one.tokens.shape[0], int(one.positions[0, 0]), one.width))
+        if not one.decodes:
+            seen.append((len(one.chunks), one.chunks[0].start, one.tokens))
 
     engine = engine_of(fp32, 3, prefill_tokens="32")
-    with watching(fp32, record):
+    with watching(record):
         steps = run(engine, [engine.sequence(request_of(fp32, size, size, 3)) for size in (100, 6, 8)]).steps
-    assert seen == [(1, 0, 32), (1, 32, 32), (1, 64, 32), (1, 96, 4), (2, 0, 8)]
-    assert [step.prefill_tokens for step in steps[:5]] == [32, 32, 32, 4, 16]
+    assert seen == [(1, 0, 32), (1, 32, 32), (1, 64, 32), (1, 96, 4), (2, 0, 14)]
+    assert [step.prefill_tokens for step in steps[:5]] == [32, 32, 32, 4, 14]

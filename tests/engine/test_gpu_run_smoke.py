@@ -15,13 +15,14 @@ from llama_engine.libraries import Linear8bitLt
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import MemoryPlan
-from llama_engine.model.model_runner import ModelRunner
+from llama_engine.model.torch_runner import TorchRunner
 
 from perf.gpu import correctness
 from perf.gpu.__main__ import LOST, main
 from perf.gpu.capacity import LEFT, MIB, Stretch, against_plan
 from perf.gpu.models import FP32, INT8, INT8_OUTLIERS, Precision, RandomLlama
 from perf.gpu.options import DEFAULT, FULL, PARTS, SMOKE, TINY, Amount, parse
+from perf.quality.divergence import Forward
 
 Run = Callable[..., dict[str, Any]]
 
@@ -142,7 +143,7 @@ def test_the_random_model_is_the_same_in_each_requested_precision_whatever_was_b
         assert ("int8" in made.info.linears, made.info.threshold) == (precision != FP32, precision.threshold)
         # Stock layers are bitsandbytes'; at threshold 0 the engine has its own, which round no activations.
         own = precision == INT8 and not stock
-        assert any(type(module) is Linear8bitLt for module in made.model.modules()) is (precision != FP32 and not own)
+        assert any(type(module) is Linear8bitLt for module in llama.module.modules()) is (precision != FP32 and not own)
         assert made.info.rounds_activations is (precision == INT8_OUTLIERS or (precision == INT8 and stock))
         request = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=6)
         text = completions(engine_of(made, 1), [request])[0].text
@@ -156,18 +157,20 @@ def test_correct_logits_are_within_the_bounds_and_nan_or_a_step_at_a_wrong_posit
     rows = steps = 3
     given = correctness.texts(fp32, rows, steps)
     assert len({len(text) for text in given}) > 1, "equal lengths would need no padding"
-    decoded, plain = correctness.through_slots(fp32, given, steps), correctness.alone(fp32, given, steps)
+    decoded, plain = correctness.through_slots(fp32, given, steps), correctness.alone(Forward(fp32), given, steps)
+    oracles = correctness.exact_logits(torch.device("cpu"), rows, steps)
     assert [found.shape for found in decoded] == [found.shape for found in plain]
     assert decoded[0].shape == (steps + 1, fp32.config.vocab_size)
     assert correctness.distance(plain, decoded, "fp32")["passed"]
-    decode = ModelRunner.decode
+    assert correctness.distance(oracles, decoded, "fp32")["passed"]
+    decode = TorchRunner.decode
 
     def one_position_late(
-        model: ModelRunner, first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int
+        model: TorchRunner, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int
     ) -> torch.Tensor:
-        return decode(model, first, tokens, positions - 1, span)
+        return decode(model, slots, tokens, positions - 1, span)
 
-    monkeypatch.setattr(ModelRunner, "decode", one_position_late)
+    monkeypatch.setattr(TorchRunner, "decode", one_position_late)
     late = correctness.through_slots(fp32, given, steps)
     nan = [torch.full_like(found, torch.nan) for found in plain]
     assert not any(correctness.distance(plain, wrong, "int8")["passed"] for wrong in (late, nan))

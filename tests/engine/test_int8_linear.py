@@ -7,14 +7,16 @@ from itertools import accumulate
 
 import pytest
 import torch
-from engine.engines import load
+from engine.engines import load, logits_of
 from engine.prompts import random_prompt
 from llama_engine.kernels import reference
 from llama_engine.kernels.selection import STOCK, Kernels
 from llama_engine.libraries import Int8Params, Linear8bitLt
-from llama_engine.model import int8_linear, loader
+from llama_engine.model import transformers_reader, widened_product
 from llama_engine.model.int8_linear import Int8Linear, replace_int8_layers
-from llama_engine.model.loader import Checkpoint, install_kernels
+from llama_engine.model.loader import EMBEDDED, Checkpoint, read_config
+from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
+from llama_engine.settings import Settings
 from torch.nn import Sequential
 from torch.nn.functional import cross_entropy, kl_div
 from transformers import LlamaForCausalLM
@@ -45,12 +47,12 @@ def _int8_layers(model: torch.nn.Module) -> list[Linear8bitLt]:
 
 @pytest.mark.parametrize(("bias", "dtype"), [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)])
 @pytest.mark.parametrize("rows", [1, 5, 64])
-@pytest.mark.parametrize("block", [1, 96, 1000, int8_linear.BLOCK])
+@pytest.mark.parametrize("block", [1, 96, 1000, widened_product.BLOCK])
 def test_the_product_is_that_of_the_dequantized_weight_in_the_dtype_of_the_activations(
     monkeypatch: pytest.MonkeyPatch, block: int, rows: int, bias: bool, dtype: torch.dtype
 ) -> None:
     # 37 outputs of 48 inputs: blocks of one row, of two with one left over, of twenty, and one for all.
-    monkeypatch.setattr(int8_linear, "BLOCK", block)
+    monkeypatch.setattr(widened_product, "BLOCK", block)
     layer = _layer(37, 48, bias)
     model, activations = Sequential(layer), torch.randn(2, rows, 48).to(dtype)
     expected = _exact(activations, layer)
@@ -74,29 +76,29 @@ def test_layers_that_share_a_buffer_do_not_disturb_each_other_in_and_out_of_infe
     torch.testing.assert_close(model(activations).double(), expected, rtol=1e-4, atol=1e-3)
 
 
-def test_activations_are_rounded_only_at_thresholds_above_0(int8: Checkpoint) -> None:
-    for checkpoint, rounded, described in (
-        (int8, False, "outlier threshold 0, activations not rounded;"),
-        (load("int8", int8_threshold="6"), True, "outlier threshold 6; "),
-    ):
-        assert {not isinstance(layer, Int8Linear) for layer in _int8_layers(checkpoint.model)} == {rounded}
-        assert described in checkpoint.info.describe()
+def test_activations_are_rounded_to_8_bits_only_at_thresholds_above_0(int8: Checkpoint) -> None:
+    outliers = load("int8", int8_threshold="6")
+    assert [one.info.rounds_activations for one in (int8, outliers)] == [False, True]
+    assert f"outlier threshold 0, {int8.info.product};" in int8.info.describe()
+    assert "outlier threshold 6; " in outliers.info.describe()
 
 
-def test_the_setting_kernels_changes_nothing_on_a_cpu(int8: Checkpoint) -> None:
-    fused = load("int8", kernels="fused")
-    assert fused.kernels == int8.kernels == STOCK
+def test_the_setting_kernels_selects_compiled_kernels_or_pytorchs_on_a_cpu(int8: Checkpoint) -> None:
+    fused, stock = load("int8", kernels="fused"), load("int8", kernels="stock")
+    assert fused.kernels == stock.kernels == STOCK
     assert fused.info == int8.info
+    assert "compiled" in fused.info.product
+    assert "oneDNN" in stock.info.product or "widened" in stock.info.product
 
 
 @pytest.mark.parametrize("few_rows", [None, reference.int8_product])
 def test_on_a_gpu_a_fused_product_replaces_the_8_bit_layers_and_stock_kernels_none(
     few_rows: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A model that looks as if on a GPU: with bitsandbytes' layers at threshold 0, which a CPU replaces at once.
-    model = load("int8", int8_threshold="6").model
-    for layer in _int8_layers(model):
-        layer.state.threshold = 0.0
+    # A model that looks as if on a GPU.
+    settings = Settings(quantization="int8", int8_threshold=0.0)
+    config = read_config(EMBEDDED, str(EMBEDDED))
+    model = load_with_transformers(str(EMBEDDED), config, settings, torch.device("cpu"), torch.float32)
     monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("cuda"), raising=False)
     chosen = Kernels(few_rows, attention=reference.decode_attention)  # type: ignore[arg-type]  # None or a product
     calls: list[tuple[object, ...]] = []
@@ -105,13 +107,12 @@ def test_on_a_gpu_a_fused_product_replaces_the_8_bit_layers_and_stock_kernels_no
         calls.append(arguments)
         return chosen
 
-    monkeypatch.setattr(loader, "choose_kernels", choose)
+    monkeypatch.setattr(transformers_reader, "choose_kernels", choose)
     assert install_kernels(model, "stock") == STOCK
     assert calls == []
     assert not any(isinstance(layer, Int8Linear) for layer in _int8_layers(model))
     assert install_kernels(model, "fused") == chosen
     assert {isinstance(layer, Int8Linear) for layer in _int8_layers(model)} == {few_rows is not None}
-    config = model.config
     assert config.num_key_value_heads is not None
     group, hidden, inner = config.num_attention_heads // config.num_key_value_heads, 256, config.intermediate_size
     assert config.hidden_size == hidden
@@ -124,7 +125,7 @@ def test_8_bits_cost_less_than_a_hundredth_in_perplexity_and_in_divergence(fp32:
     for _ in range(12):
         tokens = torch.tensor(random_prompt(fp32.tokenizer, range(100, 300), randomness)[1])
         with torch.inference_mode():
-            both = [checkpoint.model(input_ids=tokens[None]).logits[0, :-1] for checkpoint in (fp32, int8)]
+            both = [logits_of(checkpoint, tokens)[:-1] for checkpoint in (fp32, int8)]
         exact, rounded = (logits.log_softmax(-1) for logits in both)
         divergences.append(kl_div(rounded, exact, reduction="none", log_target=True).sum(-1))
         losses.append(torch.stack([cross_entropy(logits, tokens[1:], reduction="none") for logits in both]))

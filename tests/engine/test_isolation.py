@@ -14,8 +14,8 @@ from engine.prompts import request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
-from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.loader import Checkpoint
+from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.sampling.sampler import SamplingState
 from llama_engine.sequence import Completion
 
@@ -49,16 +49,14 @@ def _run(
     return faulty, expected
 
 
-def _failing(
-    checkpoint: Checkpoint, fails: Fails, error: type[Exception] = RuntimeError
-) -> AbstractContextManager[None]:
+def _failing(fails: Fails, error: type[Exception] = RuntimeError) -> AbstractContextManager[None]:
     """Fail the forward passes of which `fails` returns True."""
 
     def fail(one: ForwardPass) -> None:
         if fails(one):
             raise error("CUDA error: a secret of the machine")
 
-    return watching(checkpoint, fail)
+    return watching(fail)
 
 
 def _assert_only_fails(faulty: Run, place: int, expected: list[Completion], message: str = FAILED) -> None:
@@ -74,14 +72,14 @@ def _assert_only_fails(faulty: Run, place: int, expected: list[Completion], mess
         # Pass 0 is the prefill of four prompts, pass 8 of the other two.
         *[(RuntimeError, lambda one, number=number: one.number == number, 1) for number in (0, 1, 3, 8, 9)],
         # Prompts that exhaust the memory together: four, two and two, and the last two of six.
-        (EXHAUSTED, lambda one: one.width > 1 and one.tokens.shape[0] > 1, 4),
+        (EXHAUSTED, lambda one: not one.decodes and len(one.chunks) > 1, 4),
     ],
 )
 def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
     fp32: Checkpoint, engine: Engine, error: type[Exception], fails: Fails, errors: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    faulty, expected = _run(engine, requests_of(fp32, 6), _failing(fp32, fails, error))
+    faulty, expected = _run(engine, requests_of(fp32, 6), _failing(fails, error))
     assert faulty.results == expected
     assert faulty.errors == errors
     assert "a secret of the machine" in caplog.text
@@ -91,31 +89,31 @@ def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
 @pytest.mark.parametrize(
     ("error", "fails", "message"),
     [
-        (RuntimeError, lambda one: one.width == LONG, FAILED),
-        (EXHAUSTED, lambda one: one.tokens.numel() >= LONG, f"{EXHAUSTED_ALONE}, of {LONG} prompt tokens"),
-        (RuntimeError, lambda one: one.width == 1 and int(one.positions.max()) >= LONG, FAILED),
-        (RuntimeError, lambda one: one.width == 1 and int(one.positions.max()) >= LONG + 3, FAILED),
+        (RuntimeError, lambda one: one.longest == LONG, FAILED),
+        (EXHAUSTED, lambda one: one.tokens >= LONG, f"{EXHAUSTED_ALONE}, of {LONG} prompt tokens"),
+        (RuntimeError, lambda one: one.decodes and one.last_position >= LONG, FAILED),
+        (RuntimeError, lambda one: one.decodes and one.last_position >= LONG + 3, FAILED),
     ],
     ids=["prefill", "prefill exhausts the memory", "first decode step", "later decode step"],
 )
 def test_a_sequence_that_always_fails_costs_no_other_its_result(
     fp32: Checkpoint, engine: Engine, place: int, error: type[Exception], fails: Fails, message: str
 ) -> None:
-    faulty, expected = _run(engine, _with_a_long_one(fp32, place), _failing(fp32, fails, error))
+    faulty, expected = _run(engine, _with_a_long_one(fp32, place), _failing(fails, error))
     _assert_only_fails(faulty, place, expected, message)
     # Passes over four sequences, two and one.
-    assert faulty.errors == 3 + (error is EXHAUSTED)
+    assert faulty.errors == 3
 
 
 def test_every_sequence_fails_while_every_pass_fails_and_the_engine_recovers(fp32: Checkpoint, engine: Engine) -> None:
-    faulty, _ = _run(engine, requests_of(fp32, 6), _failing(fp32, lambda one: one.number >= 3))
+    faulty, _ = _run(engine, requests_of(fp32, 6), _failing(lambda one: one.number >= 3))
     assert {str(result) for result in faulty.results} == {FAILED}
 
 
 @pytest.mark.parametrize(("start", "width"), [(0, 48), (96, 4)], ids=["first", "last"])
 def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(fp32: Checkpoint, start: int, width: int) -> None:
     requests = _with_a_long_one(fp32, 1)
-    chunk = _failing(fp32, lambda one: (int(one.positions[0, 0]), one.width) == (start, width), EXHAUSTED)
+    chunk = _failing(lambda one: (one.chunks[0].start, one.tokens) == (start, width), EXHAUSTED)
     faulty, expected = _run(engine_of(fp32, 4, prefill_tokens="48"), requests, chunk)
     failed = [index for index, result in enumerate(faulty.results) if result != expected[index]]
     assert 1 in failed
@@ -127,18 +125,21 @@ def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(fp32: Checkpoi
 def test_a_head_that_takes_fewer_rows_changes_no_result(fp32: Checkpoint, engine: Engine, most: int) -> None:
     """most: rows that the head takes at once; with 0 every sequence fails."""
 
-    def fail(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        if args[0].shape[0] > most:
+    logits = TorchRunner.logits
+
+    def fail(runner: TorchRunner, hidden: torch.Tensor) -> torch.Tensor:
+        if len(hidden) > most:
             raise RuntimeError("no room for logits")
+        return logits(runner, hidden)
 
     expected = completions(engine, requests_of(fp32, 4))
-    with fp32.model.lm_head.register_forward_pre_hook(fail):
+    with patch.object(TorchRunner, "logits", fail):
         results = engine.generate(requests_of(fp32, 4))
     assert results == expected if most else {str(result) for result in results} == {FAILED}
     assert engine.generate(requests_of(fp32, 4)) == expected
 
 
-@pytest.mark.parametrize(("owner", "name"), [(KVCache, "zero"), (KVCache, "copy"), (SamplingState, "set")])
+@pytest.mark.parametrize(("owner", "name"), [(TorchRunner, "zero"), (SamplingState, "copy"), (SamplingState, "set")])
 def test_every_sequence_has_a_result_when_the_recovery_fails_too(
     fp32: Checkpoint, engine: Engine, owner: type[object], name: str
 ) -> None:
@@ -150,7 +151,7 @@ def test_every_sequence_has_a_result_when_the_recovery_fails_too(
     @contextmanager
     def refusing() -> Iterator[None]:
         refusal = RuntimeError("CUDA error: device-side assert triggered")
-        with patch.object(owner, name, side_effect=refusal), _failing(fp32, lambda one: name == "zero"):
+        with patch.object(owner, name, side_effect=refusal), _failing(lambda one: name == "zero"):
             yield
 
     faulty, expected = _run(engine, requests, refusing())

@@ -5,8 +5,7 @@ The sampler's own tests compare all processors together with transformers' chain
 
 import pytest
 import torch
-from llama_engine.sampling import logits_processors
-from llama_engine.sampling.logits_processors import draw, keep_top_k_top_p, penalize_output
+from llama_engine.sampling.logits_processors import keep_top_k_top_p, penalize_output
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 ROWS, VOCABULARY = 64, 300
@@ -42,10 +41,8 @@ def test_frequency_and_presence_penalties_are_the_formula(logits: torch.Tensor) 
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_few_candidates_and_the_whole_vocabulary_keep_and_draw_the_tokens_of_transformers(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_top_k_and_top_p_keep_the_tokens_of_transformers_alone_and_among_others(seed: int) -> None:
     """On logits from nearly flat to nearly certain, with every combination of top-k and top-p on and off."""
     source = torch.Generator().manual_seed(seed)
     rows, vocabulary = 8, (300, 1000, 3072)[seed % 3]
@@ -54,16 +51,10 @@ def test_few_candidates_and_the_whole_vocabulary_keep_and_draw_the_tokens_of_tra
     top_k[torch.rand(rows, generator=source) < 0.4] = vocabulary
     top_p = _uniform(0.01, 0.99, source, rows)
     top_p[torch.rand(rows, generator=source) < 0.3] = 1.0
-    keys = torch.randint(0, 2**32, (rows, 2), generator=source)
-
     kept = keep_top_k_top_p(logits, top_k, top_p)
-    drawn = draw(kept, keys)
     assert torch.equal(kept, _top_k_top_p(logits, top_k, top_p))
     for one in (slice(row, row + 1) for row in range(rows)):
         assert torch.equal(kept[one], keep_top_k_top_p(logits[one], top_k[one], top_p[one]))
-    monkeypatch.setattr(logits_processors, "CANDIDATES", 10**6)
-    assert torch.equal(kept, keep_top_k_top_p(logits, top_k, top_p))
-    assert torch.equal(drawn, draw(kept, keys))
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(2, 1.0), (5, 0.5)])

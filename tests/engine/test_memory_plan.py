@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.engines import engine_of
+from engine.engines import engine_of, runner_of
 from llama_engine.errors import OutOfMemoryPlan
 from llama_engine.model import memory_plan
 from llama_engine.model.kv_cache import KVCacheShape
@@ -64,8 +64,9 @@ def test_an_engine_that_does_not_fit_is_refused_before_it_allocates(fp32: Checkp
 def test_the_figures_are_what_is_allocated(fp32: Checkpoint) -> None:
     engine = engine_of(fp32, 3)
     plan, batch, vocabulary = engine.plan, engine._batch, fp32.config.vocab_size
+    cache = runner_of(engine).kv_cache
     assert plan.weights == fp32.info.weight_bytes
-    assert plan.cache == sum(layer.keys.nbytes + layer.values.nbytes for layer in batch.kv_cache.slot_layers)
+    assert plan.cache == cache.keys.nbytes + cache.values.nbytes
     histories = [value for value in vars(batch.sampling).values() if getattr(value, "shape", ()) == (3, vocabulary)]
     assert plan.sampling == sum(history.nbytes for history in histories)
     assert plan.reserve > 64 * MIB

@@ -1,19 +1,21 @@
-"""The bare engine and the bare forward: answers, timed parts and repeated passes."""
+"""The bare engine and its passes alone: answers, timed parts and repeated passes."""
 
-from collections.abc import Callable
-from unittest.mock import patch
+from statistics import StatisticsError
 
 import pytest
 import torch
-from llama_engine.model.kv_cache import KVCache, KVCacheShape
+from engine.oracle import oracle
 from llama_engine.model.loader import EMBEDDED, Checkpoint
-from llama_engine.model.model_runner import ModelRunner
-from transformers.models.llama.modeling_llama import LlamaModel
+from llama_engine.model.model_runner import Chunk
+from llama_engine.model.torch_runner import TorchRunner
 
 from perf.load.protocols import Request
-from perf.overhead.bare import BareEngine
-from perf.overhead.passes import recording, through_forward, through_slots
+from perf.overhead.account import full_steps
+from perf.overhead.bare import BareEngine, FullStep, Run
+from perf.overhead.passes import RUNNERS, Pass, recording, repeated
 from perf.overhead.stopwatch import flatten
+from perf.roofline.physics import Costs
+from perf.roofline.rates import DeviceRates, Weights
 
 REQUESTS = [Request("A dictionary is", 5), Request("Return a list of all", 3), Request("This module provides", 4)]
 
@@ -29,30 +31,68 @@ def _nothing() -> None:
 
 def test_a_request_that_is_not_answered_as_asked_is_refused(bare: BareEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bare.run(1).seconds > 0
-    too_long = Request("A dictionary is", bare.max_model_len + 1)
-    monkeypatch.setattr(bare, "requests", [too_long])
-    with pytest.raises(RuntimeError, match=rf"request 0 asked for {too_long.output_tokens} tokens and got "):
+    for runner in RUNNERS:
+        monkeypatch.delattr(runner, "decode")
+    with pytest.raises(RuntimeError, match="request 0 asked for 5 tokens and got GenerationError"):
         bare.run()
 
 
+def test_steps_that_decode_every_slot_without_a_prefill_are_timed_with_the_positions_they_read(
+    bare: BareEngine,
+) -> None:
+    # Both rows decode twice until the second one ends, and then once more beside the third one.
+    lengths = [len(bare.checkpoint.tokenizer.encode(request.prompt)) for request in REQUESTS]
+    cached = [sum(lengths[:2]) + 2 * step for step in (1, 2)] + [lengths[0] + 4 + lengths[2] + 1]
+    full_steps = bare.run().full_steps
+    assert [step.positions for step in full_steps] == cached
+    assert all(step.seconds > 0 for step in full_steps)
+
+
+def test_a_full_step_stands_beside_its_passes_and_the_time_to_read_its_bytes(bare: BareEngine) -> None:
+    shape, config = bare.engine.plan.shape, bare.checkpoint.config
+    rates = DeviceRates("cpu", 1, {1: 1e9}, {"fp32": 1e11})
+    rows = ("prefill", 2), ("logits", 2), ("decode", 2), ("logits", 2), ("decode", 1), ("logits", 1), ("decode", 2)
+    noted = [Pass(method, count, count, lambda _: None) for method, count in (*rows, ("logits", 2))]
+    # The first run was disturbed in its second step, the second one in its first.
+    runs = [Run(9.0, None, [FullStep(one, 90), FullStep(other, 110)]) for one, other in ((0.01, 7.0), (8.0, 0.03))]
+    seconds = [[9.0, 9.0, 0.01, 0.002, 9.0, 9.0, 5.0, 0.002], [9.0, 9.0, 0.01, 4.0, 9.0, 9.0, 0.01, 0.002]]
+    found = full_steps(bare, runs, noted, seconds, rates)
+    weights: Weights = "int8" if "int8" in bare.checkpoint.info.linears else "fp32"
+    size = Costs(config, weights, rates).weight_bytes + 100 * shape.bytes_per_token
+    assert found == {
+        "rows": 2,
+        "step_ms": 20.0,
+        "passes_ms": 12.0,
+        "rest_share": 0.4,
+        "bytes": size,
+        "limit_ms": pytest.approx(size / 1e6, abs=1e-3),
+        "share_of_limit": pytest.approx(size / 1e9 / 0.02, abs=1e-4),
+    }
+    with pytest.raises(StatisticsError, match="at least one data point"):
+        full_steps(bare, [Run(9.0)], noted, seconds, rates)
+
+
 def test_every_part_of_the_engine_is_timed(bare: BareEngine) -> None:
-    before = dict(vars(ModelRunner))
+    before = [dict(vars(runner)) for runner in RUNNERS]
     _, whole, noted = bare.split()
-    assert dict(vars(ModelRunner)) == before
+    assert [dict(vars(runner)) for runner in RUNNERS] == before
     assert {name: part.calls for name, part in whole.parts.items() if name in ("tokenization", "stopping", "head")} == {
         "tokenization": 3,
         "stopping": 12,
-        "head": sum(not one.width for one in noted),
+        "head": sum(one.method == "logits" for one in noted),
     }
+    layers = bare.checkpoint.config.num_hidden_layers
     for phase in ("prefill", "decode steps"):
-        forward = whole.parts[phase].parts["transformers' forward"]
-        layers = bare.checkpoint.config.num_hidden_layers
-        assert {name: part.calls / forward.calls for name, part in forward.parts.items()} == {
-            "matrices": 7 * layers,
-            "attention": layers,
-            "norms": 2 * layers + 1,
-            "cache": layers,
-        }
+        forward = whole.parts[phase].parts["forward pass"]
+        calls = {name: part.calls / forward.calls for name, part in forward.parts.items()}
+        if "int8" in bare.checkpoint.info.linears:
+            assert calls == {}, "the compiled kernels fuse the parts"
+        else:
+            assert (calls["norms"], calls["attention"] >= layers, calls["KV cache"] >= 2 * layers) == (
+                2 * layers,
+                True,
+                True,
+            )
     assert {"sampling", "slots", "detokenization"} <= whole.parts.keys()
     assert all(part.seconds >= 0 for part in flatten(whole, 12))
 
@@ -62,40 +102,46 @@ def test_every_pass_is_recorded_and_repeated(bare: BareEngine) -> None:
     # Two rows at first, of which the second ends after its third token; the third one takes its slot, and a step later
     # than the prompts of the first two the first one ends.
     lengths = [len(bare.checkpoint.tokenizer.encode(request.prompt)) for request in REQUESTS]
-    assert [(one.rows, one.start, one.width) for one in noted[:2]] == [(2, 0, max(lengths[:2])), (2, 0, 0)]
-    assert sum(one.rows for one in noted if not one.width) == 12
-    assert sum(one.rows for one in noted if one.width == 1) == 12 - 3
+    assert [(one.method, one.rows, one.tokens) for one in noted[:2]] == [
+        ("prefill", 2, sum(lengths[:2])),
+        ("logits", 2, 2),
+    ]
+    assert sum(one.rows for one in noted if one.method == "logits") == 12
+    assert sum(one.rows for one in noted if one.method == "decode") == 12 - 3
     with recording() as again:
-        through_slots(bare.checkpoint, bare.engine.plan.shape, noted, bare.settle)
+        seconds = repeated(bare.checkpoint, bare.engine.plan.shape, noted, bare.settle)
     assert again == noted
+    assert len(seconds) == len(noted)
+    assert min(seconds) > 0
 
 
-@pytest.mark.parametrize("through", [through_slots, through_forward])
-def test_the_bare_forward_computes_the_models_hidden_states(fp32: Checkpoint, through: Callable[..., float]) -> None:
-    """The last step's hidden states are those of all tokens in one pass, for the forward without a mask too."""
-    config = fp32.config
-    heads = config.num_key_value_heads or config.num_attention_heads
-    shape = KVCacheShape(config.num_hidden_layers, 2, heads, 32, config.head_dim or 0, torch.float32)
-    token = torch.full((2, 1), 5)
+def test_repeated_passes_compute_the_hidden_states_of_the_recorded_ones(
+    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens and positions are kept as they were: the engine changes its tensors in place."""
+    shape = fp32.cache_shape(2)
+    slots, tokens, positions = torch.tensor([1, 0]), torch.tensor([5, 6]), torch.tensor([4, 6])
     with torch.inference_mode(), recording() as passes:
-        model = ModelRunner(fp32, KVCache(shape, token.device))
-        model.prefill_chunk(0, [5] * 3, 0)
-        model.prefill_chunk(0, [5] * 3, 3)
-        hidden = model.prefill(0, [[5] * 6] * 2)
-        model.decode(0, token, torch.full_like(token, 6), model.decode_span(6))
-        model.logits(hidden)
-        model.decode(0, token, torch.full_like(token, 7), model.decode_span(7))
+        model = fp32.runner(shape)
+        model.prefill([Chunk(1, 0, [5] * 4), Chunk(0, 0, [5] * 3)])
+        model.prefill([Chunk(0, 3, [5] * 3)])
+        model.decode(slots, tokens, positions, 7)
+        tokens.zero_()
+        positions.add_(9)
     seen: list[torch.Tensor] = []
-    forward = LlamaModel.forward
+    decode = TorchRunner.decode
 
-    def keeping(*arguments: object, **named: object) -> object:
-        output = forward(*arguments, **named)
-        seen.append(output.last_hidden_state)
-        return output
+    def keeping(*arguments: object) -> object:
+        seen.append(decode(*arguments))  # type: ignore[arg-type]  # as they come
+        return seen[-1]
 
-    with patch.object(LlamaModel, "forward", keeping):
-        assert through(fp32, shape, passes, _nothing) > 0
-    assert len(seen) == 5
+    monkeypatch.setattr(TorchRunner, "decode", keeping)
+    repeated(fp32, shape, passes, _nothing)
     with torch.inference_mode():
-        whole = fp32.model.model(torch.tensor([[5] * 8])).last_hidden_state
-    assert torch.allclose(seen[-1], whole[:, -1:].expand(2, 1, -1), atol=1e-4)
+        decoder = oracle(fp32).model
+        texts = [torch.tensor([[5] * 5]), torch.tensor([[5] * 6 + [6]])]
+        expected = torch.cat([decoder(text).last_hidden_state[:, -1] for text in texts])
+        found = torch.nn.functional.rms_norm(
+            seen[0], expected.shape[-1:], decoder.norm.weight, fp32.config.rms_norm_eps
+        )
+    assert torch.allclose(found, expected, atol=1e-4)

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from engine.oracle import oracle
 from engine.prompts import random_prompt
+from llama_engine.libraries import int8_vectorwise_quant
 from llama_engine.model.loader import Checkpoint
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
@@ -19,8 +21,8 @@ from tqdm import tqdm
 
 from perf.quality import candidates, divergence
 from perf.quality.__main__ import main
-from perf.quality.candidates import CANDIDATES, Candidate, measured
-from perf.quality.divergence import Tokens, both, compare, joined, perplexity, summary
+from perf.quality.candidates import CANDIDATES, WEIGHTS_ONLY, Candidate, measured, weights_only
+from perf.quality.divergence import Forward, Tokens, compare, distances, joined, perplexity, summary
 from perf.quality.text import TextError, from_text, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,20 +44,50 @@ def test_a_model_has_no_distance_from_itself_and_the_perplexity_of_its_card(
     from models.train_pydoc_llama.perplexity import perplexity as of_the_card
 
     with tqdm(disable=True) as progress:
-        tokens = both(fp32.model, fp32.model, rows, progress)
+        (tokens,) = distances([Forward(fp32)], Forward(fp32), rows, progress)
     assert tokens.divergence.count_nonzero() == 0
     assert tokens.agrees.all()
     assert len(tokens.loss) == sum(len(row) - 1 for row in rows)
-    assert perplexity(tokens.loss) == pytest.approx(of_the_card(fp32.model, rows, pad=3), rel=1e-5)
+    assert perplexity(tokens.loss) == pytest.approx(of_the_card(oracle(fp32), rows, pad=3), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def same_weights(fp32: Checkpoint) -> Checkpoint:
+    return weights_only(fp32, None, head=True)
+
+
+def test_weights_alone_are_what_bitsandbytes_quantizes_in_products_of_floats(
+    fp32: Checkpoint, rows: list[list[int]], same_weights: Checkpoint
+) -> None:
+    """The oracle's linear layers and head, rounded to INT8 and back, compute the same hidden states and logits."""
+    model = copy.deepcopy(oracle(fp32))
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            codes, scales, _ = int8_vectorwise_quant(layer.weight.half())
+            layer.weight = torch.nn.Parameter(codes * (scales / 127)[:, None], requires_grad=False)
+            assert name
+    forward, floats = Forward(same_weights), Forward(weights_only(fp32, None, head=False))
+    embedding = fp32.model.embedding
+    with torch.inference_mode():
+        model.model.embed_tokens.weight = torch.nn.Parameter(embedding, requires_grad=False)
+        expected = model(torch.tensor([rows[0]])).logits[0]
+        found = forward.logits(forward.hidden(rows[0]))
+        states = floats.hidden(rows[0])
+        assert torch.equal(states, forward.hidden(rows[0]))
+        assert torch.equal(floats.logits(states), Forward(fp32).logits(states))
+    assert torch.allclose(found, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.key)
 def test_int8_is_close_to_the_reference_but_not_equal(
-    fp32: Checkpoint, rows: list[list[int]], candidate: Candidate
+    fp32: Checkpoint, same_weights: Checkpoint, rows: list[list[int]], candidate: Candidate
 ) -> None:
-    loaded = candidates.load(Settings(), torch.device("cpu"), candidate)
+    if candidate.weights_only:
+        loaded = weights_only(fp32, None, head=candidate == WEIGHTS_ONLY)
+    else:
+        loaded = candidates.load(Settings(), torch.device("cpu"), candidate)
     with tqdm(disable=True) as progress:
-        found = measured(candidate, fp32, loaded, rows, progress)
+        found = measured(candidate, fp32, same_weights, loaded, rows, progress)
     assert list(found) == ["fp32", candidate.key]
     one: Any = found[candidate.key]
     reference: Any = found["fp32"]
@@ -64,6 +96,11 @@ def test_int8_is_close_to_the_reference_but_not_equal(
     assert 0 < one["kl_nats"]["mean"] < 0.01
     assert one["kl_nats"]["mean"] < one["kl_nats"]["p99"] <= one["kl_nats"]["max"]
     assert 0.9 < one["top1_agreement"] < 1
+    # From its own weights in floats, exact INT8 with two terms differs by much less than by its rounding.
+    ours = one["kl_from_weights_only_nats"]["mean"]
+    assert (ours == 0) == (candidate == WEIGHTS_ONLY)
+    if candidate.terms == 2:
+        assert ours < one["kl_nats"]["mean"] / 2
 
 
 def test_every_token_of_a_file_is_predicted_once_after_a_bos(tokenizer: Tokenizer, tmp_path: Path) -> None:

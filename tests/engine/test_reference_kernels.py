@@ -30,9 +30,11 @@ def test_the_attention_is_that_of_each_row_and_head_alone(group: int) -> None:
     lengths = (3, 20, 1)
     query = normal(3, 8, 16, seed=1, dtype=torch.float32)
     keys, values = normal(2, 3, 8 // group, 20, 16, seed=2, dtype=torch.float32)
-    attended = reference.decode_attention(query, keys, values, torch.tensor(lengths, device=DEVICE), 0.25)
+    slots = torch.tensor((2, 0, 1), device=DEVICE)
+    attended = reference.decode_attention(query, keys, values, slots, torch.tensor(lengths, device=DEVICE), 0.25)
     for row, length in enumerate(lengths):
         for head in range(8):
-            key, value = keys[row, head // group, :length], values[row, head // group, :length]
+            place = (int(slots[row]), head // group)
+            key, value = keys[place][:length], values[place][:length]
             expected = (query[row, head] @ key.T * 0.25).softmax(-1) @ value
             torch.testing.assert_close(attended[row, head], expected)

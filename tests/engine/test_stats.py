@@ -17,7 +17,13 @@ from llama_engine.observability.stats import Stats
 from llama_engine.sequence import FAILURE, Completion, Result
 
 STOPPED = Completion("", "stop", 3, 4)
-IDLE = {"llama_slots": 8, "llama_slots_in_use": 0, "llama_waiting_rows": 0, "llama_queue_limit_requests": 64}
+IDLE = {
+    "llama_slots": 8,
+    "llama_slots_in_use": 0,
+    "llama_waiting_rows": 0,
+    "llama_queue_limit_requests": 64,
+    "llama_model_info": 1,
+}
 LAST_STEP = "llama_last_step_timestamp_seconds"
 BAD, PREFILL = StepResult([finished_sequence(FAILURE)], errors=1), StepResult(prefill_tokens=16)
 
@@ -129,10 +135,10 @@ def test_a_failed_update_is_retried_and_only_an_observation_is_lost(
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_a_metric_follows_the_conventions_of_prometheus(metric: Metric) -> None:
     assert re.fullmatch(r"llama(_[a-z]+)+", metric.name)
-    # Counters end in _total, times are in seconds, and any other name contains its unit.
+    # Counters end in _total, times are in seconds, and any other name contains its unit; _info has its value in labels.
     assert metric.name.endswith("_total") == (metric.kind == "counter")
     units = {"seconds", "tokens", "rows", "slots", "steps", "requests", "cancellations", "errors"}
-    assert units & set(metric.name.split("_"))
+    assert units & set(metric.name.split("_")) or (metric.name.endswith("_info") and metric.info)
     assert metric.help.endswith(".")
     assert bool(metric.buckets) == (metric.kind == "histogram")
     assert list(metric.buckets) == sorted(set(metric.buckets))

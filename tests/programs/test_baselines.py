@@ -6,7 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig
 
+from perf import checkpoint
 from perf.baselines import vllm_environment
 from perf.checkpoint import EMBEDDED
 from perf.environment import ROOT
@@ -44,23 +48,47 @@ def test_a_server_that_completes_no_token_is_not_ready() -> None:
         _started("-m", "http.server", "--bind", HOST, "PORT")
 
 
-def test_vllm_without_its_environment_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_without_its_environment_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(vllm_environment, "FOLDER", ROOT / ".work" / "no such folder")
-    with pytest.raises(NotRunError, match="vLLM isn't installed: make bench-vllm"):
-        servers()[-1].start(EMBEDDED, 1).__enter__()
+    monkeypatch.setattr(checkpoint, "FOLDER", tmp_path)
+    for one in servers()[-2:]:
+        with pytest.raises(NotRunError, match="vLLM isn't installed: make bench-vllm"):
+            one.start(EMBEDDED, 1).__enter__()
 
 
-def test_the_six_servers_have_different_keys() -> None:
+def test_the_eight_servers_have_different_keys_and_the_baselines_the_fastest_floats() -> None:
     keys = [one.key for one in servers()]
-    assert len(set(keys)) == len(keys) == 6
-    assert {one.family for one in servers()[:2]} == {"ours"}
-    assert {one.family for one in servers()[2:]} == {"peer"}
+    assert len(set(keys)) == len(keys) == 8
+    assert [one.weights for one in servers() if one.family == "ours"] == ["int8", "fp32", "bf16"]
+    peers = {one.key: one.weights for one in servers() if one.family == "peer"}
+    assert peers.pop("vllm_int8") == "int8"
+    assert set(peers.values()) == {checkpoint.fastest()}
+
+
+def test_w8a8_weights_are_those_of_the_checkpoint_to_half_a_step_of_their_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checkpoint, "FOLDER", tmp_path)
+    made = checkpoint.w8a8(EMBEDDED)
+    before, after = load_file(EMBEDDED / "model.safetensors"), load_file(made / "model.safetensors")
+    linears = [name for name in before if name.endswith("_proj.weight")]
+    assert len(linears) == 7 * 6
+    for name in linears:
+        assert after[name].dtype == torch.int8
+        scale = after[f"{name}_scale"]
+        assert scale.shape == (len(before[name]), 1)
+        assert after[name].abs().amax(1).eq(127).all(), "every row uses all of its range"
+        assert bool(((after[name] * scale - before[name].float()).abs() <= 0.501 * scale).all())
+    assert all(torch.equal(after[name], before[name]) for name in before if name not in linears)
+    assert checkpoint.w8a8(EMBEDDED) == made
+    config = LlamaConfig.from_pretrained(made)
+    assert config.quantization_config["quant_method"] == "compressed-tensors"
 
 
 @pytest.mark.parametrize("absolute", [True, False])
 def test_a_command_in_the_results_has_no_folder_of_this_machine(tmp_path: Path, absolute: bool) -> None:
-    checkpoint = tmp_path / "a llama" if absolute else Path("models/a llama")
-    command = [f"{ROOT}/.venv/bin/python", "-m", "x", "--model", str(checkpoint), "--log", f"{ROOT}/log"]
-    assert shown(command, checkpoint) == ".venv/bin/python -m x --model 'a llama' --log log"
-    assert shown(["make", f"MODEL={checkpoint}"], checkpoint) == "make 'MODEL=a llama'"
-    assert shown(["/opt/python/bin/python3", "-m", "x"], checkpoint) == "python3 -m x"
+    folder = tmp_path / "a llama" if absolute else Path("models/a llama")
+    command = [f"{ROOT}/.venv/bin/python", "-m", "x", "--model", str(folder), "--log", f"{ROOT}/log"]
+    assert shown(command, folder) == ".venv/bin/python -m x --model 'a llama' --log log"
+    assert shown(["make", f"MODEL={folder}"], folder) == "make 'MODEL=a llama'"
+    assert shown(["/opt/python/bin/python3", "-m", "x"], folder) == "python3 -m x"

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from perf.bench import baselines
-from perf.checkpoint import EMBEDDED
+from perf.bench.measure import Pace
+from perf.checkpoint import EMBEDDED, described
 from perf.course import Budget, Course
 from perf.load.protocols import Target
 from perf.load.summary import SLO
@@ -84,12 +85,17 @@ def failing(key: str, error: Exception) -> Server:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Course]:
-    def of(*under_test: Server, seconds: float = 600.0, there: Sequence[str] = ()) -> Course:
+    def of(
+        *under_test: Server,
+        seconds: float = 600.0,
+        there: Sequence[str] = (),
+        loads: Sequence[baselines.Load] | None = None,
+    ) -> Course:
         monkeypatch.setattr(baselines, "servers", lambda: list(under_test))
         course = Course(Results(tmp_path / "bench.json", "bench", {}, False, tmp_path), Budget(seconds))
         for key in there:
             course.note(f"peers/{key}", {"tokens_per_second": 1.0, "errors": 0})
-        baselines.Loads(course, EMBEDDED, CONCURRENCY, 1, SLO(2.0, 0.1), RATES).measure(under_test)
+        baselines.Loads(course, EMBEDDED, CONCURRENCY, 1, SLO(2.0, 0.1), RATES).measure(under_test, loads)
         return course
 
     return of
@@ -149,7 +155,8 @@ def test_every_server_gets_the_same_load(
     assert closed["whole_run"]["requests"] == baselines.MEASURED + CONCURRENCY
     assert opened["load"]["rate_per_second"] == round(baselines.OPEN_SHARE * closed["requests_per_second"], 3)
     assert opened["requests"] == max(baselines.OPEN_LEAST, round(0.1 * opened["load"]["rate_per_second"]))
-    assert len(early) == 2 * CONCURRENCY
+    # A server whose load has no rate is not even warmed up.
+    assert early == []
     assert len(second) == 3 * CONCURRENCY + baselines.MEASURED + opened["requests"]
     assert f"second runs: serve it\n  threads: 1\n  checkpoint: {EMBEDDED.name}" in capsys.readouterr().out
 
@@ -166,3 +173,37 @@ def test_a_server_that_is_still_at_work_gets_no_further_load(
     reason = f"StillAtWorkError: {measured['unanswered']} requests of the last load weren't answered in time"
     assert not_run(course, "ours") == [None, reason, reason]
     assert len(asked) == 3 * CONCURRENCY + 32
+
+
+def test_a_number_of_users_has_a_load_of_each_mix_and_its_pace_is_measured_once(
+    run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "USERS", (6,))
+    asked: list[int] = []
+    measured = run(ours("ours", asked), loads=baselines.by_users()).results.measurements
+    assert {key: (one["requests"], one["load"]["concurrency"], one["errors"]) for key, one in measured.items()} == {
+        f"users/{mix}/6/ours": (12, 6, 0) for mix in ("uniform", "geometric")
+    }
+    assert {one["model"] for one in measured.values()} == {described(EMBEDDED)}
+    # Two waves of the pace, then of each mix a warm-up of one request a user, and what is measured.
+    assert len(asked) == 2 * 6 + 2 * (6 + 12)
+
+
+def test_loads_have_fewer_requests_with_fewer_users_and_a_larger_model_half_the_tokens() -> None:
+    assert [(load.users, load.measured, load.mean) for load in baselines.by_users()[::2]] == [
+        (1, 8, 200),
+        (8, 16, 200),
+        (128, 64, 200),
+    ]
+    assert [(load.users, load.measured, load.mean) for load in baselines.large(32)] == [(32, 32, 100), (1, 4, 100)]
+
+
+def test_a_load_that_is_predicted_to_take_too_long_is_not_run_and_the_next_one_follows(
+    run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paces = {1: Pace(1, 60.0, 60.0), 2: Pace(2, 0.1, 0.1)}
+    monkeypatch.setattr(baselines, "measured_pace", lambda *arguments: paces[arguments[3]])
+    loads = [baselines.Load(f"users/uniform/{users}", "uniform", users, 8) for users in (1, 2)]
+    slow, quick = run(ours("ours", []), loads=loads).results.measurements.values()
+    assert slow["not_run"] == "9 requests take 540 s; a load may take 300 s"
+    assert quick["errors"] == 0

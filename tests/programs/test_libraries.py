@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ENGINE = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
 PROGRAM = """
 import logging, sys
@@ -16,6 +18,17 @@ from llama_engine.libraries import Linear4bit
 layer = Linear4bit(64, 64, compute_dtype=torch.float32, quant_type="nf4").to("cpu")
 print(bool(torch.isfinite(layer(torch.ones(1, 64))).all()))
 """
+LOAD = """
+import sys
+import llama_engine.libraries
+import torch
+from llama_engine.engine import Engine
+from llama_engine.model.loader import load_checkpoint
+from llama_engine.settings import Settings
+settings = Settings(quantization=sys.argv[1])
+Engine(load_checkpoint(settings, torch.device("cpu")), settings, 1).warm_up()
+print("transformers.models.llama.modeling_llama" in sys.modules)
+"""
 
 
 def test_importing_the_libraries_prints_nothing_leaves_torch_as_it_is_and_what_bitsandbytes_compiles_works() -> None:
@@ -23,3 +36,12 @@ def test_importing_the_libraries_prints_nothing_leaves_torch_as_it_is_and_what_b
     done = subprocess.run(command, cwd=ENGINE, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines() == ["True torch False", "True"]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("quantization", "imported"), [("int8", False), ("none", False), ("nf4", True)])
+def test_only_checkpoints_that_need_it_import_the_modelling_code_of_transformers(
+    quantization: str, imported: bool
+) -> None:
+    command = [sys.executable, "-c", LOAD, quantization]
+    done = subprocess.run(command, cwd=ENGINE, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == [str(imported)]

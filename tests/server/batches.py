@@ -33,8 +33,8 @@ FULL_SET = {
 }
 """Every input that has an effect: Triton batches only requests with the same set of inputs."""
 
-# Long enough to be seen: metrics may be 0.2 s old, and 60 tokens take 0.3 s on a fast machine.
-_PLUG = {"text_input": "Wait", "max_tokens": 150, "min_tokens": 150, "temperature": 0.0}
+# Long enough to be seen: metrics may be 0.2 s old, and a step takes a millisecond or two on a fast machine.
+_PLUG = {"text_input": "Wait", "max_tokens": 480, "min_tokens": 480, "temperature": 0.0}
 
 
 def random_request(draw: random.Random) -> dict[str, object]:

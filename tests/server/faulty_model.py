@@ -11,6 +11,7 @@ import torch
 from llama_engine.api.request_parser import RawInputs, RequestParser
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
+from llama_engine.model.model_runner import Chunk
 from llama_engine.sequence import Sequence
 from llama_engine.settings import Settings
 from llama_engine.triton.requests import Response
@@ -45,12 +46,13 @@ class FaultyEngine(Engine):
         _before(self._model, "prefill", self._check_prefill)
         _before(self._model, "decode", self._check_decode)
 
-    def _check_prefill(self, first: int, prompts: abc.Sequence[abc.Sequence[int]]) -> None:
+    def _check_prefill(self, chunks: abc.Sequence[Chunk]) -> None:
         if self._broken:
             raise RuntimeError(SECRET)
 
-    def _check_decode(self, first: int, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> None:
-        for row in self._batch.sequences[first : first + len(tokens)]:
+    def _check_decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> None:
+        computed = set(slots.tolist())
+        for row in [row for row in self._batch.sequences if row.kv_slot in computed]:
             self._broken = self._broken or "fault for good" in row.request.prompt
             _fail(row, "for good")
             _fail(row, "step", after=3)

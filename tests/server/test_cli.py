@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,12 +137,31 @@ def test_a_failure_is_one_line_and_its_exit_code(
 
 @both_protocols
 def test_status_shows_server_model_config_and_versions(triton: LocalTriton, protocol: str) -> None:
-    plain = run(triton, protocol, "status")
+    metrics = f"--metrics-url={triton.metrics_url}"
+    plain = run(triton, protocol, "status", metrics)
     assert plain.returncode == 0
     for expected in ("live, ready", "llama: ready", "preferred 4 8 16 32, delay 10 ms", "quantization = int8"):
         assert expected in plain.stdout
-    found = json.loads(run(triton, protocol, "status", "--json").stdout)
+    found = json.loads(run(triton, protocol, "status", "--json", metrics).stdout)
     assert found["config"]["preferred_batch_sizes"] == [4, 8, 16, 32]
+
+
+@both_protocols
+def test_status_names_how_the_model_computes(triton: LocalTriton, protocol: str) -> None:
+    """The server's log names the same path."""
+    plain = run(triton, protocol, "status", f"--metrics-url={triton.metrics_url}").stdout
+    (computation,) = re.findall(r"^computes    (.*INT8.*); KV cache \w+; on cpu$", plain, re.MULTILINE)
+    assert f"decode steps: {computation}, " in triton.log_text()
+    lines = run(triton, protocol, "status", "--json", f"--metrics-url={triton.metrics_url}").stdout
+    (instance,) = json.loads(lines)["instances"]
+    assert instance["computation"] == computation
+
+
+def test_status_without_metrics_says_so_and_shows_the_rest(triton: LocalTriton) -> None:
+    plain = run(triton, "http", "status", "--metrics-url", "127.0.0.1:1")
+    assert plain.returncode == 0
+    assert "computes    unknown: 127.0.0.1:1 can't be asked: Connection refused" in plain.stdout
+    assert "llama: ready" in plain.stdout
 
 
 def test_status_of_a_model_that_is_not_ready_is_shown_and_exits_with_7(triton: LocalTriton) -> None:

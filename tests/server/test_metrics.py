@@ -27,6 +27,11 @@ def test_every_metric_is_on_the_endpoint_with_help_type_and_labels(narrow: Local
         assert f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n" in page
         for value in metric.values:
             labels = {"model": "llama", "version": "1"} | ({metric.label: value} if metric.label else {})
+            if metric.info:
+                (own,) = (dict(its) for name, its in series if name == metric.name)
+                assert own.keys() == {*labels, *metric.info}
+                assert all(own.values())
+                continue
             if metric.kind != "histogram":
                 assert (metric.name, frozenset(labels.items())) in series
                 continue

@@ -110,7 +110,7 @@ def test_a_bad_request_to_generate_stream_has_status_400(streaming: LocalTriton,
 
 
 def test_requests_of_one_grpc_stream_are_told_apart_by_their_ids(streaming: LocalTriton) -> None:
-    limits = {f"request {limit}": limit for limit in (60, 30, 0, 100, 1)}
+    limits = {f"request {limit}": limit for limit in (300, 150, 0, 480, 1)}
     requests = {name: TWELVE | {"max_tokens": limit, "min_tokens": limit} for name, limit in limits.items()}
     texts: dict[str, str] = dict.fromkeys(limits, "")
     finals: list[str] = []
@@ -128,7 +128,7 @@ def test_requests_of_one_grpc_stream_are_told_apart_by_their_ids(streaming: Loca
             if response.final:
                 finals.append(response.request_id)
         stream.end()
-    assert finals == ["request 1", "request 30", "request 60", "request 100"], "short ones finish before long ones"
+    assert finals == ["request 1", "request 150", "request 300", "request 480"], "short ones finish before long ones"
     assert len(errors) == 1
     assert "max_tokens is 0" in errors[0]
     for name, limit in limits.items():

@@ -25,13 +25,14 @@ SETTINGS = (
     'scheduling={}, slots=None, memory_fraction=0.9"'
 )
 INT8 = (
-    'I1121 07:20:43.180865 24337 model.py:333] "llama: loaded 1,038.2 MiB of weights: linear layers 1 in float32, '
-    '56 in int8, outlier threshold 0; everything else float32; on cpu"'
+    'I1121 07:20:43.180865 24337 model.py:333] "llama: loaded 1,038.2 MiB of weights: linear layers 57 in int8, '
+    'outlier threshold 0, exact INT8, 2 terms; everything else float32; on cpu"'
 )
 FP16 = (
     'I1121 07:20:43.180865 24337 model.py:333] "llama: loaded 58.0 MiB of weights: linear layers 57 in float16; '
     'everything else float16; on cuda:0"'
 )
+BF16 = FP16.replace("float16", "bfloat16")
 STEPS = 'I1121 07:20:44.180865 24337 model.py:127] "llama: decode steps: {}"'
 QUICK = "fused 8-bit product and attention, replayed as 35 CUDA graphs"
 BY_KEY = {one.key: one for one in configurations()}
@@ -53,7 +54,7 @@ def log(scheduling: str, line: str = INT8, steps: str = "stock kernels, launched
 
 def test_the_model_s_log_lines_are_parsed() -> None:
     found = ReadBack.of(config_of(PRODUCT), log("inflight"))
-    assert (found.weights_mib, found.dtype, sorted(found.dtypes)) == (1038.2, "float32", ["float32", "int8"])
+    assert (found.weights_mib, found.dtype, sorted(found.dtypes)) == (1038.2, "float32", ["int8"])
     assert found.loaded.startswith("loaded 1,038.2 MiB of weights")
     assert found.loaded.endswith("; everything else float32; on cpu")
     assert (found.settings["scheduling"], found.settings["memory_fraction"]) == ("inflight", "0.9")
@@ -82,6 +83,10 @@ def test_every_configuration_agrees_with_its_config_file(one: Configuration) -> 
     [
         (BY_KEY["batched_int8"], log("batch")),
         (BY_KEY["naive_fp16"], log("batch", FP16)),
+        (BY_KEY["inflight_bf16"], log("inflight", BF16, "on the CPU, launched")),
+        # A head in floats, as on a GPU; compiled kernels, as on a CPU.
+        (PRODUCT, log("inflight", INT8.replace("57 in int8", "1 in float32, 56 in int8"))),
+        (PRODUCT, log("inflight", steps="exact INT8, 2 terms, avx2, launched")),
         (replace(PRODUCT, quick=True), log("inflight", steps=QUICK)),
     ],
 )
@@ -103,6 +108,7 @@ GRAPHS_ALONE = "fused attention, replayed as 35 CUDA graphs"
         (LIMITED, None, log("inflight"), r"max_model_len is None, not 1024$"),
         (BY_KEY["batched_fp16"], None, log("batch", INT8), "the dtypes of linear layers is"),
         (BY_KEY["batched_int8"], None, log("batch", FP16), "the dtypes of linear layers is"),
+        (BY_KEY["inflight_bf16"], None, log("inflight", FP16), "the dtypes of linear layers is"),
         (PRODUCT, replace(config_of(PRODUCT), decoupled=True), log("inflight"), "decoupled is True"),
         (PRODUCT, None, log("inflight", steps=QUICK), f"the decode steps are {QUICK}, not stock ones$"),
         *(

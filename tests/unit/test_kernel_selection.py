@@ -51,12 +51,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if record.name == selection.__name__]
 
 
-def _row_by_row(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scaling: float) -> Tensor:
+def _row_by_row(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor, scaling: float) -> Tensor:
     """Attend row by row, over each row's own positions."""
     rows = []
     for row, length in enumerate(lengths):
         one, span = slice(row, row + 1), max(int(length), 1)
-        own = keys[one, :, :span], values[one, :, :span], lengths[one]
+        own = keys[:, :, :span], values[:, :, :span], slots[one], lengths[one]
         rows.append(reference.decode_attention(query[one], *own, scaling))
     return torch.cat(rows)
 

@@ -63,6 +63,23 @@ def changed(path: str, value: object, key: str = "article/equal/naive_fp16") -> 
     return content
 
 
+def with_more_users() -> dict[str, Any]:
+    """The committed bench results, where every server has also been measured with one user and with a larger model."""
+    content = committed()
+    measured = content["measurements"]
+    measured = {key: one for key, one in measured.items() if key.split("/")[0] not in ("users", "large")}
+    for key, one in [*measured.items()]:
+        if key.startswith("peers/closed/uniform/") and "not_run" not in one:
+            alone = {
+                **one,
+                "load": {**one["load"], "concurrency": 1},
+                "tokens_per_second": one["tokens_per_second"] / 8,
+            }
+            measured[f"users/uniform/1/{one['server']}"] = alone
+            measured[f"large/1/{one['server']}"] = {**alone, "model": "a larger Llama"}
+    return {**content, "measurements": measured}
+
+
 @pytest.mark.parametrize(
     ("shown", "value", "text"),
     [
@@ -167,9 +184,61 @@ def test_steal_time_is_mentioned_only_where_it_is_considerable(most: float, expe
     assert [note.split("mean; ")[1] for note in notes if note.startswith("Steal time")] == expected
 
 
+def test_servers_stand_by_falling_tokens_per_second_with_a_column_for_each_number_of_users() -> None:
+    content = with_more_users()
+    table = made(tables.headline, content)
+    assert list(table.titles) == ["tokens/s", "1 user", "32 users"]
+    rates = [float(rate.replace(",", "")) for rate in cells(tables.headline, content, "32 users")]
+    assert rates == sorted(rates, reverse=True)
+    both = made(tables.by_users, content)
+    titles = ["1 user, uniform", "32 users, uniform", "32 users, geometric"]
+    assert list(both.titles) == ["tokens/s", *titles], "a column without a measurement is left out"
+    assert [row[:1] for row in both.rows] == [row[:1] for row in table.rows]
+    assert [row[1:3] for row in both.rows] == [row[1:] for row in table.rows]
+
+
+def test_the_larger_model_is_named_beneath_its_table_and_how_int8_is_computed_too() -> None:
+    content = with_more_users()
+    (one,) = (one for key, one in content["measurements"].items() if key.endswith("large/1/triton_llama_int8"))
+    one["settings"] = {"decode_steps": "exact INT8, two terms, launched"}
+    notes = made(tables.large, content).notes
+    assert notes[0].startswith("a larger Llama; new tokens: uniform, mean 200; closed loop")
+    assert "Decode steps, triton-llama INT8: exact INT8, two terms, launched." in notes
+
+
+def test_the_overhead_s_notes_have_the_share_of_a_step_beyond_its_passes_and_its_share_of_the_limit() -> None:
+    content = committed()
+    steps = {
+        "rows": 32,
+        "step_ms": 12.5,
+        "passes_ms": 11.0,
+        "rest_share": 0.12,
+        "limit_ms": 6.25,
+        "share_of_limit": 0.5,
+    }
+    content["overhead"]["steps"] = steps
+    note = made(tables.overhead, content).notes[1]
+    assert note.startswith(
+        "A decode step of 32 rows in the bare engine takes 12.5 ms, of which 11.0 ms are the model's"
+    )
+    assert "passes and 12 % are sampling, texts and rows" in note
+    assert note.endswith("takes 6.25 ms: 50 % of that limit are reached.")
+
+
+def test_int8_s_distance_from_its_own_weights_has_a_column_where_it_was_measured() -> None:
+    content = committed("quality")
+    for one in content["measurements"].values():
+        one.pop("kl_from_weights_only_nats", None)
+    title = "KL from weights only, head too"
+    assert title not in made(tables.quality, content).titles
+    content["measurements"]["int8_threshold_0"]["kl_from_weights_only_nats"] = {"mean": 1.5e-8, "p99": 0.0}
+    assert "1.50e-08 / 0" in cells(tables.quality, content, title)
+
+
 @pytest.mark.parametrize(
     "make",
     [getattr(tables, name) for name in ("article", "mixed", "sweep", "peers_closed", "peers_poisson", "overhead")]
+    + [tables.headline, tables.by_users, tables.large]
     + [tables.gpu_verdict, tables.gpu_decoding, tables.gpu_products],
 )
 def test_a_table_without_measurements_is_none(make: Make) -> None:
@@ -255,6 +324,7 @@ def folder(tmp_path: Path) -> Folder:
 def test_every_block_is_filled_the_rest_stays_and_the_same_results_make_the_same_bytes(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "bench", "sweep", "quality", "tune")
     articles = {key: one for key, one in committed()["measurements"].items() if key.startswith("article/")}
+    (folder.results / "bench.json").write_text(json.dumps(with_more_users()))
     (folder.results / "gpu.json").write_text(json.dumps(made_up_results.gpu(**articles)))
     assert folder.report() == SAME
     text = folder.document.read_text()

@@ -64,15 +64,26 @@ def test_a_llama_2_7b_answers_at_most_the_documented_requests_per_second(
 
 @pytest.mark.parametrize(
     ("weights", "expected"),
-    # INT8 has a scale of four bytes for each of its 2 x 7 + 2 rows, and its head in FP32.
-    [("fp32", 4 * 34 + 4 * 10), ("fp16", 2 * 34 + 2 * 10), ("int8", 34 + 4 * 16 + 4 * 10)],
+    # INT8 has a scale of four bytes for each of its 2 x 7 + 2 rows and the head's 5, and a cache in BF16.
+    [
+        ("fp32", (4 * 34 + 4 * 10, 16)),
+        ("fp16", (2 * 34 + 2 * 10, 8)),
+        ("bf16", (2 * 34 + 2 * 10, 8)),
+        ("int8", (34 + 10 + 4 * (16 + 5), 8)),
+    ],
 )
 @pytest.mark.parametrize("tied", [False, True])
 def test_each_format_has_its_bytes_on_a_cpu_whether_embeddings_are_tied_or_not(
-    weights: Weights, expected: int, tied: bool
+    weights: Weights, expected: tuple[int, int], tied: bool
 ) -> None:
     config = LlamaConfig(**{**TINY.to_dict(), "tie_word_embeddings": tied})
-    assert Costs(config, weights, MEASURED).weight_bytes == expected
+    costs = Costs(config, weights, MEASURED)
+    assert (costs.weight_bytes, costs.cached_bytes) == expected
+
+
+def test_int8_s_head_takes_its_operations_at_the_integer_rate_on_a_cpu_and_attention_at_the_floats() -> None:
+    rates = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 2.0, "int8": 20.0})
+    assert Costs(TINY, "int8", rates).computing(1, 1, positions=1) == pytest.approx(2 * (34 + 10) / 20 + 8 / 2)
 
 
 def test_heads_that_share_keys_and_values_are_counted_once() -> None:
@@ -135,9 +146,9 @@ def test_a_size_has_the_rate_of_the_next_smaller_one_or_a_faster_larger_one() ->
 
 def test_a_format_has_the_best_rate_of_itself_and_wider_ones() -> None:
     # A narrow format may be widened, where that is faster; a wide one can't be narrowed.
-    formats: list[Weights] = ["fp32", "fp16", "int8"]
-    assert [MEASURED.multiply(one) for one in formats] == [95.0, 95.0, 95.0]
-    assert [H100.multiply(one) for one in formats] == [60e12, 900e12, 1800e12]
+    formats: list[Weights] = ["fp32", "fp16", "bf16", "int8"]
+    assert [MEASURED.multiply(one) for one in formats] == [95.0] * 4
+    assert [H100.multiply(one) for one in formats] == [60e12, 900e12, 900e12, 1800e12]
 
 
 def test_rates_survive_a_result_s_file() -> None:
@@ -151,7 +162,7 @@ def test_a_measurement_has_every_rate_and_keeps_the_threads() -> None:
     assert (rates.device, rates.threads) == ("cuda" if torch.cuda.is_available() else "cpu", 1)
     if rates.device == "cpu":
         assert tuple(rates.bandwidth) == CPU_SIZES
-    assert {"fp32", "fp16"} <= set(rates.operations)
+    assert {"fp32", "fp16", "bf16"} <= set(rates.operations)
     assert all(rate > 0 for rate in (*rates.bandwidth.values(), *rates.operations.values()))
     for size, rate in rates.bandwidth.items():
         assert f"{rate / 1e9:,.1f} at {size / 2**20:,.0f} MiB" in rates.describe()

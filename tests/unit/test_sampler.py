@@ -5,12 +5,12 @@ Nothing becomes NaN, and only a row whose logits are not finite fails.
 
 import itertools
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.sampling.logits_processors import draw, penalize_output
 from llama_engine.sampling.philox import step_keys
 from llama_engine.sampling.sampler import FAILED, Sampler
@@ -19,6 +19,7 @@ from llama_engine.slot_batch import SlotBatch
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -48,11 +49,13 @@ def _sample(
 ) -> list[list[int]]:
     """Return each row's tokens. steps: logits of each step, [rows, vocabulary]. bad_words: of the first row."""
     vocabulary = steps[0].shape[1]
-    batch = SlotBatch(KVCacheShape(1, len(requests), 1, 1, 1, torch.float32), vocabulary, CPU)
+    batch = SlotBatch(len(requests), vocabulary, CPU)
     sampler = Sampler(batch.sampling, ENDS)
     endless = {"min_tokens": 0, "max_tokens": 1 << 30}
     for request, banned in itertools.zip_longest(requests, [bad_words]):
-        batch.add([Sequence(request, StopChecker(**endless, stop_words=[], end_tokens=[]), banned)])
+        sequence = Sequence(request, StopChecker(**endless, stop_words=[], end_tokens=[]), banned)
+        batch.reserve(sequence)
+        batch.add([sequence])
     tokens = []
     for logits in steps:
         tokens.append(sampler.sample(logits, 0, batch.sequences, batch.features).tolist())
@@ -185,3 +188,44 @@ def test_a_neighbours_penalty_does_not_make_infinite_logits_finite() -> None:
     infinite = logits.clone()
     infinite[0, first] = torch.inf
     assert _sample(requests, [logits, infinite])[0] == [first, FAILED]
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDispatchMode isn't annotated
+    """Counts what PyTorch computes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _calls(rows: int, **values: object) -> int:
+    """Return how many operations of PyTorch sample one step of that many rows."""
+    batch = SlotBatch(rows, VOCABULARY, CPU)
+    sampler, logits = Sampler(batch.sampling, ENDS), _logits(1.0, rows)
+    checker = StopChecker(min_tokens=0, max_tokens=9, stop_words=[], end_tokens=[])
+    for row in range(rows):
+        sequence = Sequence(_request(seed=row, **values), checker)
+        batch.reserve(sequence)
+        batch.add([sequence])
+    calls = _Calls()
+    with calls:
+        sampler.sample(logits, 0, batch.sequences, batch.features)
+    return calls.count
+
+
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [({}, 12), ({"temperature": 0.8, "top_p": 0.95}, 50), ({"temperature": 0.8, "top_p": 0.95, "top_k": 9}, 60)],
+)
+def test_the_operations_of_a_step_do_not_grow_with_its_rows(values: dict[str, object], most: int) -> None:
+    assert _calls(32, **values) <= min(_calls(1, **values), most)

@@ -14,12 +14,14 @@ INTEGERS = {  # The bounds, both accepted.
     "prefill_tokens": (1, MILLION),
     "drain_seconds": (0, 3600),
     "stuck_seconds": (0, 3600),
+    "int8_terms": (1, 2),
 }
 WORDS = {  # All that are accepted.
     "quantization": ("int8", "nf4", "none", "checkpoint"),
     "dtype": ("auto", "float32", "float16", "bfloat16"),
     "device": ("auto", "cpu", "cuda"),
-    "kernels": ("stock", "fused"),
+    "kv_cache_dtype": ("auto", "float32", "bfloat16", "int8"),
+    "kernels": ("auto", "stock", "fused"),
     "cuda_graphs": ("off", "on"),
     "scheduling": ("inflight", "batch"),
     "log_requests": ("none", "summary", "prompts"),

@@ -9,10 +9,11 @@ from unittest.mock import Mock, call
 
 import pytest
 from llama_engine.observability.log import TritonLogHandler
-from llama_engine.observability.metrics import LAST_STEP, METRICS, REQUESTS, SLOTS, STEP_ROWS, STEPS
+from llama_engine.observability.metrics import LAST_STEP, METRICS, MODEL_INFO, REQUESTS, SLOTS, STEP_ROWS, STEPS
 from llama_engine.triton.metrics import INSTANCE_LABEL, TritonMetrics
 
 LABELS = {"model": "llama", "version": "1"}
+INFO = {name: f"the {name}" for name in MODEL_INFO.info}
 KINDS = ["counter", "gauge", "histogram"]
 
 
@@ -47,7 +48,7 @@ def triton() -> _Triton:
 def test_instances_share_counters_and_histograms_and_have_gauges_of_their_own(triton: _Triton) -> None:
     instances = ["llama_0_0_gpu0", "llama_0_0_gpu1"]
     for instance in instances:
-        TritonMetrics(triton, LABELS, instance)
+        TritonMetrics(triton, LABELS, instance, INFO)
     assert list(triton.families) == [metric.name for metric in METRICS]
     for metric in METRICS:
         family = triton.families[metric.name]
@@ -58,8 +59,16 @@ def test_instances_share_counters_and_histograms_and_have_gauges_of_their_own(tr
         assert all((one.buckets is not None) == (metric.kind == "histogram") for one in family.series)
 
 
+def test_only_the_info_metric_says_how_the_model_computes(triton: _Triton) -> None:
+    TritonMetrics(triton, LABELS, "llama_0_0", INFO)
+    said = {name for name, family in triton.families.items() if INFO.items() <= family.series[0].labels.items()}
+    assert said == {MODEL_INFO.name}
+    (series,) = triton.families[MODEL_INFO.name].series
+    assert series.labels == {**LABELS, INSTANCE_LABEL: "llama_0_0", **INFO}
+
+
 def test_every_update_reaches_its_series_only(triton: _Triton) -> None:
-    metrics = TritonMetrics(triton, LABELS, "llama_0_0")
+    metrics = TritonMetrics(triton, LABELS, "llama_0_0", INFO)
     metrics.add(STEPS, 3)
     metrics.add(REQUESTS, 2, "stop")
     metrics.set(SLOTS, 8)
@@ -80,7 +89,7 @@ def test_every_update_reaches_its_series_only(triton: _Triton) -> None:
 
 
 def test_series_and_families_outlive_closed_metrics(triton: _Triton) -> None:
-    metrics = TritonMetrics(triton, LABELS, "llama_0_0")
+    metrics = TritonMetrics(triton, LABELS, "llama_0_0", INFO)
     kept = [weakref.ref(one) for family in triton.families.values() for one in [family, *family.series]]
     metrics.close()
     del metrics

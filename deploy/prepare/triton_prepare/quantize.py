@@ -1,8 +1,9 @@
 """Quantize a checkpoint, save it, and prove that the saved files hold what was quantized.
 
-Loads through the server's own `load_checkpoint`. Tensors that aren't quantized keep the dtype they were saved in. The
-8-bit weights are those that a server makes at `dtype` auto, float32 or float16, as bitsandbytes rounds by way of
-float16; at bfloat16 it would first round finer weights to it.
+Loads through transformers, as the server loads what it doesn't read by itself; what it reads by itself has the same
+bits. Tensors that aren't quantized keep the dtype they were saved in. The 8-bit weights are those that a server makes
+at `dtype` auto, float32 or float16, as bitsandbytes rounds by way of float16; at bfloat16 it would first round finer
+weights to it.
 """
 
 import gc
@@ -15,7 +16,9 @@ from pathlib import Path
 import torch
 from huggingface_hub import errors, get_local_safetensors_metadata
 from llama_engine.errors import one_line
-from llama_engine.model.loader import choose_device, load_checkpoint
+from llama_engine.model.checkpoint_files import check_files
+from llama_engine.model.loader import choose_device, loading, read_config, read_tokenizer
+from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
 from llama_engine.settings import Settings
 from transformers import GenerationConfig, LlamaForCausalLM
 
@@ -79,7 +82,13 @@ def compare(expected: _Fingerprint, found: _Fingerprint) -> None:
 
 def _load(folder: Path, dtype: str, device: torch.device) -> LlamaForCausalLM:
     settings = Settings(model=str(folder), quantization="int8", dtype=dtype)
-    return load_checkpoint(settings, device, show_progress=sys.stderr.isatty()).model
+    check_files(folder)
+    with loading(str(folder), show_progress=sys.stderr.isatty()):
+        config = read_config(folder, str(folder))
+        read_tokenizer(folder, config)  # A checkpoint without one can't be served.
+        model = load_with_transformers(str(folder), config, settings, device, getattr(torch, dtype))
+    install_kernels(model, "stock")
+    return model
 
 
 @torch.inference_mode()

@@ -90,7 +90,7 @@ class TritonPythonModel:
         engine = _load_engine(settings, gpu_of(args), int(str(model_config["max_batch_size"])))
         queue_policy = QueuePolicy.of(model_config)
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        metrics = TritonMetrics(pb_utils.MetricFamily, labels, instance_name(args))
+        metrics = TritonMetrics(pb_utils.MetricFamily, labels, instance_name(args), engine.info_labels())
         self._stats = Stats(metrics, engine.slots, queue_policy.size)
         self._dispatcher = ResponseDispatcher()
         self._scheduler = Scheduler(engine, self._dispatcher, self._stats, settings.stuck_seconds)

@@ -72,9 +72,6 @@ def unsupported_reason(checkpoint: Checkpoint) -> str | None:
         return f"the model is on the {info.device.type.upper()}"
     if info.rounds_activations and info.threshold:
         return f"at int8_threshold {info.threshold:g} bitsandbytes synchronizes with the device in every layer"
-    rope = (checkpoint.config.rope_parameters or {}).get("rope_type")
-    if rope in ("dynamic", "longrope"):
-        return f"the rotary embedding of this checkpoint ({rope}) depends on the longest sequence"
     return None
 
 
@@ -114,9 +111,10 @@ def cuda_capture(device: torch.device) -> Capture:
 class DecodeGraphs:
     """The captured decode steps of one slot batch. Not thread-safe: one step at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, model: ModelRunner, sampler: Sampler, batch: SlotBatch) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, shape: KVCacheShape, model: ModelRunner, sampler: Sampler, batch: SlotBatch
+    ) -> None:
         """Allocate what graphs read and write; `capture` makes them. The KV cache has a spare position per slot."""
-        shape = batch.kv_cache.shape
         assert shape.spare, "padding rows have no position to write to"
         device = checkpoint.info.device
         self._model, self._sampler, self._batch = model, sampler, batch
@@ -124,7 +122,7 @@ class DecodeGraphs:
         self._row_buckets, self._span_buckets = row_buckets(shape.slots), span_buckets(shape.max_model_len)
         # float32, as sampling computes.
         self._logits = torch.zeros(shape.slots, checkpoint.config.vocab_size, device=device)
-        self._slots = torch.arange(shape.slots, device=device)
+        self._rows = torch.arange(shape.slots, device=device)
         # How many rows of the padded step decode; read on the device.
         self._decoding = torch.zeros((), dtype=torch.long, device=device)
         # What sampling needs from the host, for each slot two random words and whether it must not end yet: where the
@@ -151,9 +149,9 @@ class DecodeGraphs:
         self._verify(self._row_buckets[0], self._span_buckets[-1])
 
     def step(self, decoding: int, prefilled: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Sample the next token of every slot in use, [rows], and store it as the input of the slot's next step.
+        """Sample the next token of every row in use, [rows], and store it as the input of the row's next step.
 
-        decoding: slots that run a forward pass, the first ones. prefilled: hidden states of the slots behind them,
+        decoding: rows that run a forward pass, the first ones. prefilled: hidden states of the rows behind them,
         [rows, hidden] in all. If it raises, nothing has been stored.
         """
         batch = self._batch
@@ -173,7 +171,7 @@ class DecodeGraphs:
         features = next(features for features in FEATURE_SETS if features.cover(batch.features))
         self._stage_sampling_inputs()
         self._samplings[_bucket(self._row_buckets, rows), features]()
-        return batch.tokens[:rows, 0]
+        return batch.tokens[:rows]
 
     def _stage_sampling_inputs(self) -> None:
         """Hand over what captured sampling needs from the host, in one copy that the host doesn't wait for.
@@ -189,26 +187,27 @@ class DecodeGraphs:
         self._sampling_inputs[rows].copy_(self._host_inputs[rows], non_blocking=True)
 
     def _active(self, rows: int) -> torch.Tensor:
-        """Return which of the first slots decode in this step: [rows, 1], bool."""
-        return (self._slots[:rows] < self._decoding)[:, None]
+        """Return which of the first rows decode in this step: [rows], bool."""
+        return self._rows[:rows] < self._decoding
 
     def _forward(self, rows: int, span: int) -> None:
-        """Compute the logits of the first slots, of which those beyond `_decoding` are padding."""
+        """Compute the logits of the first rows, of which those beyond `_decoding` are padding."""
         active = self._active(rows)
-        # The slot of a padding row may be another sequence's: none of its cache may be overwritten, and its token may
-        # be FAILED, which no embedding has.
+        # The KV slot of a padding row may be another sequence's: only its spare position may be overwritten. Its token
+        # may be FAILED, which no embedding has.
         positions = torch.where(active, self._batch.positions[:rows], self._padding)
         tokens = torch.where(active, self._batch.tokens[:rows], 0)
-        self._logits[:rows] = self._model.logits(self._model.decode(0, tokens, positions, span))
+        kv_slots = self._batch.kv_slots[:rows]
+        self._logits[:rows] = self._model.logits(self._model.decode(kv_slots, tokens, positions, span))
 
     def _sample(self, rows: int, features: SamplingFeatures) -> None:
-        """Sample for the first slots and store the tokens; free slots sample something that nothing reads."""
+        """Sample for the first rows and store the tokens; free rows sample something that nothing reads."""
         logits = self._sampler.penalize(self._logits[:rows].float(), slice(0, rows), features)
         too_early = self._sampling_inputs[:rows, 2:] > 0
         logits = logits.masked_fill(too_early & self._sampler.is_end, -torch.inf)
         tokens = self._sampler.select(logits, slice(0, rows), features, self._sampling_inputs[:rows, :2])
         self._batch.positions[:rows] += self._active(rows)
-        self._batch.tokens[:rows, 0] = tokens
+        self._batch.tokens[:rows] = tokens
 
     def _verify(self, rows: int, span: int) -> None:
         """Raise RuntimeError if replayed logits differ from launched ones. Writes to each slot's first position."""
@@ -225,7 +224,12 @@ class DecodeGraphs:
 
 
 def capture_graphs(
-    checkpoint: Checkpoint, model: ModelRunner, sampler: Sampler, batch: SlotBatch, capture: Capture | None = None
+    checkpoint: Checkpoint,
+    shape: KVCacheShape,
+    model: ModelRunner,
+    sampler: Sampler,
+    batch: SlotBatch,
+    capture: Capture | None = None,
 ) -> DecodeGraphs | None:
     """Return the captured decode steps of a batch; None, and one line in the log, where they can't be captured.
 
@@ -234,7 +238,7 @@ def capture_graphs(
     reason = None if capture else unsupported_reason(checkpoint)
     if reason is None:
         try:
-            graphs = DecodeGraphs(checkpoint, model, sampler, batch)
+            graphs = DecodeGraphs(checkpoint, shape, model, sampler, batch)
             graphs.capture(capture or cuda_capture(checkpoint.info.device))
             return graphs
         except Exception as error:  # noqa: BLE001 - whatever can't be captured can still be launched

@@ -20,7 +20,6 @@ from llama_engine.errors import GenerationError
 from llama_engine.isolation import exhausted_memory
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
-from llama_engine.model.model_runner import ModelRunner
 from llama_engine.prefill import Prefill
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sequence import DiscardingSink, ResponseSink, Result, Sequence, Status, names_of
@@ -37,7 +36,7 @@ class StepResult:
     """What one step did.
 
     finished: sequences that have their result now. decoded: sequences in the forward pass of the decode step. sampled:
-    tokens that sequences got. prefill_tokens: prompt tokens computed, padding included. errors: failed computations.
+    tokens that sequences got. prefill_tokens: prompt tokens computed. errors: failed computations.
     """
 
     finished: list[Sequence] = field(default_factory=list)
@@ -66,8 +65,8 @@ class Engine:
         )
         self.plan = plan_memory(checkpoint, settings, slots)
         self.plan.check()
-        self._batch = SlotBatch(self.plan.shape, config.vocab_size, self._device)
-        self._model = ModelRunner(checkpoint, self._batch.kv_cache)
+        self._batch = SlotBatch(slots, config.vocab_size, self._device)
+        self._model = checkpoint.runner(self.plan.shape)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._prefill = Prefill(self._model, self._batch, settings.prefill_tokens, self._on_error)
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._on_error)
@@ -90,10 +89,20 @@ class Engine:
         """Whether decode steps are CUDA graphs."""
         return self._decode.graphs is not None
 
+    def info_labels(self) -> dict[str, str]:
+        """Return the labels of the metric `llama_model_info`: how this engine computes."""
+        info = self._checkpoint.info
+        return {
+            "computation": info.computation,
+            "kv_cache_dtype": str(self.plan.shape.dtype).removeprefix("torch."),
+            "device": str(self._device),
+        }
+
     def describe_decode(self) -> str:
         """Return in a line how decode steps are computed."""
         graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.uses_cuda_graphs else "launched"
-        kernels = self._checkpoint.kernels.describe() if self._device.type == "cuda" else "on the CPU"
+        on_gpu = self._device.type == "cuda"
+        kernels = self._checkpoint.kernels.describe() if on_gpu else self._checkpoint.info.computation
         return f"decode steps: {kernels}, {graphs}"
 
     def sequence(
@@ -194,7 +203,9 @@ class Engine:
         """
         assert not self.used_slots, "sequences are in the engine"
         if self._wants_graphs:
-            self._decode.graphs = capture_graphs(self._checkpoint, self._model, self._sampler, self._batch, capture)
+            self._decode.graphs = capture_graphs(
+                self._checkpoint, self.plan.shape, self._model, self._sampler, self._batch, capture
+            )
 
     def _prefill_prompts(self) -> list[torch.Tensor]:
         """Run a prefill pass and add what is complete to the batch; return its last hidden states."""
@@ -207,12 +218,12 @@ class Engine:
         return prefilled.hidden
 
     def _append(self, tokens: torch.Tensor) -> None:
-        """Append each slot's token, [rows], to its sequence."""
+        """Append each row's token, [rows], to its sequence."""
         # tolist: here the host waits for the device; everything before only launches.
-        for slot, token in enumerate(tokens.tolist()):
-            sequence = self._batch.sequences[slot]
+        for row, token in enumerate(tokens.tolist()):
+            sequence = self._batch.sequences[row]
             if token == FAILED:
-                self._batch.kv_cache.zero(slot, slot + 1)
+                self._zero(sequence)
                 sequence.finish(GenerationError("the model's logits for this request were not finite"))
                 continue
             try:
@@ -224,12 +235,17 @@ class Engine:
                 sequence.fail()
 
     def _remove_finished(self) -> None:
-        # Backwards, so that the sequence that moves into a freed slot has already been visited.
-        for slot in reversed(range(len(self._batch))):
-            sequence = self._batch.sequences[slot]
+        # Backwards, so that the sequence that moves into a freed row has already been visited.
+        for row in reversed(range(len(self._batch))):
+            sequence = self._batch.sequences[row]
             if sequence.status is Status.FINISHED:
                 self._result.finished.append(sequence)
-                self._batch.remove(slot)
+                self._batch.remove(row)
+
+    def _zero(self, sequence: Sequence) -> None:
+        """Zero the KV slot of a sequence that overflowed, for the next sequence in it."""
+        assert sequence.kv_slot is not None, "the sequence has no KV slot"
+        self._model.zero([sequence.kv_slot])
 
     def _on_error(self, error: Exception, what: str) -> bool:
         """Count and log a failed computation; return whether it exhausted the device's memory."""
@@ -245,6 +261,6 @@ class Engine:
             if sequence not in self._result.finished:
                 self._result.finished.append(sequence)
         try:
-            self._batch.kv_cache.zero(0, self.slots)
+            self._model.zero(range(self.slots))
         except Exception as error:  # noqa: BLE001 - a device that fails here fails the next sequences in their turn
             self._on_error(error, "zeroing the KV cache")

@@ -3,6 +3,7 @@
 - Garbage collection is paused: it takes 0.8 s of the import and finds nothing. The imported objects are then frozen.
 - bitsandbytes decorates functions for 4-bit weights and optimizers with `torch.compile`, which loads the whole compiler
   (Inductor, sympy, 0.9 s). `_compile_on_first_call` defers that to the first call; 8-bit weights never make one.
+- transformers' modelling code (0.4 s) is left to `import_modelling`: most checkpoints are read without it.
 - Two warnings are dropped: on CPUs with AVX512-BF16, that the optional package `kernels`, a faster 4-bit product, is
   missing; and at every 8-bit product of a model that is not in float16, that activations are cast.
 
@@ -15,16 +16,29 @@ import functools
 import gc
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
-
-_collecting = gc.isenabled()
-gc.disable()
-
-import torch  # noqa: E402 - after gc.disable
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Pause garbage collection while modules are imported, and freeze what exists then."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()
+
+
+with _without_collecting():
+    import torch
 
 
 def _compile_on_first_call(function: Callable[P, T] | None = None, **options: object) -> object:
@@ -56,16 +70,23 @@ _drop("bitsandbytes.autograd._functions", "inputs will be cast")
 _compile_now = torch.compile
 torch.compile = _compile_on_first_call  # type: ignore[assignment]  # no overloads, fewer options
 try:
-    from bitsandbytes.functional import int8_vectorwise_quant
-    from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt
+    with _without_collecting():
+        from bitsandbytes.functional import int8_vectorwise_quant
+        from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt
 
-    # What the Auto classes of the loader import when they load a Llama.
-    for _module in ("models.llama.modeling_llama", "models.auto", "integrations.bitsandbytes"):
-        importlib.import_module(f"transformers.{_module}")
+        # What every start uses of transformers.
+        for _module in ("models.llama.configuration_llama", "models.auto.tokenization_auto", "generation"):
+            importlib.import_module(f"transformers.{_module}")
 finally:
     torch.compile = _compile_now
-    gc.freeze()
-    if _collecting:
-        gc.enable()
 
-__all__ = ["Int8Params", "Linear4bit", "Linear8bitLt", "int8_vectorwise_quant"]
+
+@functools.cache
+def import_modelling() -> None:
+    """Import what transformers' Auto classes import when they load a Llama."""
+    with _without_collecting():
+        for module in ("models.llama.modeling_llama", "models.auto", "integrations.bitsandbytes"):
+            importlib.import_module(f"transformers.{module}")
+
+
+__all__ = ["Int8Params", "Linear4bit", "Linear8bitLt", "import_modelling", "int8_vectorwise_quant"]

@@ -23,7 +23,7 @@ from llama_engine.sequence import FAILURE, Event, ResponseSink, Sequence, Status
 POLL_SECONDS = 0.02
 """Pause between two rounds of cancellation polls."""
 
-POLL_SHARE = 5
+POLL_SHARE = 20
 """Polling takes at most one part in POLL_SHARE of the time: every poll is a round trip to Triton's process."""
 
 HANG_SECONDS = 10.0

@@ -97,8 +97,8 @@ class Sequence:
     """One request in the engine.
 
     name: the request's id in the log, one printable line. stream: send chunks to the sink. deadline: latest time to get
-    a slot. num_cached: positions of the KV cache that hold its keys and values. Times are monotonic, in seconds;
-    NaN until they are reached.
+    a slot. kv_slot: where its keys and values are cached, from prefill to its end. num_cached: positions there that
+    hold them. Times are monotonic, in seconds; NaN until they are reached.
     """
 
     request: GenerationRequest
@@ -110,6 +110,7 @@ class Sequence:
     deadline: float = math.inf
     status: Status = Status.WAITING
     result: Result | None = None
+    kv_slot: int | None = None
     num_cached: int = 0
     arrived_at: float = field(default_factory=time.monotonic)
     admitted_at: float = math.nan

@@ -83,17 +83,20 @@ class Settings:
     quantization: precision of the linear layers; `checkpoint` keeps the precision of the files.
     int8_threshold: bitsandbytes' outlier threshold. None is 0, or the value stored in an 8-bit checkpoint. At 0 a row's
         result is independent of its batch; LLM.int8() uses 6.
-    dtype: of unquantized weights and the KV cache. auto: float16 on CUDA, float32 on a CPU.
+    int8_terms: 8-bit terms per activation in exact INT8 products on a CPU: 2 keep 15 bits, 1 keeps 8.
+    dtype: of unquantized weights. auto: float16 on CUDA, float32 on a CPU.
+    kv_cache_dtype: of keys and values. auto: bfloat16 for INT8 weights with the compiled kernels, else the dtype.
     device: auto is the GPU that Triton assigned to the instance, or the CPU if it assigned none.
-    kernels: of a decode step on a GPU. stock: bitsandbytes' and PyTorch's. fused: the engine's own, verified against
-        their references when the model loads; a kernel that fails falls back to stock.
+    kernels: the engine's own, verified against their references when the model loads; a kernel that fails falls back to
+        stock. auto: compiled kernels for INT8 weights on a CPU, stock on a GPU. fused: on both. stock: PyTorch's and
+        bitsandbytes' only.
     cuda_graphs: on captures the decode steps as CUDA graphs when the model loads (on a GPU) and replays them; falls
         back to launching kernels if capture fails.
     scheduling: inflight adds and removes sequences between decode steps; batch runs each Triton batch to its end.
     slots: sequences decoded together; None is the config's max_batch_size.
     max_model_len: prompt + completion, in tokens; None is the checkpoint's own, at most 4096.
     default_max_tokens: for requests without max_tokens, unless the checkpoint sets max_new_tokens.
-    prefill_tokens: prompt tokens, padding included, per prefill pass; longer prompts are read in chunks.
+    prefill_tokens: prompt tokens per prefill pass; longer prompts are read in chunks.
     drain_seconds: time for running sequences to finish after the model starts unloading.
     stuck_seconds: duration of a step after which the model reports not ready; 0 disables the check.
     memory_fraction: share of the device's free memory available to weights, cache and reserve.
@@ -105,9 +108,11 @@ class Settings:
     revision: str | None = None
     quantization: str = "int8"
     int8_threshold: float | None = None
+    int8_terms: int = 2
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     device: str = "auto"
-    kernels: str = "stock"
+    kernels: str = "auto"
     cuda_graphs: str = "off"
     scheduling: str = "inflight"
     slots: int | None = None
@@ -152,9 +157,11 @@ BOUNDS: Mapping[str, Bound] = {
     "revision": Text(),
     "quantization": Choice(("int8", "nf4", "none", "checkpoint")),
     "int8_threshold": Float(0.0, 1000.0),
+    "int8_terms": Integer(1, 2),
     "dtype": Choice(("auto", "float32", "float16", "bfloat16")),
+    "kv_cache_dtype": Choice(("auto", "float32", "bfloat16", "int8")),
     "device": Choice(("auto", "cpu", "cuda")),
-    "kernels": Choice(("stock", "fused")),
+    "kernels": Choice(("auto", "stock", "fused")),
     "cuda_graphs": Choice(("off", "on")),
     "scheduling": Choice(("inflight", "batch")),
     "slots": Integer(1, 1024),

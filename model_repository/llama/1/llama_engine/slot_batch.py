@@ -1,7 +1,8 @@
-"""The sequences that decode: all state per slot, and the step that gives each sequence its next token.
+"""The sequences that decode: all state per row, and the step that gives each sequence its next token.
 
-The state is behind `SlotBatch.add` and `remove`: KV cache, last token, position, sampling parameters and histories. The
-slots in use are the first ones, so that a decode step reads views.
+The state is behind `SlotBatch.add` and `remove`: KV slot, last token, position, sampling parameters and histories. The
+rows in use are the first ones, so that a decode step reads views. A row finds its keys and values through a table: a
+sequence keeps its KV slot from its prefill to its end, whatever row it is in.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Protocol
 import torch
 
 from llama_engine.isolation import compute_isolated
-from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import FAILED, Sampler, SamplingFeatures, SamplingState, features_of
 from llama_engine.sequence import Sequence, names_of
@@ -25,64 +25,79 @@ _log = logging.getLogger(__name__)
 
 
 class SlotBatch:
-    """The sequences that decode, and the state of their slots. Not thread-safe."""
+    """The sequences that decode, and the state of their rows. Not thread-safe."""
 
-    def __init__(self, shape: KVCacheShape, vocabulary: int, device: torch.device) -> None:
-        """Allocate the state of `shape.slots` slots. vocabulary: number of tokens."""
+    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
+        """Allocate the state of `slots` rows. vocabulary: number of tokens."""
         self.sequences: list[Sequence] = []
-        """The sequence in each slot in use."""
-        self.kv_cache = KVCache(shape, device)
-        self.sampling = SamplingState(shape.slots, vocabulary, device)
+        """The sequence in each row in use."""
+        self.sampling = SamplingState(slots, vocabulary, device)
         self.features = SamplingFeatures()
         """Sampling features that any of the sequences asks for."""
-        self.tokens = torch.zeros(shape.slots, 1, dtype=torch.long, device=device)
-        """The last token of each slot, which its next decode step reads: [slots, 1]."""
-        self.positions = torch.zeros(shape.slots, 1, dtype=torch.long, device=device)
-        """The position of that token: [slots, 1]."""
+        self.kv_slots = torch.arange(slots, device=device)
+        """The KV slot of each row: [slots]."""
+        self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
+        """The last token of each row, which its next decode step reads: [slots]."""
+        self.positions = torch.zeros(slots, dtype=torch.long, device=device)
+        """The position of that token: [slots]."""
+        # The lowest is reserved first.
+        self._free = list(reversed(range(slots)))
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def add(self, sequences: list[Sequence]) -> None:
-        """Add sequences whose prompts are cached in the next slots: PREFILL → DECODE.
+    def reserve(self, sequence: Sequence) -> None:
+        """Give a sequence whose prefill begins a KV slot."""
+        sequence.kv_slot = self._free.pop()
 
-        Raises what the device raises; the slots are then still free.
+    def release(self, sequence: Sequence) -> None:
+        """Free the KV slot of a sequence that is in no row."""
+        if sequence.kv_slot is not None:
+            self._free.append(sequence.kv_slot)
+            sequence.kv_slot = None
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Add sequences whose prompts are cached to the next rows: PREFILL → DECODE.
+
+        Raises what the device raises; the rows are then still free.
         """
         first, last = len(self.sequences), len(self.sequences) + len(sequences)
-        lengths = [sequence.num_cached for sequence in sequences]
-        self.positions[first:last, 0] = torch.tensor(lengths, device=self.positions.device)
+        states = [(sequence.kv_slot, sequence.num_cached) for sequence in sequences]
+        self.kv_slots[first:last], self.positions[first:last] = torch.tensor(states, device=self.positions.device).T
         self.sampling.set(first, [sequence.request for sequence in sequences])
-        # After everything that can fail: until here the slots are still free.
+        # After everything that can fail: until here the rows are still free.
         self._replace([*self.sequences, *sequences])
         for sequence in sequences:
             sequence.start_decoding()
 
-    def remove(self, slot: int) -> None:
-        """Free a slot: the sequence in the last slot moves into it.
+    def remove(self, row: int) -> None:
+        """Free a row and its KV slot: the sequence in the last row moves into it. No keys and values move.
 
         Raises what the device raises. The list of sequences changes last: if a copy fails, every other sequence is
-        still complete in its slot.
+        still complete in its row.
         """
         last = len(self.sequences) - 1
-        remaining = self.sequences[:last]
-        if slot != last:
-            moving = remaining[slot] = self.sequences[last]
-            self.kv_cache.copy(last, slot, moving.num_cached)
-            self.sampling.copy(last, slot)
-            self.tokens[slot] = self.tokens[last]
-            self.positions[slot] = self.positions[last]
+        removed, remaining = self.sequences[row], self.sequences[:last]
+        if row != last:
+            remaining[row] = self.sequences[last]
+            self.sampling.copy(last, row)
+            for state in (self.kv_slots, self.tokens, self.positions):
+                state[row] = state[last]
         self._replace(remaining)
+        self.release(removed)
 
     def clear(self) -> list[Sequence]:
-        """Free all slots; return the sequences that were in them."""
+        """Free all rows and their KV slots; return the sequences that were in them."""
         sequences = self.sequences
         self._replace([])
+        for sequence in sequences:
+            self.release(sequence)
         return sequences
 
     def advance(self, decoded: int, tokens: torch.Tensor) -> None:
-        """Store the sampled tokens, [rows], FAILED included; the first `decoded` slots have cached one position."""
+        """Store the sampled tokens, [rows], FAILED included; the first `decoded` rows have cached one position."""
         self.positions[:decoded] += 1
-        self.tokens[: len(tokens), 0] = tokens
+        self.tokens[: len(tokens)] = tokens
 
     def _replace(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
@@ -97,9 +112,9 @@ class CapturedSteps(Protocol):
 
 
 class DecodeStep:
-    """Computes the next token of every slot in use, by replayed CUDA graphs where there are any. Not thread-safe.
+    """Computes the next token of every row in use, by replayed CUDA graphs where there are any. Not thread-safe.
 
-    The first `decoding` slots run a forward pass; the others have just been prefilled, and their last hidden states are
+    The first `decoding` rows run a forward pass; the others have just been prefilled, and their last hidden states are
     passed in.
     """
 
@@ -114,9 +129,9 @@ class DecodeStep:
         self._failed_replays = 0
 
     def run(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Return the next token of every slot in use, [rows], and store it as the input of the slot's next step.
+        """Return the next token of every row in use, [rows], and store it as the input of the row's next step.
 
-        prefilled: hidden states, [rows, hidden] in all, of the slots behind the first `decoding`. FAILED stands for a
+        prefilled: hidden states, [rows, hidden] in all, of the rows behind the first `decoding`. FAILED stands for a
         token that can't be computed: the sequence has its result, or its logits were not finite.
         """
         tokens = self._replay(decoding, prefilled)
@@ -145,18 +160,19 @@ class DecodeStep:
         return tokens
 
     def _launch(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Compute the tokens of all slots in use, [rows]; where that fails, of halves of them."""
+        """Compute the tokens of all rows in use, [rows]; where that fails, of halves of them."""
         batch = self._batch
-        slots = {sequence: slot for slot, sequence in enumerate(batch.sequences)}
+        row_of = {sequence: row for row, sequence in enumerate(batch.sequences)}
 
         def compute(part: list[Sequence]) -> torch.Tensor:
-            first = slots[part[0]]
+            first = row_of[part[0]]
             last = first + len(part)
             hidden = []
             if first < decoding:
                 rows = slice(first, min(last, decoding))
-                span = self._model.decode_span(max(sequence.num_cached for sequence in batch.sequences[rows]))
-                hidden.append(self._model.decode(first, batch.tokens[rows], batch.positions[rows], span))
+                span = max(sequence.num_cached for sequence in batch.sequences[rows]) + 1
+                states = batch.kv_slots[rows], batch.tokens[rows], batch.positions[rows]
+                hidden.append(self._model.decode(*states, span))
             if last > decoding:
                 hidden.append(torch.cat(prefilled)[max(first - decoding, 0) : last - decoding])
             logits = self._model.logits(torch.cat(hidden))

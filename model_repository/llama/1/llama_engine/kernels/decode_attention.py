@@ -32,14 +32,19 @@ GROUP_TILE = 16
 
 
 def decode_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scaling: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    scaling: float,
 ) -> torch.Tensor:
     """Return [rows, heads, head dim] as specified by `reference.decode_attention`.
 
-    query: [rows, heads, head dim]. keys, values: [rows, key-value heads, span, head dim], of the same strides, such as
-    views of the KV cache; the span decides only the number of programs. lengths: [rows], on the device, cut to the
-    span. The head dim is a power of two from 16 to 256 and contiguous. Not for concurrent streams: the arrival counters
-    are per device.
+    query: [rows, heads, head dim]. keys, values: [slots, key-value heads, span, head dim], of the same strides, such as
+    views of the KV cache; the span decides only the number of programs. slots, lengths: [rows], on the device; lengths
+    are cut to the span. The head dim is a power of two from 16 to 256 and contiguous. Not for concurrent streams: the
+    arrival counters are per device.
     """
     rows, heads, dim = query.shape
     key_value_heads, span = keys.shape[1], keys.shape[2]
@@ -57,7 +62,7 @@ def decode_attention(
         partial = query.new_empty(size, dtype=torch.float32)
         arrived = counters(query.device, rows * key_value_heads)
     _decode_attention[(rows, key_value_heads, spans)](
-        query, keys, values, lengths, attended, partial, arrived, scaling, span,
+        query, keys, values, slots, lengths, attended, partial, arrived, scaling, span,
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), keys.stride(2),
         GROUP=group, TILE=GROUP_TILE, DIM=dim, BLOCK=BLOCK, SPAN=SPAN, LONG=spans > 1, num_warps=4, num_stages=3,
         enable_fp_fusion=False,
@@ -68,8 +73,8 @@ def decode_attention(
 # Not specialized on the span: a new longest row must not trigger a compilation while serving.
 @triton.jit(do_not_specialize=["span"])
 def _decode_attention(
-    query, keys, values, lengths, attended, partial, arrived, scaling, span,
-    query_row, query_head, row_stride, head_stride, position_stride,
+    query, keys, values, slots, lengths, attended, partial, arrived, scaling, span,
+    query_row, query_head, slot_stride, head_stride, position_stride,
     GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
     LONG: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +93,7 @@ def _decode_attention(
         query_place = row.to(tl.int64) * query_row + (head * GROUP + member)[:, None] * query_head + dim[None, :]
         queries = tl.load(query + query_place, mask=member[:, None] < GROUP, other=0.0)
         # 64 bits: a cache may have more elements than 32 bits can count.
-        origin = row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
+        origin = tl.load(slots + row).to(tl.int64) * slot_stride + head.to(tl.int64) * head_stride
 
         best = tl.full((TILE,), float("-inf"), dtype=tl.float32)
         weight = tl.zeros((TILE,), dtype=tl.float32)

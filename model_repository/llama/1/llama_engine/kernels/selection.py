@@ -24,8 +24,9 @@ from llama_engine.kernels import reference
 Int8Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(activations [rows, in], weight [out, in], scales [out], bias [out] or None) → [rows, out]."""
 
-DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""(query [rows, heads, dim], keys and values [rows, kv heads, span, dim], lengths [rows], scaling) → as the query."""
+DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""(query [rows, heads, dim], keys and values [slots, kv heads, span, dim], slots and lengths [rows], scaling) → as the
+query."""
 
 Shapes = Collection[tuple[int, int]]
 
@@ -120,13 +121,15 @@ def _verified_decode_attention(device: torch.device, dtype: torch.dtype, head_di
     generator = torch.Generator(device).manual_seed(0)
     query = torch.randn(len(lengths), 2 * group, head_dim, device=device, generator=generator).to(dtype)
     keys, values = torch.randn(2, len(lengths), 2, 2 * SPAN, head_dim, device=device, generator=generator).to(dtype)
-    together = decode_attention(query, keys, values, lengths, head_dim**-0.5)
-    _compare(together, reference.decode_attention(query, keys, values, lengths, head_dim**-0.5))
+    slots = torch.tensor([2, 0, 3, 1], device=device)
+    together = decode_attention(query, keys, values, slots, lengths, head_dim**-0.5)
+    _compare(together, reference.decode_attention(query, keys, values, slots, lengths, head_dim**-0.5))
     for row in range(len(lengths)):
         one = slice(row, row + 1)
         # The shortest span that holds the row: for short rows this is a different program.
         span = max(int(lengths[row]), 1)
-        alone = decode_attention(query[one], keys[one, :, :span], values[one, :, :span], lengths[one], head_dim**-0.5)
+        views = keys[:, :, :span], values[:, :, :span]
+        alone = decode_attention(query[one], *views, slots[one], lengths[one], head_dim**-0.5)
         if not torch.equal(alone, together[one]):
             raise RuntimeError(f"on this GPU a row of length {int(lengths[row])} depends on its neighbours")
     return decode_attention

@@ -14,8 +14,8 @@ from typing import Any
 from llama_engine.errors import CheckpointError
 
 _JSON = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
@@ -30,15 +30,15 @@ def check_files(folder: Path) -> None:
     for name in _JSON:
         if (folder / name).exists():
             _object(folder / name)
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         _check_weights(path)
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Return the weight files: one, or those that the index lists."""
-    if (folder / _WEIGHTS).exists():
-        return [folder / _WEIGHTS]
-    index = folder / _INDEX
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    index = folder / INDEX
     if not index.exists():
         return []
     named = _object(index).get("weight_map")
@@ -61,6 +61,20 @@ def _object(path: Path) -> Mapping[str, Any]:
 
 
 def _check_weights(path: Path) -> None:
+    begin, header = read_header(path)
+    try:
+        whole = begin + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    except (TypeError, LookupError) as error:
+        raise _error(path, f"its header is not valid safetensors: {error!r}") from error
+    if (size := path.stat().st_size) != whole:
+        raise _error(path, f"it has {size} bytes; its header says {whole}")
+
+
+def read_header(path: Path) -> tuple[int, Mapping[str, Any]]:
+    """Return where the tensors begin in a weight file, and the header of each by name: dtype, shape, data_offsets.
+
+    Raises CheckpointError for a file that is unreadable or has no whole header.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -68,14 +82,11 @@ def _check_weights(path: Path) -> None:
             if size < _LENGTH_BYTES or not 0 < length <= min(size - _LENGTH_BYTES, _LONGEST_HEADER):
                 raise _error(path, f"it has {size} bytes and no whole header: truncated, or not safetensors")
             header = json.loads(file.read(length))
-        tensors = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        whole = _LENGTH_BYTES + length + max(tensors, default=0)
+        return _LENGTH_BYTES + length, {name: tensor for name, tensor in header.items() if name != "__metadata__"}
     except OSError as error:
         raise _error(path, str(error.strerror)) from error
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise _error(path, f"its header is not valid safetensors: {error!r}") from error
-    if size != whole:
-        raise _error(path, f"it has {size} bytes; its header says {whole}")
 
 
 def _error(path: Path, reason: str) -> CheckpointError:

@@ -1,33 +1,26 @@
-"""The KV cache: keys and values of every slot, allocated once.
+"""The KV cache of the PyTorch forward: keys and values of every slot, allocated once.
 
-Per layer two tensors of [slots, KV heads, max_model_len, head dim]. The slots in use are always the first ones, so that
-attention reads a view and not a copy. A forward pass covers consecutive slots, each at its own positions; `bind`
-selects them before the model calls `update`.
+A sequence keeps its slot until it ends; a forward pass names the slot and the position of each of its tokens, so
+nothing is moved when sequences come and go.
 
-Positions beyond a sequence's length hold stale values, which the attention mask hides. They must be finite: a masked
-score times a stale NaN is NaN. Hence zeros at the start, and `zero` after a sequence that overflowed.
+Positions beyond a sequence's length hold stale values. Attention either doesn't read them or masks them, and then they
+must be finite: a masked score times a stale NaN is NaN. Hence zeros at the start, and `zero` after a sequence that
+overflowed.
 
-With `spare`, every slot has one more position: padding rows of a captured decode step write there, because the slot
-they stand in may belong to another sequence.
+In INT8 each position and head has a scale, for keys and for values: x ≈ scale · q with |q| ≤ 127.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers.cache_utils import Cache
 
+BLOCK = 16
+"""Positions per slot are a multiple of this on a CPU: the compiled kernels read whole blocks."""
 
-@dataclass
-class _SlotLayer:
-    """One layer; transformers reads the flags of every cache layer."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    is_sliding: bool = False
-    is_linear: bool = False
-    is_dummy: bool = False
+_SCALE = torch.float32
 
 
 @dataclass(frozen=True)
@@ -43,75 +36,74 @@ class KVCacheShape:
     spare: int = 0
 
     @property
+    def positions(self) -> int:
+        """Positions per slot, in whole blocks."""
+        return -(-(self.max_model_len + self.spare) // BLOCK) * BLOCK
+
+    @property
     def bytes_per_token(self) -> int:
-        """Bytes per position and slot: keys and values of all layers."""
-        return 2 * self.layers * self.key_value_heads * self.head_dim * self.dtype.itemsize
+        """Bytes per position and slot: keys and values of all layers, and their scales."""
+        scale = _SCALE.itemsize if self.dtype == torch.int8 else 0
+        return 2 * self.layers * self.key_value_heads * (self.head_dim * self.dtype.itemsize + scale)
 
     @property
     def bytes(self) -> int:
         """Bytes of the whole cache."""
-        return self.slots * (self.max_model_len + self.spare) * self.bytes_per_token
+        return self.slots * self.positions * self.bytes_per_token
 
 
-class KVCache(Cache):
-    """A transformers cache whose rows are slots. Not thread-safe: one forward pass at a time."""
+class KVCache:
+    """Keys and values per layer, [slots, KV heads, positions, head dim]. Not thread-safe."""
 
     def __init__(self, shape: KVCacheShape, device: torch.device) -> None:
-        size = (shape.slots, shape.key_value_heads, shape.max_model_len + shape.spare, shape.head_dim)
-        self.slot_layers = [
-            _SlotLayer(
-                torch.zeros(size, dtype=shape.dtype, device=device), torch.zeros(size, dtype=shape.dtype, device=device)
-            )
-            for _ in range(shape.layers)
-        ]
-        super().__init__(layers=self.slot_layers)  # type: ignore[arg-type]  # transformers reads the flags only
         self.shape = shape
-        self._rows = slice(0, 0)
-        self._span = 0
-        self._slot_index = torch.arange(shape.slots, device=device)[:, None]
-        self._positions = torch.empty(0, dtype=torch.long, device=device)
+        size = (shape.layers, shape.slots, shape.key_value_heads, shape.positions)
+        self.keys = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
+        self._quantized = shape.dtype == torch.int8
+        scales = size if self._quantized else (shape.layers, 0)
+        self.key_scales = torch.zeros(scales, dtype=_SCALE, device=device)
+        self.value_scales = torch.zeros_like(self.key_scales)
 
-    def bind(self, first: int, positions: torch.Tensor, span: int) -> None:
-        """Select the slots `first` … `first + rows − 1` for the next forward pass.
+    def write(
+        self, layer: int, slots: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store the keys and values [n, KV heads, head dim] of tokens at positions [n] of slots [n]."""
+        # The two indices are separated by a slice, so the indexed part is [n, heads, head dim].
+        if self._quantized:
+            keys, self.key_scales[layer][slots, :, positions] = _quantize(keys)
+            values, self.value_scales[layer][slots, :, positions] = _quantize(values)
+        self.keys[layer][slots, :, positions] = keys.to(self.shape.dtype)
+        self.values[layer][slots, :, positions] = values.to(self.shape.dtype)
 
-        positions: [rows, width], where each token of the pass is written. span: attention reads positions
-        0 … span − 1, so span exceeds every position that is not padding.
-        """
-        self._rows = slice(first, first + positions.shape[0])
-        self._positions = positions
-        self._span = span
+    def read(self, layer: int, slot: int, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [KV heads, length, head dim] of a slot's first positions: views where dtypes agree."""
+        keys, values = self.keys[layer, slot, :, :length].to(dtype), self.values[layer, slot, :, :length].to(dtype)
+        if self._quantized:
+            keys = keys * self.key_scales[layer, slot, :, :length, None].to(dtype)
+            values = values * self.value_scales[layer, slot, :, :length, None].to(dtype)
+        return keys, values
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    def gather(
+        self, layer: int, slots: torch.Tensor, span: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write this pass's [rows, heads, width, head dim]; return views of [rows, heads, span, head dim]."""
-        layer = self.slot_layers[layer_idx]
-        slots = self._slot_index[self._rows]
-        # The two indices are separated by a slice, so the indexed part is [rows, width, heads, head dim].
-        layer.keys[slots, :, self._positions] = key_states.transpose(1, 2)
-        layer.values[slots, :, self._positions] = value_states.transpose(1, 2)
-        return layer.keys[self._rows, :, : self._span], layer.values[self._rows, :, : self._span]
+        """Return copies [rows, KV heads, span, head dim] of the first `span` positions of slots [rows]."""
+        keys, values = self.keys[layer, slots, :, :span].to(dtype), self.values[layer, slots, :, :span].to(dtype)
+        if self._quantized:
+            keys = keys * self.key_scales[layer, slots, :, :span, None].to(dtype)
+            values = values * self.value_scales[layer, slots, :, :span, None].to(dtype)
+        return keys, values
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the span of the current pass; each sequence has a length of its own."""
-        return self._span
+    def zero(self, slots: Sequence[int]) -> None:
+        """Zero the slots, so that their next sequences find only finite values."""
+        for tensor in (self.keys, self.values, self.key_scales, self.value_scales):
+            if tensor.numel():
+                tensor[:, list(slots)] = 0
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Return the number of positions that the current pass reads, and their offset."""
-        return self._span, 0
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Return 0: only a prefill asks, and it starts at the first position."""
-        return 0
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of slot `source` to slot `target`."""
-        for layer in self.slot_layers:
-            layer.keys[target, :, :length] = layer.keys[source, :, :length]
-            layer.values[target, :, :length] = layer.values[source, :, :length]
-
-    def zero(self, first: int, last: int) -> None:
-        """Zero the slots `first` … `last` − 1, so that their next sequences find only finite values."""
-        for layer in self.slot_layers:
-            layer.keys[first:last].zero_()
-            layer.values[first:last].zero_()
+def _quantize(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return q [n, heads, dim] and scales [n, heads]. The scale of a non-finite vector is not finite either."""
+    largest = states.float().abs().amax(-1)
+    scales = largest / 127
+    inverse = torch.where(largest > 0, 127 / largest, 0.0)
+    return (states.float() * inverse[..., None]).round(), scales

@@ -1,33 +1,45 @@
 """Loads a checkpoint: model, tokenizer and generation config, in the precision and on the device of the settings.
 
-Loads safetensors only and never runs code from a checkpoint.
+Loads safetensors only and never runs code from a checkpoint. On a CPU, floats and INT8 weights are read straight from
+the files; nf4, LLM.int8()'s outliers and everything on a GPU go through transformers' modules.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, LlamaConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError, one_line
-from llama_engine.kernels.selection import STOCK, Kernels, choose_kernels
-from llama_engine.libraries import Int8Params, Linear8bitLt
+from llama_engine.kernels.selection import STOCK, Kernels
+from llama_engine.model.builder import (
+    ReadWeights,
+    Tables,
+    build_llama,
+    float_linear,
+    head_dim,
+    key_value_heads,
+    llama_around,
+)
 from llama_engine.model.checkpoint_files import check_files
-from llama_engine.model.int8_linear import replace_int8_layers
+from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner, build_compiled_llama
+from llama_engine.model.exact_int8 import Int8Packer
+from llama_engine.model.hub import resolve_folder
+from llama_engine.model.kv_cache import BLOCK, KVCacheShape
+from llama_engine.model.llama import Llama
 from llama_engine.model.manifest import Manifest, verified_manifest
-from llama_engine.model.model_info import ModelInfo, read_model_info
+from llama_engine.model.model_info import BATCH, PREFILL_TOKENS, ModelInfo, read_model_info
+from llama_engine.model.model_runner import ModelRunner
+from llama_engine.model.rope import rope_tables
+from llama_engine.model.torch_runner import TorchRunner
+from llama_engine.model.transformers_reader import install_kernels, load_with_transformers, saved_quantization
+from llama_engine.model.weight_reader import WeightReader
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
@@ -40,14 +52,15 @@ LONGEST_DEFAULT = 4096
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint.
+    """A loaded checkpoint; several engines may share one.
 
     name: path or hub id. max_model_len: tokens of prompt + completion. prepared: the manifest of a prepared checkpoint,
-    else None. kernels: of its decode steps.
+    else None. kernels: of its decode steps on a GPU.
     """
 
     name: str
-    model: LlamaForCausalLM
+    config: LlamaConfig
+    model: Llama | CompiledLlama
     tokenizer: Tokenizer
     generation_config: GenerationConfig
     max_model_len: int
@@ -55,10 +68,25 @@ class Checkpoint:
     prepared: Manifest | None
     kernels: Kernels = STOCK
 
-    @property
-    def config(self) -> LlamaConfig:
-        """The model's architecture."""
-        return self.model.config
+    def cache_shape(self, slots: int, kv_cache_dtype: str = "auto", spare: int = 0) -> KVCacheShape:
+        """Return the KV cache of `slots` slots. kv_cache_dtype: the setting."""
+        compiled = isinstance(self.model, CompiledLlama)
+        dim = self.model.padded_head_dim if isinstance(self.model, CompiledLlama) else head_dim(self.config)
+        return KVCacheShape(
+            layers=self.config.num_hidden_layers,
+            slots=slots,
+            key_value_heads=key_value_heads(self.config),
+            max_model_len=self.max_model_len,
+            head_dim=dim,
+            dtype=_cache_dtype(kv_cache_dtype, compiled, self.info.dtype),
+            spare=spare,
+        )
+
+    def runner(self, shape: KVCacheShape) -> ModelRunner:
+        """Return a runner of the model with a KV cache of its own."""
+        if isinstance(self.model, CompiledLlama):
+            return CpuRunner(self.model, shape)
+        return TorchRunner(self.model, shape, self.kernels.attention)
 
 
 def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> Checkpoint:
@@ -68,91 +96,49 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
     """
     name = _resolve(settings.model)
     manifest = verified_manifest(Path(name), settings.revision)
-    check_files(Path(name))
+    folder = resolve_folder(name, settings.revision)
+    check_files(folder)
     if device.type == "cuda":
         # Otherwise every instance creates a context on the first GPU, which no memory plan counts.
         torch.cuda.set_device(device)
+    with loading(name, show_progress):
+        return _load_files(name, folder, settings, device, manifest)
+
+
+def read_tokenizer(folder: Path, config: LlamaConfig) -> Tokenizer:
+    """Return the checkpoint's tokenizer with the bytes of its tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return Tokenizer(tokenizer, Vocabulary.from_tokenizer(tokenizer, config.vocab_size))
+
+
+@contextmanager
+def loading(name: str, show_progress: bool = False) -> Iterator[None]:
+    """Raise a CheckpointError for whatever the libraries raise, and keep their noise from the log.
+
+    name: of the checkpoint, for errors. show_progress: keep transformers' progress bars, for a terminal.
+    """
     # Progress bars are noise in a server's log, and transformers' report of missing weights advises training: missing
-    # weights are refused below.
+    # weights are refused.
     set_verbosity_error()
     if not show_progress:
         disable_progress_bar()
     try:
-        model, tokenizer = _load_files(name, settings, device)
+        yield
     except CheckpointError:
         raise
     except Exception as error:
         # transformers, tokenizers, safetensors, bitsandbytes and accelerate raise errors of their own.
         raise CheckpointError(f"can't load {name}: {one_line(error)}") from error
-    if settings.int8_threshold is not None:
-        # 8-bit weights do not depend on the threshold: it may differ from the one a checkpoint was saved with.
-        for module in model.modules():
-            if isinstance(module, Linear8bitLt):
-                module.state.threshold = settings.int8_threshold
-    kernels = install_kernels(model, settings.kernels)
-    # In training mode bitsandbytes dequantizes the weights at every call.
-    model.requires_grad_(False).train(False)
-    positions = model.config.max_position_embeddings
-    max_model_len = settings.max_model_len or min(positions, LONGEST_DEFAULT)
-    if max_model_len > positions:
-        raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
-    return Checkpoint(
-        name=name,
-        model=model,
-        tokenizer=tokenizer,
-        generation_config=model.generation_config,
-        max_model_len=max_model_len,
-        info=read_model_info(model),
-        prepared=manifest,
-        kernels=kernels,
-    )
 
 
-def _load_files(name: str, settings: Settings, device: torch.device) -> tuple[LlamaForCausalLM, Tokenizer]:
-    """Load model and tokenizer through transformers. Raises CheckpointError, and whatever the libraries raise."""
-    dtype = _dtype(settings.dtype, device)
-    config = AutoConfig.from_pretrained(name, revision=settings.revision)
+def read_config(folder: Path, name: str) -> LlamaConfig:
+    """Return the config of a Llama that this engine can compute; CheckpointError for another. name: for the error."""
+    config = AutoConfig.from_pretrained(folder)
     if not isinstance(config, LlamaConfig):
         raise CheckpointError(f"{name} is a {config.model_type!r} checkpoint; this engine serves 'llama'")
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
-    quantization = _quantization(settings, config, name, dtype)
-    loaded = AutoModelForCausalLM.from_pretrained(
-        name,
-        output_loading_info=True,
-        revision=settings.revision,
-        dtype=dtype,
-        device_map={"": device},
-        use_safetensors=True,
-        # They are refused below, by name; otherwise transformers raises an error that refers to its hidden report.
-        ignore_mismatched_sizes=True,
-        # None, passed explicitly, makes transformers forget that a checkpoint is quantized and serve its raw bytes.
-        **({} if quantization is None else {"quantization_config": quantization}),
-    )
-    model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
-    vocabulary = Vocabulary.from_tokenizer(tokenizer, config.vocab_size)
-    if (Path(name) / "generation_config.json").exists():
-        # The model ignores an unreadable file and its defaults; this call raises.
-        GenerationConfig.from_pretrained(name)
-    # transformers initializes missing weights with random numbers.
-    if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
-        raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
-    _convert_parameters(model, dtype, quantized_now=quantization is not None)
-    return model, Tokenizer(tokenizer, vocabulary)
-
-
-def install_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
-    """Install the 8-bit layers for the setting `kernels`, stock or fused, in a loaded model; return the kernels."""
-    on_cpu = model.device.type == "cpu"
-    # At other thresholds bitsandbytes' own product extracts the outliers of all rows together.
-    unrounded = read_model_info(model).threshold == 0
-    kernels = STOCK
-    if setting == "fused":
-        kernels = choose_kernels(
-            model.device, model.dtype, *_heads(model.config), _eight_bit_shapes(model) if unrounded else ()
-        )
-    if unrounded and (on_cpu or kernels.few_rows is not None):
-        replace_int8_layers(model, None if on_cpu else kernels)
-    return kernels
+    if config.hidden_act != "silu":
+        raise CheckpointError(f"{name}: hidden_act is {config.hidden_act!r}; this engine computes 'silu'")
+    return config
 
 
 def choose_device(setting: str, gpu: int | None) -> torch.device:
@@ -184,64 +170,120 @@ def _resolve(model: str | None) -> str:
     return model
 
 
-def _convert_parameters(model: LlamaForCausalLM, dtype: torch.dtype, quantized_now: bool) -> None:
-    """Cast unquantized parameters to the dtype; on a CPU, copy parameters that are still mapped from the files.
+def _load_files(
+    name: str, folder: Path, settings: Settings, device: torch.device, manifest: Manifest | None
+) -> Checkpoint:
+    """Load everything. Raises CheckpointError, and whatever the libraries raise."""
+    config = read_config(folder, name)
+    positions = config.max_position_embeddings
+    max_model_len = settings.max_model_len or min(positions, LONGEST_DEFAULT)
+    if max_model_len > positions:
+        raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
+    tokenizer = read_tokenizer(folder, config)
+    model, info, kernels = _load_model(name, folder, config, settings, device, max_model_len)
+    return Checkpoint(
+        name=name,
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        generation_config=_generation_config(folder, config),
+        max_model_len=max_model_len,
+        info=info,
+        prepared=manifest,
+        kernels=kernels,
+    )
 
-    transformers keeps the saved dtype of an 8-bit checkpoint's other parameters, and leaves unchanged parameters in the
-    files' pages. Those count as free memory, are read again from the volume when memory is short, and crash the process
-    when the volume disappears.
-    """
-    for parameter in model.parameters():
-        floats = parameter.is_floating_point()
-        mapped = parameter.device.type == "cpu" and (floats or not quantized_now)
-        parameter.data = parameter.data.to(dtype if floats else parameter.dtype, copy=mapped)
-        if mapped and isinstance(parameter, Int8Params):
-            # bitsandbytes refers to the weight a second time, and to its scales.
-            parameter.CB = parameter.data
-            parameter.SCB = parameter.SCB.clone()
+
+def _load_model(
+    name: str, folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, max_model_len: int
+) -> tuple[Llama | CompiledLlama, ModelInfo, Kernels]:
+    """Load the weights, and choose and verify how they are computed with."""
+    # A cache in whole blocks, and the spare position of padding rows.
+    tables = rope_tables(config, -(-(max_model_len + 1) // BLOCK) * BLOCK)
+    dtype = _dtype(settings.dtype, device)
+    quantization, threshold = _quantization(name, config, settings)
+    int8 = quantization == "int8"
+    if device.type != "cpu" or quantization == "nf4" or threshold:
+        loaded = load_with_transformers(str(folder), config, settings, device, dtype)
+        kernels = install_kernels(loaded, settings.kernels)
+        return llama_around(loaded, tables), read_model_info(loaded), kernels
+    reader = WeightReader(folder, config, dtype, int8)
+    read = ReadWeights()
+    model: Llama | CompiledLlama
+    if not int8:
+        model, product, bits_depend_on = build_llama(reader, config, tables, float_linear, read), "", BATCH
+    elif compiled := _compiled(reader, config, tables, settings, read):
+        model, product, bits_depend_on = compiled, compiled.describe(), ""
+    else:
+        packer = Int8Packer(settings.int8_terms)
+        model, product = build_llama(reader, config, tables, packer, read), packer.describe()
+        bits_depend_on = PREFILL_TOKENS if packer.exact else BATCH
+    _return_freed_memory()
+    info = ModelInfo(
+        dict(read.linears),
+        read.bytes,
+        dtype,
+        device,
+        threshold,
+        rounds_activations=False,
+        product=product,
+        bits_depend_on=bits_depend_on,
+    )
+    return model, info, STOCK
 
 
-def _eight_bit_shapes(model: LlamaForCausalLM) -> list[tuple[int, int]]:
-    """Return the distinct (out, in) of the 8-bit layers, in their order."""
-    layers = [module for module in model.modules() if isinstance(module, Linear8bitLt)]
-    return [*dict.fromkeys((layer.out_features, layer.in_features) for layer in layers)]
+def _return_freed_memory() -> None:
+    """Return the memory of weights before their packing to the system: glibc would keep up to as much again."""
+    with suppress(AttributeError):
+        # Other C libraries have no such function, and no such habit.
+        ctypes.CDLL(None).malloc_trim(0)
 
 
-def _heads(config: LlamaConfig) -> tuple[int, int]:
-    """Return the head dim and the number of query heads per key-value head."""
-    heads = config.num_attention_heads
-    return config.head_dim or config.hidden_size // heads, heads // (config.num_key_value_heads or heads)
+def _compiled(
+    reader: WeightReader, config: LlamaConfig, tables: Tables, settings: Settings, read: ReadWeights
+) -> CompiledLlama | None:
+    """Return the model in the form of the compiled kernels, None without them."""
+    if settings.kernels == "stock":
+        return None
+    dtype = _cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=torch.float32)
+    return build_compiled_llama(reader, config, tables, settings.int8_terms, dtype, read)
+
+
+def _cache_dtype(setting: str, compiled: bool, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the KV cache. compiled: by the compiled kernels. dtype: of unquantized weights."""
+    if setting == "auto":
+        return torch.bfloat16 if compiled else dtype
+    return _torch_dtype(setting)
+
+
+def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
+    """Return the checkpoint's generation config, or the defaults of its model config if it has none."""
+    if (folder / "generation_config.json").exists():
+        return GenerationConfig.from_pretrained(folder)
+    return GenerationConfig.from_model_config(config)
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32
+    return _torch_dtype(name)
+
+
+def _torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
-def _quantization(settings: Settings, config: LlamaConfig, name: str, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """Return how to quantize while loading; None keeps the saved precision."""
-    saved = _saved_quantization(config)
-    if settings.quantization == "checkpoint" or settings.quantization == saved:
-        return None
-    if saved != "none":
+def _quantization(name: str, config: LlamaConfig, settings: Settings) -> tuple[str, float | None]:
+    """Return the precision to serve, none, int8, nf4 or another method's name, and LLM.int8()'s outlier threshold."""
+    saved, saved_threshold = saved_quantization(config)
+    if settings.quantization not in ("checkpoint", saved) and saved != "none":
         raise CheckpointError(
             f"quantization is {settings.quantization!r}, but {name} is saved in {saved}; set quantization to "
             f"'checkpoint' to serve it as it is"
         )
-    if settings.quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold or 0.0)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
-
-
-def _saved_quantization(config: LlamaConfig) -> str:
-    """Return the saved precision: none, int8, nf4, or the name of another method."""
-    saved = getattr(config, "quantization_config", None)
-    if saved is None:
-        return "none"
-    values: dict[str, object] = saved if isinstance(saved, dict) else vars(saved)
-    if values.get("load_in_8bit"):
-        return "int8"
-    return str(values.get("bnb_4bit_quant_type") if values.get("load_in_4bit") else values.get("quant_method"))
+    served = saved if settings.quantization == "checkpoint" else settings.quantization
+    if served != "int8":
+        return served, None
+    return served, saved_threshold if settings.int8_threshold is None else settings.int8_threshold

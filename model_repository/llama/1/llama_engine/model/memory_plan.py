@@ -80,15 +80,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
         raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
     config, info = checkpoint.config, checkpoint.info
     graphs = settings.cuda_graphs == "on" and unsupported_reason(checkpoint) is None
-    shape = KVCacheShape(
-        layers=config.num_hidden_layers,
-        slots=slots,
-        key_value_heads=config.num_key_value_heads or config.num_attention_heads,
-        max_model_len=checkpoint.max_model_len,
-        head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
-        dtype=info.dtype,
-        spare=int(graphs),
-    )
+    shape = checkpoint.cache_shape(slots, settings.kv_cache_dtype, spare=int(graphs))
     return MemoryPlan(
         weights=info.weight_bytes,
         cache=shape.bytes,

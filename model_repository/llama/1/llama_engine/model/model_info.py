@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import LlamaForCausalLM
 
 from llama_engine.libraries import Linear4bit, Linear8bitLt
 from llama_engine.model.int8_linear import Int8Linear
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+BATCH = "the batch"
+"""On which the bits of float products depend: matrix libraries choose the order of summation by the number of rows."""
+
+PREFILL_TOKENS = "prefill_tokens, for longer prompts"
+"""On which the bits of PyTorch's attention depend: it sums in another order for another number of queries, and the
+setting cuts a longer prompt, at the same positions whatever the load."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +28,8 @@ class ModelInfo:
 
     linears: number of linear layers by weight dtype. dtype: of unquantized weights. threshold: bitsandbytes' outlier
     threshold, None without 8-bit layers. rounds_activations: whether 8-bit products round activations to 8 bits, too.
+    product: how 8-bit products are computed on a CPU. bits_depend_on: on what else than its own request the bits of a
+    row's logits depend, in words; empty: on nothing.
     """
 
     linears: dict[str, int]
@@ -26,13 +38,21 @@ class ModelInfo:
     device: torch.device
     threshold: float | None
     rounds_activations: bool
+    product: str = ""
+    bits_depend_on: str = BATCH
+
+    @property
+    def computation(self) -> str:
+        """How linear layers are computed, and on what else than its own request a row's bits depend, if on anything."""
+        product = self.product or f"{' and '.join(sorted(self.linears))} weights"
+        return f"{product}: bits depend on {self.bits_depend_on}" if self.bits_depend_on else product
 
     def describe(self) -> str:
         """Return the info as one line, for the log."""
         linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.linears.items()))
         threshold = "" if self.threshold is None else f", outlier threshold {self.threshold:g}"
         if self.threshold is not None and not self.rounds_activations:
-            threshold += ", activations not rounded"
+            threshold += f", {self.product or 'activations not rounded'}"
         return (
             f"loaded {self.weight_bytes / 2**20:,.1f} MiB of weights: linear layers {linears}{threshold}; "
             f"everything else {str(self.dtype).removeprefix('torch.')}; on {self.device}"

@@ -8,7 +8,10 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. label: the label that distinguishes its series, with all its values; empty for a single series."""
+    """One metric. label: the label that distinguishes its series, with all its values; empty for a single series.
+
+    info: labels whose values each instance knows when its model is loaded.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -16,6 +19,7 @@ class Metric:
     buckets: tuple[float, ...] = ()
     label: str = ""
     values: tuple[str, ...] = ("",)
+    info: tuple[str, ...] = ()
 
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -69,7 +73,7 @@ STEP_ROWS = Metric("llama_step_rows", "histogram", "Rows that got a token in a s
 STEP_PREFILL_TOKENS = Metric(
     "llama_step_prefill_tokens",
     "histogram",
-    "Prompt tokens prefilled in a step, padding included, for steps with a prefill.",
+    "Prompt tokens prefilled in a step, for steps with a prefill.",
     (*_POWERS, 2048.0, 4096.0, 8192.0),
 )
 SLOTS = Metric("llama_slots", "gauge", "Rows that can be decoded together.")
@@ -86,11 +90,18 @@ LAST_STEP = Metric(
     "End of the last successful step, in seconds since 1970; after a failure only a step that yields a token counts. "
     "Its age is time() - llama_last_step_timestamp_seconds.",
 )
+MODEL_INFO = Metric(
+    "llama_model_info",
+    "gauge",
+    "Always 1. Its labels say how the model computes: computation (of linear layers, and on what else than the request "
+    "its bits depend, if on anything), kv_cache_dtype, device.",
+    info=("computation", "kv_cache_dtype", "device"),
+)
 
 METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
     STEP_ROWS, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, STEPS, STEP_ERRORS, CANCELLATIONS,
-    LAST_STEP,
+    LAST_STEP, MODEL_INFO,
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from llama_engine.observability.metrics import (
     INTER_TOKEN_LATENCY,
     LAST_STEP,
     LATENCY,
+    MODEL_INFO,
     PROMPT_TOKENS,
     QUEUE_LIMIT,
     QUEUE_TIME,
@@ -50,7 +51,13 @@ class Stats:
         self._registry = registry
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Metric, str]] = Counter()
-        self._gauges: dict[Metric, float] = {SLOTS: slots, SLOTS_IN_USE: 0, WAITING: 0, QUEUE_LIMIT: queue_limit}
+        self._gauges: dict[Metric, float] = {
+            MODEL_INFO: 1,
+            SLOTS: slots,
+            SLOTS_IN_USE: 0,
+            WAITING: 0,
+            QUEUE_LIMIT: queue_limit,
+        }
         self._observations: list[tuple[Metric, float]] = []
         self._last_step = 0.0
         self._failing = False

@@ -16,8 +16,8 @@ import torch
 _FINITE = torch.finfo(torch.float32).max
 _WORD = 0xFFFFFFFF
 
-CANDIDATES = 256
-"""On a CPU, the number of best tokens of a row to consider before the whole vocabulary."""
+HASH_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
+"""Of a token's id, and of MurmurHash3's finalizer."""
 
 
 def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
@@ -52,41 +52,14 @@ def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
     logits: [rows, vocabulary], after temperature. top_k: [rows], long, 1 … vocabulary. top_p: [rows], (0, 1]. Ties with
     the worst token kept are kept, too, so the result does not depend on the sort order of equal logits.
     """
-    total, vocabulary = logits.logsumexp(-1), logits.shape[-1]
-    if logits.device.type != "cpu" or vocabulary <= CANDIDATES:
-        worst, _ = _worst_kept(logits.sort(dim=-1, descending=True).values, total, top_k, top_p, vocabulary)
-    else:
-        # On a CPU, sorting the whole vocabulary dominates a step, and the best few nearly always decide. On a GPU the
-        # sort is fast, and reading whether they decide would synchronize.
-        worst, found = _worst_kept(logits.topk(CANDIDATES).values, total, top_k, top_p, vocabulary)
-        rest = (~found).nonzero()[:, 0]
-        if len(rest):
-            ranked = logits[rest].sort(dim=-1, descending=True).values
-            worst[rest], _ = _worst_kept(ranked, total[rest], top_k[rest], top_p[rest], vocabulary)
-    return logits.masked_fill(logits < worst[:, None], -torch.inf)
-
-
-def _worst_kept(
-    best: torch.Tensor, total: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, vocabulary: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's lowest logit to keep, and whether the n best were enough to determine it: both [rows].
-
-    best: [rows, n], the n best logits in descending order. total: [rows], logsumexp of all logits.
-    """
-    count = best.shape[-1]
-    kth_best = best.gather(-1, (top_k[:, None] - 1).clamp(max=count - 1))
-    # Not >=: tokens beyond the n best may tie with the last.
-    k_inside = kth_best[:, 0] > best[:, -1]
-    among = torch.where(k_inside[:, None] & (best < kth_best), -torch.inf, best)
-    total = torch.where(k_inside, among.logsumexp(-1), total)
-    probability = (among - total[:, None]).exp()
+    ranked = logits.sort(dim=-1, descending=True).values
+    among = ranked.masked_fill(ranked < ranked.gather(-1, top_k[:, None] - 1), -torch.inf)
+    probability = (among - among.logsumexp(-1, keepdim=True)).exp()
     kept = (probability.cumsum(-1) - probability < top_p[:, None]) | (top_p >= 1.0)[:, None]
     kept &= among > -torch.inf
     kept[:, 0] = True
-    worst = torch.where(kept, best, torch.inf).amin(-1)
-    everything = (top_p >= 1.0) & ~k_inside
-    p_inside = (top_k >= vocabulary) & (everything | ~kept[:, -1])
-    return torch.where(everything, -torch.inf, worst), k_inside | p_inside
+    worst = torch.where(kept, ranked, torch.inf).amin(-1, keepdim=True)
+    return logits.masked_fill(logits < worst, -torch.inf)
 
 
 def draw(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -95,27 +68,26 @@ def draw(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     logits: [rows, vocabulary]. keys: [rows, 2], long, two random 32-bit words for (seed, step). Returns [rows].
     """
     tokens = torch.arange(logits.shape[-1], device=logits.device)[None]
-    if logits.device.type == "cpu" and logits.shape[-1] > CANDIDATES:
-        # Skip masked tokens, which can't win. On a GPU, counting them would synchronize.
-        possible = int((logits > -torch.inf).sum(-1).max())
-        if possible <= CANDIDATES:
-            logits, tokens = logits.topk(max(possible, 1))
-    uniform = (_hash(keys, tokens).to(torch.float32) + 0.5) / 2.0**32
+    return noisy(logits, _hash(keys, tokens)).argmax(-1)
+
+
+def noisy(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Return logits plus Gumbel noise, whose greatest is the draw. words: random 32-bit words, long, of that shape."""
+    uniform = (words.to(torch.float32) + 0.5) / 2.0**32
     # Exponential race: argmax of p / e with e ~ Exp(1). log1p is precise for small e, which decide rare tokens.
     exponential = -torch.log1p(-uniform.clamp(max=1.0 - 2.0**-24))
-    best = (logits - exponential.log()).argmax(-1, keepdim=True)
-    return tokens.expand(logits.shape).gather(-1, best)[:, 0]
+    return logits - exponential.log()
 
 
 def _hash(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return a 32-bit hash of (key, token) for each row's tokens: [rows, n], long. tokens: [rows, n] or [1, n].
+    """Return a 32-bit hash of (key, token) for each row's tokens: [rows, n], long. tokens: [1, n].
 
     Two rounds of MurmurHash3's finalizer, each keyed with one word.
     """
-    word = tokens * 0x9E3779B1 & _WORD
+    word = tokens * HASH_FACTORS[0] & _WORD
     for key in keys.unbind(1):
         word = word ^ key[:, None]
-        word = (word ^ (word >> 16)) * 0x85EBCA6B & _WORD
-        word = (word ^ (word >> 13)) * 0xC2B2AE35 & _WORD
+        word = (word ^ (word >> 16)) * HASH_FACTORS[1] & _WORD
+        word = (word ^ (word >> 13)) * HASH_FACTORS[2] & _WORD
         word = word ^ (word >> 16)
     return word

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.sampling.exponential_race import draw_on_cpu
 from llama_engine.sampling.logits_processors import (
     apply_temperature,
     draw,
@@ -130,6 +131,8 @@ class Sampler:
 
     def penalize(self, logits: torch.Tensor, rows: slice, features: SamplingFeatures) -> torch.Tensor:
         """Apply the repetition, frequency and presence penalties to the logits, [rows, vocabulary], of these slots."""
+        if not features.repetition and not features.output_counts:
+            return logits
         state = self._state
         _, _, repetition, frequency, presence = state.parameters[rows].unbind(1)
         if features.repetition:
@@ -148,21 +151,46 @@ class Sampler:
 
         Depends on shapes and `features` alone, so that it can be captured in a CUDA graph.
         """
-        state = self._state
-        temperature, top_p, *_ = state.parameters[rows].unbind(1)
-        best, tokens = logits.max(-1)
+        best, tokens = _best(logits)
+        # A NaN anywhere makes the maximum NaN; a row whose tokens are all masked has a maximum of -inf.
+        finite = best.isfinite()
         if features.noise:
             assert keys is not None, "a draw needs random words"
-            sampled = temperature > 0
-            warm = apply_temperature(logits, torch.where(sampled, temperature, 1.0))
-            if features.truncation:
-                warm = keep_top_k_top_p(warm, state.top_k[rows], top_p)
-            tokens = torch.where(sampled, draw(warm, keys), tokens)
-        # A NaN anywhere makes the maximum NaN; a row whose tokens are all masked has a maximum of -inf.
-        selected = torch.where(best.isfinite(), tokens, FAILED)
+            tokens = self._draw(logits, tokens, finite, rows, features, keys)
+        selected = torch.where(finite, tokens, FAILED)
         if features.repetition or features.output_counts:
-            state.counts[rows].scatter_add_(1, tokens[:, None], torch.ones_like(tokens[:, None], dtype=torch.int32))
+            self._state.counts[rows].scatter_add_(
+                1, tokens[:, None], torch.ones_like(tokens[:, None], dtype=torch.int32)
+            )
         return selected
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        finite: torch.Tensor,
+        rows: slice,
+        features: SamplingFeatures,
+        keys: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the tokens, [rows], with a draw in place of those of rows with a temperature.
+
+        finite: [rows], whose draw matters.
+        """
+        temperature, top_p, *_ = self._state.parameters[rows].unbind(1)
+        top_k, sampled = self._state.top_k[rows], temperature > 0
+        if on_cpu(logits):
+            drawing = (sampled & finite).nonzero()[:, 0]
+            if len(drawing) == len(logits):
+                return draw_on_cpu(logits, temperature, top_k, top_p, keys)
+            if len(drawing):
+                asked = (of_all[drawing] for of_all in (logits, temperature, top_k, top_p, keys))
+                tokens[drawing] = draw_on_cpu(*asked)
+            return tokens
+        warm = apply_temperature(logits, torch.where(sampled, temperature, 1.0))
+        if features.truncation:
+            warm = keep_top_k_top_p(warm, top_k, top_p)
+        return torch.where(sampled, draw(warm, keys), tokens)
 
     def _mask(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """Mask end tokens before min_tokens, and the tokens that would complete a bad word."""
@@ -182,3 +210,18 @@ class Sampler:
                 stuck = logits[row].amax() == -torch.inf
                 logits[row] = torch.where(stuck, self._only_end, logits[row])
         return logits
+
+
+def on_cpu(logits: torch.Tensor) -> bool:
+    """Return whether the host may look at the logits without waiting for a device."""
+    return logits.device.type == "cpu"
+
+
+def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's greatest logit, NaN where there is one, and the first token that has it: both [rows]."""
+    if not on_cpu(logits):
+        best, tokens = logits.max(-1)
+        return best, tokens
+    # NumPy's is vectorized, PyTorch's is not: 0.05 and 0.3 ms for 32 rows of 32,000 tokens.
+    tokens = torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.gather(-1, tokens[:, None])[:, 0], tokens

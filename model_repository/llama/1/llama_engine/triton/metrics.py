@@ -57,8 +57,10 @@ class MakeFamily(Protocol):
 class TritonMetrics:
     """The metrics of one instance: a Registry."""
 
-    def __init__(self, make_family: MakeFamily, labels: Mapping[str, str], instance: str) -> None:
-        """labels: of every series. instance: unique among the instances of the model."""
+    def __init__(
+        self, make_family: MakeFamily, labels: Mapping[str, str], instance: str, info: Mapping[str, str]
+    ) -> None:
+        """labels: of every series. instance: unique among the instances of the model. info: values of info labels."""
         kinds = {
             "counter": make_family.COUNTER,
             "gauge": make_family.GAUGE,
@@ -75,6 +77,7 @@ class TritonMetrics:
                     **labels,
                     **({metric.label: value} if metric.label else {}),
                     **({INSTANCE_LABEL: instance} if metric.kind == "gauge" else {}),
+                    **{name: info[name] for name in metric.info},
                 }
                 self._series[metric, value] = (
                     family.Metric(labels=own, buckets=list(metric.buckets))

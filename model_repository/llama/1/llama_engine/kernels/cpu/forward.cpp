@@ -1,0 +1,222 @@
+// A Llama's decoder layers for tokens at any positions of any slots: hidden states in, hidden states out.
+//
+// `rows` are tokens. All widths of the buffers are padded to multiples of 64; the padding is 0.
+#include "attention.h"
+#include "linear.h"
+#include "work.h"
+
+struct Layer {
+    const float* attention_norm;  // [width]
+    Matrix query_key_value, attention_output;
+    const float* mlp_norm;
+    Matrix gate_up, down;  // gate and up in alternate blocks of 16 outputs
+    Cache cache;
+};
+
+enum CacheType : int32_t { FLOAT32, BFLOAT16, INT8 };
+
+struct Model {
+    int32_t layers, hidden, heads, kv_heads;
+    int32_t head_dim, rotary;  // head_dim: padded to a multiple of 16; rotary: without the padding
+    CacheType cache_type;
+    float epsilon, scaling;
+    int64_t positions;           // of a slot in the cache, a multiple of 16
+    const float *cosine, *sine;  // [positions][rotary / 2]
+    const float* norm;
+    Matrix head;
+    const Layer* layer;
+    float *qkv, *attended, *gated;  // [room][width of each]
+    Quantized hidden_terms, attended_terms, gated_terms;
+    float* scratch;  // [threads][scratch_stride]
+    int64_t scratch_stride;
+};
+
+struct Tokens {
+    const int64_t *slots, *positions;
+    int64_t rows;
+};
+
+// Rows that are multiplied at once are quantized by one thread: their terms share cache lines.
+template <class Body>
+static void each_row(Worker& worker, const Quantized& to, int64_t rows, const Body& body) {
+    const int64_t group = rows_at_once(to.count);
+    worker.each((rows + group - 1) / group, 1, [&](int64_t at, int64_t) {
+        for (int64_t r = at * group; r < rows && r < (at + 1) * group; r++) body(r);
+    });
+}
+
+static void normalize_and_quantize(Worker& worker, const Model& m, const float* x, const float* gain, int64_t rows) {
+    const int width = m.hidden_terms.inputs;
+    each_row(worker, m.hidden_terms, rows, [&](int64_t r) {
+        const float* row = x + r * width;
+        Lanes squares = set(0.0f);
+        for (int i = 0; i < width; i += LANES) squares = fma(load(row + i), load(row + i), squares);
+        const float factor = 1.0f / std::sqrt(sum(squares) / static_cast<float>(m.hidden) + m.epsilon);
+        quantize_row(row, gain, factor, m.hidden_terms, r);
+    });
+}
+
+static void quantize(Worker& worker, const float* x, const Quantized& to, int64_t rows) {
+    each_row(worker, to, rows, [&](int64_t r) { quantize_row(x + r * to.inputs, nullptr, 1.0f, to, r); });
+}
+
+// finish(row, block, Lanes[2]) takes each row's product with two blocks.
+template <class Finish>
+static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, const Finish& finish) {
+    constexpr int64_t L2_BYTES = 1 << 19;      // for the terms of a stripe of rows
+    constexpr int64_t CHUNK_BYTES = 1 << 16;   // of weights
+    constexpr int64_t UNIT = 96;               // a multiple of every rows_at_once
+    int64_t stripe = L2_BYTES / (2 * m.inputs) / UNIT * UNIT;
+    stripe = stripe < UNIT ? UNIT : stripe;
+    const int64_t stripes = (rows + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
+    const int64_t grain = CHUNK_BYTES / (2 * OUTPUTS * m.inputs) + 1;
+    begin_products();
+    worker.each(stripes * pairs, rows > 16 ? 1 : grain, [&](int64_t from, int64_t to) {
+        for (int64_t i = from; i < to; i++) {
+            const int64_t row = i / pairs * stripe, end = row + stripe < rows ? row + stripe : rows;
+            tile(m, i % pairs * 2, q, row, end, finish);
+        }
+    });
+}
+
+static void multiply(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, float* y, bool add) {
+    product(worker, m, q, rows, [&](int64_t row, int64_t block, const Lanes* value) {
+        float* target = y + row * m.outputs + block * OUTPUTS;
+        for (int b = 0; b < 2; b++, target += OUTPUTS) store(target, add ? load(target) + value[b] : value[b]);
+    });
+}
+
+// silu(gate) · up
+static void multiply_gated(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, float* y) {
+    product(worker, m, q, rows, [&](int64_t row, int64_t block, const Lanes* value) {
+        Lanes gate = value[0], silu = gate / (set(1.0f) + exp(set(0.0f) - gate));
+        store(y + row * (m.outputs / 2) + block / 2 * OUTPUTS, silu * value[1]);
+    });
+}
+
+template <class Element>
+static void write_cache(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
+    const int64_t dim = m.head_dim, group = m.heads / m.kv_heads, half = m.rotary / 2;
+    worker.each(tokens.rows * m.kv_heads, 16, [&](int64_t from, int64_t to) {
+        for (int64_t i = from; i < to; i++) {
+            const int64_t row = i / m.kv_heads, head = i % m.kv_heads, position = tokens.positions[row];
+            float* qkv = m.qkv + row * layer.query_key_value.outputs;
+            const float *cosine = m.cosine + position * half, *sine = m.sine + position * half;
+            for (int64_t h = 0; h < group; h++)
+                rotate(qkv + (head * group + h) * dim, cosine, sine, static_cast<int>(half));
+            float* key = qkv + (m.heads + head) * dim;
+            rotate(key, cosine, sine, static_cast<int>(half));
+            Head<Element>(layer.cache, tokens.slots[row] * m.kv_heads + head, m.positions, m.head_dim)
+                .write(position, key, key + m.kv_heads * dim);
+        }
+    });
+}
+
+// How many rows from `row` on, at most `most`, are successive positions of one slot: they read the same keys and values.
+static int64_t run_length(const Tokens& tokens, int64_t row, int64_t most) {
+    int64_t n = 1;
+    while (n < most && row + n < tokens.rows && tokens.slots[row + n] == tokens.slots[row] &&
+           tokens.positions[row + n] == tokens.positions[row] + n)
+        n++;
+    return n;
+}
+
+template <class Element>
+static void attend_all(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
+    constexpr int64_t STRIPE = 16;  // tokens of an item, of which runs share their reads
+    const int64_t dim = m.head_dim, group = m.heads / m.kv_heads;
+    const int64_t stripe = tokens.rows > 64 ? STRIPE : MOST_QUERIES, stripes = (tokens.rows + stripe - 1) / stripe;
+    float* scratch = m.scratch + worker.thread * m.scratch_stride;
+    worker.each(stripes * m.kv_heads, 1, [&](int64_t item, int64_t) {
+        const int64_t kv_head = item % m.kv_heads;
+        const int64_t begin = item / m.kv_heads * stripe, end = begin + stripe < tokens.rows ? begin + stripe : tokens.rows;
+        for (int64_t row = begin; row < end;) {
+            const int64_t run = run_length(tokens, row, end - row);
+            Head<Element> head(layer.cache, tokens.slots[row] * m.kv_heads + kv_head, m.positions, m.head_dim);
+            Query queries[MOST_QUERIES];
+            int count = 0;
+            for (int64_t i = 0; i < run * group; i++) {
+                const int64_t token = row + i / group, at = (kv_head * group + i % group) * dim;
+                queries[count++] = {m.qkv + token * layer.query_key_value.outputs + at,
+                                    m.attended + token * layer.attention_output.inputs + at, tokens.positions[token] + 1};
+                if (count < MOST_QUERIES && i + 1 < run * group) continue;
+                attend<Element>(head, queries, count, m.scaling, scratch);
+                count = 0;
+            }
+            row += run;
+        }
+    });
+}
+
+template <class Element>
+static void attend_layer(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
+    write_cache<Element>(worker, m, layer, tokens);
+    attend_all<Element>(worker, m, layer, tokens);
+}
+
+static void attend_from_cache(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
+    switch (m.cache_type) {
+        case FLOAT32: return attend_layer<float>(worker, m, layer, tokens);
+        case BFLOAT16: return attend_layer<BFloat16>(worker, m, layer, tokens);
+        case INT8: return attend_layer<int8_t>(worker, m, layer, tokens);
+    }
+}
+
+// x: [rows][width], changed in place.
+extern "C" void forward(const Model* model, float* x, const int64_t* slots, const int64_t* positions, int64_t rows,
+                        int threads) {
+    const Model& m = *model;
+    const Tokens tokens{slots, positions, rows};
+    parallel(threads, [&](Worker& worker) {
+        for (int l = 0; l < m.layers; l++) {
+            const Layer& layer = m.layer[l];
+            normalize_and_quantize(worker, m, x, layer.attention_norm, rows);
+            multiply(worker, layer.query_key_value, m.hidden_terms, rows, m.qkv, false);
+            attend_from_cache(worker, m, layer, tokens);
+            quantize(worker, m.attended, m.attended_terms, rows);
+            multiply(worker, layer.attention_output, m.attended_terms, rows, x, true);
+            normalize_and_quantize(worker, m, x, layer.mlp_norm, rows);
+            multiply_gated(worker, layer.gate_up, m.hidden_terms, rows, m.gated);
+            quantize(worker, m.gated, m.gated_terms, rows);
+            multiply(worker, layer.down, m.gated_terms, rows, x, true);
+        }
+    });
+}
+
+// x: [rows][width] after the last layer. result: [rows][head.outputs].
+extern "C" void logits(const Model* model, const float* x, int64_t rows, float* result, int threads) {
+    const Model& m = *model;
+    parallel(threads, [&](Worker& worker) {
+        normalize_and_quantize(worker, m, x, m.norm, rows);
+        multiply(worker, m.head, m.hidden_terms, rows, result, false);
+    });
+}
+
+// One linear layer: x [rows][inputs] → y [rows][outputs]. q: room for the quantized rows.
+extern "C" void linear(const Matrix* matrix, const Quantized* q, const float* x, int64_t rows, float* y, int threads) {
+    parallel(threads, [&](Worker& worker) {
+        quantize(worker, x, *q, rows);
+        multiply(worker, *matrix, *q, rows, y, false);
+    });
+}
+
+// RoPE, cache write and attention of one layer: Model::qkv → Model::attended.
+extern "C" void attention(const Model* model, int layer, const int64_t* slots, const int64_t* positions, int64_t rows,
+                          int threads) {
+    parallel(threads, [&](Worker& worker) {
+        attend_from_cache(worker, *model, model->layer[layer], Tokens{slots, positions, rows});
+    });
+}
+
+// weight: [any][columns], int8. source: [outputs], see pack_block. packed: outputs · inputs bytes.
+extern "C" void pack(const int8_t* weight, const int32_t* source, int64_t columns, int64_t outputs, int64_t inputs,
+                     uint8_t* packed, int threads) {
+    parallel(threads, [&](Worker& worker) {
+        worker.each(outputs / OUTPUTS, 16, [&](int64_t from, int64_t to) {
+            for (int64_t block = from; block < to; block++) pack_block(weight, source, columns, inputs, block, packed);
+        });
+    });
+}
+
+// Floats of Model::scratch that a thread needs.
+extern "C" int64_t scratch_stride(int64_t positions, int head_dim) { return scratch_floats(positions, head_dim); }

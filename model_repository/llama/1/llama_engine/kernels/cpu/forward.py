@@ -1,0 +1,229 @@
+"""Runs a Llama with the CPU kernels: `CpuLlama` holds packed weights, `CpuForward` a KV cache and scratch for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from llama_engine.kernels.cpu.library import CpuKernels, use_huge_pages
+from llama_engine.kernels.cpu.packing import Dimensions, PackedLayer, PackedLinear, QuantizedRows, pad_gain, padded
+from llama_engine.kernels.cpu.structures import Cache, Layer, Model
+
+POSITIONS = 16
+"""Positions of a block of the cache."""
+
+CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""The kernels' number of each dtype of the KV cache."""
+
+
+@dataclass(frozen=True)
+class CpuCacheShape:
+    """The KV cache of `slots` sequences of up to `positions` tokens. dtype: float32, bfloat16 or int8."""
+
+    slots: int
+    positions: int
+    dtype: torch.dtype
+
+    @property
+    def padded_positions(self) -> int:
+        """Positions per slot as they are allocated."""
+        return padded(self.positions, POSITIONS)
+
+    def bytes(self, dimensions: Dimensions, layers: int) -> int:
+        """Bytes of the cache of a whole model, without allocating it."""
+        scale = 4 if self.dtype == torch.int8 else 0
+        head = 2 * self.padded_positions * (dimensions.padded_head_dim * self.dtype.itemsize + scale)
+        return layers * self.slots * dimensions.kv_heads * head
+
+
+def scratch_bytes(dimensions: Dimensions, positions: int, room: int) -> int:
+    """Bytes of the scratch of `CpuForward` for calls of up to `room` tokens, at most."""
+    hidden, intermediate = padded(dimensions.hidden), padded(dimensions.intermediate)
+    attended = padded(dimensions.heads * dimensions.padded_head_dim)
+    qkv = padded((dimensions.heads + 2 * dimensions.kv_heads) * dimensions.padded_head_dim)
+    floats = 4 * (qkv + attended + intermediate) * room
+    terms = (2 * (hidden + attended + intermediate) + 3 * 12) * padded(room, 12)
+    attention = 16 * (padded(positions, POSITIONS) + dimensions.padded_head_dim) * torch.get_num_threads()
+    norm = 4 * hidden
+    return floats + terms + attention + norm
+
+
+@dataclass(frozen=True)
+class CpuLlama:
+    """The packed weights of a Llama; any number of `CpuForward` share them.
+
+    norm: [hidden], the final norm's gain. cosine, sine: [positions, head_dim / 2], the angles of RoPE. terms: 1 or 2,
+    of a quantized activation.
+    """
+
+    kernels: CpuKernels
+    dimensions: Dimensions
+    layers: list[PackedLayer]
+    norm: torch.Tensor
+    head: PackedLinear
+    cosine: torch.Tensor
+    sine: torch.Tensor
+    terms: int = 2
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all weights and tables."""
+        tables = (self.norm, self.cosine, self.sine)
+        return sum(layer.bytes for layer in self.layers) + self.head.bytes + sum(table.nbytes for table in tables)
+
+
+class CpuForward:
+    """The forward pass of a Llama on tokens of any slots. Not thread-safe: one call at a time.
+
+    A token's hidden state and logits are the same bits alone and beside any other tokens, in any cut of its sequence,
+    with any number of threads (torch.get_num_threads() at each call).
+
+    room: tokens that are computed at once; a call of more tokens is cut. Raises ValueError where RoPE's tables are
+    shorter than the cache.
+    """
+
+    def __init__(self, llama: CpuLlama, cache: CpuCacheShape, room: int = 512) -> None:
+        if len(llama.cosine) < cache.positions:
+            raise ValueError(f"RoPE's tables have {len(llama.cosine)} positions, and the cache has {cache.positions}")
+        self.llama = llama
+        self.cache = cache
+        self.room = room
+        dimensions = llama.dimensions
+        self._width = padded(dimensions.hidden)
+        self.layer_caches = [self._allocate_cache() for _ in llama.layers]
+        qkv, attended = llama.layers[0].query_key_value, llama.layers[0].attention_output
+        self._qkv = torch.zeros(room, len(qkv.weight))
+        self._attended = torch.zeros(room, attended.weight.shape[1])
+        self._gated = torch.zeros(room, padded(dimensions.intermediate))
+        self.quantized = [
+            QuantizedRows(room, width, llama.terms)
+            for width in (self._width, self._attended.shape[1], self._gated.shape[1])
+        ]
+        stride = llama.kernels.scratch_stride(cache.padded_positions, dimensions.padded_head_dim)
+        self._threads = torch.get_num_threads()
+        self._scratch = torch.zeros(self._threads, stride)
+        self._tables = [table.detach().float().contiguous() for table in (llama.cosine, llama.sine)]
+        self._norm = pad_gain(llama.norm)
+        self._model = self._structure()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return self.cache.bytes(self.llama.dimensions, len(self.llama.layers))
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes of the scratch."""
+        return scratch_bytes(self.llama.dimensions, self.cache.positions, self.room)
+
+    def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Run all layers and return the hidden states before the final norm; x may be changed in place.
+
+        x: [tokens, hidden] float32, the embeddings. slots, positions: [tokens] int64, where each token's keys and
+        values are written; a sequence's tokens are in the order of their positions, and all before are in the cache.
+        """
+        hidden = self.llama.dimensions.hidden
+        padded_x = self._pad(x)
+        slots, positions = slots.contiguous(), positions.contiguous()
+        for start in range(0, len(x), self.room):
+            part = slice(start, start + self.room)
+            self._use_threads()
+            self.llama.kernels.forward(self._model, padded_x[part], slots[part], positions[part])
+        return padded_x if hidden == self._width else padded_x[:, :hidden]
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits [tokens, vocabulary] float32 of hidden states x [tokens, hidden], final norm included."""
+        padded_x = self._pad(x)
+        result = torch.empty(len(x), len(self.llama.head.weight))
+        for start in range(0, len(x), self.room):
+            part = slice(start, start + self.room)
+            self.llama.kernels.logits(self._model, padded_x[part], result[part])
+        return result[:, : self.llama.dimensions.vocabulary]
+
+    def zero(self, slots: list[int]) -> None:
+        """Set the keys and values of these slots to zero."""
+        for tensors in self.layer_caches:
+            for tensor in tensors:
+                tensor[slots] = 0
+
+    def attention(
+        self, qkv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, layer: int = 0
+    ) -> torch.Tensor:
+        """Return the attention [tokens, heads, head_dim] of one layer, for verification.
+
+        qkv: [tokens, heads + 2 · KV heads, head_dim], before RoPE; keys and values are written to the cache.
+        """
+        dimensions = self.llama.dimensions
+        tokens, dim = len(qkv), dimensions.head_dim
+        wide = functional.pad(qkv, (0, dimensions.padded_head_dim - dim)).flatten(1)
+        self._qkv[:tokens, : wide.shape[1]] = wide
+        self._use_threads()
+        self.llama.kernels.attention(self._model, layer, slots, positions)
+        attended = self._attended[:tokens, : dimensions.heads * dimensions.padded_head_dim]
+        return attended.view(tokens, dimensions.heads, -1)[:, :, :dim].clone()
+
+    def _pad(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.pad(x, (0, self._width - x.shape[1])).contiguous()
+
+    def _use_threads(self) -> None:
+        """Enlarge the scratch if torch has more threads than before."""
+        if torch.get_num_threads() > self._threads:
+            self._threads = torch.get_num_threads()
+            self._scratch = torch.zeros(self._threads, self._scratch.shape[1])
+            self._model.scratch = self._scratch.data_ptr()
+
+    def _allocate_cache(self) -> list[torch.Tensor]:
+        """Return keys and values of a layer, and their scales if they are int8."""
+        dimensions, cache = self.llama.dimensions, self.cache
+        heads = (cache.slots, dimensions.kv_heads, cache.padded_positions)
+        tensors = [torch.empty(*heads, dimensions.padded_head_dim, dtype=cache.dtype) for _ in range(2)]
+        if cache.dtype == torch.int8:
+            tensors += [torch.empty(heads) for _ in range(2)]
+        for tensor in tensors:
+            use_huge_pages(tensor)
+            tensor.zero_()
+        return tensors
+
+    def _structure(self) -> Model:
+        dimensions = self.llama.dimensions
+        layers = (Layer * len(self.llama.layers))(
+            *(
+                Layer(
+                    layer.attention_norm.data_ptr(),
+                    layer.query_key_value.matrix,
+                    layer.attention_output.matrix,
+                    layer.mlp_norm.data_ptr(),
+                    layer.gate_up.matrix,
+                    layer.down.matrix,
+                    Cache(*(tensor.data_ptr() for tensor in tensors)),
+                )
+                for layer, tensors in zip(self.llama.layers, self.layer_caches, strict=True)
+            )
+        )
+        return Model(
+            layers=len(layers),
+            hidden=dimensions.hidden,
+            heads=dimensions.heads,
+            kv_heads=dimensions.kv_heads,
+            head_dim=dimensions.padded_head_dim,
+            rotary=dimensions.head_dim,
+            cache_type=CACHE_TYPES[self.cache.dtype],
+            epsilon=dimensions.epsilon,
+            scaling=dimensions.scaling,
+            positions=self.cache.padded_positions,
+            cosine=self._tables[0].data_ptr(),
+            sine=self._tables[1].data_ptr(),
+            norm=self._norm.data_ptr(),
+            head=self.llama.head.matrix,
+            layer=layers,
+            qkv=self._qkv.data_ptr(),
+            attended=self._attended.data_ptr(),
+            gated=self._gated.data_ptr(),
+            hidden_terms=self.quantized[0].structure,
+            attended_terms=self.quantized[1].structure,
+            gated_terms=self.quantized[2].structure,
+            scratch=self._scratch.data_ptr(),
+            scratch_stride=self._scratch.shape[1],
+        )

@@ -1,0 +1,108 @@
+"""Loads a compiled object of the CPU kernels.
+
+Its OpenMP function is resolved from the runtime that torch has loaded, so that torch and the kernels share one pool of
+threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from llama_engine.kernels.cpu.build import is_whole
+from llama_engine.kernels.cpu.structures import Matrix, Model, Quantized
+
+HUGE_PAGE = 1 << 21
+MADV_HUGEPAGE = 14
+"""Of Linux's madvise."""
+
+OPENMP_RUNTIMES = ("libgomp", "libiomp5", "libomp")
+
+
+def openmp_runtimes() -> list[Path]:
+    """Return the OpenMP runtimes that this process has mapped, those of torch first."""
+    mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    runtimes = sorted(path for path in mapped if path.name.startswith(OPENMP_RUNTIMES))
+    site = Path(torch.__file__).parents[1]
+    return sorted(runtimes, key=lambda path: not path.is_relative_to(site))
+
+
+def use_huge_pages(tensor: torch.Tensor) -> None:
+    """Ask for pages of 2 MiB for a tensor that isn't written yet; a kernel without them refuses, which does no harm."""
+    first = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    size = tensor.data_ptr() + tensor.nbytes - first
+    if size >= HUGE_PAGE:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), MADV_HUGEPAGE)
+
+
+class CpuKernels:
+    """The kernels of one instruction set. Tensors are contiguous and on the CPU; widths are padded (see `packing`).
+
+    name: of the instruction set. Raises OSError if the object can't be loaded, AttributeError if it lacks a function.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        if not is_whole(path):
+            raise OSError(f"{path} is damaged")
+        runtimes = openmp_runtimes()
+        if not runtimes:
+            raise OSError("torch has no OpenMP runtime")
+        ctypes.CDLL(str(runtimes[0]), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(path))
+        pointer, int64 = ctypes.c_void_p, ctypes.c_int64
+        model = ctypes.POINTER(Model)
+        self._forward = library.forward
+        self._forward.argtypes = (model, pointer, pointer, pointer, int64, ctypes.c_int)
+        self._logits = library.logits
+        self._logits.argtypes = (model, pointer, int64, pointer, ctypes.c_int)
+        self._attention = library.attention
+        self._attention.argtypes = (model, ctypes.c_int, pointer, pointer, int64, ctypes.c_int)
+        self._linear = library.linear
+        self._linear.argtypes = (
+            ctypes.POINTER(Matrix), ctypes.POINTER(Quantized), pointer, int64, pointer, ctypes.c_int
+        )  # fmt: skip
+        self._pack = library.pack
+        self._pack.argtypes = (pointer, pointer, int64, int64, int64, pointer, ctypes.c_int)
+        library.scratch_stride.argtypes = (int64, ctypes.c_int)
+        library.scratch_stride.restype = int64
+        self._scratch_stride = library.scratch_stride
+
+    def pack(self, weight: torch.Tensor, source: torch.Tensor, inputs: int) -> torch.Tensor:
+        """Pack a weight [any, columns] int8 to [outputs, inputs] uint8, the kernels' own form.
+
+        source: [outputs] int32, the row of `weight` of each packed output, or -1 for zeros.
+        """
+        packed = torch.empty(len(source), inputs, dtype=torch.uint8)
+        use_huge_pages(packed)
+        self._pack(
+            weight.data_ptr(), source.data_ptr(), weight.shape[1], len(source), inputs, packed.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return packed
+
+    def linear(self, matrix: Matrix, quantized: Quantized, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Write a linear layer's product of x [rows, inputs] to y [rows, outputs]."""
+        self._linear(matrix, quantized, x.data_ptr(), len(x), y.data_ptr(), torch.get_num_threads())
+
+    def forward(self, model: Model, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """Run all layers on x [rows, width] in place."""
+        self._forward(
+            model, x.data_ptr(), slots.data_ptr(), positions.data_ptr(), len(x), torch.get_num_threads()
+        )  # fmt: skip
+
+    def logits(self, model: Model, x: torch.Tensor, result: torch.Tensor) -> None:
+        """Write the logits of x [rows, width] to result [rows, head.outputs]."""
+        self._logits(model, x.data_ptr(), len(x), result.data_ptr(), torch.get_num_threads())
+
+    def attention(self, model: Model, layer: int, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """Rotate, cache and attend a layer's queries, keys and values: Model.qkv → Model.attended."""
+        self._attention(
+            model, layer, slots.data_ptr(), positions.data_ptr(), len(slots), torch.get_num_threads()
+        )  # fmt: skip
+
+    def scratch_stride(self, positions: int, head_dim: int) -> int:
+        """Return the floats of scratch per thread."""
+        return int(self._scratch_stride(positions, head_dim))

@@ -1,0 +1,119 @@
+// Exact INT8 products: sums of integers, which no order of summation changes.
+//
+// An activation row x is scale · q. With two terms q = 254 · high + low, both from -127 to 127: 15 bits. With one term
+// q = high. A product is
+//
+//     Σ x·w = scale · weight_scale · (254 · Σ high·w + Σ low·w)
+//
+// and both sums are int32, exact: |Σ| ≤ inputs · 127 · 128 < 2³¹ for up to 132,000 inputs.
+//
+// Weights are packed in blocks of 16 outputs; outputs and inputs are padded with zeros to multiples of 64:
+//
+//     block of 16 outputs        64 bytes: 16 outputs × 4 inputs (AVX2: 32 bytes: 16 outputs × 2 inputs)
+//       inputs 0…3      o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | … | o15: k0 k1 k2 k3
+//       inputs 4…7      o0: k4 k5 k6 k7 | …
+//
+// VNNI and AMX multiply unsigned by signed bytes: a packed weight is w + 128 there, and 128 · Σ q is subtracted from
+// the sums. These wrap around 2³², which the subtraction undoes.
+#pragma once
+#include "lanes.h"
+
+constexpr int OUTPUTS = 16;  // of a block
+constexpr int SPLIT = 254;   // q = SPLIT · high + low
+
+struct Matrix {
+    const uint8_t* weight;  // packed [outputs / 16][inputs / INPUTS][16][INPUTS]
+    const float* scale;     // [outputs]
+    const float* bias;      // [outputs] or null
+    int32_t outputs, inputs;
+};
+
+// Quantized rows. The form of `terms` is the instruction set's own.
+struct Quantized {
+    int8_t* terms;    // room for [rows, to a multiple of 12][2][inputs]
+    float* scale;     // [rows]
+    int32_t* offset;  // [rows][2]: what the packed weights' zero adds to the sums of each term
+    int32_t inputs, count;  // count: of terms, 1 or 2
+};
+
+// Each of the two defines
+//   INPUTS, ZERO                       inputs of a packed row; the packed form of the weight 0
+//   rows_at_once(terms)                rows of a group, for one call of `products`; at most 32, a divisor of 96
+//   store_terms(x, row, i, high, low)  store the terms of 16 inputs
+//   begin_products()                   called by each thread before the products of a phase
+//   products(m, block, x, row, rows, result)  result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float,
+//                                      of `rows` rows from `row` with the blocks `block` and `block + 1`
+#ifdef __AVX512VNNI__
+#include "terms.h"
+#else
+#include "pairs.h"
+#endif
+
+constexpr int MOST_ROWS_AT_ONCE = 32;
+
+// Quantize `factor · x · gain`; gain may be null. A row that isn't finite has the scale NaN and terms of 0.
+inline void quantize_row(const float* x, const float* gain, float factor, const Quantized& to, int64_t row) {
+    const int n = to.inputs;
+    auto scaled = [&](int i) { return gain ? load(x + i) * load(gain + i) : load(x + i); };
+    Lanes top = set(0.0f), poison = set(0.0f);  // poison: Σ 0 · x, NaN if one x isn't finite
+    for (int i = 0; i < n; i += LANES) {
+        Lanes v = scaled(i);
+        top = max(top, abs(v));
+        poison = fma(v, set(0.0f), poison);
+    }
+    const float amax = largest(top);
+    const bool finite = std::isfinite(factor) && sum(poison) == 0.0f;
+    // Above the smallest normal number's inverse, so that 127 / amax is finite.
+    const Lanes inverse = set(finite && amax > 1e-30f ? 127.0f / amax : 0.0f);
+    Lanes sum_high = set(0.0f), sum_low = set(0.0f);  // exact: integers below 2²⁴
+    for (int i = 0; i < n; i += LANES) {
+        Lanes v = finite ? scaled(i) * inverse : set(0.0f);
+        Lanes high = round(v), low = round((v - high) * set(SPLIT));
+        store_terms(to, row, i, high, low);
+        sum_high = sum_high + high;
+        sum_low = sum_low + low;
+    }
+    to.scale[row] = finite ? amax / 127.0f * factor / (to.count == 2 ? SPLIT : 1) : NAN;
+    to.offset[2 * row] = ZERO * static_cast<int32_t>(sum(sum_high));
+    to.offset[2 * row + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
+}
+
+// The scaled products of the rows [row, end) with two blocks; finish(row, block, Lanes[2]).
+template <class Finish>
+inline void tile(const Matrix& m, int64_t block, const Quantized& x, int64_t row, int64_t end, const Finish& finish) {
+    const int step = rows_at_once(x.count);
+    for (; row < end; row += step) {
+        const int rows = end - row < step ? static_cast<int>(end - row) : step;
+        Lanes value[MOST_ROWS_AT_ONCE][2];
+        products(m, block, x, row, rows, value);
+        for (int r = 0; r < rows; r++) {
+            for (int b = 0; b < 2; b++) {
+                const int64_t output = (block + b) * OUTPUTS;
+                value[r][b] = value[r][b] * (set(x.scale[row + r]) * load(m.scale + output));
+                if (m.bias) value[r][b] = value[r][b] + load(m.bias + output);
+            }
+            finish(row + r, block, value[r]);
+        }
+    }
+}
+
+// Pack a weight. source: [outputs], the row of `weight` for each packed output, or -1 for zeros.
+inline void pack_block(const int8_t* weight, const int32_t* source, int64_t columns, int64_t inputs, int64_t block,
+                       uint8_t* packed) {
+    uint8_t* target = packed + block * OUTPUTS * inputs;
+    std::memset(target, ZERO, OUTPUTS * inputs);
+    for (int o = 0; o < OUTPUTS; o++) {
+        const int64_t row = source[block * OUTPUTS + o];
+        if (row < 0) continue;
+        const int8_t* from = weight + row * columns;
+        auto put = [&](int64_t k, int64_t count) {
+            uint32_t bytes = 0;  // w + 128 is w with its upper bit flipped
+            std::memcpy(&bytes, from + k, count);
+            bytes ^= ZERO * 0x01010101u;
+            std::memcpy(target + k * OUTPUTS + o * INPUTS, &bytes, INPUTS);
+        };
+        const int64_t whole = columns / INPUTS * INPUTS;
+        for (int64_t k = 0; k < whole; k += INPUTS) put(k, INPUTS);
+        if (whole < columns) put(whole, columns - whole);
+    }
+}

@@ -1,0 +1,181 @@
+"""Packs the weights of a Llama for the CPU kernels.
+
+All widths are padded with zeros to multiples of 64, and a head's dimension to a multiple of 16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn import functional
+
+from llama_engine.kernels.cpu.library import CpuKernels
+from llama_engine.kernels.cpu.structures import Matrix, Quantized
+from llama_engine.model.weights import LayerWeights, LinearWeight
+
+UNIT = 64
+"""Widths are multiples of this."""
+
+OUTPUTS = 16
+"""Outputs of a packed block."""
+
+MOST_INPUTS = 2**31 // (127 * 128)
+"""A sum of this many products of a term and a weight always fits int32: 132,104."""
+
+
+def padded(size: int, unit: int = UNIT) -> int:
+    """Round up to a multiple of the unit."""
+    return -(-size // unit) * unit
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """A Llama's dimensions. epsilon: of the RMSNorms. scaling: of the attention scores."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    epsilon: float
+    scaling: float
+
+    @property
+    def padded_head_dim(self) -> int:
+        """The head dimension of packed weights and KV cache."""
+        return padded(self.head_dim, 16)
+
+    @property
+    def linear_shapes(self) -> set[tuple[int, int]]:
+        """(out, in) of all linear layers, the head included."""
+        return {
+            ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+            (self.hidden, self.heads * self.head_dim),
+            (2 * self.intermediate, self.hidden),
+            (self.hidden, self.intermediate),
+            (self.vocabulary, self.hidden),
+        }
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """A packed linear layer. weight: uint8. scale: [outputs], of the weight. bias: [outputs] or None; all padded."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+
+    @property
+    def matrix(self) -> Matrix:
+        """The structure, valid while this object lives."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return Matrix(self.weight.data_ptr(), self.scale.data_ptr(), bias, *self.weight.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of weight, scale and bias."""
+        return sum(t.nbytes for t in (self.weight, self.scale, self.bias) if t is not None)
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """A packed decoder layer."""
+
+    attention_norm: torch.Tensor
+    query_key_value: PackedLinear
+    attention_output: PackedLinear
+    mlp_norm: torch.Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all weights."""
+        linears = (self.query_key_value, self.attention_output, self.gate_up, self.down)
+        return self.attention_norm.nbytes + self.mlp_norm.nbytes + sum(linear.bytes for linear in linears)
+
+
+@dataclass
+class QuantizedRows:
+    """Room for quantized rows of a linear layer's inputs. terms: 1 or 2."""
+
+    rows: int
+    inputs: int
+    terms: int
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = (
+            # The kernels group rows, at most 12 together.
+            torch.zeros(padded(self.rows, 12), 2, self.inputs, dtype=torch.int8),
+            torch.zeros(self.rows),
+            torch.zeros(self.rows, 2, dtype=torch.int32),
+        )
+
+    @property
+    def structure(self) -> Quantized:
+        """The structure, valid while this object lives."""
+        return Quantized(*(tensor.data_ptr() for tensor in self.tensors), self.inputs, self.terms)
+
+
+def pad_gain(gain: torch.Tensor) -> torch.Tensor:
+    """Pad a norm's gain [hidden] with zeros, as float32."""
+    return functional.pad(gain.detach().float(), (0, padded(len(gain)) - len(gain))).contiguous()
+
+
+def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor | None = None) -> PackedLinear:
+    """Pack an INT8 linear layer. source: as `CpuKernels.pack` takes it; None keeps the order of the outputs.
+
+    Raises ValueError for a float weight and for more inputs than an int32 sum is exact for.
+    """
+    weight, scales = linear.weight, linear.scales
+    if scales is None or weight.dtype != torch.int8:
+        raise ValueError(f"a weight is {weight.dtype}, and the CPU kernels take int8 with scales")
+    outputs, columns = weight.shape
+    if columns > MOST_INPUTS:
+        raise ValueError(f"a linear layer has {columns} inputs, and int32 sums are exact for up to {MOST_INPUTS}")
+    if source is None:
+        source = torch.arange(outputs)
+    source = functional.pad(source, (0, padded(len(source)) - len(source)), value=-1)
+
+    def arrange(values: torch.Tensor) -> torch.Tensor:
+        return torch.where(source < 0, 0.0, values.detach().float()[source.clamp(min=0)]).contiguous()
+
+    return PackedLinear(
+        weight=kernels.pack(weight.detach().contiguous(), source.to(torch.int32), padded(columns)),
+        scale=arrange(scales) / 127,
+        bias=None if linear.bias is None else arrange(linear.bias),
+    )
+
+
+def pack_layer(kernels: CpuKernels, dimensions: Dimensions, layer: LayerWeights) -> PackedLayer:
+    """Pack a decoder layer; the original isn't referenced any more."""
+    heads, dim, wide = dimensions.heads, dimensions.head_dim, dimensions.padded_head_dim
+    output = layer.attention_output
+    if wide != dim:
+        split = output.weight.view(len(output.weight), heads, dim)
+        output = LinearWeight(functional.pad(split, (0, wide - dim)).flatten(1), output.scales, output.bias)
+    return PackedLayer(
+        attention_norm=pad_gain(layer.attention_norm),
+        query_key_value=pack_linear(kernels, layer.query_key_value, _head_rows(dimensions)),
+        attention_output=pack_linear(kernels, output),
+        mlp_norm=pad_gain(layer.mlp_norm),
+        gate_up=pack_linear(kernels, layer.gate_up, _gate_up_rows(dimensions.intermediate)),
+        down=pack_linear(kernels, layer.down),
+    )
+
+
+def _head_rows(dimensions: Dimensions) -> torch.Tensor:
+    """Return the source rows of q|k|v with each head padded."""
+    dim = dimensions.head_dim
+    rows = torch.arange((dimensions.heads + 2 * dimensions.kv_heads) * dim).view(-1, dim)
+    return functional.pad(rows, (0, dimensions.padded_head_dim - dim), value=-1).flatten()
+
+
+def _gate_up_rows(intermediate: int) -> torch.Tensor:
+    """Return the source rows of gate and up in alternate blocks of 16 outputs."""
+    gate = functional.pad(torch.arange(intermediate), (0, padded(intermediate) - intermediate), value=-1)
+    up = torch.where(gate < 0, -1, gate + intermediate)
+    return torch.stack((gate.view(-1, OUTPUTS), up.view(-1, OUTPUTS)), dim=1).flatten()

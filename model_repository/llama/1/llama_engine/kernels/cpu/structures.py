@@ -1,0 +1,84 @@
+"""The structures of the C++ kernels, as in forward.cpp, linear.h and attention.h."""
+
+from __future__ import annotations
+
+import ctypes
+
+
+class Matrix(ctypes.Structure):
+    """A packed weight."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int32),
+        ("inputs", ctypes.c_int32),
+    )
+
+
+class Quantized(ctypes.Structure):
+    """Room for quantized rows."""
+
+    _fields_ = (
+        ("terms", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("offset", ctypes.c_void_p),
+        ("inputs", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+    )
+
+
+class Cache(ctypes.Structure):
+    """The KV cache of a layer."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("key_scales", ctypes.c_void_p),
+        ("value_scales", ctypes.c_void_p),
+    )
+
+
+class Layer(ctypes.Structure):
+    """A decoder layer."""
+
+    _fields_ = (
+        ("attention_norm", ctypes.c_void_p),
+        ("query_key_value", Matrix),
+        ("attention_output", Matrix),
+        ("mlp_norm", ctypes.c_void_p),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("cache", Cache),
+    )
+
+
+class Model(ctypes.Structure):
+    """A model with its cache and scratch."""
+
+    _fields_ = (
+        ("layers", ctypes.c_int32),
+        ("hidden", ctypes.c_int32),
+        ("heads", ctypes.c_int32),
+        ("kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("rotary", ctypes.c_int32),
+        ("cache_type", ctypes.c_int32),
+        ("epsilon", ctypes.c_float),
+        ("scaling", ctypes.c_float),
+        ("positions", ctypes.c_int64),
+        ("cosine", ctypes.c_void_p),
+        ("sine", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("head", Matrix),
+        ("layer", ctypes.POINTER(Layer)),
+        ("qkv", ctypes.c_void_p),
+        ("attended", ctypes.c_void_p),
+        ("gated", ctypes.c_void_p),
+        ("hidden_terms", Quantized),
+        ("attended_terms", Quantized),
+        ("gated_terms", Quantized),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_stride", ctypes.c_int64),
+    )

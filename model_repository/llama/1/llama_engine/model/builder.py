@@ -1,0 +1,169 @@
+"""Builds a model in its final form: layer by layer from weights as they are read, or around transformers' modules.
+
+Each layer is packed before the next one is read, so that loading holds one layer more than the finished model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+
+import torch
+from torch.nn import functional
+
+from llama_engine.model.llama import Layer, Linear, Llama
+from llama_engine.model.weights import LayerWeights, LinearWeight
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+_Packed = TypeVar("_Packed")
+
+PackLinear = Callable[[LinearWeight], Linear]
+"""Turn a weight, whose only owner is the caller, into a layer that computes with it."""
+
+Tables = tuple[torch.Tensor, torch.Tensor]
+"""Cosine and sine of the rotary embedding, [positions, head dim / 2]."""
+
+
+class Reader(Protocol):
+    """Reads a checkpoint's weights, each a private copy: `WeightReader`."""
+
+    def embedding(self) -> torch.Tensor:
+        """Return [vocabulary, hidden]."""
+
+    def layer(self, index: int) -> LayerWeights:
+        """Return the weights of one layer."""
+
+    def norm(self) -> torch.Tensor:
+        """Return the gain of the final norm, [hidden]."""
+
+    def head(self) -> LinearWeight:
+        """Return the output projection."""
+
+
+@dataclass
+class ReadWeights:
+    """What has been read. linears: number of linear layers by weight dtype. bytes: of all weights."""
+
+    linears: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    _seen: set[int] = field(default_factory=set)
+
+    def linear(self, weight: LinearWeight, fused: int = 1) -> LinearWeight:
+        """Count a weight that fuses `fused` linear layers, and return it."""
+        self.linears[str(weight.weight.dtype).removeprefix("torch.")] += fused
+        for tensor in (weight.weight, weight.scales, weight.bias):
+            if tensor is not None:
+                self.tensor(tensor)
+        return weight
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a tensor and return it; tied ones count once."""
+        if tensor.data_ptr() not in self._seen:
+            self.bytes += tensor.nbytes
+        return tensor
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a tensor that stays at its address, so that one tied to it isn't counted again."""
+        self.tensor(tensor)
+        self._seen.add(tensor.data_ptr())
+        return tensor
+
+    def layers(self, reader: Reader, count: int, pack: Callable[[LayerWeights], _Packed]) -> list[_Packed]:
+        """Read, count and pack the layers one after the other."""
+        packed = []
+        for index in range(count):
+            layer = reader.layer(index)
+            self.linear(layer.query_key_value, 3)
+            self.linear(layer.attention_output)
+            self.linear(layer.gate_up, 2)
+            self.linear(layer.down)
+            self.tensor(layer.attention_norm)
+            self.tensor(layer.mlp_norm)
+            packed.append(pack(layer))
+        return packed
+
+
+def build_llama(reader: Reader, config: LlamaConfig, tables: Tables, pack: PackLinear, read: ReadWeights) -> Llama:
+    """Read a checkpoint into a Llama whose linear layers `pack` makes; count what is read in `read`."""
+
+    def pack_layer(layer: LayerWeights) -> Layer:
+        return Layer(
+            layer.attention_norm,
+            pack(layer.query_key_value),
+            pack(layer.attention_output),
+            layer.mlp_norm,
+            pack(layer.gate_up),
+            pack(layer.down),
+        )
+
+    embedding = read.keep(reader.embedding())
+    layers = read.layers(reader, config.num_hidden_layers, pack_layer)
+    norm = read.tensor(reader.norm())
+    return _llama(config, tables, embedding, layers, norm, pack(read.linear(reader.head())))
+
+
+def float_linear(weight: LinearWeight) -> Linear:
+    """Return the linear layer of a weight in floats."""
+    return partial(functional.linear, weight=weight.weight, bias=weight.bias)
+
+
+def llama_around(model: LlamaForCausalLM, tables: Tables) -> Llama:
+    """Return a Llama around the modules that transformers loaded, whatever they compute with."""
+
+    def layer(module: LlamaDecoderLayer) -> Layer:
+        attention, mlp = module.self_attn, module.mlp
+        return Layer(
+            module.input_layernorm.weight,
+            _side_by_side((attention.q_proj, attention.k_proj, attention.v_proj)),
+            attention.o_proj,
+            module.post_attention_layernorm.weight,
+            _side_by_side((mlp.gate_proj, mlp.up_proj)),
+            mlp.down_proj,
+        )
+
+    decoder = model.model
+    layers = [layer(cast("LlamaDecoderLayer", module)) for module in decoder.layers]
+    return _llama(model.config, tables, decoder.embed_tokens.weight, layers, decoder.norm.weight, model.lm_head)
+
+
+def _side_by_side(linears: Sequence[Linear]) -> Linear:
+    return lambda activations: torch.cat([linear(activations) for linear in linears], dim=-1)
+
+
+def _llama(
+    config: LlamaConfig,
+    tables: Tables,
+    embedding: torch.Tensor,
+    layers: Sequence[Layer],
+    norm: torch.Tensor,
+    head: Linear,
+) -> Llama:
+    cosine, sine = (table.to(embedding) for table in tables)
+    return Llama(
+        heads=config.num_attention_heads,
+        key_value_heads=key_value_heads(config),
+        head_dim=head_dim(config),
+        epsilon=config.rms_norm_eps,
+        embedding=embedding,
+        layers=layers,
+        norm=norm,
+        head=head,
+        cosine=cosine,
+        sine=sine,
+    )
+
+
+def key_value_heads(config: LlamaConfig) -> int:
+    """Return the number of KV heads."""
+    return config.num_key_value_heads or config.num_attention_heads
+
+
+def head_dim(config: LlamaConfig) -> int:
+    """Return the dimension of a head."""
+    return config.head_dim or config.hidden_size // config.num_attention_heads

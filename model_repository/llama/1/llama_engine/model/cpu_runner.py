@@ -1,0 +1,111 @@
+"""The model runner of INT8 weights on a CPU: the compiled kernels of `kernels/cpu`.
+
+A pass is a flat list of tokens with their slots and positions. A token's result depends on its own sequence alone, in
+one order of summation: the same bits alone, among others, and in any cut of its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from llama_engine.kernels.cpu.forward import CpuCacheShape, CpuForward, CpuLlama
+from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
+from llama_engine.kernels.cpu.selection import choose_cpu_kernels
+from llama_engine.model.builder import Reader, ReadWeights, Tables, head_dim, key_value_heads
+from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.model_runner import Chunk
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
+
+@dataclass(frozen=True)
+class CompiledLlama:
+    """A model in the form of the compiled kernels. embedding: [vocabulary, hidden], in any float dtype."""
+
+    llama: CpuLlama
+    embedding: torch.Tensor
+
+    @property
+    def padded_head_dim(self) -> int:
+        """The head dimension of the KV cache."""
+        return self.llama.dimensions.padded_head_dim
+
+    def describe(self) -> str:
+        """Return in words how 8-bit products are computed."""
+        terms = "two terms" if self.llama.terms == 2 else "one term"
+        return f"exact INT8 products of {terms} by compiled {self.llama.kernels.name.upper()} kernels"
+
+
+def build_compiled_llama(
+    reader: Reader,
+    config: LlamaConfig,
+    tables: Tables,
+    terms: int,
+    cache_dtype: torch.dtype,
+    read: ReadWeights,
+) -> CompiledLlama | None:
+    """Read an INT8 checkpoint into the compiled kernels' form; None, and a line in the log, where none can be used.
+
+    terms: 8-bit terms of an activation, 1 or 2. cache_dtype: of the KV cache that the kernels are verified with.
+    """
+    dimensions = Dimensions(
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=key_value_heads(config),
+        head_dim=head_dim(config),
+        intermediate=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        epsilon=config.rms_norm_eps,
+        scaling=head_dim(config) ** -0.5,
+    )
+    kernels = choose_cpu_kernels(dimensions, cache_dtype)
+    if kernels is None:
+        return None
+    embedding = read.keep(reader.embedding())
+    layers = read.layers(reader, config.num_hidden_layers, partial(pack_layer, kernels, dimensions))
+    norm = read.tensor(reader.norm())
+    head = pack_linear(kernels, read.linear(reader.head()))
+    return CompiledLlama(CpuLlama(kernels, dimensions, layers, norm, head, *tables, terms), embedding)
+
+
+class CpuRunner:
+    """A model and its KV cache. Not thread-safe: one pass at a time."""
+
+    def __init__(self, model: CompiledLlama, shape: KVCacheShape) -> None:
+        self._embedding = model.embedding
+        self._forward = CpuForward(model.llama, CpuCacheShape(shape.slots, shape.positions, shape.dtype))
+
+    def prefill(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden]."""
+        lengths = torch.tensor([len(chunk.tokens) for chunk in chunks])
+        ends = lengths.cumsum(0)
+        tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])
+        slots = torch.tensor([chunk.slot for chunk in chunks]).repeat_interleave(lengths)
+        # From each token's place in the pass to its position.
+        offsets = torch.tensor([chunk.start for chunk in chunks]) - (ends - lengths)
+        positions = torch.arange(len(tokens)) + offsets.repeat_interleave(lengths)
+        return self._run(tokens, slots, positions)[ends - 1]
+
+    def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
+        """Run one token per row; return hidden states, [rows, hidden]."""
+        return self._run(tokens, slots, positions)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [rows, vocabulary] of [rows, hidden]."""
+        return self._forward.logits(hidden)
+
+    def zero(self, slots: Sequence[int]) -> None:
+        """Zero KV slots that may hold non-finite values."""
+        self._forward.zero(list(slots))
+
+    def warm_up(self) -> None:
+        """Do nothing: no kernel is compiled at its first use."""
+
+    def _run(self, tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self._forward.forward(self._embedding[tokens].float(), slots, positions)

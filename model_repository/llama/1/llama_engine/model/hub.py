@@ -1,0 +1,52 @@
+"""Finds a checkpoint's folder: a local one, or the cached snapshot of a hub id, downloaded if need be.
+
+Downloads what a Llama in safetensors needs and nothing else: repositories also hold pickles, and the weights again in
+other formats.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llama_engine.errors import CheckpointError, one_line
+from llama_engine.model.checkpoint_files import INDEX, WEIGHTS, weight_files
+
+_SMALL = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    INDEX,
+)
+
+
+def resolve_folder(name: str, revision: str | None) -> Path:
+    """Return the folder of a checkpoint with all its files. name: folder or hub id. revision: of a hub id.
+
+    A hub that is out of reach is no error if the cache has the files; HF_HUB_OFFLINE asks the cache alone.
+    Raises CheckpointError with the reason.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    # Most checkpoints are folders, and the import takes time.
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*_SMALL]))
+        weights = weight_files(folder) or [folder / WEIGHTS]
+        if not all(path.exists() for path in weights):
+            # The commit, not the revision: a branch may move in between.
+            snapshot_download(name, revision=folder.name, allow_patterns=[*_SMALL, *(path.name for path in weights)])
+    except CheckpointError:
+        raise
+    except Exception as error:
+        # huggingface_hub and the transport below it raise errors of their own.
+        raise CheckpointError(f"can't load {name}: {one_line(error)}") from error
+    return folder

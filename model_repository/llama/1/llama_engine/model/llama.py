@@ -1,0 +1,79 @@
+"""A Llama's forward pass in PyTorch, over a flat list of tokens: no padding, no transformers modules.
+
+Source: transformers' modeling_llama.py, whose results it reproduces; the form follows gpt-fast's model.py. Linear
+layers are callables, so that floats, INT8 and bitsandbytes' modules take the same way. Attention is a callable too: it
+owns the KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""[..., in] → [..., out]."""
+
+Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, query [n, heads, dim], key, value [n, KV heads, dim]) → [n, heads, dim]; keys and queries are rotated."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer. The fused layers' rows are in the order of `LayerWeights`."""
+
+    attention_norm: torch.Tensor
+    query_key_value: Linear
+    attention_output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Llama:
+    """A model in its final form, shared by the engines that run it.
+
+    embedding: [vocabulary, hidden]. norm: [hidden]. cosine, sine: [positions, head dim / 2], of the rotary embedding.
+    """
+
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    epsilon: float
+    embedding: torch.Tensor
+    layers: Sequence[Layer]
+    norm: torch.Tensor
+    head: Linear
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
+        """Return the hidden states [n, hidden] of tokens [n] at their positions [n]."""
+        hidden = functional.embedding(tokens, self.embedding)
+        cosine, sine = self.cosine[positions][:, None], self.sine[positions][:, None]
+        for index, layer in enumerate(self.layers):
+            projected = layer.query_key_value(self._normalize(hidden, layer.attention_norm))
+            heads = projected.view(len(tokens), -1, self.head_dim)
+            rotated = rotate(heads[:, : -self.key_value_heads], cosine, sine)
+            query, key = rotated[:, : self.heads], rotated[:, self.heads :]
+            attended = attend(index, query, key, heads[:, -self.key_value_heads :])
+            hidden = hidden + layer.attention_output(attended.flatten(1))
+            gate, up = layer.gate_up(self._normalize(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+            hidden = hidden + layer.down(functional.silu(gate) * up)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [n, vocabulary] of hidden states [n, hidden]."""
+        return self.head(self._normalize(hidden, self.norm))
+
+    def _normalize(self, hidden: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(hidden, gain.shape, gain, self.epsilon)
+
+
+def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Apply the rotary embedding to [n, heads, dim]; cosine, sine: [n, 1, dim / 2]. Pairs are (i, i + dim / 2)."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

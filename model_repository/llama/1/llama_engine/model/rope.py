@@ -1,0 +1,60 @@
+"""The tables of RoPE: cosine and sine of each position and frequency.
+
+The arithmetic is that of transformers' LlamaRotaryEmbedding, in float32, so that the tables have the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from llama_engine.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
+SUPPORTED = ("default", "linear", "llama3", "yarn")
+"""Types whose frequencies don't depend on the longest sequence."""
+
+
+def rope_tables(config: LlamaConfig, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosine and sine, float32 [positions, head_dim / 2] each.
+
+    Column i rotates dimensions i and i + head_dim / 2 of a head.
+    Raises CheckpointError for a type of RoPE that isn't supported.
+    """
+    frequencies, scale = _frequencies(config)
+    angles = torch.arange(positions)[:, None].float() * frequencies
+    return angles.cos() * scale, angles.sin() * scale
+
+
+def _frequencies(config: LlamaConfig) -> tuple[torch.Tensor, float]:
+    """Return radians per position, float32 [head_dim / 2], and the factor of cosine and sine."""
+    parameters: dict[str, Any] = dict(config.rope_parameters or {})
+    kind = parameters.get("rope_type")
+    if kind not in SUPPORTED:
+        raise CheckpointError(f"rope_parameters.rope_type is {kind!r}; this engine serves {', '.join(SUPPORTED)}")
+    # As in transformers, the default type has none.
+    if kind != "default" and (share := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise CheckpointError(f"rope_parameters.partial_rotary_factor is {share}; this engine serves 1")
+    if kind in ("linear", "yarn"):
+        # Only such checkpoints need the module.
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        return ROPE_INIT_FUNCTIONS[kind](config)
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    frequencies = 1.0 / (parameters["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    return (_llama3(frequencies, parameters) if kind == "llama3" else frequencies), 1.0
+
+
+def _llama3(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
+    """Divide the frequencies of long waves by a factor, and those between short and long waves by a part of it."""
+    factor, positions = parameters["factor"], parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    waves = 2 * math.pi / frequencies
+    scaled = torch.where(waves > positions / low, frequencies / factor, frequencies)
+    share = (positions / waves - low) / (high - low)
+    between = ~(waves < positions / high) & ~(waves > positions / low)
+    return torch.where(between, (1 - share) * scaled / factor + share * scaled, scaled)

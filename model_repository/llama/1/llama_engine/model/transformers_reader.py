@@ -1,0 +1,135 @@
+"""Loads a checkpoint into transformers' modules: 4-bit weights, LLM.int8() with outliers, and everything on a GPU.
+
+Other checkpoints are read by `WeightReader`. transformers' modelling code is imported at the first use, because its
+import takes longer than reading a small checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from llama_engine.errors import CheckpointError
+from llama_engine.kernels.selection import STOCK, Kernels, choose_kernels
+from llama_engine.libraries import Int8Params, Linear8bitLt, import_modelling
+from llama_engine.model.int8_linear import replace_int8_layers
+from llama_engine.model.model_info import read_model_info
+from llama_engine.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+
+_THRESHOLD = 6.0
+"""bitsandbytes' default outlier threshold."""
+
+
+def saved_quantization(config: LlamaConfig) -> tuple[str, float]:
+    """Return the saved precision, none, int8, nf4 or the name of another method, and bitsandbytes' outlier threshold.
+
+    The threshold is 0 unless the weights are saved in INT8.
+    """
+    saved = getattr(config, "quantization_config", None)
+    if saved is None:
+        return "none", 0.0
+    values: dict[str, Any] = saved if isinstance(saved, dict) else vars(saved)
+    if values.get("load_in_8bit"):
+        return "int8", float(values.get("llm_int8_threshold", _THRESHOLD))
+    kind = values.get("bnb_4bit_quant_type") if values.get("load_in_4bit") else values.get("quant_method")
+    return str(kind), 0.0
+
+
+def load_with_transformers(
+    name: str, config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype
+) -> LlamaForCausalLM:
+    """Load a checkpoint in the precision of the settings; they must agree with that of a quantized one.
+
+    name: folder or hub id. dtype: of unquantized parameters. Raises CheckpointError for missing weights, and whatever
+    transformers, safetensors, bitsandbytes and accelerate raise.
+    """
+    import_modelling()
+    from transformers import AutoModelForCausalLM
+
+    quantization = _quantization_now(settings, config, dtype)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        name,
+        output_loading_info=True,
+        revision=settings.revision,
+        dtype=dtype,
+        device_map={"": device},
+        use_safetensors=True,
+        # They are refused below, by name; otherwise transformers raises an error that refers to its hidden report.
+        ignore_mismatched_sizes=True,
+        # None, passed explicitly, makes transformers forget that a checkpoint is quantized and serve its raw bytes.
+        **({} if quantization is None else {"quantization_config": quantization}),
+    )
+    model, loading = cast("tuple[LlamaForCausalLM, dict[str, set[Any]]]", loaded)
+    # transformers initializes missing weights with random numbers.
+    if absent := sorted({*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}):
+        raise CheckpointError(f"{name} lacks {len(absent)} weights or has them in another shape, first {absent[0]}")
+    _convert_parameters(model, dtype, quantized_now=quantization is not None)
+    if settings.int8_threshold is not None:
+        # 8-bit weights do not depend on the threshold: it may differ from the one a checkpoint was saved with.
+        for module in model.modules():
+            if isinstance(module, Linear8bitLt):
+                module.state.threshold = settings.int8_threshold
+    # In training mode bitsandbytes dequantizes the weights at every call.
+    model.requires_grad_(False).train(False)
+    return model
+
+
+def install_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
+    """Install the 8-bit layers for the setting `kernels`, stock or fused, in a loaded model; return the kernels."""
+    on_cpu = model.device.type == "cpu"
+    # At other thresholds bitsandbytes' own product extracts the outliers of all rows together.
+    unrounded = read_model_info(model).threshold == 0
+    kernels = STOCK
+    if setting == "fused":
+        kernels = choose_kernels(
+            model.device, model.dtype, *_heads(model.config), _eight_bit_shapes(model) if unrounded else ()
+        )
+    if unrounded and (on_cpu or kernels.few_rows is not None):
+        replace_int8_layers(model, None if on_cpu else kernels)
+        # New modules start in training mode, and nothing trains.
+        model.train(False)
+    return kernels
+
+
+def _quantization_now(settings: Settings, config: LlamaConfig, dtype: torch.dtype) -> BitsAndBytesConfig | None:
+    """Return how to quantize while loading; None keeps the saved precision."""
+    if settings.quantization in ("checkpoint", saved_quantization(config)[0]):
+        return None
+    from transformers import BitsAndBytesConfig
+
+    if settings.quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold or 0.0)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+
+
+def _convert_parameters(model: LlamaForCausalLM, dtype: torch.dtype, quantized_now: bool) -> None:
+    """Cast unquantized parameters to the dtype; on a CPU, copy parameters that are still mapped from the files.
+
+    transformers keeps the saved dtype of an 8-bit checkpoint's other parameters, and leaves unchanged parameters in the
+    files' pages. Those count as free memory, are read again from the volume when memory is short, and crash the process
+    when the volume disappears.
+    """
+    for parameter in model.parameters():
+        floats = parameter.is_floating_point()
+        mapped = parameter.device.type == "cpu" and (floats or not quantized_now)
+        parameter.data = parameter.data.to(dtype if floats else parameter.dtype, copy=mapped)
+        if mapped and isinstance(parameter, Int8Params):
+            # bitsandbytes refers to the weight a second time, and to its scales.
+            parameter.CB = parameter.data
+            parameter.SCB = parameter.SCB.clone()
+
+
+def _eight_bit_shapes(model: LlamaForCausalLM) -> list[tuple[int, int]]:
+    """Return the distinct (out, in) of the 8-bit layers, in their order."""
+    layers = [module for module in model.modules() if isinstance(module, Linear8bitLt)]
+    return [*dict.fromkeys((layer.out_features, layer.in_features) for layer in layers)]
+
+
+def _heads(config: LlamaConfig) -> tuple[int, int]:
+    """Return the head dim and the number of query heads per key-value head."""
+    heads = config.num_attention_heads
+    return config.head_dim or config.hidden_size // heads, heads // (config.num_key_value_heads or heads)

@@ -1,0 +1,141 @@
+"""The draw of `logits_processors` on a CPU, computed for the few tokens of a row that can win it.
+
+The draw is a race: a token of probability p finishes at e / p, e ~ Exp(1) hashed from (seed, step, token), and the
+first one wins; with top-p, the first one of the nucleus. e is never less than the hash as a fraction, so comparing that
+with a bound finds the tokens that finish first, about 32, without a logarithm per token; and whether one of them is in
+the nucleus takes the sum of the probabilities above its own, and no sort.
+
+Rounding decides nothing here: where it could, which is rare, the row is sorted and drawn as on a GPU.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from llama_engine.sampling.logits_processors import HASH_FACTORS, apply_temperature, draw, keep_top_k_top_p, noisy
+
+FINISHERS = 32
+"""Expected number of tokens of the nucleus that finish before the bound; none does before half of it with e^-16."""
+
+SMALLEST_TOP_P = 0.02
+"""A smaller nucleus counts as this one, so that the bound doesn't let most of the vocabulary finish."""
+
+MARGIN = 2e-5
+"""Of a sum of probabilities: ten times what sums and exponentials in float32 are wrong by."""
+
+BLOCK = 1 << 17
+"""Logits that are computed together: the intermediate arrays of whole rows up to this size fit a core's cache."""
+
+_UNDECIDED = -1
+
+_Floats = NDArray[np.float32]
+
+
+def draw_on_cpu(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
+    """Return the tokens, [rows], of `draw(keep_top_k_top_p(apply_temperature(logits)))`.
+
+    logits: [rows, vocabulary], float32 on a CPU, each row's maximum finite. temperature: [rows], > 0. top_k, top_p,
+    keys: as there.
+    """
+    least = _kth_best(logits, top_k)
+    # From here on NumPy, in this thread: on a busy machine waiting for PyTorch's threads costs more than they save.
+    nucleus, words, whole = top_p.numpy(), keys.numpy().astype(np.uint32), logits.numpy()
+    divisor = temperature.numpy()[:, None]
+    rows_at_once = max(BLOCK // logits.shape[1], 1)
+    tokens: list[int] = []
+    for first in range(0, len(logits), rows_at_once):
+        part = slice(first, first + rows_at_once)
+        tokens += _race(_warm(whole[part], divisor[part], least[part]), nucleus[part], words[part])
+    drawn = torch.tensor(tokens)
+    rest = (drawn == _UNDECIDED).nonzero()[:, 0]
+    if len(rest):
+        warm = apply_temperature(logits[rest], temperature[rest])
+        drawn[rest] = draw(keep_top_k_top_p(warm, top_k[rest], top_p[rest]), keys[rest])
+    return drawn
+
+
+def _kth_best(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
+    """Return the least logit among the `top_k` best of each row, [rows, 1]; -inf where top_k is the vocabulary."""
+    limited = top_k < logits.shape[1]
+    largest = int(torch.where(limited, top_k, 0).amax())
+    if not largest:
+        return np.full((len(logits), 1), -np.inf, dtype=np.float32)
+    kth_best = logits.topk(largest).values.gather(1, (top_k[:, None] - 1).clamp(max=largest - 1))
+    return torch.where(limited[:, None], kth_best, -torch.inf).numpy()
+
+
+def _warm(logits: _Floats, temperature: _Floats, least: _Floats) -> _Floats:
+    """Apply the temperature as `apply_temperature` does, to the bit, and mask what is then below `least`."""
+    best = logits.max(-1, keepdims=True)
+    # A tiny temperature overflows to -inf.
+    with np.errstate(over="ignore"):
+        warm: _Floats = (logits - best) / temperature
+        if np.isfinite(least).any():
+            warm[warm < (least - best) / temperature] = -np.inf
+    return warm
+
+
+def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int]:
+    """Return each row's token, or _UNDECIDED. logits: [rows, vocabulary], the best of each row 0. keys: [rows, 2]."""
+    rows, vocabulary = logits.shape
+    weights = np.exp(logits)
+    total = weights.sum(-1)
+    # Of e / weight: the weights of all tokens are together `total`, those of the nucleus top_p * total.
+    bound = FINISHERS / (np.maximum(top_p, SMALLEST_TOP_P) * total)
+    words = _hash(keys, vocabulary)
+    close = words.astype(np.float32) <= weights * (bound * 2.0**32)[:, None]
+    # Flat: np.nonzero of two dimensions takes ten times as long.
+    row, token = np.divmod(np.flatnonzero(close), vocabulary)
+    finished = torch.from_numpy(logits[row, token]), torch.from_numpy(words[row, token].astype(np.int64))
+    scores = noisy(*finished).numpy()
+    # A score is -log(e / weight). In the second half of the bound, rounding decides who is among them.
+    least = -np.log(bound / 2)
+    ends = np.searchsorted(row, np.arange(rows + 1)).tolist()
+    drawn = []
+    for one, (first, last) in enumerate(pairwise(ends)):
+        places = first + np.argsort(-scores[first:last], kind="stable")
+        finishers = token[places[scores[places] >= least[one]]]
+        drawn.append(_first_of_nucleus(finishers, logits[one], weights[one], float(total[one]), float(top_p[one])))
+    return drawn
+
+
+def _first_of_nucleus(
+    finishers: NDArray[np.int64], logits: _Floats, weights: _Floats, total: float, top_p: float
+) -> int:
+    """Return the first finisher that is in the nucleus; _UNDECIDED where there is none or rounding may decide."""
+    outside = -np.inf
+    token: int
+    for token in finishers.tolist():
+        logit = float(logits[token])
+        if logit <= outside:
+            continue
+        if top_p >= 1.0:
+            return token
+        better = float((weights * (logits > logit)).sum()) / total
+        # The best token is in every nucleus.
+        if not better or better < top_p - MARGIN:
+            return token
+        if better < top_p + MARGIN:
+            break
+        outside = logit
+    return _UNDECIDED
+
+
+def _hash(keys: NDArray[np.uint32], vocabulary: int) -> NDArray[np.uint32]:
+    """Return the words of `logits_processors.draw` for every token: [rows, vocabulary]."""
+    by_token, *factors = map(np.uint32, HASH_FACTORS)
+    words = (np.arange(vocabulary, dtype=np.uint32) * by_token)[None] ^ np.zeros_like(keys[:, :1])
+    shifted = np.empty_like(words)
+    for key in keys.T:
+        words ^= key[:, None]
+        for bits, factor in zip((16, 13), factors, strict=True):
+            words ^= np.right_shift(words, np.uint32(bits), out=shifted)
+            words *= factor
+        words ^= np.right_shift(words, np.uint32(16), out=shifted)
+    return words

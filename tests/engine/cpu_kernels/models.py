@@ -1,0 +1,140 @@
+"""Small random Llamas for the CPU kernels, and the instruction sets that this machine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from llama_engine.kernels.cpu import reference
+from llama_engine.kernels.cpu.build import compile_object, find_compiler, object_path
+from llama_engine.kernels.cpu.forward import CpuCacheShape, CpuForward, CpuLlama
+from llama_engine.kernels.cpu.library import CpuKernels
+from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
+from llama_engine.kernels.cpu.selection import allowed_instruction_sets
+from llama_engine.model.weights import LayerWeights, LinearWeight
+
+RUNNABLE = [name for name in allowed_instruction_sets() if name != "avx512-amx"]
+if not RUNNABLE:
+    pytest.skip("this CPU has no AVX2", allow_module_level=True)
+
+PLAIN = Dimensions(128, 4, 2, 32, 192, 256, 1e-5, 32**-0.5)
+
+
+@cache
+def kernels(name: str) -> CpuKernels:
+    """Return an instruction set's kernels, compiled if they aren't; skip without a compiler."""
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    assert compile_object(compiler, name) is None
+    return CpuKernels(name, object_path(name))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute on `count` threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def random_linear(outputs: int, inputs: int, generator: torch.Generator, bias: bool = False) -> LinearWeight:
+    """Return an INT8 layer whose outputs are about as large as its inputs."""
+    weight = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
+    scales = (torch.rand(outputs, generator=generator) + 0.5) * 1.7 * inputs**-0.5
+    return LinearWeight(weight, scales, torch.randn(outputs, generator=generator) if bias else None)
+
+
+@dataclass
+class SmallLlama:
+    """A random Llama: as it is read, and its embedding."""
+
+    dimensions: Dimensions
+    layers: list[LayerWeights]
+    norm: torch.Tensor
+    head: LinearWeight
+    embedding: torch.Tensor
+    tables: tuple[torch.Tensor, torch.Tensor]
+
+    def packed(self, kernels: CpuKernels, terms: int = 2) -> CpuLlama:
+        """Pack it for the kernels."""
+        layers = [pack_layer(kernels, self.dimensions, layer) for layer in self.layers]
+        head = pack_linear(kernels, self.head)
+        return CpuLlama(kernels, self.dimensions, layers, self.norm, head, *self.tables, terms)
+
+    def reference(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a sequence in float64."""
+        x = self.embedding[tokens]
+        return reference.logits(x, self.dimensions, self.layers, self.norm, self.head, self.tables)
+
+
+@cache
+def small_llama(dimensions: Dimensions = PLAIN, layers: int = 2, bias: bool = False, positions: int = 64) -> SmallLlama:
+    """Return the random Llama of these dimensions."""
+    generator = torch.Generator().manual_seed(1)
+    d = dimensions
+    width = d.heads * d.head_dim
+
+    def linear(outputs: int, inputs: int) -> LinearWeight:
+        return random_linear(outputs, inputs, generator, bias)
+
+    def gain() -> torch.Tensor:
+        return torch.rand(d.hidden, generator=generator) + 0.5
+
+    angles = torch.arange(positions)[:, None] * torch.logspace(0, -3, d.head_dim // 2)
+    return SmallLlama(
+        d,
+        [
+            LayerWeights(
+                gain(), linear(width + 2 * d.kv_heads * d.head_dim, d.hidden), linear(d.hidden, width),
+                gain(), linear(2 * d.intermediate, d.hidden), linear(d.hidden, d.intermediate),
+            )
+            for _ in range(layers)
+        ],
+        gain(),
+        linear(d.vocabulary, d.hidden),
+        torch.randn(d.vocabulary, d.hidden, generator=generator),
+        (angles.cos(), angles.sin()),
+    )  # fmt: skip
+
+
+@dataclass
+class Runner:
+    """A small Llama with a KV cache of five slots."""
+
+    llama: SmallLlama
+    forward: CpuForward
+
+    def logits(self, tokens: torch.Tensor, slots: torch.Tensor | int, positions: torch.Tensor | int) -> torch.Tensor:
+        """Run tokens and return their logits. positions: a number is the first token's."""
+        if isinstance(slots, int):
+            slots = torch.full((len(tokens),), slots)
+        if isinstance(positions, int):
+            positions = positions + torch.arange(len(tokens))
+        x = self.llama.embedding[tokens]
+        return self.forward.logits(self.forward.forward(x, slots, positions))
+
+
+def runner(
+    name: str,
+    llama: SmallLlama | None = None,
+    cache: torch.dtype = torch.bfloat16,
+    terms: int = 2,
+    room: int = 64,
+) -> Runner:
+    """Return a runner of an instruction set's kernels with an empty cache."""
+    llama = llama or small_llama()
+    positions = len(llama.tables[0])
+    return Runner(llama, CpuForward(llama.packed(kernels(name), terms), CpuCacheShape(5, positions, cache), room))
+
+
+def random_tokens(count: int, seed: int, vocabulary: int = PLAIN.vocabulary) -> torch.Tensor:
+    """Return token ids."""
+    return torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,183 @@
+"""The CPU kernels' forward pass is near the reference, and a token's bits don't depend on what runs beside it."""
+
+import pytest
+import torch
+from engine.cpu_kernels.models import PLAIN, RUNNABLE, kernels, random_tokens, runner, small_llama, threads
+from llama_engine.kernels.cpu.forward import CpuCacheShape, CpuForward
+from llama_engine.kernels.cpu.packing import Dimensions
+
+CACHES = [torch.float32, torch.bfloat16, torch.int8]
+each_instruction_set = pytest.mark.parametrize("name", RUNNABLE)
+each_cache = pytest.mark.parametrize("cache", CACHES, ids=["float32", "bfloat16", "int8"])
+
+SHAPES = {
+    "no GQA": Dimensions(128, 4, 4, 32, 192, 256, 1e-5, 0.2),
+    "GQA 2": PLAIN,
+    "GQA 4": Dimensions(128, 8, 2, 16, 192, 256, 1e-5, 0.2),
+    "GQA 8": Dimensions(128, 8, 1, 64, 192, 256, 1e-5, 0.2),
+    "GQA 3": Dimensions(192, 6, 2, 48, 200, 300, 1e-5, 0.2),
+    "odd sizes": Dimensions(100, 3, 3, 20, 77, 101, 1e-5, 0.2),
+    "heads wider than hidden": Dimensions(96, 4, 2, 128, 160, 257, 1e-6, 0.1),
+}
+
+
+@each_instruction_set
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_logits_of_every_shape_are_near_the_reference(name: str, shape: Dimensions, bias: bool) -> None:
+    llama = small_llama(shape, bias=bias)
+    tokens = random_tokens(40, 0, shape.vocabulary)
+    result, expected = runner(name, llama, torch.float32).logits(tokens, 0, 0), llama.reference(tokens)
+    assert (result - expected).abs().max() <= 3e-4 * expected.abs().max()
+
+
+@each_instruction_set
+@pytest.mark.parametrize(
+    ("cache", "terms", "bound"),
+    [(torch.float32, 2, 3e-4), (torch.bfloat16, 2, 5e-3), (torch.int8, 2, 2e-2), (torch.float32, 1, 3e-2)],
+    ids=["float32", "bfloat16", "int8", "one term"],
+)
+def test_logits_are_as_near_the_reference_as_cache_and_terms_allow(
+    name: str, cache: torch.dtype, terms: int, bound: float
+) -> None:
+    llama = small_llama(layers=4)
+    tokens = random_tokens(60, 0)
+    result, expected = runner(name, llama, cache, terms).logits(tokens, 3, 0), llama.reference(tokens)
+    assert (result - expected).abs().max() <= bound * expected.abs().max()
+
+
+@each_instruction_set
+@each_cache
+def test_any_cut_of_a_prefill_gives_the_same_bits(name: str, cache: torch.dtype) -> None:
+    tokens = random_tokens(50, 0)
+    whole = runner(name, cache=cache).logits(tokens, 0, 0)
+    for size in (1, 3, 16, 17, 49):
+        run = runner(name, cache=cache)
+        cuts = [run.logits(tokens[at : at + size], 2, at) for at in range(0, 50, size)]
+        assert torch.equal(torch.cat(cuts), whole)
+
+
+@each_instruction_set
+@each_cache
+@pytest.mark.parametrize("terms", [1, 2])
+def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(name: str, cache: torch.dtype, terms: int) -> None:
+    lengths = (1, 15, 16, 33, 50)
+    sequences = [random_tokens(length + 1, length) for length in lengths]
+    alone = [runner(name, cache=cache, terms=terms).logits(tokens, 0, 0) for tokens in sequences]
+    run = runner(name, cache=cache, terms=terms)
+    for slot, tokens in enumerate(sequences):
+        run.logits(tokens[:-1], slot, 0)
+    # One step of all, in another order, beside a prefill into no other slot.
+    order = torch.tensor([3, 0, 4, 1, 2])
+    step = run.logits(torch.stack([sequences[i][-1] for i in order]), order, torch.tensor(lengths)[order])
+    assert torch.equal(step, torch.stack([alone[i][-1] for i in order]))
+
+
+@each_instruction_set
+def test_prefills_of_several_sequences_in_one_call_have_the_bits_of_each_alone(name: str) -> None:
+    sequences = [random_tokens(length, length) for length in (7, 30, 12)]
+    alone = [runner(name).logits(tokens, 0, 0) for tokens in sequences]
+    slots = torch.cat([torch.full((len(tokens),), slot) for slot, tokens in enumerate(sequences)])
+    positions = torch.cat([torch.arange(len(tokens)) for tokens in sequences])
+    for order in (torch.arange(49), torch.argsort(positions, stable=True)):
+        together = runner(name).logits(torch.cat(sequences)[order], slots[order], positions[order])
+        assert torch.equal(together, torch.cat(alone)[order])
+
+
+@each_instruction_set
+@each_cache
+def test_the_number_of_threads_changes_no_bit(name: str, cache: torch.dtype) -> None:
+    results = []
+    for count in (1, 2, 3):
+        with threads(count):
+            results.append(runner(name, cache=cache).logits(random_tokens(50, 0), 1, 0))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_more_threads_than_at_the_start_give_the_same_bits() -> None:
+    with threads(1):
+        run = runner(RUNNABLE[0])
+        expected = run.logits(random_tokens(50, 0), 1, 0)
+    with threads(3):
+        assert torch.equal(run.logits(random_tokens(50, 0), 1, 0), expected)
+
+
+@each_cache
+def test_all_instruction_sets_give_the_same_bits(cache: torch.dtype) -> None:
+    results = [runner(name, cache=cache).logits(random_tokens(50, 0), 1, 0) for name in RUNNABLE]
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
+@each_instruction_set
+def test_a_call_of_more_tokens_than_the_room_is_cut(name: str) -> None:
+    tokens = random_tokens(50, 0)
+    assert torch.equal(runner(name, room=7).logits(tokens, 0, 0), runner(name).logits(tokens, 0, 0))
+
+
+@each_instruction_set
+@each_cache
+def test_a_sequence_that_overflows_changes_no_bit_of_its_neighbours(name: str, cache: torch.dtype) -> None:
+    tokens, other = random_tokens(20, 0), random_tokens(20, 1)
+    expected = runner(name, cache=cache).logits(tokens, 0, 0)
+    run = runner(name, cache=cache)
+    x = run.llama.embedding[torch.stack((tokens, other), dim=1).flatten()]
+    x[9] = float("nan")  # of the sequence in slot 1, at position 4
+    slots, positions = torch.tensor([0, 1]).repeat(20), torch.arange(20).repeat_interleave(2)
+    result = run.forward.logits(run.forward.forward(x, slots, positions))
+    assert torch.equal(result[0::2], expected)
+    assert result[1::2].isnan().any(dim=1).tolist() == [False] * 4 + [True] * 16
+
+
+@each_instruction_set
+@each_cache
+def test_a_sequence_reads_nothing_of_its_slots_earlier_sequence(name: str, cache: torch.dtype) -> None:
+    tokens = random_tokens(20, 0)
+    expected = runner(name, cache=cache).logits(tokens, 0, 0)
+    run = runner(name, cache=cache)
+    run.forward.forward(torch.full((50, PLAIN.hidden), torch.nan), torch.zeros(50, dtype=torch.long), torch.arange(50))
+    assert torch.equal(run.logits(tokens, 0, 0), expected)
+
+
+@each_cache
+def test_a_zeroed_slot_is_finite(cache: torch.dtype) -> None:
+    run = runner(RUNNABLE[0], cache=cache)
+    for slot in (1, 2):
+        x = torch.full((50, PLAIN.hidden), torch.nan)
+        run.forward.forward(x, torch.full((50,), slot), torch.arange(50))
+    run.forward.zero([1])
+    # Position 20 reads the 20 positions before, which hold zeros now.
+    assert run.logits(random_tokens(1, 0), 1, 20).isfinite().all()
+    assert run.logits(random_tokens(1, 0), 2, 20).isnan().all()
+
+
+def test_two_caches_share_weights_and_nothing_else() -> None:
+    llama = small_llama().packed(kernels(RUNNABLE[0]))
+    shape = CpuCacheShape(2, 64, torch.bfloat16)
+    first, second = CpuForward(llama, shape), CpuForward(llama, shape)
+    slots, positions = torch.zeros(20, dtype=torch.long), torch.arange(20)
+    x = small_llama().embedding[random_tokens(20, 0)]
+    expected = first.forward(x.clone(), slots, positions)
+    second.forward(torch.full_like(x, torch.nan), slots, positions)
+    assert torch.equal(first.forward(x[19:].clone(), slots[19:], positions[19:]), expected[19:])
+
+
+@each_cache
+def test_the_cache_takes_the_bytes_of_its_plan(cache: torch.dtype) -> None:
+    run = runner(RUNNABLE[0], small_llama(SHAPES["odd sizes"], positions=50), cache)
+    allocated = sum(tensor.nbytes for tensors in run.forward.layer_caches for tensor in tensors)
+    assert run.forward.cache.bytes(run.llama.dimensions, 2) == allocated
+
+
+def test_the_scratch_takes_at_most_the_reserve() -> None:
+    forward = runner(RUNNABLE[0], small_llama(SHAPES["odd sizes"], positions=50), room=13).forward
+    tensors = [value for value in vars(forward).values() if isinstance(value, torch.Tensor)]
+    tensors += [tensor for rows in forward.quantized for tensor in rows.tensors]
+    assert 0 <= forward.reserve_bytes - sum(tensor.nbytes for tensor in tensors) < 1000
+
+
+def test_tables_shorter_than_the_cache_are_refused() -> None:
+    llama = small_llama().packed(kernels(RUNNABLE[0]))
+    with pytest.raises(ValueError, match="RoPE's tables have 64 positions, and the cache has 65"):
+        CpuForward(llama, CpuCacheShape(1, 65, torch.float32))

@@ -1,0 +1,78 @@
+"""The integer product of the CPU kernels gives the bits of the int64 product."""
+
+import pytest
+import torch
+from engine.cpu_kernels.models import RUNNABLE, kernels, random_linear, threads
+from llama_engine.kernels.cpu import reference
+from llama_engine.kernels.cpu.packing import MOST_INPUTS, pack_linear
+from llama_engine.kernels.cpu.selection import run_linear
+from llama_engine.model.weights import LinearWeight
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (1, 1), (33, 100), (96, 1024), (40, 5632), (17, 11009)])
+def test_a_product_has_the_bits_of_the_int64_product(name: str, outputs: int, inputs: int, terms: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = random_linear(outputs, inputs, generator, bias=True)
+    x = torch.randn(37, inputs, generator=generator)
+    assert torch.equal(run_linear(kernels(name), x, layer, terms), reference.linear(x, layer, terms))
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_the_largest_sums_are_exact(name: str, terms: int) -> None:
+    inputs = 65536
+    layer = LinearWeight(torch.full((3, inputs), 127, dtype=torch.int8), torch.ones(3))
+    layer.weight[1], layer.weight[2] = -128, torch.arange(inputs) % 2 * 254 - 127
+    x = torch.ones(4, inputs)
+    x[1], x[2] = -1, torch.arange(inputs) % 2 * 2.0 - 1
+    x[3, 1:] = 126.5 / 127  # high 126, low 127
+    assert torch.equal(run_linear(kernels(name), x, layer, terms), reference.linear(x, layer, terms))
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_row_has_the_same_bits_alone_and_among_any_number_of_rows(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = random_linear(80, 200, generator)
+    x = torch.randn(99, 200, generator=generator)
+    together = run_linear(kernels(name), x, layer, 2)
+    for rows in (1, 2, 3, 5, 6, 7, 13, 64, 97):
+        for count in (1, 2):
+            with threads(count):
+                assert torch.equal(run_linear(kernels(name), x[99 - rows :], layer, 2), together[99 - rows :])
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_gives_nan_in_its_own_row_alone(name: str, value: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = random_linear(64, 128, generator)
+    x = torch.randn(9, 128, generator=generator)
+    expected = run_linear(kernels(name), x, layer, 2)
+    x[4, 77] = value
+    result = run_linear(kernels(name), x, layer, 2)
+    assert result[4].isnan().all()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(result[others], expected[others])
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-37, 1e37])
+def test_rows_of_any_size_are_quantized(name: str, size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = random_linear(64, 128, generator)
+    x = (torch.rand(3, 128, generator=generator) - 0.5) * size
+    result, expected = run_linear(kernels(name), x, layer, 2), reference.linear(x, layer, 2)
+    assert torch.equal(result, expected)
+
+
+def test_float_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"torch\.float32, and the CPU kernels take int8"):
+        pack_linear(kernels(RUNNABLE[-1]), LinearWeight(torch.zeros(2, 2)))
+
+
+def test_more_inputs_than_int32_sums_hold_are_refused() -> None:
+    layer = LinearWeight(torch.zeros(1, MOST_INPUTS + 1, dtype=torch.int8), torch.ones(1))
+    with pytest.raises(ValueError, match=f"has {MOST_INPUTS + 1} inputs, and int32 sums are exact for up to"):
+        pack_linear(kernels(RUNNABLE[-1]), layer)

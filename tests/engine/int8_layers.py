@@ -1,0 +1,90 @@
+"""INT8 linear layers on random weights, and what holds for them on every processor.
+
+As a program it checks all of it and prints what the layers are: a test runs it with fewer instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from llama_engine.model.exact_int8 import ExactInt8Linear, Int8Packer
+from llama_engine.model.weights import LinearWeight
+
+# (out, in): the demo checkpoint's kind, odd ones, and one that is wider than any block of a kernel.
+SHAPES = [(768, 256), (37, 48), (3, 1), (65, 1031), (130, 5632)]
+
+# Of the largest output of a row; by the bits of a term and the number of terms.
+BOUNDS = {(8, 2): 1e-4, (8, 1): 3e-2, (7, 2): 4e-4, (7, 1): 4e-2}
+
+
+def random_weight(outputs: int, inputs: int, bias: bool = False) -> LinearWeight:
+    """Return a weight whose rows have different scales."""
+    random = torch.Generator().manual_seed(outputs * inputs)
+    weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, generator=random)
+    scales = torch.rand(outputs, generator=random) + 0.1
+    return LinearWeight(weight, scales, torch.randn(outputs, generator=random) if bias else None)
+
+
+def random_rows(rows: int, inputs: int) -> torch.Tensor:
+    """Return activations whose rows differ in size by up to 10⁶."""
+    random = torch.Generator().manual_seed(rows)
+    activations = torch.randn(rows, inputs, generator=random)
+    return activations * 10 ** (6 * torch.rand(rows, 1, generator=random) - 3)
+
+
+def in_float64(activations: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """Return the product with the dequantized weight."""
+    assert weight.scales is not None
+    product: torch.Tensor = activations.double() @ (weight.weight.double() * weight.scales.double()[:, None] / 127).T
+    return product if weight.bias is None else product + weight.bias.double()
+
+
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest error of any row, relative to the row's largest value."""
+    return ((result.double() - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Compute on this number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_rows_are_independent(layer: ExactInt8Linear) -> None:
+    """Assert that a row's bits are the same alone, in batches, permuted, and on one or two threads."""
+    activations = random_rows(100, layer.in_features)
+    with threads(1):
+        together = layer(activations)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(1))
+    for number in (1, 2):
+        with threads(number):
+            assert torch.equal(layer(activations), together)
+            assert torch.equal(layer(activations[order]), together[order])
+            for first, last in ((0, 1), (99, 100), (3, 5), (1, 18), (7, 39), (5, 38), (0, 64), (20, 99)):
+                assert torch.equal(layer(activations[first:last]), together[first:last]), (first, last)
+
+
+def main() -> None:
+    """Check layers of all shapes with two terms and of one shape with one; print what they are."""
+    for terms, shapes in ((2, SHAPES), (1, SHAPES[:1])):
+        packer = Int8Packer(terms)
+        for outputs, inputs in shapes:
+            weight = random_weight(outputs, inputs, bias=True)
+            layer = packer(weight)
+            assert isinstance(layer, ExactInt8Linear)
+            check_rows_are_independent(layer)
+            activations = random_rows(20, inputs)
+            error = relative_error(layer(activations), in_float64(activations, weight))
+            assert error < BOUNDS[layer.form.bits, terms], error
+        print(packer.describe())
+
+
+if __name__ == "__main__":
+    main()

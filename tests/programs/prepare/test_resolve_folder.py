@@ -1,0 +1,101 @@
+"""A hub id becomes a folder with what a Llama needs, downloaded once, or from the cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from llama_engine.errors import CheckpointError
+from llama_engine.model.hub import resolve_folder
+from programs.prepare.conftest import COMMIT, INDEX, MODEL, WEIGHTS, Hub
+from safetensors.torch import load_file, save_file
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.fixture
+def repository(hub: Hub, tmp_path: Path) -> Path:
+    """The hub's folder, to be changed, with files that no server needs."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    for path in hub.folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    for name in ("pytorch_model.bin", "consolidated.safetensors", "README.md"):
+        (folder / name).write_text("of no use")
+    hub.folder = folder
+    return folder
+
+
+def _downloaded(hub: Hub) -> set[str]:
+    return {Path(request.url.path).name for request in hub.requests if "/resolve/" in request.url.path}
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert resolve_folder(str(tmp_path), None) == tmp_path
+
+
+@pytest.mark.parametrize("revision", [None, "v1", COMMIT])
+def test_what_a_llama_needs_is_downloaded_once(hub: Hub, repository: Path, revision: str | None) -> None:
+    folder = resolve_folder(MODEL, revision)
+    needed = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
+    assert {path.name for path in folder.iterdir()} == _downloaded(hub)
+    assert needed <= _downloaded(hub) <= needed | {"chat_template.jinja", "special_tokens_map.json"}
+    assert (folder / WEIGHTS).read_bytes() == (repository / WEIGHTS).read_bytes()
+    hub.requests.clear()
+    assert resolve_folder(MODEL, revision) == folder
+    assert _downloaded(hub) == set()
+
+
+def test_the_files_of_an_index_are_downloaded_and_no_other_weights(hub: Hub, repository: Path) -> None:
+    tensors = load_file(repository / WEIGHTS)
+    (repository / WEIGHTS).unlink()
+    weight_map = {name: SHARDS[index % 2] for index, name in enumerate(sorted(tensors))}
+    for shard in SHARDS:
+        save_file({name: tensors[name] for name in tensors if weight_map[name] == shard}, repository / shard)
+    (repository / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    save_file({"other": torch.zeros(1)}, repository / "model-00003-of-00002.safetensors")
+    folder = resolve_folder(MODEL, None)
+    assert {name for name in _downloaded(hub) if name.endswith(".safetensors")} == {*SHARDS}
+    assert {path.name for path in folder.glob("*.safetensors")} == {*SHARDS}
+
+
+def test_a_cache_is_enough_if_the_hub_is_out_of_reach(hub: Hub, repository: Path) -> None:
+    online = resolve_folder(MODEL, "v1")
+    hub.requests.clear()
+    hub.is_reachable = False
+    assert resolve_folder(MODEL, "v1") == online
+    assert _downloaded(hub) == set()
+
+
+def test_offline_the_cache_is_used_without_a_request_and_must_have_every_file(
+    hub: Hub, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = resolve_folder(MODEL, "v1")
+    hub.requests.clear()
+    # As a process takes it from HF_HUB_OFFLINE=1.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert resolve_folder(MODEL, "v1") == online
+    (online / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=f"^can't load {MODEL}: ") as refused:
+        resolve_folder(MODEL, "v1")
+    assert "\n" not in str(refused.value)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "reason"),
+    [
+        ("example/else", None, "RepositoryNotFoundError: 404"),
+        (MODEL, "v9", "RevisionNotFoundError: 404"),
+        ("not an id", None, "HFValidationError: "),
+    ],
+)
+def test_what_the_hub_does_not_have_is_refused_in_one_line(
+    hub: Hub, model: str, revision: str | None, reason: str
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        resolve_folder(model, revision)
+    assert str(refused.value).startswith(f"can't load {model}: {reason}")
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,79 @@
+"""The draw on a CPU gives the tokens of the draw by sorting, and decides nearly all rows without it."""
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from llama_engine.sampling import exponential_race
+from llama_engine.sampling.exponential_race import draw_on_cpu
+from llama_engine.sampling.logits_processors import apply_temperature, draw, keep_top_k_top_p
+from llama_engine.sampling.philox import step_keys
+from torch import Tensor
+
+ROWS = 64
+
+Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _keys(rows: int, step: int = 0) -> Tensor:
+    return torch.from_numpy(step_keys(np.arange(rows, dtype=np.uint64), np.full(rows, step)))
+
+
+def _by_sorting(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor) -> Tensor:
+    return draw(keep_top_k_top_p(apply_temperature(logits, temperature), top_k, top_p), keys)
+
+
+def _random(seed: int, vocabulary: int) -> Arguments:
+    """Logits from nearly flat to nearly certain, some tied or ruled out, and every combination of the parameters."""
+    source = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(ROWS, generator=source)
+
+    logits = torch.randn(ROWS, vocabulary, generator=source) * uniform(0, 8)[:, None]
+    logits[::7] = logits[::7].round()
+    logits[::5, 3:] = torch.where(logits[::5, 3:] < -1, -torch.inf, logits[::5, 3:])
+    temperature = uniform(0.05, 2)
+    temperature[uniform(0, 1) < 0.1] = 1e-45
+    top_k = torch.randint(1, vocabulary + 1, (ROWS,), generator=source)
+    top_k = torch.where(uniform(0, 1) < 0.3, top_k.clamp(max=50), top_k)
+    top_k[uniform(0, 1) < 0.5] = vocabulary
+    top_p = torch.where(uniform(0, 1) < 0.2, uniform(1e-6, 0.05), uniform(0.05, 0.999))
+    top_p[uniform(0, 1) < 0.3] = 1.0
+    return logits, temperature, top_k, top_p, _keys(ROWS, seed)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 5, 300, 3072, 20_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_are_those_of_the_draw_by_sorting_alone_and_among_others(vocabulary: int, seed: int) -> None:
+    arguments = _random(seed, vocabulary)
+    drawn = draw_on_cpu(*arguments)
+    assert torch.equal(drawn, _by_sorting(*arguments))
+    for one in range(0, ROWS, 9):
+        alone = [argument[one : one + 1] for argument in arguments]
+        assert draw_on_cpu(*alone).tolist() == [int(drawn[one])]
+
+
+@pytest.mark.parametrize(("name", "value"), [("MARGIN", 0.3), ("FINISHERS", 0.5), ("SMALLEST_TOP_P", 1.0)])
+def test_rows_that_rounding_or_too_few_finishers_leave_undecided_are_drawn_by_sorting(
+    name: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = _random(5, 3072)
+    expected = _by_sorting(*arguments)
+    monkeypatch.setattr(exponential_race, name, value)
+    with patch.object(exponential_race, "draw", wraps=draw) as sorting:
+        assert torch.equal(draw_on_cpu(*arguments), expected)
+    assert sorting.call_count == 1
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 4.0])
+@pytest.mark.parametrize("top_p", [0.5, 0.95, 1.0])
+def test_typical_rows_are_not_sorted(scale: float, top_p: float) -> None:
+    logits = scale * torch.randn(ROWS, 3072, generator=torch.Generator().manual_seed(1))
+    every = torch.ones(ROWS)
+    with patch.object(exponential_race, "draw", wraps=draw) as sorting:
+        for step in range(10):
+            draw_on_cpu(logits, 0.8 * every, torch.full((ROWS,), 3072), top_p * every, _keys(ROWS, step))
+    rows = sum(len(call.args[0]) for call in sorting.call_args_list)
+    assert rows <= 2, "of 640 draws"

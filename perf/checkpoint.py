@@ -77,8 +77,13 @@ def w8a8(checkpoint: Path) -> Path:
     """Return the checkpoint in vLLM's INT8, in the form of compressed-tensors; created unless it exists.
 
     Weights have a scale per output channel; activations get one per token when they are computed. The head is floats.
+    Its name has a digest of the config and of the weights' files' sizes and times: changed ones are converted again.
     """
-    target = FOLDER / f"{checkpoint.resolve().name}-w8a8"
+    digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        found = file.stat()
+        digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
+    target = FOLDER / f"{checkpoint.resolve().name}-w8a8-{digest.hexdigest()[:8]}"
     if not target.exists():
         _build(target, partial(_save_w8a8, checkpoint))
     return target
@@ -119,14 +124,25 @@ def unquantized() -> Weights:
 
 
 def fastest() -> Weights:
-    """Return the fastest floats of servers that use whatever the machine has: BF16 on a CPU that multiplies it."""
+    """Return the floats of baselines that use whatever the machine has: BF16 on a CPU whose flags have a product of it.
+
+    The flags decide, no measurement: BF16 halves what a step reads and is multiplied by instructions of its own.
+    """
     bf16 = {"amx_bf16", "avx512_bf16"} & set(Path("/proc/cpuinfo").read_text().split())
     return "bf16" if bf16 and not torch.cuda.is_available() else unquantized()
 
 
 def mebibytes(checkpoint: Path, weights: Weights) -> float:
-    """Return the memory of all weights of the checkpoint in that format."""
-    return _parameters(checkpoint) * BYTES[weights] / 2**20
+    """Return the memory of all weights of the checkpoint in that format of a baseline.
+
+    INT8 is W8A8: the layers' matrices with an FP32 scale a row; embedding, head and norms are `fastest()`.
+    """
+    size = 0
+    for name, parameter in _model(checkpoint).named_parameters():
+        matrix = weights == "int8" and name.endswith("_proj.weight")
+        kept = fastest() if weights == "int8" else weights
+        size += parameter.numel() + 4 * len(parameter) if matrix else parameter.numel() * BYTES[kept]
+    return size / 2**20
 
 
 def check_context(checkpoint: Path) -> None:
@@ -147,9 +163,13 @@ def described(checkpoint: Path) -> str:
 
 
 def _parameters(checkpoint: Path) -> int:
+    return sum(parameter.numel() for parameter in _model(checkpoint).parameters())
+
+
+def _model(checkpoint: Path) -> LlamaForCausalLM:
+    """Return a model of the checkpoint's config, without values."""
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint))
-    return sum(parameter.numel() for parameter in model.parameters())
+        return LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint))
 
 
 def _save(shape: Shape, folder: Path) -> None:

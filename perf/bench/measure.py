@@ -151,7 +151,8 @@ def entry(
     if rates is not None and isinstance(run.arrivals, Closed) and isinstance(rate, float):
         config, rows = LlamaConfig.from_pretrained(checkpoint), run.arrivals.concurrency
         bounded = [request.output_tokens for request in requests[first:]]
-        bound = roofline(config, server.weights, rates, rows, bounded, workload.PROMPT_TOKENS, steady=True)
+        floats = server.floats if isinstance(server, Server) else None
+        bound = roofline(config, server.weights, rates, rows, bounded, workload.PROMPT_TOKENS, True, floats)
         found["limit"] = bound.beside(rate)
     return found
 

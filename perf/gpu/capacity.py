@@ -83,7 +83,8 @@ def steady(checkpoint: Checkpoint, amount: Amount, graphs: bool = False) -> dict
     if not cuda:
         return {**found, "memory": "needs CUDA", "passed": failed == 0, "in_short": f"{steps} steps"}
     config = checkpoint.config
-    planned = graph_reserve(engine.plan.shape, config.hidden_size, config.intermediate_size, config.vocab_size)
+    sizes = config.hidden_size, config.intermediate_size, config.vocab_size, checkpoint.info.dtype.itemsize
+    planned = graph_reserve(engine.plan.shape, *sizes)
     memory, flat, in_short = against_plan(engine.plan, stretches)
     found["memory"] = {
         "weights_mib": _mib(before),

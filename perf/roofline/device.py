@@ -5,8 +5,9 @@ of several sizes. A decode step reads all weights at every step, so its bound is
 a small model in INT8 fits into a server processor's last cache. On a GPU the sizes begin where its caches end.
 Multiplying: large square products, where a matrix library is at its best; a decode step's flat ones reach less. In INT8
 on a CPU the faster of PyTorch's `_int_mm` and the compiled kernels' linear layer counts, whose operations are those of
-its two terms; PyTorch's is a slow reference on a CPU with VNNI and without AMX. The best of many repetitions counts,
-because the roofline is what the undisturbed device can do. All takes ten seconds.
+both its terms: 8-bit multiplications and additions, of which a weight costs W8A8 half as many (`physics`); PyTorch's is
+a slow reference on a CPU with VNNI and without AMX. The best of many repetitions counts, because the roofline is what
+the undisturbed device can do. All takes ten seconds.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | No
 
 
 def _compiled(seconds: float) -> float | None:
-    """Return integer operations per second of the CPU kernels, with quantization; None without the kernels."""
+    """Return 8-bit operations per second of the CPU kernels, each term's own, with quantization; None without them."""
     edge, terms = _EDGES["cpu"][-1], 2
     kernels = choose_cpu_kernels(Dimensions(edge, 1, 1, 64, edge, edge, 1e-5, 0.125), torch.float32)
     if kernels is None:

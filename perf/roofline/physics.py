@@ -15,6 +15,10 @@ weights; that is why batching pays until operations are the bound. Over a whole 
     operations >= 2 x parameters x (prompt tokens + decoded tokens), the head once per output token, and attention
     seconds    >= the larger of bytes / bandwidth and operations / matrix rate
 
+In INT8 an operation multiplies or adds 8-bit values, and a weight costs two for each row, as in W8A8. Exact INT8 with
+two terms makes four, so that it reaches at most half of a limit that is set by the operations of matrices. Rates are in
+the same operations: the compiled kernels' rate counts both terms (`device`).
+
 So prefill costs its operations here, and no reading of weights that steps could not share: a server that mixes both in
 one pass can't exceed this bound either. What never counts: Python, launching kernels, padding, sampling, text, network;
 embeddings (looked up, one line a token) and norms. Prompts with a common prefix could share its cache; no server here
@@ -60,12 +64,16 @@ class Costs:
     weight_bytes: of the weights that a pass reads. cached_bytes: of each cached position of a row that a step reads.
     """
 
-    def __init__(self, config: LlamaConfig, weights: Weights, rates: DeviceRates) -> None:
-        # Around INT8 the engine has an FP16 cache and head on a GPU; on a CPU a BF16 cache, and an INT8 head.
-        around: Weights = weights
+    def __init__(
+        self, config: LlamaConfig, weights: Weights, rates: DeviceRates, floats: Weights | None = None
+    ) -> None:
+        """floats: of head and cache around INT8 weights, as W8A8 has them; None for the engine's own."""
+        around, head = weights, weights
         if weights == "int8":
-            around = "bf16" if rates.device == "cpu" else "fp16"
-        head = around if rates.device != "cpu" else weights
+            # The engine has an FP16 cache and head on a GPU; on a CPU a BF16 cache, and an INT8 head.
+            on_cpu = rates.device == "cpu"
+            around = floats or ("bf16" if on_cpu else "fp16")
+            head = weights if on_cpu and floats is None else around
         hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
         heads = config.num_attention_heads
         head_size = config.head_dim or hidden // heads
@@ -99,17 +107,18 @@ def roofline(
     requests: Sequence[int],
     prompt_tokens: int,
     steady: bool = False,
+    floats: Weights | None = None,
 ) -> Roofline:
     """Return the bound of a load on a device. Raises ValueError for a load without requests or tokens.
 
     rows: largest number of requests in a step. requests: the output tokens of each. prompt_tokens: of every request.
-    steady: of a load in steady state, instead of one that begins and ends.
+    steady: of a load in steady state, instead of one that begins and ends. floats: as in `Costs`.
     """
     if rows < 1 or prompt_tokens < 1 or not requests or min(requests) < 1:
         raise ValueError(
             f"rows is {rows}, prompt_tokens {prompt_tokens}, output tokens {list(requests)}: each must be at least 1"
         )
-    costs = Costs(config, weights, rates)
+    costs = Costs(config, weights, rates, floats)
     # The first token of a request is the prefill's; with n of them, n - 1 are decoded, with p … p + n - 2 positions
     # cached.
     decoded = sum(requests) - len(requests)

@@ -34,7 +34,8 @@ class DeviceRates:
 
     bandwidth: bytes per second, by the size in bytes of what is read repeatedly. operations: multiplications and
     additions per second in large square products, by the format of both factors; a format that this device's libraries
-    can't multiply is absent. In INT8 it is the faster of PyTorch's product and, on a CPU, the compiled kernels'.
+    can't multiply is absent. In INT8 it is the faster of PyTorch's product and, on a CPU, the compiled kernels', whose
+    two terms are two products of 8-bit factors.
     """
 
     device: str

@@ -1,8 +1,9 @@
 """All servers under one load: ours in INT8, FP32 and BF16, and the baselines, each in its best honest settings.
 
-The baselines run in the floats that are fastest on this machine (BF16 on a CPU that multiplies it, FP16 on a GPU), the
-article's servers too, though the article says FP16; on a CPU vLLM also runs in its INT8, W8A8: weights per channel,
-activations per token. Their caches hold as many tokens as ours: 32 rows, each as long as the model allows.
+The article's FastAPI servers run in FP32 on a CPU, though the article says FP16, which a CPU multiplies slower; vLLM
+and `transformers serve` in BF16 on a CPU whose flags have a product of it; all in FP16 on a GPU. On a CPU vLLM also
+runs in its INT8, W8A8: weights per channel, activations per token, head and KV cache in its floats. The baselines'
+caches hold as many tokens as ours: 32 rows, each as long as the model allows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
 from perf.roofline.rates import BYTES, Weights
 from perf.servers.running import HOST, Running, Server, held_port, running, shown
-from perf.servers.triton import local_triton, read_back
+from perf.servers.triton import MismatchError, local_triton, read_back, wrong_steps
 
 _ROWS = 32
 # transformers serve's default. A prompt of the load is shorter than a page, so no page is shared between requests.
@@ -43,20 +44,23 @@ def servers() -> list[Server]:
     floats: list[Weights] = [plain, "bf16"] if on_cpu else [plain]
     # The article's own: eight at most, ten milliseconds.
     batching = partial(_fastapi, batch=["--batch", "8", "--delay-ms", "10"])
-    baselines: list[tuple[str, str, Callable[[Path, int, int], _Launch]]] = [
-        ("naive_fastapi", "naive FastAPI", partial(_fastapi, batch=[])),
-        ("batching_fastapi", "batching FastAPI", batching),
-        ("transformers_serve", "transformers serve", _transformers_serve),
-        ("vllm", "vLLM", _vllm),
+    baselines: list[tuple[str, str, Weights, Callable[[Path, int, int], _Launch]]] = [
+        ("naive_fastapi", "naive FastAPI", plain, partial(_fastapi, batch=[])),
+        ("batching_fastapi", "batching FastAPI", plain, batching),
+        ("transformers_serve", "transformers serve", best, _transformers_serve),
+        ("vllm", "vLLM", best, _vllm),
     ]
-    int8 = [("vllm_int8", "vLLM INT8 W8A8", _vllm_int8)] if on_cpu else []
+    if on_cpu:
+        baselines.append(("vllm_int8", "vLLM INT8 W8A8", "int8", _vllm_int8))
     return [
         *(
             Server(f"triton_llama_{one}", f"triton-llama {one.upper()}", "ours", one, partial(_ours, one))
             for one in ("int8", *floats)
         ),
-        *(Server(key, title, "peer", best, partial(_baseline, key, best, launch)) for key, title, launch in baselines),
-        *(Server(key, title, "peer", "int8", partial(_baseline, key, "int8", launch)) for key, title, launch in int8),
+        *(
+            Server(key, title, "peer", one, partial(_baseline, key, one, launch), best if one == "int8" else None)
+            for key, title, one, launch in baselines
+        ),
     ]
 
 
@@ -69,6 +73,8 @@ def _ours(weights: Weights, checkpoint: Path, threads: int) -> Iterator[Running]
     command += ["make", "serve", "VARIANT=streaming", f"MODEL={checkpoint}"]
     with local_triton(variant="streaming", model=str(checkpoint), environment=environment) as triton:
         runs = read_back(triton)
+        if wrong := wrong_steps(weights, runs):
+            raise MismatchError(f"{key} is to be measured, but of the running server {wrong}")
         versions = _versions("nvidia-pytriton", "transformers", "torch")
         settings = {"threads": threads, **runs.to_json(), "versions": versions}
         target = Target(key, "triton_stream", f"http://{triton.http_url}", "llama")
@@ -96,13 +102,14 @@ def _baseline(
         plan = launch(checkpoint, threads, port)
         target = Target(key, plan.protocol, f"http://{HOST}:{port}", plan.model, plan.fields)
         with running(target, plan.command, {"HF_HUB_OFFLINE": "1", **plan.environment}, plan.ready_s) as pid:
-            settings = {"threads": threads, "dtype": DTYPES[fastest()], **plan.settings}
+            floats = fastest() if weights == "int8" else weights
+            settings = {"threads": threads, "dtype": DTYPES[floats], **plan.settings}
             yield Running(target, shown(plan.command, checkpoint), settings, pid, mebibytes(checkpoint, weights))
 
 
 def _fastapi(checkpoint: Path, threads: int, port: int, batch: list[str]) -> _Launch:
     command = [sys.executable, "-m", "perf.baselines.fastapi_server", "--model", str(checkpoint)]
-    command += ["--dtype", DTYPES[fastest()], "--threads", str(threads), "--port", str(port), *batch]
+    command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port), *batch]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
     versions = _versions("fastapi", "uvicorn", "transformers", "torch")
     return _Launch("fastapi", "llama", command, environment, 120.0, {"versions": versions})

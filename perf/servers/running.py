@@ -59,13 +59,17 @@ stopped on leaving."""
 
 @dataclass(frozen=True)
 class Server:
-    """key: in results. family: ours, or a baseline ("peer" in results). weights: their format."""
+    """key: in results. family: ours, or a baseline ("peer" in results). weights: their format.
+
+    floats: of head and KV cache around INT8 weights, if they aren't the engine's (see `Costs`).
+    """
 
     key: str
     title: str
     family: Literal["ours", "peer"]
     weights: Weights
     start: Start
+    floats: Weights | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the fields that every measurement of it begins with."""

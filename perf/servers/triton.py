@@ -38,8 +38,9 @@ _CONFIG_TIMEOUT_S = 30.0
 _LOADED = re.compile(r'llama: (loaded ([\d,.]+) MiB of weights: linear layers (.*); everything else (\w+); on \S+?)"?$')
 _SETTINGS = re.compile(r'llama: settings: (.*?)"?$')
 _STEPS = re.compile(r'llama: decode steps: (.*?)"?$')
-# The log line of decode steps without a GPU's own kernels, and the one on the fastest path.
+# The log line of decode steps without a GPU's own kernels, of exact INT8 on a CPU, and on a GPU's fastest path.
 _STOCK = r"(?!fused).*, launched"
+_EXACT = r"(?!.*widened)exact INT8.*, launched"
 _QUICK: Mapping[Weights, str] = {
     "int8": r"fused 8-bit product and attention, replayed as \d+ CUDA graphs",
     "fp16": r"fused attention, replayed as \d+ CUDA graphs",
@@ -215,8 +216,21 @@ def check(configuration: Configuration, runs: ReadBack) -> None:
         "the dtypes of linear layers": ([DTYPES[configuration.weights]], sorted(found)),
     }
     wrong = [f"{name} is {found}, not {wanted}" for name, (wanted, found) in expected.items() if wanted != found]
-    # A setting alone proves nothing: an unsupported one falls back, with a line in the log.
-    if re.fullmatch(_QUICK[configuration.weights] if quick else _STOCK, runs.steps) is None:
-        wrong.append(f"the decode steps are {runs.steps}, not {'quick' if quick else 'stock'} ones")
+    if steps := wrong_steps(configuration.weights, runs, quick):
+        wrong.append(steps)
     if wrong:
         raise MismatchError(f"{configuration.key} is to be measured, but of the running server {'; '.join(wrong)}")
+
+
+def wrong_steps(weights: Weights, runs: ReadBack, quick: bool = False) -> str | None:
+    """Return in words how the decode steps differ from what is to be measured; None if they don't.
+
+    A setting alone proves nothing: an unsupported one falls back, with a line in the log. quick: as in `Configuration`.
+    """
+    if quick:
+        wanted, pattern = "quick", _QUICK[weights]
+    elif weights == "int8" and runs.loaded.endswith("on cpu"):
+        wanted, pattern = "exact INT8", _EXACT
+    else:
+        wanted, pattern = "stock", _STOCK
+    return None if re.fullmatch(pattern, runs.steps) else f"the decode steps are {runs.steps}, not {wanted} ones"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, StepResult
+from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.model_runner import Chunk
 from llama_engine.model.torch_runner import TorchRunner
@@ -32,6 +33,22 @@ def runner_of(engine: Engine) -> TorchRunner:
     """The model runner of an engine on PyTorch's forward."""
     assert isinstance(engine._model, TorchRunner)
     return engine._model
+
+
+def cache_tensors(engine: Engine, slot: int | None = None) -> list[torch.Tensor]:
+    """The tensors of an engine's KV cache, keys, values and their scales; views of one slot's part if it is given."""
+    if isinstance(engine._model, CpuRunner):
+        layers = engine._model._forward.layer_caches
+        return [tensor if slot is None else tensor[slot] for tensors in layers for tensor in tensors]
+    cache = runner_of(engine).kv_cache
+    tensors = [cache.keys, cache.values, cache.key_scales, cache.value_scales]
+    return [tensor if slot is None else tensor[:, slot] for tensor in tensors if tensor.numel()]
+
+
+def spoil_cache(engine: Engine, slot: int | None = None) -> None:
+    """Fill a KV slot, or all of them, with NaN; in INT8 that is the scales, and the rest are the largest numbers."""
+    for tensor in cache_tensors(engine, slot):
+        tensor.fill_(torch.nan if tensor.is_floating_point() else 127)
 
 
 def logits_of(checkpoint: Checkpoint, tokens: Iterable[int]) -> torch.Tensor:

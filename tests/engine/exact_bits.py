@@ -140,9 +140,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mixes", type=int, required=True)
     parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--whole-prompts", action="store_true", help="cut no prompt")
     options = parser.parse_args()
     checkpoint = replace(load("int8", kernels=options.kernels), max_model_len=128)
-    bits = compare(Bits(checkpoint), options.mixes)
+    bits = compare(Bits(checkpoint, BUDGETS[-1:] if options.whole_prompts else BUDGETS), options.mixes)
     print(f"{checkpoint.info.product}: {bits.mixes} mixes, {bits.rows} rows, {bits.cancelled} cancelled")
     if bits.different:
         raise SystemExit("\n".join([f"{len(bits.different)} sequences differ", *bits.different[:5]]))

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from engine.checkpoints import save_small
+from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import completions, engine_of, load
 from engine.oracle import oracle
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import CheckpointError
-from llama_engine.kernels.cpu.build import object_path
-from llama_engine.kernels.cpu.selection import allowed_instruction_sets
+from llama_engine.kernels import reference
+from llama_engine.kernels.selection import Kernels
 from llama_engine.model.loader import EMBEDDED, Checkpoint, choose_device
 from llama_engine.model.model_runner import Chunk
 from llama_engine.text.tokenizer import Tokenizer
@@ -71,6 +72,12 @@ def _never(*_: object) -> None:
             True,
             "exact INT8, two terms, oneDNN [^:]*: bits depend on prefill_tokens, for longer prompts",
         ),
+        (
+            "int8",
+            {"kernels": "stock", "dtype": "bfloat16"},
+            True,
+            "exact INT8, two terms, oneDNN [^:]*: bits depend on the batch",
+        ),
         ("int8", {"kernels": "stock"}, False, "INT8 weights widened to float32: bits depend on the batch"),
         ("none", {}, True, "float32 weights: bits depend on the batch"),
         ("none", {"dtype": "bfloat16"}, True, "bfloat16 weights: bits depend on the batch"),
@@ -85,8 +92,8 @@ def test_the_info_names_how_the_model_computes_and_what_its_bits_depend_on(
     exact: bool,
     computation: str,
 ) -> None:
-    if "compiled" in computation and not any(object_path(name).exists() for name in allowed_instruction_sets()):
-        pytest.skip("no kernels are compiled: no C++ compiler, or no AVX2")
+    if "compiled" in computation:
+        needs_compiled_kernels()
     if not exact:
         monkeypatch.setattr("llama_engine.model.exact_int8.select_form", _never)
     engine = engine_of(load(quantization, model=str(folder), **parameters), 1)
@@ -94,6 +101,15 @@ def test_the_info_names_how_the_model_computes_and_what_its_bits_depend_on(
     assert re.fullmatch(computation, labels["computation"])
     assert labels["device"] == "cpu"
     assert labels["kv_cache_dtype"] == str(engine.plan.shape.dtype).removeprefix("torch.")
+
+
+def test_a_cache_that_the_fused_attention_cannot_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = Kernels(attention=reference.decode_attention)
+    monkeypatch.setattr("llama_engine.model.loader.install_kernels", lambda *_: fused)
+    assert _refusal(folder, "nf4", kv_cache_dtype="int8").startswith(
+        "kv_cache_dtype is 'int8'; the fused attention of kernels 'fused' reads a cache in the model's float32: "
+    )
+    assert load("nf4", model=str(folder), kv_cache_dtype="float32").kernels == fused
 
 
 def test_the_settings_override_threshold_dtype_and_length(folder: Path) -> None:

@@ -1,13 +1,15 @@
 """The engine at its limits: values that are not finite, the shortest sequences and caches; and what ends a text."""
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from unittest.mock import patch
 
 import pytest
 import torch
-from engine.engines import alone, completions, engine_of, runner_of
+from engine.engines import alone, completions, engine_of, spoil_cache
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import random_prompt, request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
@@ -15,34 +17,44 @@ from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import GenerationError
 from llama_engine.kernels import reference
 from llama_engine.kernels.selection import DecodeAttention, Kernels
-from llama_engine.model.llama import Attention, Llama
 from llama_engine.model.loader import Checkpoint
 
 
-@pytest.fixture
-def engine(fp32: Checkpoint) -> Engine:
-    return engine_of(fp32, 4)
+@pytest.fixture(params=["fp32", "int8"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """In PyTorch, and by the compiled kernels where they are built."""
+    return engine_of(request.getfixturevalue(request.param), 4)
+
+
+@contextmanager
+def _spoiling(engine: Engine, number: int, slot: int) -> Iterator[None]:
+    """Spoil the hidden state of a row, and the KV slot of that number, after an engine's pass of this number."""
+    passes = count()
+
+    def spoiled(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*arguments: object) -> torch.Tensor:
+            hidden = original(*arguments)
+            if next(passes) == number:
+                hidden[slot] = torch.nan if number else torch.inf
+                spoil_cache(engine, slot)
+            return hidden
+
+        return run
+
+    runner = type(engine._model)
+    with ExitStack() as replaced:
+        for method in ("prefill", "decode"):
+            replaced.enter_context(patch.object(runner, method, spoiled(getattr(runner, method))))
+        yield
 
 
 @pytest.mark.parametrize(("number", "slot"), [(0, 0), (2, 1)], ids=["prefill", "decode step"])
-def test_a_sequence_that_is_not_finite_fails_alone_and_leaves_a_clean_slot(
+def test_a_sequence_that_is_not_finite_fails_alone_and_spoils_no_later_one_in_its_slot(
     fp32: Checkpoint, engine: Engine, number: int, slot: int
 ) -> None:
     requests = requests_of(fp32, 4)
     expected = completions(engine, requests)
-    passes, cache = count(), runner_of(engine).kv_cache
-    forward = Llama.forward
-
-    def poisoned(model: Llama, tokens: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
-        hidden = forward(model, tokens, positions, attend)
-        if next(passes) == number:
-            rows = slice(slot, slot + 1) if number else slice(0, len(requests[0].prompt_tokens))
-            hidden[rows] = torch.nan if number else torch.inf
-            cache.keys[:, slot, :, :100] = torch.nan
-            cache.values[:, slot, :, :100] = torch.inf
-        return hidden
-
-    with patch.object(Llama, "forward", poisoned):
+    with _spoiling(engine, number, slot):
         results = engine.generate(requests)
     failed = results.pop(slot)
     assert isinstance(failed, GenerationError)

@@ -15,7 +15,7 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.torch_runner import TorchRunner
+from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import SamplingState
 from llama_engine.sequence import Completion
 
@@ -27,9 +27,16 @@ LONG = 100
 Fails = Callable[[ForwardPass], bool]
 
 
+@pytest.fixture(params=["fp32", "int8"])
+def precision(request: pytest.FixtureRequest) -> Checkpoint:
+    """In PyTorch, and by the compiled kernels where they are built."""
+    checkpoint: Checkpoint = request.getfixturevalue(request.param)
+    return checkpoint
+
+
 @pytest.fixture
-def engine(fp32: Checkpoint) -> Engine:
-    return engine_of(fp32, 4)
+def engine(precision: Checkpoint) -> Engine:
+    return engine_of(precision, 4)
 
 
 def _with_a_long_one(checkpoint: Checkpoint, place: int) -> list[GenerationRequest]:
@@ -111,10 +118,12 @@ def test_every_sequence_fails_while_every_pass_fails_and_the_engine_recovers(fp3
 
 
 @pytest.mark.parametrize(("start", "width"), [(0, 48), (96, 4)], ids=["first", "last"])
-def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(fp32: Checkpoint, start: int, width: int) -> None:
-    requests = _with_a_long_one(fp32, 1)
+def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(
+    precision: Checkpoint, start: int, width: int
+) -> None:
+    requests = _with_a_long_one(precision, 1)
     chunk = _failing(lambda one: (one.chunks[0].start, one.tokens) == (start, width), EXHAUSTED)
-    faulty, expected = _run(engine_of(fp32, 4, prefill_tokens="48"), requests, chunk)
+    faulty, expected = _run(engine_of(precision, 4, prefill_tokens="48"), requests, chunk)
     failed = [index for index, result in enumerate(faulty.results) if result != expected[index]]
     assert 1 in failed
     # Prompts of 49 tokens and more have a first chunk of 48, too.
@@ -125,23 +134,24 @@ def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(fp32: Checkpoi
 def test_a_head_that_takes_fewer_rows_changes_no_result(fp32: Checkpoint, engine: Engine, most: int) -> None:
     """most: rows that the head takes at once; with 0 every sequence fails."""
 
-    logits = TorchRunner.logits
+    runner = type(engine._model)
+    logits = runner.logits
 
-    def fail(runner: TorchRunner, hidden: torch.Tensor) -> torch.Tensor:
+    def fail(model: ModelRunner, hidden: torch.Tensor) -> torch.Tensor:
         if len(hidden) > most:
             raise RuntimeError("no room for logits")
-        return logits(runner, hidden)
+        return logits(model, hidden)
 
     expected = completions(engine, requests_of(fp32, 4))
-    with patch.object(TorchRunner, "logits", fail):
+    with patch.object(runner, "logits", fail):
         results = engine.generate(requests_of(fp32, 4))
     assert results == expected if most else {str(result) for result in results} == {FAILED}
     assert engine.generate(requests_of(fp32, 4)) == expected
 
 
-@pytest.mark.parametrize(("owner", "name"), [(TorchRunner, "zero"), (SamplingState, "copy"), (SamplingState, "set")])
-def test_every_sequence_has_a_result_when_the_recovery_fails_too(
-    fp32: Checkpoint, engine: Engine, owner: type[object], name: str
+@pytest.mark.parametrize("name", ["copy", "set"])
+def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(
+    fp32: Checkpoint, engine: Engine, name: str
 ) -> None:
     """After some errors a GPU refuses every further call."""
     requests = requests_of(fp32, 6)
@@ -151,7 +161,7 @@ def test_every_sequence_has_a_result_when_the_recovery_fails_too(
     @contextmanager
     def refusing() -> Iterator[None]:
         refusal = RuntimeError("CUDA error: device-side assert triggered")
-        with patch.object(owner, name, side_effect=refusal), _failing(lambda one: name == "zero"):
+        with patch.object(SamplingState, name, side_effect=refusal):
             yield
 
     faulty, expected = _run(engine, requests, refusing())

@@ -6,10 +6,12 @@ from itertools import product
 
 import pytest
 import torch
-from engine.engines import alone, completions, engine_of, runner_of
+from engine.compiled_kernels import needs_compiled_kernels
+from engine.engines import completions, engine_of, load, spoil_cache
 from engine.prompts import requests_of
 from llama_engine.kernels import reference
-from llama_engine.kernels.selection import DecodeAttention, Kernels
+from llama_engine.kernels.selection import Kernels
+from llama_engine.model import memory_plan
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.loader import Checkpoint
 
@@ -21,16 +23,12 @@ LARGEST_ERROR = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.int8: 1 / 254}
 
 
 @pytest.mark.parametrize("dtype", LARGEST_ERROR)
-def test_random_writes_reads_and_clearings_agree_with_a_naive_cache(dtype: torch.dtype) -> None:
+def test_random_writes_and_reads_agree_with_a_naive_cache(dtype: torch.dtype) -> None:
     """naive: keys and values, [2, layers, slots, heads, positions, head dim], written one position at a time."""
     randomness, generator = random.Random(1), torch.Generator().manual_seed(1)
     cache = KVCache(replace(SHAPE, dtype=dtype), CPU)
     naive = torch.zeros(2, SHAPE.layers, SHAPE.slots, SHAPE.key_value_heads, SHAPE.positions, SHAPE.head_dim)
     for _ in range(300):
-        if randomness.random() < 0.1:
-            cleared = randomness.sample(range(4), 2)
-            cache.zero(cleared)
-            naive[:, :, cleared] = 0
         places = randomness.sample(list(product(range(4), range(20))), randomness.randint(1, 9))
         slots, positions = torch.tensor(places).T
         for layer in range(SHAPE.layers):
@@ -43,9 +41,13 @@ def test_random_writes_reads_and_clearings_agree_with_a_naive_cache(dtype: torch
                 exact = expected[layer, slot, :, :length]
                 largest = exact.abs().amax(-1, keepdim=True)
                 assert ((seen - exact).abs() <= 1.001 * LARGEST_ERROR[dtype] * largest).all()
-            gathered = cache.gather(layer, torch.tensor([slot, 0]), length, torch.float32)
+            # Two rows of a span of which the first has `length` positions, and the second one.
+            held = torch.arange(20) < torch.tensor([[length], [1]])
+            gathered = cache.gather(layer, torch.tensor([slot, 0]), held, torch.float32)
             for rows, seen in zip(gathered, cache.read(layer, slot, length, torch.float32), strict=True):
-                assert torch.equal(rows[0], seen)
+                assert torch.equal(rows[0, :, :length], seen)
+                assert not rows[0, :, length:].any()
+                assert not rows[1, :, 1:].any()
 
 
 def test_a_cache_in_the_dtype_of_the_model_is_read_in_place() -> None:
@@ -63,11 +65,38 @@ def test_the_shape_counts_the_bytes_that_are_allocated(dtype: torch.dtype) -> No
     assert shape.bytes == sum(tensor.nbytes for tensor in tensors)
 
 
-@pytest.mark.parametrize("attention", [None, reference.decode_attention], ids=["alone", "by row"])
-def test_stale_values_change_no_token(fp32: Checkpoint, attention: DecodeAttention | None) -> None:
-    checkpoint, requests = replace(fp32, kernels=Kernels(attention=attention)), requests_of(fp32, 6, range(1, 90), 10)
-    engine = engine_of(checkpoint, 2)
-    # A position beyond a row's own is not even read.
-    runner_of(engine).kv_cache.keys.fill_(torch.nan)
-    runner_of(engine).kv_cache.values.fill_(torch.nan)
-    assert completions(engine, requests) == alone(checkpoint, requests)
+@pytest.mark.parametrize("dtype", LARGEST_ERROR)
+def test_gathered_copies_have_zeros_where_a_slot_is_stale(dtype: torch.dtype) -> None:
+    cache = KVCache(replace(SHAPE, dtype=dtype), CPU)
+    for tensor in (cache.keys, cache.values, cache.key_scales, cache.value_scales):
+        tensor.fill_(torch.nan if tensor.is_floating_point() else 127)
+    states = torch.ones(1, SHAPE.key_value_heads, SHAPE.head_dim)
+    cache.write(1, torch.tensor([2]), torch.tensor([0]), states, states)
+    for rows in cache.gather(1, torch.tensor([2]), torch.arange(7)[None] < 1, torch.float32):
+        assert rows[0, :, 0].allclose(torch.ones(()), atol=0.01)
+        assert not rows[0, :, 1:].any()
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("attending", ["alone", "by row", "masked", "compiled"])
+def test_stale_values_change_no_token(
+    fp32: Checkpoint, attending: str, kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A position beyond a row's own isn't read, or masked: a slot may hold NaN."""
+    requests = requests_of(fp32, 6, range(1, 90), 10)
+    checkpoint, parameters = fp32, {"kv_cache_dtype": kv_cache_dtype}
+    if attending == "by row":
+        if kv_cache_dtype != "auto":
+            pytest.skip("it reads a cache in the dtype of the model")
+        checkpoint = replace(fp32, kernels=Kernels(attention=reference.decode_attention))
+    elif attending == "masked":
+        # As where a decode step is a CUDA graph: its cache has a spare position.
+        monkeypatch.setattr(memory_plan, "unsupported_reason", lambda _: None)
+        parameters["cuda_graphs"] = "on"
+    elif attending == "compiled":
+        needs_compiled_kernels()
+        checkpoint = load("int8", kv_cache_dtype=kv_cache_dtype)
+    expected, found = engine_of(checkpoint, 1, **parameters), engine_of(checkpoint, 2, **parameters)
+    assert found.plan.shape.spare == (attending == "masked")
+    spoil_cache(found)
+    assert completions(found, requests) == [completions(expected, [request])[0] for request in requests]

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import engine_of, runner_of
 from llama_engine.errors import OutOfMemoryPlan
+from llama_engine.kernels import reference
+from llama_engine.kernels.selection import Kernels
 from llama_engine.model import memory_plan
-from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.cpu_runner import CpuRunner
+from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import MemoryPlan, free_bytes, plan_memory
 from llama_engine.sampling.sampler import SamplingState
@@ -87,6 +91,7 @@ def test_only_unrounded_int8_on_a_gpu_reserves_a_widened_weight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(Checkpoint, "attention_reserve", lambda *_: 0)
     loaded: Checkpoint = request.getfixturevalue(precision)
     elsewhere, none = (
         replace(loaded, info=replace(loaded.info, device=torch.device(place), rounds_activations=rounding))
@@ -96,6 +101,36 @@ def test_only_unrounded_int8_on_a_gpu_reserves_a_widened_weight(
     widened = loaded.config.hidden_size * loaded.config.intermediate_size * loaded.info.dtype.itemsize
     reserve, without = (plan_memory(one, Settings(), 4).reserve for one in (elsewhere, none))
     assert reserve - without == widened * widens
+
+
+@pytest.mark.parametrize(
+    ("cache", "copies"),
+    # Of an INT8 cache, the product with the scales is half as much again.
+    [(torch.float32, 2), (torch.int8, 3)],
+)
+def test_a_masked_decode_step_on_a_gpu_reserves_what_it_gathers(
+    fp32: Checkpoint, cache: torch.dtype, copies: int
+) -> None:
+    shape = replace(fp32.cache_shape(3), dtype=cache)
+    masked = replace(fp32, info=replace(fp32.info, device=torch.device("cuda")))
+    held = torch.ones(3, shape.positions, dtype=torch.bool)
+    keys, _ = KVCache(shape, torch.device("cpu")).gather(0, torch.arange(3), held, torch.float32)
+    assert masked.attention_reserve(shape) == copies * keys.nbytes
+    fused = replace(masked, kernels=Kernels(attention=reference.decode_attention))
+    assert fused.attention_reserve(shape) == fp32.attention_reserve(shape) == 0
+
+
+def test_the_reserve_has_the_scratch_of_the_compiled_kernels(int8: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_compiled_kernels()
+    engine = engine_of(int8, 3)
+    assert isinstance(engine._model, CpuRunner)
+    forward = engine._model._forward
+    tensors = [value for value in vars(forward).values() if isinstance(value, torch.Tensor)]
+    tensors += [tensor for rows in forward.quantized for tensor in rows.tensors]
+    scratch = int8.attention_reserve(engine.plan.shape)
+    assert 0 <= scratch - sum(tensor.nbytes for tensor in tensors) < 1000
+    monkeypatch.setattr(Checkpoint, "attention_reserve", lambda *_: 0)
+    assert engine.plan.reserve - plan_memory(int8, Settings(), 3).reserve == scratch
 
 
 def test_free_memory_is_less_than_the_machine_has() -> None:

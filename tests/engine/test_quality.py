@@ -61,11 +61,11 @@ def test_weights_alone_are_what_bitsandbytes_quantizes_in_products_of_floats(
 ) -> None:
     """The oracle's linear layers and head, rounded to INT8 and back, compute the same hidden states and logits."""
     model = copy.deepcopy(oracle(fp32))
-    for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear):
-            codes, scales, _ = int8_vectorwise_quant(layer.weight.half())
-            layer.weight = torch.nn.Parameter(codes * (scales / 127)[:, None], requires_grad=False)
-            assert name
+    linears = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert len(linears) == 7 * model.config.num_hidden_layers + 1
+    for layer in linears:
+        codes, scales, _ = int8_vectorwise_quant(layer.weight.half())
+        layer.weight = torch.nn.Parameter(codes * (scales / 127)[:, None], requires_grad=False)
     forward, floats = Forward(same_weights), Forward(weights_only(fp32, None, head=False))
     embedding = fp32.model.embedding
     with torch.inference_mode():

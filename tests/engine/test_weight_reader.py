@@ -101,7 +101,7 @@ def _assert_same(reader: WeightReader, model: LlamaForCausalLM, int8: bool, dtyp
         layers: list[Any] = [model.get_submodule(part) for part in parts]
         assert torch.equal(linear.weight, torch.cat([layer.weight for layer in layers])), name
         assert linear.weight.dtype == (torch.int8 if int8 else dtype)
-        assert linear.is_int8 is int8
+        assert (linear.scales is not None) is int8
         if linear.scales is not None:
             assert torch.equal(linear.scales, torch.cat([layer.weight.SCB for layer in layers])), name
             assert linear.scales.dtype == torch.float32

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from perf.bench import __main__ as bench
 from perf.bench import baselines
 from perf.bench.measure import Pace
-from perf.checkpoint import EMBEDDED, described
+from perf.checkpoint import EMBEDDED, Shape, described
 from perf.course import Budget, Course
 from perf.load.protocols import Target
 from perf.load.summary import SLO
@@ -130,6 +131,24 @@ def test_a_server_that_can_not_run_is_recorded_and_the_next_one_follows(
 def test_without_time_no_server_is_started(run: Callable[..., Course]) -> None:
     course = run(failing("ours", AssertionError("it was started")), seconds=5.0)
     assert all("are left of --budget" in str(reason) for reason in not_run(course, "ours"))
+
+
+def test_without_time_no_larger_checkpoint_is_made_and_its_loads_are_not_run(
+    run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def make(shape: Shape, folder: Path) -> Path:
+        made.append(EMBEDDED)
+        return EMBEDDED
+
+    monkeypatch.setattr(bench, "random_checkpoint", make)
+    for seconds, expected in ((5.0, []), (600.0, [EMBEDDED])):
+        course = run(seconds=seconds)
+        loads = baselines.Loads(course, EMBEDDED, CONCURRENCY, 1, SLO(2.0, 0.1), RATES)
+        bench._larger_model(loads, [failing("vllm", NotRunError("no")), failing("elsewhere", NotRunError("no"))])
+        assert made == expected
+        assert set(course.results.measurements) == {f"large/{users}/vllm" for users in (CONCURRENCY, 1)}
 
 
 def test_every_server_gets_the_same_load(

@@ -28,6 +28,7 @@ INT8 = (
     'I1121 07:20:43.180865 24337 model.py:333] "llama: loaded 1,038.2 MiB of weights: linear layers 57 in int8, '
     'outlier threshold 0, exact INT8, 2 terms; everything else float32; on cpu"'
 )
+ON_GPU = INT8.replace("on cpu", "on cuda:0")
 FP16 = (
     'I1121 07:20:43.180865 24337 model.py:333] "llama: loaded 58.0 MiB of weights: linear layers 57 in float16; '
     'everything else float16; on cuda:0"'
@@ -47,7 +48,10 @@ def config_of(one: Configuration) -> ModelConfig:
     return read_config(json_format.MessageToDict(message, preserving_proto_field_name=True))
 
 
-def log(scheduling: str, line: str = INT8, steps: str = "stock kernels, launched") -> str:
+EXACT = "exact INT8 products of two terms by compiled AVX512-VNNI kernels, launched"
+
+
+def log(scheduling: str, line: str = INT8, steps: str = EXACT) -> str:
     lines = [SETTINGS.format("int8" if line == INT8 else "none", scheduling), line, STEPS.format(steps)]
     return "\n".join(["starting", *lines, "ready"])
 
@@ -84,9 +88,9 @@ def test_every_configuration_agrees_with_its_config_file(one: Configuration) -> 
         (BY_KEY["batched_int8"], log("batch")),
         (BY_KEY["naive_fp16"], log("batch", FP16)),
         (BY_KEY["inflight_bf16"], log("inflight", BF16, "on the CPU, launched")),
-        # A head in floats, as on a GPU; compiled kernels, as on a CPU.
-        (PRODUCT, log("inflight", INT8.replace("57 in int8", "1 in float32, 56 in int8"))),
-        (PRODUCT, log("inflight", steps="exact INT8, 2 terms, avx2, launched")),
+        # A head in floats and stock kernels, as on a GPU; PyTorch's exact products, as on a CPU.
+        (PRODUCT, log("inflight", ON_GPU.replace("57 in int8", "1 in float32, 56 in int8"), "stock kernels, launched")),
+        (PRODUCT, log("inflight", steps="exact INT8, two terms, oneDNN with unsigned 8-bit terms, launched")),
         (replace(PRODUCT, quick=True), log("inflight", steps=QUICK)),
     ],
 )
@@ -96,6 +100,7 @@ def test_the_configuration_itself_passes(one: Configuration, said: str) -> None:
 
 FELL_BACK = r"naive_fp16 .*max_batch_size is 32, not 1; dynamic_batching is True"
 LIMITED = replace(PRODUCT, environment={"LLAMA_MAX_MODEL_LEN": "1024"})
+WIDENED = "INT8 weights widened to float32: bits depend on the batch, launched"
 GRAPHS_ALONE = "fused attention, replayed as 35 CUDA graphs"
 
 
@@ -110,7 +115,15 @@ GRAPHS_ALONE = "fused attention, replayed as 35 CUDA graphs"
         (BY_KEY["batched_int8"], None, log("batch", FP16), "the dtypes of linear layers is"),
         (BY_KEY["inflight_bf16"], None, log("inflight", FP16), "the dtypes of linear layers is"),
         (PRODUCT, replace(config_of(PRODUCT), decoupled=True), log("inflight"), "decoupled is True"),
-        (PRODUCT, None, log("inflight", steps=QUICK), f"the decode steps are {QUICK}, not stock ones$"),
+        (PRODUCT, None, log("inflight", ON_GPU, QUICK), f"the decode steps are {QUICK}, not stock ones$"),
+        *(
+            (PRODUCT, None, log("inflight", steps=steps), f"the decode steps are {steps}, not exact INT8 ones$")
+            for steps in (
+                "stock kernels, launched",
+                WIDENED,
+                f"exact INT8, two terms, oneDNN with 7-bit terms; {WIDENED}",
+            )
+        ),
         *(
             (replace(PRODUCT, quick=True), None, log("inflight", steps=steps), f"steps are {steps}, not quick ones$")
             for steps in ("stock kernels, launched", GRAPHS_ALONE, "fused 8-bit product and attention, launched")

@@ -204,6 +204,8 @@ def test_the_larger_model_is_named_beneath_its_table_and_how_int8_is_computed_to
     notes = made(tables.large, content).notes
     assert notes[0].startswith("a larger Llama; new tokens: uniform, mean 200; closed loop")
     assert "Decode steps, triton-llama INT8: exact INT8, two terms, launched." in notes
+    one["settings"] = {"decode_steps": "on the CPU, launched"}
+    assert not [note for note in made(tables.large, content).notes if note.startswith("Decode steps")]
 
 
 def test_the_overhead_s_notes_have_the_share_of_a_step_beyond_its_passes_and_its_share_of_the_limit() -> None:

@@ -1,12 +1,13 @@
 """The roofline reproduces figures computed by hand, and a device's measured rates bound it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from transformers import LlamaConfig
 
+from perf.roofline import device
 from perf.roofline.device import CPU_SIZES, measure
 from perf.roofline.physics import Costs, Roofline, roofline
 from perf.roofline.rates import DeviceRates, Weights
@@ -84,6 +85,31 @@ def test_each_format_has_its_bytes_on_a_cpu_whether_embeddings_are_tied_or_not(
 def test_int8_s_head_takes_its_operations_at_the_integer_rate_on_a_cpu_and_attention_at_the_floats() -> None:
     rates = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 2.0, "int8": 20.0})
     assert Costs(TINY, "int8", rates).computing(1, 1, positions=1) == pytest.approx(2 * (34 + 10) / 20 + 8 / 2)
+
+
+def test_w8a8_has_its_head_and_cache_in_floats() -> None:
+    costs = Costs(TINY, "int8", MEASURED, "fp32")
+    assert (costs.weight_bytes, costs.cached_bytes) == (34 + 4 * 16 + 4 * 10, 16)
+    rates = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 2.0, "int8": 20.0})
+    seconds = Costs(TINY, "int8", rates, "fp32").computing(1, 1, positions=1)
+    assert seconds == pytest.approx(2 * 34 / 20 + (2 * 10 + 8) / 2)
+    # The engine's on a GPU, whatever is passed for other formats.
+    assert Costs(TINY, "int8", A10G, "fp16").weight_bytes == Costs(TINY, "int8", A10G).weight_bytes
+    assert Costs(TINY, "fp32", MEASURED, "bf16").weight_bytes == Costs(TINY, "fp32", MEASURED).weight_bytes
+
+
+def test_the_compiled_kernels_rate_counts_the_operations_of_both_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a weight of a server with one term, which the limit has, costs two operations of this rate."""
+
+    def best(action: Callable[[], object], *_: object) -> float:
+        action()
+        return 2.0
+
+    monkeypatch.setattr(device, "_best", best)
+    rate = device._compiled(seconds=0.0)
+    if rate is None:
+        pytest.skip("no CPU kernels")
+    assert rate == 2 * (2 * 1024**3) / 2.0
 
 
 def test_heads_that_share_keys_and_values_are_counted_once() -> None:

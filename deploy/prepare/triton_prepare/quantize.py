@@ -62,7 +62,7 @@ def quantize(folder: Path, kept: Sequence[str], dtype: str, out: Path, setting: 
                 shutil.copyfile(folder / name, out / name)
         except Exception as error:  # safetensors reports a full disk in an error class of its own.
             raise PrepareError(f"{out} can't be written: {one_line(error)}") from error
-    with stage("verifying: loading it as a server does"):
+    with stage("verifying: loading it again"):
         del model  # Two models may not fit in memory.
         gc.collect()
         compare(expected, _fingerprint(_load(out, dtype, device)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,14 +11,32 @@ from functools import cache
 import pytest
 import torch
 from llama_engine.kernels.cpu import reference
-from llama_engine.kernels.cpu.build import compile_object, find_compiler, object_path
+from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, compile_object, find_compiler, object_path
 from llama_engine.kernels.cpu.forward import CpuCacheShape, CpuForward, CpuLlama
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
-from llama_engine.kernels.cpu.selection import allowed_instruction_sets
+from llama_engine.kernels.cpu.selection import allowed_instruction_sets, request_amx
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
-RUNNABLE = [name for name in allowed_instruction_sets() if name != "avx512-amx"]
+
+def _runnable() -> list[str]:
+    """Return the instruction sets of this machine; AMX only where the kernel grants its registers."""
+    names = allowed_instruction_sets()
+    if "avx512-amx" in names:
+        try:
+            request_amx()
+        except OSError:
+            names.remove("avx512-amx")
+    return names
+
+
+def compiles(compiler: list[str], name: str) -> bool:
+    """Return whether the compiler knows the options of an instruction set."""
+    command = [*compiler, *INSTRUCTION_SETS[name], "-fsyntax-only", "-x", "c++", "/dev/null"]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+
+
+RUNNABLE = _runnable()
 if not RUNNABLE:
     pytest.skip("this CPU has no AVX2", allow_module_level=True)
 
@@ -28,8 +47,8 @@ PLAIN = Dimensions(128, 4, 2, 32, 192, 256, 1e-5, 32**-0.5)
 def kernels(name: str) -> CpuKernels:
     """Return an instruction set's kernels, compiled if they aren't; skip without a compiler."""
     compiler = find_compiler()
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    if compiler is None or not compiles(compiler, name):
+        pytest.skip(f"no C++ compiler that knows {name}")
     assert compile_object(compiler, name) is None
     return CpuKernels(name, object_path(name))
 

@@ -22,7 +22,9 @@ def test_a_product_has_the_bits_of_the_int64_product(name: str, outputs: int, in
 @pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_the_largest_sums_are_exact(name: str, terms: int) -> None:
-    inputs = 65536
+    # The packed weights, up to 255, and the terms, up to 127, have sums beyond 2³¹ here, which must wrap around.
+    inputs = MOST_INPUTS
+    assert inputs * 255 * 127 > 2**31
     layer = LinearWeight(torch.full((3, inputs), 127, dtype=torch.int8), torch.ones(3))
     layer.weight[1], layer.weight[2] = -128, torch.arange(inputs) % 2 * 254 - 127
     x = torch.ones(4, inputs)

@@ -1,17 +1,25 @@
 """The CPU kernels that a model uses: the fastest that are allowed, built, and correct on this machine."""
 
+import ctypes
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from engine.cpu_kernels.models import PLAIN, RUNNABLE, kernels
+from engine.cpu_kernels.models import PLAIN, RUNNABLE, compiles, kernels
 from llama_engine.kernels.cpu import selection
-from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, compile_object, find_compiler, object_path, seal
-from llama_engine.kernels.cpu.library import openmp_runtimes
+from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, SCRIPT, compile_object, find_compiler, object_path, seal
+from llama_engine.kernels.cpu.library import CpuKernels, openmp_runtimes
+from llama_engine.kernels.cpu.packing import MOST_INPUTS, Dimensions, padded
 from llama_engine.kernels.cpu.selection import CPU_FLAGS, allowed_instruction_sets, choose_cpu_kernels
+from llama_engine.kernels.cpu.structures import Matrix, Model, Quantized
 
 EVERYTHING = set().union(*CPU_FLAGS.values())
+
+DISTINCT = Dimensions(100, 3, 3, 20, 150, 200, 1e-5, 0.2)
+"""Five linear layers of different shapes."""
 
 
 @pytest.fixture
@@ -106,8 +114,32 @@ def test_a_cpu_without_avx2_has_no_kernels_and_the_log_says_so(
 def test_objects_that_are_not_built_give_none_and_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert choose_cpu_kernels(PLAIN, torch.float32, tmp_path) is None
     assert caplog.messages == [
-        f"the CPU kernels aren't built for {RUNNABLE[0]}: run python -m llama_engine.kernels.cpu.build"
+        f"the CPU kernels aren't built for {allowed_instruction_sets()[0]}: run python3 {SCRIPT}"
     ]
+
+
+def test_each_faster_instruction_set_that_is_not_built_is_named_in_a_line(
+    built: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if len(RUNNABLE) < 2:
+        pytest.skip("this CPU has one instruction set of the kernels")
+    monkeypatch.setattr(selection, "allowed_instruction_sets", lambda: RUNNABLE)
+    for name in RUNNABLE[:-1]:
+        object_path(name, built).unlink()
+    chosen = choose_cpu_kernels(PLAIN, torch.float32, built)
+    assert chosen is not None
+    assert chosen.name == RUNNABLE[-1]
+    assert [message.split(":")[0] for message in caplog.messages] == [
+        f"the CPU kernels aren't built for {name}" for name in RUNNABLE[:-1]
+    ]
+
+
+def test_a_model_with_more_inputs_than_int32_sums_hold_has_no_kernels_and_the_log_says_so(
+    built: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose_cpu_kernels(replace(PLAIN, intermediate=MOST_INPUTS + 1), torch.float32, built) is None
+    assert caplog.messages
+    assert all(f"ValueError: a linear layer has {MOST_INPUTS + 1} inputs" in message for message in caplog.messages)
 
 
 def test_an_object_of_other_sources_is_not_loaded(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +190,72 @@ def test_wrong_attention_is_refused(built: Path, monkeypatch: pytest.MonkeyPatch
         selection.verify(chosen, PLAIN, torch.float32)
 
 
+def _after_each_product(
+    chosen: CpuKernels, monkeypatch: pytest.MonkeyPatch, action: Callable[[int, torch.Tensor], None]
+) -> list[tuple[int, int]]:
+    """Call an action with the number and the result of each product; return the inputs and terms of those so far."""
+    linear, products = chosen.linear, list[tuple[int, int]]()
+
+    def watched(matrix: Matrix, quantized: Quantized, x: torch.Tensor, y: torch.Tensor) -> None:
+        linear(matrix, quantized, x, y)
+        products.append((quantized.inputs, quantized.count))
+        action(len(products) - 1, y)
+
+    monkeypatch.setattr(chosen, "linear", watched)
+    return products
+
+
+def test_products_of_every_shape_are_verified_with_one_and_with_two_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = kernels(RUNNABLE[0])
+    products = _after_each_product(chosen, monkeypatch, lambda *_: None)
+    selection.verify(chosen, DISTINCT, torch.float32)
+    shapes = DISTINCT.linear_shapes
+    assert sorted(products) == sorted((padded(inputs), terms) for _, inputs in shapes for terms in (1, 2))
+
+
+@pytest.mark.parametrize("faulty", range(2 * len(DISTINCT.linear_shapes)))
+def test_one_wrong_bit_in_one_product_of_any_shape_and_terms_is_refused(
+    faulty: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = kernels(RUNNABLE[0])
+
+    def spoil(number: int, y: torch.Tensor) -> None:
+        if number == faulty:
+            y[-1, 5] = y[-1, 5].nextafter(torch.tensor(torch.inf))
+
+    products = _after_each_product(chosen, monkeypatch, spoil)
+    with pytest.raises(RuntimeError, match=r"the product of \d+ inputs with [12] terms isn't exact") as refused:
+        selection.verify(chosen, DISTINCT, torch.float32)
+    assert len(products) == faulty + 1
+    assert f"with {products[-1][1]} terms" in str(refused.value)
+
+
+def test_rows_after_the_first_16_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels multiply up to 16 rows of two terms at once, and the rest by other code."""
+    chosen = kernels(RUNNABLE[0])
+
+    def spoil(_: int, y: torch.Tensor) -> None:
+        y[16:] = y[16:].nextafter(torch.tensor(torch.inf))
+
+    _after_each_product(chosen, monkeypatch, spoil)
+    with pytest.raises(RuntimeError, match="isn't exact"):
+        selection.verify(chosen, PLAIN, torch.float32)
+
+
+@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.int8], ids=["float32", "bfloat16", "int8"])
+def test_attention_that_is_not_finite_is_refused(cache: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = kernels(RUNNABLE[0])
+    attention = chosen.attention
+
+    def spoiled(model: Model, layer: int, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        attention(model, layer, slots, positions)
+        ctypes.memset(model.attended, 0xFF, 4)  # the first float: NaN
+
+    monkeypatch.setattr(chosen, "attention", spoiled)
+    with pytest.raises(RuntimeError, match="the attention is wrong by nan% of the largest value"):
+        selection.verify(chosen, PLAIN, cache)
+
+
 @pytest.mark.skipif("amx_int8" in selection.cpu_flags(), reason="this CPU has AMX")
 def test_amx_is_refused_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "avx512-amx" not in allowed_instruction_sets()
@@ -168,8 +266,8 @@ def test_amx_is_refused_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) 
 
 def test_amx_compiles(tmp_path: Path) -> None:
     compiler = find_compiler()
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    if compiler is None or not compiles(compiler, "avx512-amx"):
+        pytest.skip("no C++ compiler that knows AMX")
     assert compile_object(compiler, "avx512-amx", tmp_path) is None
     assert object_path("avx512-amx", tmp_path).stat().st_size > 10_000
 

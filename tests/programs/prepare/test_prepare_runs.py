@@ -100,7 +100,7 @@ def test_concurrent_runs_prepare_once(original: Path, tmp_path: Path, capsys: py
         first, second = pool.map(_prepare, [original] * 2, [out] * 2)
     assert first == second == Manifest.read(out)
     printed = capsys.readouterr().out
-    assert printed.count("verifying: loading it as a server does: done") == 1
+    assert printed.count("verifying: loading it again: done") == 1
     assert printed.count("nothing to do: ") == 1
 
 

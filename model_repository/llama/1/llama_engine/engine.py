@@ -223,7 +223,6 @@ class Engine:
         for row, token in enumerate(tokens.tolist()):
             sequence = self._batch.sequences[row]
             if token == FAILED:
-                self._zero(sequence)
                 sequence.finish(GenerationError("the model's logits for this request were not finite"))
                 continue
             try:
@@ -242,11 +241,6 @@ class Engine:
                 self._result.finished.append(sequence)
                 self._batch.remove(row)
 
-    def _zero(self, sequence: Sequence) -> None:
-        """Zero the KV slot of a sequence that overflowed, for the next sequence in it."""
-        assert sequence.kv_slot is not None, "the sequence has no KV slot"
-        self._model.zero([sequence.kv_slot])
-
     def _on_error(self, error: Exception, what: str) -> bool:
         """Count and log a failed computation; return whether it exhausted the device's memory."""
         self._result.errors += 1
@@ -260,7 +254,3 @@ class Engine:
                 sequence.fail()
             if sequence not in self._result.finished:
                 self._result.finished.append(sequence)
-        try:
-            self._model.zero(range(self.slots))
-        except Exception as error:  # noqa: BLE001 - a device that fails here fails the next sequences in their turn
-            self._on_error(error, "zeroing the KV cache")

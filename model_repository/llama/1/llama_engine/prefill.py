@@ -117,8 +117,8 @@ class Prefill:
 
         def compute(part: list[Sequence]) -> None:
             chunks = [self._next_chunk(sequence) for sequence in part]
-            prefilled.tokens += sum(len(chunk.tokens) for chunk in chunks)
             hidden = self._model.prefill(chunks)
+            prefilled.tokens += sum(len(chunk.tokens) for chunk in chunks)
             for sequence, chunk in zip(part, chunks, strict=True):
                 sequence.num_cached += len(chunk.tokens)
             if not part[0].num_uncached:
@@ -128,9 +128,7 @@ class Prefill:
         def on_error(part: list[Sequence], error: Exception) -> bool:
             chunks = [self._next_chunk(sequence) for sequence in part]
             tokens = sum(len(chunk.tokens) for chunk in chunks)
-            exhausted = self._on_error(error, f"prefill of {names_of(part)}, {tokens} tokens,")
-            self._model.zero([chunk.slot for chunk in chunks])
-            return exhausted
+            return self._on_error(error, f"prefill of {names_of(part)}, {tokens} tokens,")
 
         def on_failed(sequence: Sequence) -> None:
             self._batch.release(sequence)

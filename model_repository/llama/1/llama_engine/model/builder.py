@@ -86,6 +86,8 @@ class ReadWeights:
             self.tensor(layer.attention_norm)
             self.tensor(layer.mlp_norm)
             packed.append(pack(layer))
+            # Before the next one is read.
+            del layer
         return packed
 
 

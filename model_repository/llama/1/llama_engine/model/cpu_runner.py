@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llama_engine.kernels.cpu.forward import CpuCacheShape, CpuForward, CpuLlama
+from llama_engine.kernels.cpu.forward import ROOM, CpuCacheShape, CpuForward, CpuLlama, scratch_bytes
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
 from llama_engine.kernels.cpu.selection import choose_cpu_kernels
 from llama_engine.model.builder import Reader, ReadWeights, Tables, head_dim, key_value_heads
@@ -35,6 +35,10 @@ class CompiledLlama:
     def padded_head_dim(self) -> int:
         """The head dimension of the KV cache."""
         return self.llama.dimensions.padded_head_dim
+
+    def scratch_bytes(self, shape: KVCacheShape) -> int:
+        """Return the bytes of the kernels' scratch beside a KV cache."""
+        return scratch_bytes(self.llama.dimensions, shape.positions, ROOM)
 
     def describe(self) -> str:
         """Return in words how 8-bit products are computed."""
@@ -99,10 +103,6 @@ class CpuRunner:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocabulary] of [rows, hidden]."""
         return self._forward.logits(hidden)
-
-    def zero(self, slots: Sequence[int]) -> None:
-        """Zero KV slots that may hold non-finite values."""
-        self._forward.zero(list(slots))
 
     def warm_up(self) -> None:
         """Do nothing: no kernel is compiled at its first use."""

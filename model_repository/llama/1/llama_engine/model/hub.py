@@ -27,9 +27,10 @@ _SMALL = (
 )
 
 
-def resolve_folder(name: str, revision: str | None) -> Path:
+def resolve_folder(name: str, revision: str | None, show_progress: bool = False) -> Path:
     """Return the folder of a checkpoint with all its files. name: folder or hub id. revision: of a hub id.
 
+    show_progress: progress bars of a download, for a terminal.
     A hub that is out of reach is no error if the cache has the files; HF_HUB_OFFLINE asks the cache alone.
     Raises CheckpointError with the reason.
     """
@@ -37,7 +38,10 @@ def resolve_folder(name: str, revision: str | None) -> Path:
         return Path(name)
     # Most checkpoints are folders, and the import takes time.
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    if not show_progress:
+        disable_progress_bars()
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*_SMALL]))
         weights = weight_files(folder) or [folder / WEIGHTS]

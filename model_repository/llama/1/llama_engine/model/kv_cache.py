@@ -3,22 +3,20 @@
 A sequence keeps its slot until it ends; a forward pass names the slot and the position of each of its tokens, so
 nothing is moved when sequences come and go.
 
-Positions beyond a sequence's length hold stale values. Attention either doesn't read them or masks them, and then they
-must be finite: a masked score times a stale NaN is NaN. Hence zeros at the start, and `zero` after a sequence that
-overflowed.
+Positions beyond a sequence's length hold stale values, NaN perhaps. `read` doesn't return them; `gather` returns zeros
+in their place, because a masked score times a stale NaN is NaN.
 
 In INT8 each position and head has a scale, for keys and for values: x ≈ scale · q with |q| ≤ 127.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 BLOCK = 16
-"""Positions per slot are a multiple of this on a CPU: the compiled kernels read whole blocks."""
+"""Positions per slot are a multiple of this: the compiled kernels read whole blocks."""
 
 _SCALE = torch.float32
 
@@ -50,6 +48,13 @@ class KVCacheShape:
     def bytes(self) -> int:
         """Bytes of the whole cache."""
         return self.slots * self.positions * self.bytes_per_token
+
+
+def gathered_bytes(shape: KVCacheShape, dtype: torch.dtype) -> int:
+    """Return the bytes that `KVCache.gather` of all slots holds at its peak, in this dtype."""
+    copies = 2 * shape.slots * shape.positions * shape.key_value_heads * shape.head_dim * dtype.itemsize
+    # A product with the scales is a copy of keys or values more.
+    return copies if shape.dtype == dtype else copies * 3 // 2
 
 
 class KVCache:
@@ -85,20 +90,18 @@ class KVCache:
         return keys, values
 
     def gather(
-        self, layer: int, slots: torch.Tensor, span: int, dtype: torch.dtype
+        self, layer: int, slots: torch.Tensor, held: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies [rows, KV heads, span, head dim] of the first `span` positions of slots [rows]."""
+        """Return copies [rows, KV heads, span, head dim] of the first positions of slots [rows].
+
+        held: [rows, span], which positions the row's sequence has; others are zeros.
+        """
+        span, stale = held.shape[1], ~held[:, None, :, None]
         keys, values = self.keys[layer, slots, :, :span].to(dtype), self.values[layer, slots, :, :span].to(dtype)
         if self._quantized:
             keys = keys * self.key_scales[layer, slots, :, :span, None].to(dtype)
             values = values * self.value_scales[layer, slots, :, :span, None].to(dtype)
-        return keys, values
-
-    def zero(self, slots: Sequence[int]) -> None:
-        """Zero the slots, so that their next sequences find only finite values."""
-        for tensor in (self.keys, self.values, self.key_scales, self.value_scales):
-            if tensor.numel():
-                tensor[:, list(slots)] = 0
+        return keys.masked_fill_(stale, 0), values.masked_fill_(stale, 0)
 
 
 def _quantize(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

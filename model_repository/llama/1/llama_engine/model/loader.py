@@ -31,7 +31,7 @@ from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner, build_compiled_llama
 from llama_engine.model.exact_int8 import Int8Packer
 from llama_engine.model.hub import resolve_folder
-from llama_engine.model.kv_cache import BLOCK, KVCacheShape
+from llama_engine.model.kv_cache import BLOCK, KVCacheShape, gathered_bytes
 from llama_engine.model.llama import Llama
 from llama_engine.model.manifest import Manifest, verified_manifest
 from llama_engine.model.model_info import BATCH, PREFILL_TOKENS, ModelInfo, read_model_info
@@ -82,6 +82,14 @@ class Checkpoint:
             spare=spare,
         )
 
+    def attention_reserve(self, shape: KVCacheShape) -> int:
+        """Return the bytes that the attention of a decode step holds, and the compiled kernels' scratch."""
+        if isinstance(self.model, CompiledLlama):
+            return self.model.scratch_bytes(shape)
+        if self.info.device.type == "cpu" or self.kernels.attention is not None:
+            return 0
+        return gathered_bytes(shape, self.info.dtype)
+
     def runner(self, shape: KVCacheShape) -> ModelRunner:
         """Return a runner of the model with a KV cache of its own."""
         if isinstance(self.model, CompiledLlama):
@@ -96,12 +104,12 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
     """
     name = _resolve(settings.model)
     manifest = verified_manifest(Path(name), settings.revision)
-    folder = resolve_folder(name, settings.revision)
-    check_files(folder)
     if device.type == "cuda":
         # Otherwise every instance creates a context on the first GPU, which no memory plan counts.
         torch.cuda.set_device(device)
     with loading(name, show_progress):
+        folder = resolve_folder(name, settings.revision, show_progress)
+        check_files(folder)
         return _load_files(name, folder, settings, device, manifest)
 
 
@@ -205,7 +213,15 @@ def _load_model(
     int8 = quantization == "int8"
     if device.type != "cpu" or quantization == "nf4" or threshold:
         loaded = load_with_transformers(str(folder), config, settings, device, dtype)
-        kernels = install_kernels(loaded, settings.kernels)
+        kernels = install_kernels(loaded, settings.kernels, settings.slots or 0)
+        if (
+            kernels.attention is not None
+            and _cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype) != dtype
+        ):
+            raise CheckpointError(
+                f"kv_cache_dtype is {settings.kv_cache_dtype!r}; the fused attention of kernels 'fused' reads a cache "
+                f"in the model's {str(dtype).removeprefix('torch.')}: set kernels to 'stock' or that to 'auto'"
+            )
         return llama_around(loaded, tables), read_model_info(loaded), kernels
     reader = WeightReader(folder, config, dtype, int8)
     read = ReadWeights()
@@ -217,7 +233,8 @@ def _load_model(
     else:
         packer = Int8Packer(settings.int8_terms)
         model, product = build_llama(reader, config, tables, packer, read), packer.describe()
-        bits_depend_on = PREFILL_TOKENS if packer.exact else BATCH
+        # Around the products torch computes in the dtype: only in float32 are a row's bits its own.
+        bits_depend_on = PREFILL_TOKENS if packer.exact and dtype == torch.float32 else BATCH
     _return_freed_memory()
     info = ModelInfo(
         dict(read.linears),

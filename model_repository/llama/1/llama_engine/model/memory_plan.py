@@ -51,7 +51,7 @@ class MemoryPlan:
         """Return the plan as one line, for the log."""
         return (
             f"memory plan on {self.device}: weights {_mib(self.weights)} + cache {_mib(self.cache)} "
-            f"({self.shape.slots} slots x {self.shape.max_model_len} tokens x {self.shape.bytes_per_token} B) "
+            f"({self.shape.slots} slots x {self.shape.positions} tokens x {self.shape.bytes_per_token} B) "
             f"+ sampling {_mib(self.sampling)} + reserve {_mib(self.reserve)} = {_mib(self.total)} "
             f"of {_mib(self.budget)} ({self.fraction:.0%} of {_mib(self.weights + self.free)})"
         )
@@ -95,12 +95,19 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
             # Only `Kernels.many_rows` on a GPU widens a whole weight at once.
             widens="int8" in info.linears and not info.rounds_activations and info.device.type == "cuda",
         )
-        + (graph_reserve(shape, config.hidden_size, config.intermediate_size, config.vocab_size) if graphs else 0),
+        + (_graphs_of(checkpoint, shape) if graphs else 0)
+        + checkpoint.attention_reserve(shape),
         free=free_bytes(info.device),
         fraction=settings.memory_fraction,
         device=str(info.device),
         shape=shape,
     )
+
+
+def _graphs_of(checkpoint: Checkpoint, shape: KVCacheShape) -> int:
+    config = checkpoint.config
+    itemsize = checkpoint.info.dtype.itemsize
+    return graph_reserve(shape, config.hidden_size, config.intermediate_size, config.vocab_size, itemsize)
 
 
 def activation_reserve(
@@ -115,23 +122,23 @@ def activation_reserve(
     """Estimate the bytes that a forward pass holds besides weights and cache.
 
     A prefill peaks in the MLP: hidden states and residual, gate, up and their product; attention scores stay inside
-    SDPA, and an 8-bit product is int32 before it is scaled. Logits are computed for one token per row, and sampling
-    sorts and copies them in float32. widens: whether a whole 8-bit weight is widened at once (the MLP's are the
-    largest); its product is float32, as large as the int32.
+    SDPA, and an 8-bit product is int32, of two terms on a CPU, before it is scaled. Logits are computed for one token
+    per row, and sampling sorts and copies them in float32. widens: whether a whole 8-bit weight is widened at once (the
+    MLP's are the largest); its product is float32, as large as the int32.
     """
-    prefill = prefill_tokens * ((4 * hidden + 3 * intermediate) * itemsize + 4 * intermediate)
+    prefill = prefill_tokens * ((4 * hidden + 4 * intermediate) * itemsize + 8 * intermediate)
     logits = slots * vocabulary * 4 * 8
     widened = hidden * intermediate * itemsize if widens else 0
     return prefill + logits + widened + 64 * _MIB
 
 
-def graph_reserve(shape: KVCacheShape, hidden: int, intermediate: int, vocabulary: int) -> int:
+def graph_reserve(shape: KVCacheShape, hidden: int, intermediate: int, vocabulary: int, itemsize: int) -> int:
     """Estimate the bytes that CUDA graphs of the decode step hold: a step of all slots, the graphs' nodes, the logits.
 
     A step is estimated by `activation_reserve`; the matrix library takes 32 MiB for the stream of the captures. 4 MiB
     for the nodes of a graph, a thousand kernels, is a guess, not measured on a GPU yet.
     """
-    step = activation_reserve(shape.slots, shape.slots, hidden, intermediate, vocabulary, shape.dtype.itemsize)
+    step = activation_reserve(shape.slots, shape.slots, hidden, intermediate, vocabulary, itemsize)
     return step + shape.slots * vocabulary * 4 + (32 + 4 * graph_count(shape)) * _MIB
 
 

@@ -27,9 +27,9 @@ class ModelInfo:
     """Precision and size of a loaded model.
 
     linears: number of linear layers by weight dtype. dtype: of unquantized weights. threshold: bitsandbytes' outlier
-    threshold, None without 8-bit layers. rounds_activations: whether 8-bit products round activations to 8 bits, too.
-    product: how 8-bit products are computed on a CPU. bits_depend_on: on what else than its own request the bits of a
-    row's logits depend, in words; empty: on nothing.
+    threshold, None without 8-bit layers. rounds_activations: whether bitsandbytes' products round activations to 8
+    bits, too. product: how 8-bit products are computed on a CPU. bits_depend_on: on what else than its own request the
+    bits of a row's logits depend, in words; empty: on nothing.
     """
 
     linears: dict[str, int]

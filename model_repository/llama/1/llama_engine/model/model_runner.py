@@ -34,8 +34,5 @@ class ModelRunner(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocabulary] of [rows, hidden]."""
 
-    def zero(self, slots: Sequence[int]) -> None:
-        """Zero KV slots that may hold non-finite values."""
-
     def warm_up(self) -> None:
         """Run every kernel that a decode step may need, so that none is compiled when requests come."""

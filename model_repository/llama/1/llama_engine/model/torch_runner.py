@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -19,8 +20,16 @@ from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_runner import Chunk
 
-Extent = tuple[int, int, int]
-"""A chunk without its tokens: slot, start, length."""
+
+class Extent(NamedTuple):
+    """A chunk without its tokens. mask: [length, start + length], which positions its tokens attend to; None is causal
+    over the chunk itself, or everything for one token.
+    """
+
+    slot: int
+    start: int
+    length: int
+    mask: torch.Tensor | None = None
 
 
 class TorchRunner:
@@ -41,11 +50,11 @@ class TorchRunner:
 
     def prefill(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden]."""
-        extents = [(chunk.slot, chunk.start, len(chunk.tokens)) for chunk in chunks]
+        extents = [self._extent(chunk) for chunk in chunks]
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
-        positions = torch.cat([self._columns[start : start + length] for _, start, length in extents])
-        lengths = torch.tensor([length for _, _, length in extents], device=self.device)
-        slots = torch.tensor([slot for slot, _, _ in extents], device=self.device)
+        positions = torch.cat([self._columns[one.start : one.start + one.length] for one in extents])
+        lengths = torch.tensor([one.length for one in extents], device=self.device)
+        slots = torch.tensor([one.slot for one in extents], device=self.device)
         slots = slots.repeat_interleave(lengths, output_size=len(tokens))
         hidden = self.model.forward(tokens, positions, partial(self._attend_chunks, slots, positions, extents))
         return hidden[lengths.cumsum(0) - 1]
@@ -57,17 +66,13 @@ class TorchRunner:
         step: it writes to the cache's spare position, and its output is finite and discarded.
         """
         if self._attends_alone:
-            extents = [(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]
+            extents = [Extent(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]
             return self.model.forward(tokens, positions, partial(self._attend_chunks, slots, positions, extents))
         return self.model.forward(tokens, positions, partial(self._attend_rows, slots, positions, span))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocabulary] of [rows, hidden]."""
         return self.model.logits(hidden)
-
-    def zero(self, slots: Sequence[int]) -> None:
-        """Zero KV slots that may hold non-finite values."""
-        self.kv_cache.zero(slots)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -82,6 +87,13 @@ class TorchRunner:
             for position in (0, shape.max_model_len - 1):
                 self.logits(self.decode(slots, tokens, torch.full_like(tokens, position), position + 1))
 
+    def _extent(self, chunk: Chunk) -> Extent:
+        slot, start, length = chunk.slot, chunk.start, len(chunk.tokens)
+        if start == 0 or length == 1:
+            return Extent(slot, start, length)
+        mask = self._columns[: start + length] <= self._columns[start : start + length, None]
+        return Extent(slot, start, length, mask)
+
     def _attend_chunks(
         self,
         slots: torch.Tensor,
@@ -95,15 +107,16 @@ class TorchRunner:
         """Attention of tokens [n], chunk by chunk, each over its slot's positions up to its own."""
         self.kv_cache.write(layer, slots, positions, key, value)
         attended = torch.empty_like(query)
-        for (slot, start, length), end in zip(extents, accumulate(length for _, _, length in extents), strict=True):
-            attended[end - length : end] = self._attend_chunk(layer, slot, start, query[end - length : end])
+        for extent, end in zip(extents, accumulate(extent.length for extent in extents), strict=True):
+            rows = slice(end - extent.length, end)
+            attended[rows] = self._attend_chunk(layer, extent, query[rows])
         return attended
 
-    def _attend_chunk(self, layer: int, slot: int, start: int, query: torch.Tensor) -> torch.Tensor:
+    def _attend_chunk(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
         """Attention [length, heads, dim] of the tokens of one chunk."""
-        length, heads, dim = query.shape
-        keys, values = self.kv_cache.read(layer, slot, start + length, query.dtype)
-        if length == 1:
+        _, heads, dim = query.shape
+        keys, values = self.kv_cache.read(layer, extent.slot, extent.start + extent.length, query.dtype)
+        if extent.length == 1:
             # The query heads that share a KV head are like tokens without a mask: K and V are read once.
             grouped = query.view(len(keys), -1, dim)
             if query.dtype != torch.float32:
@@ -112,15 +125,18 @@ class TorchRunner:
                 # SDPA cuts a row among the threads, and its bits depend on their number; these products don't.
                 weights = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scaling).softmax(-1)
                 attended = torch.bmm(weights, values)
-            return attended.view(1, heads, dim)
-        mask = None if start == 0 else self._columns[: start + length] <= self._columns[start : start + length, None]
+            return attended.reshape(1, heads, dim)
+        group = heads // len(keys)
+        if extent.mask is not None and group > 1:
+            # On a GPU, SDPA with a mask and grouped heads falls back to a kernel that stores all scores.
+            keys, values, group = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0), 1
         attended = functional.scaled_dot_product_attention(
             query.transpose(0, 1)[None],
             keys[None],
             values[None],
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=len(keys) != heads,
+            attn_mask=extent.mask,
+            is_causal=extent.mask is None,
+            enable_gqa=group > 1,
         )
         return attended[0].transpose(0, 1)
 
@@ -140,8 +156,10 @@ class TorchRunner:
             lengths = torch.where(positions < self.kv_cache.shape.max_model_len, positions + 1, 0)
             keys, values = self.kv_cache.keys[layer, :, :, :span], self.kv_cache.values[layer, :, :, :span]
             return self._decode_attention(query, keys, values, slots, lengths, self._scaling)
-        keys, values = self.kv_cache.gather(layer, slots, span, query.dtype)
-        # [rows, 1, 1, span]: a token attends to its own position and everything before it.
-        mask = (self._columns[:span] <= positions[:, None])[:, None, None]
+        # [rows, span]: a token attends to its own position and everything before it.
+        held = self._columns[:span] <= positions[:, None]
+        keys, values = self.kv_cache.gather(layer, slots, held, query.dtype)
         grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
-        return functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).flatten(1, 2)
+        return functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=held[:, None, None]).flatten(
+            1, 2
+        )

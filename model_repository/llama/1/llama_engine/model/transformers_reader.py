@@ -78,8 +78,11 @@ def load_with_transformers(
     return model
 
 
-def install_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
-    """Install the 8-bit layers for the setting `kernels`, stock or fused, in a loaded model; return the kernels."""
+def install_kernels(model: LlamaForCausalLM, setting: str, slots: int = 0) -> Kernels:
+    """Install the 8-bit layers for the setting `kernels`, stock or fused, in a loaded model; return the kernels.
+
+    slots: most rows of a decode step, where they are known.
+    """
     on_cpu = model.device.type == "cpu"
     # At other thresholds bitsandbytes' own product extracts the outliers of all rows together.
     unrounded = read_model_info(model).threshold == 0
@@ -89,7 +92,7 @@ def install_kernels(model: LlamaForCausalLM, setting: str) -> Kernels:
             model.device, model.dtype, *_heads(model.config), _eight_bit_shapes(model) if unrounded else ()
         )
     if unrounded and (on_cpu or kernels.few_rows is not None):
-        replace_int8_layers(model, None if on_cpu else kernels)
+        replace_int8_layers(model, None if on_cpu else kernels, slots)
         # New modules start in training mode, and nothing trains.
         model.train(False)
     return kernels

@@ -1,14 +1,16 @@
 """Compiles the CPU kernels: one shared object per instruction set, in `build/` beside this file.
 
-    python -m llama_engine.kernels.cpu.build [--optional]
+    python3 model_repository/llama/1/llama_engine/kernels/cpu/build.py [--optional] [--quiet]
 
 The compiler is the environment variable CXX, else g++, c++ or clang++. An object's name has a hash of the sources and
 flags, so that a stale object is never loaded; it is renamed into place when it is complete, so that builds at the same
 time do no harm; and it ends in a hash of its bytes, because loading a truncated object kills the process. An
 instruction set that the compiler doesn't know is skipped with a line. Objects need no OpenMP when they are linked: its
-one function comes from torch's runtime when they are loaded (see `library`).
+one function comes from torch's runtime when they are loaded (see `library`). Whole objects of these sources are kept:
+with nothing to compile it takes a twentieth of a second, so `make` runs it each time.
 
-Exit status: 0, or 1 when there is no compiler or it compiles nothing; with --optional always 0.
+Exit status: 0, or 1 when there is no object, because there is no compiler, it compiles nothing or the folder can't be
+written; with --optional always 0.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCES = Path(__file__).parent
+SCRIPT = Path(__file__)
+SOURCES = SCRIPT.parent
 BUILD_DIRECTORY = SOURCES / "build"
 COMPILERS = ("g++", "c++", "clang++")
 
@@ -61,30 +64,37 @@ def find_compiler() -> list[str] | None:
 
 
 def compile_object(compiler: list[str] | None, instruction_set: str, directory: Path = BUILD_DIRECTORY) -> str | None:
-    """Compile an instruction set's object unless a whole one exists. Return the compiler's message if it fails."""
-    target = object_path(instruction_set, directory)
-    if target.exists() and is_whole(target):
+    """Compile an instruction set's object unless a whole one exists. Return in a line why it fails, None otherwise."""
+    if is_built(instruction_set, directory):
         return None
     if compiler is None:
         return "no C++ compiler"
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(suffix=".so", prefix=f".{instruction_set}-", dir=directory)
-    os.close(descriptor)
-    flags = (*COMMON_FLAGS, *INSTRUCTION_SETS[instruction_set])
     try:
-        command = [*compiler, *flags, "-o", temporary, str(SOURCES / "forward.cpp")]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_TIMEOUT)
-        if result.returncode != 0:
-            lines = [line for line in result.stderr.splitlines() if "error" in line] or [f"exit {result.returncode}"]
-            return lines[0]
-        seal(Path(temporary))
-        Path(temporary).chmod(0o755)
-        Path(temporary).replace(target)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        room = tempfile.TemporaryDirectory(prefix=f".{instruction_set}-", dir=directory)
+    except OSError as error:
+        return f"{directory} can't be written: {error.strerror}"
+    with room as folder:
+        complete = Path(folder) / "object"
+        flags = (*COMMON_FLAGS, *INSTRUCTION_SETS[instruction_set])
+        command = [*compiler, *flags, "-o", str(complete), str(SOURCES / "forward.cpp")]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_TIMEOUT)
+            if result.returncode != 0:
+                errors = [line for line in result.stderr.splitlines() if "error" in line]
+                return errors[0] if errors else f"{compiler[0]} ended with code {result.returncode}"
+            seal(complete)
+            complete.chmod(0o755)
+            complete.replace(object_path(instruction_set, directory))
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
     return None
+
+
+def is_built(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> bool:
+    """Return whether there is a whole object of an instruction set and of the sources as they are now."""
+    path = object_path(instruction_set, directory)
+    return path.exists() and is_whole(path)
 
 
 def seal(path: Path) -> None:
@@ -110,26 +120,35 @@ def main() -> int:
     """Compile every instruction set; return the exit status."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
     parser.add_argument("--optional", action="store_true", help="exit with 0 even if nothing can be compiled")
-    failure = 0 if parser.parse_args().optional else 1
-    compiler = find_compiler()
+    parser.add_argument("--quiet", action="store_true", help="print nothing if nothing is to be compiled")
+    options = parser.parse_args()
     # Objects need any glibc and nothing else, so those that another machine made of these sources do as well.
-    if compiler is None and not any(object_path(name).exists() for name in INSTRUCTION_SETS):
+    there = [name for name in INSTRUCTION_SETS if is_built(name)]
+    compiler = find_compiler()
+    if compiler is None and not there:
         wanted = os.environ.get("CXX") or ", ".join(COMPILERS)
         print(
-            f"CPU kernels not built: no C++ compiler ({wanted}); the model runs without them, slower", file=sys.stderr
+            f"CPU kernels not built: no C++ compiler ({wanted}); the model runs on PyTorch's kernels", file=sys.stderr
         )
-        return failure
-    built = []
+        return 0 if options.optional else 1
+    built: list[str] = []
+    skipped: dict[str, list[str]] = {}
     for name in INSTRUCTION_SETS:
-        message = compile_object(compiler, name)
+        message = None if name in there else compile_object(compiler, name)
         if message is None:
             built.append(name)
         else:
-            print(f"CPU kernels for {name} skipped: {message}", file=sys.stderr)
+            skipped.setdefault(message, []).append(name)
+    for message, names in skipped.items():
+        print(f"CPU kernels for {', '.join(names)} skipped: {message}", file=sys.stderr)
     if not built:
-        return failure
-    remove_stale()
-    print(f"CPU kernels: {', '.join(built)} in {BUILD_DIRECTORY}")
+        return 0 if options.optional else 1
+    try:
+        remove_stale()
+    except OSError as error:
+        print(f"CPU kernels of other sources stay in {BUILD_DIRECTORY}: {error.strerror}", file=sys.stderr)
+    if not options.quiet or built != there:
+        print(f"CPU kernels: {', '.join(built)} in {BUILD_DIRECTORY}")
     return 0
 
 

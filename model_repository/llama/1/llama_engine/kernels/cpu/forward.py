@@ -11,6 +11,9 @@ from llama_engine.kernels.cpu.library import CpuKernels, use_huge_pages
 from llama_engine.kernels.cpu.packing import Dimensions, PackedLayer, PackedLinear, QuantizedRows, pad_gain, padded
 from llama_engine.kernels.cpu.structures import Cache, Layer, Model
 
+ROOM = 512
+"""Tokens that are computed at once."""
+
 POSITIONS = 16
 """Positions of a block of the cache."""
 
@@ -84,7 +87,7 @@ class CpuForward:
     shorter than the cache.
     """
 
-    def __init__(self, llama: CpuLlama, cache: CpuCacheShape, room: int = 512) -> None:
+    def __init__(self, llama: CpuLlama, cache: CpuCacheShape, room: int = ROOM) -> None:
         if len(llama.cosine) < cache.positions:
             raise ValueError(f"RoPE's tables have {len(llama.cosine)} positions, and the cache has {cache.positions}")
         self.llama = llama
@@ -123,7 +126,10 @@ class CpuForward:
 
         x: [tokens, hidden] float32, the embeddings. slots, positions: [tokens] int64, where each token's keys and
         values are written; a sequence's tokens are in the order of their positions, and all before are in the cache.
+        Raises IndexError for a slot or a position outside the cache: the kernels would write there.
         """
+        _check_bounds("slot", slots, self.cache.slots)
+        _check_bounds("position", positions, self.cache.positions)
         hidden = self.llama.dimensions.hidden
         padded_x = self._pad(x)
         slots, positions = slots.contiguous(), positions.contiguous()
@@ -142,12 +148,6 @@ class CpuForward:
             self.llama.kernels.logits(self._model, padded_x[part], result[part])
         return result[:, : self.llama.dimensions.vocabulary]
 
-    def zero(self, slots: list[int]) -> None:
-        """Set the keys and values of these slots to zero."""
-        for tensors in self.layer_caches:
-            for tensor in tensors:
-                tensor[slots] = 0
-
     def attention(
         self, qkv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, layer: int = 0
     ) -> torch.Tensor:
@@ -165,7 +165,8 @@ class CpuForward:
         return attended.view(tokens, dimensions.heads, -1)[:, :, :dim].clone()
 
     def _pad(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.pad(x, (0, self._width - x.shape[1])).contiguous()
+        padding = self._width - x.shape[1]
+        return (functional.pad(x, (0, padding)) if padding else x).contiguous()
 
     def _use_threads(self) -> None:
         """Enlarge the scratch if torch has more threads than before."""
@@ -227,3 +228,10 @@ class CpuForward:
             scratch=self._scratch.data_ptr(),
             scratch_stride=self._scratch.shape[1],
         )
+
+
+def _check_bounds(what: str, indices: torch.Tensor, bound: int) -> None:
+    if len(indices):
+        lowest, highest = (int(extreme) for extreme in indices.aminmax())
+        if lowest < 0 or highest >= bound:
+            raise IndexError(f"{what} {lowest if lowest < 0 else highest} is outside the KV cache of {bound} {what}s")

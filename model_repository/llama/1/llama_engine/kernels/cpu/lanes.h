@@ -37,7 +37,6 @@ inline Lanes load(const BFloat16* p) {
 inline Lanes load(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
-inline Lanes load(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
 inline void store(float* p, Lanes x) { _mm512_storeu_ps(p, x.v); }
 inline void store(int8_t* p, Lanes x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));

@@ -1,0 +1,63 @@
+"""The memory that loading takes, in a process of its own: freed memory of other tests would be used first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.checkpoints import save_small
+from engine.compiled_kernels import needs_compiled_kernels
+from llama_engine.text.tokenizer import Tokenizer
+
+LAYERS, HIDDEN, INTERMEDIATE = 20, 512, 2048
+
+LAYER_BYTES = 3 * HIDDEN**2 + 3 * HIDDEN * INTERMEDIATE
+"""Of a layer's weights in INT8: queries and output, half as many keys and values, and the MLP."""
+
+CONSTANT = 48 << 20
+"""Blocks that are being read, one for each thread, and the products that verify the kernels."""
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from engine.engines import load
+
+def status(key):
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[key].split()[0]) * 1024
+
+small, wide = sys.argv[1:]
+# Imports everything.
+load("int8", model=small)
+# Resets the peak.
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+checkpoint = load("int8", model=wide)
+print(status("VmHWM") - before, checkpoint.info.weight_bytes, type(checkpoint.model).__name__)
+"""
+
+
+def test_the_peak_of_loading_for_the_compiled_kernels_is_the_model_and_two_layers(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    needs_compiled_kernels()
+    small = save_small(tmp_path / "small", tokenizer)
+    wide = save_small(
+        tmp_path / "wide",
+        tokenizer,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PROGRAM, str(small), str(wide)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    peak, weights, loaded = run.stdout.split()
+    assert loaded == "CompiledLlama"
+    assert int(weights) > LAYERS * LAYER_BYTES
+    assert int(weights) < int(peak) < int(weights) + 2 * LAYER_BYTES + CONSTANT
+    assert 2 * LAYER_BYTES + CONSTANT < LAYERS * LAYER_BYTES, "the bound allows a second copy"

@@ -60,6 +60,8 @@ SHARED = {
     # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming.
     "triton": Plan(),
     "streaming": Plan("streaming"),
+    # For tests that act while a request runs.
+    "slow_streaming": Plan("streaming", SLOW),
     "fp32": Plan(environment=_FP32),
     # Two slots and a queue of three.
     "narrow": Plan(environment=_TWO_SLOTS, queue_policy=_QUEUE_OF_THREE),

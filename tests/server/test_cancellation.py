@@ -120,15 +120,15 @@ def test_a_stream_whose_client_leaves_frees_its_slot(
     assert metrics.grown("llama_generated_tokens_total") - 60 < requests * FAR_FEWER
 
 
-def test_streams_that_are_never_read_do_not_block_others(streaming: LocalTriton) -> None:
-    alone = [ask(streaming, generate, **one) for one in NINE]
-    metrics = Metrics(streaming)
-    host, port = streaming.http_url.split(":")
+def test_streams_that_are_never_read_do_not_block_others(slow_streaming: LocalTriton) -> None:
+    alone = [ask(slow_streaming, generate, **one) for one in NINE]
+    metrics = Metrics(slow_streaming)
+    host, port = slow_streaming.http_url.split(":")
     body = b'{"text_input": "a", "max_tokens": 500, "min_tokens": 500, "stream": true}'
     head = b"POST /v2/models/llama/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     read_on = threading.Event()
     with ExitStack() as unread:
-        client = unread.enter_context(tritonclient.grpc.InferenceServerClient(streaming.grpc_url))
+        client = unread.enter_context(tritonclient.grpc.InferenceServerClient(slow_streaming.grpc_url))
         unread.callback(read_on.set)
         client.start_stream(lambda result, error: read_on.wait())
         for _ in range(2):
@@ -139,7 +139,7 @@ def test_streams_that_are_never_read_do_not_block_others(streaming: LocalTriton)
             one.connect((host, int(port)))
             one.sendall(head + body)
         metrics.wait_for_slots(4)
-        jobs = [partial(whole, streaming, STREAM_WIRES[index % 2], one) for index, one in enumerate(NINE)]
+        jobs = [partial(whole, slow_streaming, STREAM_WIRES[index % 2], one) for index, one in enumerate(NINE)]
         assert at_once(jobs) == alone
         metrics.wait(Metrics.idle, "all have ended")
     metrics.wait_for(4 + len(alone), "llama_requests_total", finish_reason="length")

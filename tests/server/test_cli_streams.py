@@ -58,10 +58,10 @@ def test_the_command_prints_the_same_text_in_pieces(streaming: LocalTriton, prot
 
 
 @both_protocols
-def test_ctrl_c_stops_the_command_and_the_request(streaming: LocalTriton, protocol: str) -> None:
-    metrics = Metrics(streaming)
+def test_ctrl_c_stops_the_command_and_the_request(slow_streaming: LocalTriton, protocol: str) -> None:
+    metrics = Metrics(slow_streaming)
     with subprocess.Popen(
-        [*COMMAND, WITH_CTRL_C, "generate", "def", "--stream", *LONG, "--url", url(streaming, protocol)],
+        [*COMMAND, WITH_CTRL_C, "generate", "def", "--stream", *LONG, "--url", url(slow_streaming, protocol)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
@@ -84,12 +84,12 @@ def test_a_server_that_cannot_stream_is_told_with_the_way_out(triton: LocalTrito
         assert "make serve VARIANT=streaming" in result.stderr
 
 
-def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_chat(streaming: LocalTriton) -> None:
+def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_chat(slow_streaming: LocalTriton) -> None:
     # Both begin at once, because what they import takes long.
-    http, grpc = ([*CHAT, *ANSWER, "--url", url(streaming, protocol)] for protocol in PROTOCOLS)
+    http, grpc = ([*CHAT, *ANSWER, "--url", url(slow_streaming, protocol)] for protocol in PROTOCOLS)
     with on_a_terminal(CODE, http) as over_http, on_a_terminal(CODE, grpc) as over_grpc:
-        _chat(streaming, over_http)
-        _chat(streaming, over_grpc)
+        _chat(slow_streaming, over_http)
+        _chat(slow_streaming, over_grpc)
 
 
 def _chat(server: LocalTriton, terminal: Terminal) -> None:

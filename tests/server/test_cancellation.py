@@ -107,12 +107,12 @@ LEAVING: dict[str, tuple[Callable[[LocalTriton], None], int]] = {
 
 @pytest.mark.parametrize(("leave", "requests"), LEAVING.values(), ids=LEAVING)
 def test_a_stream_whose_client_leaves_frees_its_slot(
-    streaming: LocalTriton, leave: Callable[[LocalTriton], None], requests: int
+    slow_streaming: LocalTriton, leave: Callable[[LocalTriton], None], requests: int
 ) -> None:
-    alone = ask(streaming, generate, **NEIGHBOUR)
-    metrics = Metrics(streaming)
-    with Call(streaming, NEIGHBOUR) as neighbour:
-        leave(streaming)
+    alone = ask(slow_streaming, generate, **NEIGHBOUR)
+    metrics = Metrics(slow_streaming)
+    with Call(slow_streaming, NEIGHBOUR) as neighbour:
+        leave(slow_streaming)
         assert neighbour.outcome() == alone
     metrics.wait(Metrics.idle, "the slots are free")
     metrics.wait_for(requests, "llama_cancellations_total")

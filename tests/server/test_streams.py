@@ -109,13 +109,13 @@ def test_a_bad_request_to_generate_stream_has_status_400(streaming: LocalTriton,
     assert next(iter(bad)) in event["error"]
 
 
-def test_requests_of_one_grpc_stream_are_told_apart_by_their_ids(streaming: LocalTriton) -> None:
+def test_requests_of_one_grpc_stream_are_told_apart_by_their_ids(slow_streaming: LocalTriton) -> None:
     limits = {f"request {limit}": limit for limit in (300, 150, 0, 480, 1)}
     requests = {name: TWELVE | {"max_tokens": limit, "min_tokens": limit} for name, limit in limits.items()}
     texts: dict[str, str] = dict.fromkeys(limits, "")
     finals: list[str] = []
     errors: list[str] = []
-    with GrpcStream(streaming) as stream:
+    with GrpcStream(slow_streaming) as stream:
         for name, request in requests.items():
             stream.ask({**request, "stream": True}, request_id=name)
         while len(finals) + len(errors) < len(limits):
@@ -132,7 +132,7 @@ def test_requests_of_one_grpc_stream_are_told_apart_by_their_ids(streaming: Loca
     assert len(errors) == 1
     assert "max_tokens is 0" in errors[0]
     for name, limit in limits.items():
-        assert not limit or texts[name] == ask(streaming, generate, **requests[name]).text
+        assert not limit or texts[name] == ask(slow_streaming, generate, **requests[name]).text
 
 
 @pytest.mark.parametrize("empty_final", [False, True])

@@ -121,7 +121,7 @@ def _survives(attacks: Sequence[Attack], server: LocalTriton) -> str:
     # Valid requests are computed, too: once each for their answers, then in between.
     computed = metrics.grown("llama_requests_total", finish_reason="length") - len(good) - campaign.asked
     refused = metrics.grown("llama_requests_total", finish_reason="invalid")
-    assert min(computed, refused) > len(attacks) / 200
+    assert min(computed, refused) > len(attacks) / 40
     assert metrics.grown("llama_requests_total", finish_reason="error") == 0
     assert [asking() for asking, _ in good] == [answer for _, answer in good]
     return f"{campaign.line()}; {computed:,.0f} attacks computed, {refused:,.0f} refused"

@@ -63,7 +63,7 @@ class TorchRunner:
         """Run one token per row; return hidden states, [rows, hidden].
 
         span: exceeds every position that is not padding. A position of max_model_len marks a padding row of a captured
-        step: it writes to the cache's spare position, and its output is finite and discarded.
+        step: it writes to the cache's spare position, and its output is discarded.
         """
         if self._attends_alone:
             extents = [Extent(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]

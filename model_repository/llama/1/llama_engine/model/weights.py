@@ -19,11 +19,6 @@ class LinearWeight:
     scales: torch.Tensor | None = None
     bias: torch.Tensor | None = None
 
-    @property
-    def is_int8(self) -> bool:
-        """Whether the weight is quantized."""
-        return self.scales is not None
-
 
 @dataclass(frozen=True)
 class LayerWeights:

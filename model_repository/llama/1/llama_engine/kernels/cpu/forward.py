@@ -34,12 +34,6 @@ class CpuCacheShape:
         """Positions per slot as they are allocated."""
         return padded(self.positions, POSITIONS)
 
-    def bytes(self, dimensions: Dimensions, layers: int) -> int:
-        """Bytes of the cache of a whole model, without allocating it."""
-        scale = 4 if self.dtype == torch.int8 else 0
-        head = 2 * self.padded_positions * (dimensions.padded_head_dim * self.dtype.itemsize + scale)
-        return layers * self.slots * dimensions.kv_heads * head
-
 
 def scratch_bytes(dimensions: Dimensions, positions: int, room: int) -> int:
     """Bytes of the scratch of `CpuForward` for calls of up to `room` tokens, at most."""
@@ -69,12 +63,6 @@ class CpuLlama:
     cosine: torch.Tensor
     sine: torch.Tensor
     terms: int = 2
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all weights and tables."""
-        tables = (self.norm, self.cosine, self.sine)
-        return sum(layer.bytes for layer in self.layers) + self.head.bytes + sum(table.nbytes for table in tables)
 
 
 class CpuForward:
@@ -110,16 +98,6 @@ class CpuForward:
         self._tables = [table.detach().float().contiguous() for table in (llama.cosine, llama.sine)]
         self._norm = pad_gain(llama.norm)
         self._model = self._structure()
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return self.cache.bytes(self.llama.dimensions, len(self.llama.layers))
-
-    @property
-    def reserve_bytes(self) -> int:
-        """Bytes of the scratch."""
-        return scratch_bytes(self.llama.dimensions, self.cache.positions, self.room)
 
     def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Run all layers and return the hidden states before the final norm; x may be changed in place.

@@ -73,11 +73,6 @@ class PackedLinear:
         bias = None if self.bias is None else self.bias.data_ptr()
         return Matrix(self.weight.data_ptr(), self.scale.data_ptr(), bias, *self.weight.shape)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of weight, scale and bias."""
-        return sum(t.nbytes for t in (self.weight, self.scale, self.bias) if t is not None)
-
 
 @dataclass(frozen=True)
 class PackedLayer:
@@ -89,12 +84,6 @@ class PackedLayer:
     mlp_norm: torch.Tensor
     gate_up: PackedLinear
     down: PackedLinear
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all weights."""
-        linears = (self.query_key_value, self.attention_output, self.gate_up, self.down)
-        return self.attention_norm.nbytes + self.mlp_norm.nbytes + sum(linear.bytes for linear in linears)
 
 
 @dataclass

@@ -169,7 +169,7 @@ def test_a_server_that_did_not_run_is_named_once_with_its_reason() -> None:
         if one["server"] == "vllm":
             one["not_run"] = "no wheel"
     table = made(tables.peers_closed, content)
-    assert "vLLM" not in str(table.rows)
+    assert "vLLM" not in {row[1] for row in table.rows}
     assert sum(note.count("vLLM (no wheel)") for note in table.notes if note.startswith("Not run: ")) == 1
 
 

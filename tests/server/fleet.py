@@ -23,12 +23,12 @@ from triton_local.server import LocalTriton
 class Plan:
     """A server's config, settings, and changes to the model repository.
 
-    faulty, queue_policy: as for `copy_repository`.
+    shim, queue_policy: as for `copy_repository`.
     """
 
     variant: str = "default"
     environment: Mapping[str, str] = field(default_factory=dict)
-    faulty: bool = False
+    shim: str = ""
     queue_policy: str = ""
     supervised: Supervised = SUPERVISED
 
@@ -61,7 +61,7 @@ SHARED = {
     "triton": Plan(),
     "streaming": Plan("streaming"),
     # For tests that act while a request runs.
-    "slow_streaming": Plan("streaming", SLOW),
+    "slow_streaming": Plan("streaming", shim="slow_model"),
     "fp32": Plan(environment=_FP32),
     # Two slots and a queue of three.
     "narrow": Plan(environment=_TWO_SLOTS, queue_policy=_QUEUE_OF_THREE),
@@ -76,8 +76,8 @@ PLANS = {
     "batched_int8": Plan("batched_int8"),
     "batched_fp16": Plan("batched_fp16"),
     "naive_fp16": Plan("naive_fp16"),
-    "faulty": Plan("streaming", faulty=True),
-    "faulty_default": Plan(faulty=True, supervised=_SOON),
+    "faulty": Plan("streaming", shim="faulty_model"),
+    "faulty_default": Plan(shim="faulty_model", supervised=_SOON),
     "fuzzed": Plan(environment=_SHORT),
     "fuzzed_streaming": Plan("streaming", _SHORT),
     # For tests that end them.
@@ -132,8 +132,8 @@ class Fleet:
 
     def _started(self, name: str) -> LocalTriton:
         plan = PLANS[name]
-        changed = plan.faulty or plan.queue_policy
-        repository = copy_repository(self._folder(name), plan.faulty, plan.queue_policy) if changed else None
+        changed = plan.shim or plan.queue_policy
+        repository = copy_repository(self._folder(name), plan.shim, plan.queue_policy) if changed else None
         server = new_server(plan.variant, plan.environment, repository, supervised=plan.supervised)
         server.start()
         return server
@@ -147,20 +147,20 @@ class Fleet:
         self._ends.append(self._threads.submit(end))
 
 
-def copy_repository(folder: Path, faulty: bool = False, queue_policy: str = "") -> Path:
+def copy_repository(folder: Path, shim: str = "", queue_policy: str = "") -> Path:
     """Copy the model repository into an empty folder and return its path.
 
-    faulty: faulty_model.py replaces model.py and imports it as `real_model`. queue_policy: fields of Triton's
-    ModelQueuePolicy, in place of the in-flight configs' own.
+    shim: the file of this name beside this one replaces model.py and imports it as `real_model`. queue_policy: fields
+    of Triton's ModelQueuePolicy, in place of the in-flight configs' own.
     """
     repository = folder / "model_repository"
     shutil.copytree(ROOT / "model_repository", repository, ignore=shutil.ignore_patterns("__pycache__"))
     # The embedded checkpoint's default path is beside the repository.
     (folder / "models").symlink_to(ROOT / "models")
     model = repository / "llama"
-    if faulty:
+    if shim:
         (model / "1" / "model.py").rename(model / "1" / "real_model.py")
-        shutil.copy(Path(__file__).parent / "faulty_model.py", model / "1" / "model.py")
+        shutil.copy(Path(__file__).parent / f"{shim}.py", model / "1" / "model.py")
     if queue_policy:
         for config in (model / "config.pbtxt", model / "configs" / "streaming.pbtxt"):
             text, found = _QUEUE_POLICY.subn(f"default_queue_policy {{ {queue_policy} }}", config.read_text())

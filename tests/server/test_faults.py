@@ -35,7 +35,9 @@ def alone(faulty: LocalTriton) -> list[str]:
 
 
 def _faulty(fault: str) -> list[dict[str, object]]:
-    request = {"text_input": f"Here is a fault {fault} in the middle", "max_tokens": 12, "min_tokens": 12}
+    # Sinks are asked about cancellation every 50 ms.
+    tokens = 400 if fault == "question" else 12
+    request = {"text_input": f"Here is a fault {fault} in the middle", "max_tokens": tokens, "min_tokens": tokens}
     return [request | {"seed": seed} for seed in range(3)]
 
 

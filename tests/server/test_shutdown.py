@@ -157,7 +157,7 @@ def test_running_sequences_finish_within_drain_seconds_or_get_an_error(
 ) -> None:
     environment = {**TWO_SLOTS, "LLAMA_DRAIN_SECONDS": str(drain_seconds)}
     with (
-        new_server("streaming", environment, copy_repository(tmp_path, faulty=True)) as server,
+        new_server("streaming", environment, copy_repository(tmp_path, "faulty_model")) as server,
         in_use("stopping", server),
     ):
         with GrpcStream(server) as stream, ThreadPoolExecutor(1) as pool:

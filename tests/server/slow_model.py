@@ -1,0 +1,22 @@
+"""The model with slow steps: a test can act while a request runs."""
+
+from __future__ import annotations
+
+import time
+
+import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
+from llama_engine.engine import Engine, StepResult
+
+STEP_SECONDS = 0.01
+
+
+class SlowEngine(Engine):
+    """An engine that waits before each step."""
+
+    def step(self) -> StepResult:
+        time.sleep(STEP_SECONDS)
+        return super().step()
+
+
+TritonPythonModel = real_model.TritonPythonModel
+real_model.Engine = SlowEngine

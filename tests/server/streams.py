@@ -35,7 +35,7 @@ class Streamed:
         return Answer(
             "".join(chunk.text for chunk in self.chunks),
             self.chunks[-1].finish_reason,
-            sum(chunk.num_input_tokens for chunk in self.chunks),
+            self.chunks[-1].num_input_tokens,
             sum(chunk.num_output_tokens for chunk in self.chunks),
         )
 

@@ -38,3 +38,14 @@ def test_chunks_are_made_of_tokens_as_soon_as_their_text_is_certain(
     assert sequence.next_chunk() is None
     text = "".join(chunk.text for chunk in chunks if chunk is not None)
     assert sequence.result == sequence.completion() == Completion(text, reason, 3, len(tokens))
+
+
+def test_after_the_first_token_a_chunk_waits_for_the_interval_or_the_end() -> None:
+    request = GenerationRequest(prompt=PROMPT, prompt_tokens=(1, 5, 6), max_tokens=6)
+    stop_checker = StopChecker(min_tokens=0, max_tokens=6, stop_words=[], end_tokens=(2,))
+    sequence = Sequence(request, stop_checker, stream_interval=3)
+    found = []
+    for token in [b"a", b"b", b"c", b"d", b"e", b"f"]:
+        sequence.append(7, token)
+        found.append(sequence.next_chunk())
+    assert found == [Chunk("a", 1), None, None, Chunk("bcd", 3), None, Chunk("ef", 2)]

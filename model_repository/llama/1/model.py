@@ -25,7 +25,7 @@ from llama_engine.scheduler import Scheduler
 from llama_engine.settings import Settings
 from llama_engine.triton.config import QueuePolicy, gpu_of, instance_name, is_decoupled, settings_parameters
 from llama_engine.triton.metrics import TritonMetrics
-from llama_engine.triton.requests import RequestDecoder
+from llama_engine.triton.requests import RequestDecoder, release_tensors
 
 CLOSE_SECONDS = 10.0
 """How long, after the last sequence has finished, the responses and the last metrics may take to go out."""
@@ -76,6 +76,7 @@ class TritonPythonModel:
         self._scheduler.stop(self._settings.drain_seconds)
         if not self._dispatcher.close(CLOSE_SECONDS):
             _log.error("some responses could not be sent before the model was unloaded")
+        release_tensors()
         self._stats.close(CLOSE_SECONDS)
         _log.info("model unloaded")
 

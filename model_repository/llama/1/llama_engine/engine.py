@@ -70,6 +70,7 @@ class Engine:
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._prefill = Prefill(self._model, self._batch, settings.prefill_tokens, self._on_error)
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._on_error)
+        self._stream_interval = settings.stream_interval
         self._wants_graphs = settings.cuda_graphs == "on"
         self._checkpoint = checkpoint
         self._result = StepResult()
@@ -125,7 +126,8 @@ class Engine:
         )
         vocabulary = self.tokenizer.vocabulary
         bad_words = BadWords(request.bad_words, vocabulary, self._device) if request.bad_words else None
-        return Sequence(request, stop_checker, bad_words, sink or DiscardingSink(), name, stream, deadline)
+        interval = self._stream_interval
+        return Sequence(request, stop_checker, bad_words, sink or DiscardingSink(), name, stream, deadline, interval)
 
     def add(self, sequence: Sequence) -> None:
         """Give a sequence a slot: WAITING → PREFILL. There must be a free one."""

@@ -96,9 +96,10 @@ class DiscardingSink:
 class Sequence:
     """One request in the engine.
 
-    name: the request's id in the log, one printable line. stream: send chunks to the sink. deadline: latest time to get
-    a slot. kv_slot: where its keys and values are cached, from prefill to its end. num_cached: positions there that
-    hold them. Times are monotonic, in seconds; NaN until they are reached.
+    name: the request's id in the log, one printable line. stream: send chunks to the sink. stream_interval: tokens per
+    chunk after the first one. deadline: latest time to get a slot. kv_slot: where its keys and values are cached, from
+    prefill to its end. num_cached: positions there that hold them. Times are monotonic, in seconds; NaN until they are
+    reached.
     """
 
     request: GenerationRequest
@@ -108,6 +109,7 @@ class Sequence:
     name: str = ""
     stream: bool = False
     deadline: float = math.inf
+    stream_interval: int = 1
     status: Status = Status.WAITING
     result: Result | None = None
     kv_slot: int | None = None
@@ -173,16 +175,19 @@ class Sequence:
         self.finish(GenerationError(message) if exhausted else FAILURE)
 
     def next_chunk(self) -> Chunk | None:
-        """Return the text that has become certain since the last chunk; None if there is none and more will come."""
+        """Return the text that has become certain since the last chunk; None if none is due and more will come."""
         stop_checker = self.stop_checker
-        if stop_checker.num_tokens == self._num_chunked_tokens:
+        pending = stop_checker.num_tokens - self._num_chunked_tokens
+        # The first chunk has no interval to wait for: TTFT is what it would be without one.
+        due = self.stream_interval if self._num_chunked_tokens and not stop_checker.finish_reason else 1
+        if pending < due:
             return None
         text = stop_checker.next_delta()
         if not self._num_chunked_tokens and not self.request.exclude_input_in_output:
             text = self.request.prompt + text
         if not text and not stop_checker.finish_reason:
             return None
-        chunk = Chunk(text, stop_checker.num_tokens - self._num_chunked_tokens)
+        chunk = Chunk(text, pending)
         self._num_chunked_tokens = stop_checker.num_tokens
         return chunk
 

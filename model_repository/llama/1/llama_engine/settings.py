@@ -97,6 +97,7 @@ class Settings:
     max_model_len: prompt + completion, in tokens; None is the checkpoint's own, at most 4096.
     default_max_tokens: for requests without max_tokens, unless the checkpoint sets max_new_tokens.
     prefill_tokens: prompt tokens per prefill pass; longer prompts are read in chunks.
+    stream_interval: tokens per chunk of a stream, after the first token; more cost less processor time per token.
     drain_seconds: time for running sequences to finish after the model starts unloading.
     stuck_seconds: duration of a step after which the model reports not ready; 0 disables the check.
     memory_fraction: share of the device's free memory available to weights, cache and reserve.
@@ -119,6 +120,7 @@ class Settings:
     max_model_len: int | None = None
     default_max_tokens: int = 128
     prefill_tokens: int = 512
+    stream_interval: int = 1
     drain_seconds: int = 60
     stuck_seconds: int = 60
     memory_fraction: float = 0.9
@@ -168,6 +170,7 @@ BOUNDS: Mapping[str, Bound] = {
     "max_model_len": Integer(2, 1 << 20),
     "default_max_tokens": Integer(1, 1 << 20),
     "prefill_tokens": Integer(1, 1 << 20),
+    "stream_interval": Integer(1, 1024),
     "drain_seconds": Integer(0, 3600),
     "stuck_seconds": Integer(0, 3600),
     "memory_fraction": Float(0.05, 1.0),

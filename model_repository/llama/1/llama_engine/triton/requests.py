@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -155,11 +156,22 @@ class Response:
         last = events[-1]
         chunks = [event for event in events if isinstance(event, Chunk)]
         if not isinstance(last, RequestError):
-            self._send(sender, _chunk(chunks, last), final=isinstance(last, Completion))
+            self._send(sender, self._chunk(chunks, last), final=isinstance(last, Completion))
             return
         if chunks:
-            self._send(sender, _chunk(chunks, chunks[-1]), final=False)
+            self._send(sender, self._chunk(chunks, chunks[-1]), final=False)
         self._send(sender, _error(last), final=True)
+
+    def _chunk(self, chunks: list[Chunk], last: Chunk | Completion) -> pb_utils.InferenceResponse:
+        """Join the chunks that accumulated; the finish reason comes with the last one of the sequence."""
+        return pb_utils.InferenceResponse(
+            [
+                _strings("text_output", ["".join(chunk.text for chunk in chunks)]),
+                _reason(last.finish_reason if isinstance(last, Completion) else ""),
+                _count("num_input_tokens", self.sequences[0].num_prompt_tokens),
+                _count("num_output_tokens", sum(chunk.num_tokens for chunk in chunks)),
+            ]
+        )
 
     def _send(
         self, sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse, final: bool
@@ -188,16 +200,6 @@ def _request_id(request: pb_utils.InferenceRequest) -> str:
         return ""
 
 
-def _chunk(chunks: list[Chunk], last: Chunk | Completion) -> pb_utils.InferenceResponse:
-    """Join the chunks that accumulated; finish reason and prompt tokens come with the last one of the sequence."""
-    return _tensors(
-        ["".join(chunk.text for chunk in chunks)],
-        [last.finish_reason if isinstance(last, Completion) else ""],
-        [last.num_input_tokens if isinstance(last, Completion) else 0],
-        [sum(chunk.num_tokens for chunk in chunks)],
-    )
-
-
 def _error(error: RequestError) -> pb_utils.InferenceResponse:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), _code(error)))
 
@@ -222,6 +224,23 @@ def _tensors(
             _counts("num_output_tokens", num_output_tokens),
         ]
     )
+
+
+# A tensor that is sent again is written to shared memory once. Only the dispatcher's thread uses these.
+@lru_cache(maxsize=256)
+def _count(name: str, value: int) -> pb_utils.Tensor:
+    return _counts(name, [value])
+
+
+@lru_cache
+def _reason(value: str) -> pb_utils.Tensor:
+    return _strings("finish_reason", [value])
+
+
+def release_tensors() -> None:
+    """Drop the tensors that are kept to be sent again: they must not outlive Triton's shared memory."""
+    _count.cache_clear()
+    _reason.cache_clear()
 
 
 def _strings(name: str, values: list[str]) -> pb_utils.Tensor:

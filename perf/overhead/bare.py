@@ -25,7 +25,8 @@ from llama_engine.engine import Engine
 from llama_engine.kernels.cpu.forward import CpuForward
 from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.llama import Llama
-from llama_engine.model.loader import choose_device, load_checkpoint
+from llama_engine.model.loader import load_checkpoint
+from llama_engine.model.precision import choose_device
 from llama_engine.sampling.sampler import Sampler, SamplingState
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import SlotBatch

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 from llama_engine.errors import EngineError
-from llama_engine.model.loader import EMBEDDED, choose_device
+from llama_engine.model.loader import EMBEDDED
+from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 from tqdm import tqdm
 

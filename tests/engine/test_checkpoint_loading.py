@@ -14,8 +14,9 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels import reference
 from llama_engine.kernels.selection import Kernels
-from llama_engine.model.loader import EMBEDDED, Checkpoint, choose_device
+from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.model_runner import Chunk
+from llama_engine.model.precision import choose_device
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig

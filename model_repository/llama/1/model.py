@@ -16,7 +16,8 @@ import triton_python_backend_utils as pb_utils
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.errors import EngineError, InvalidSettings
-from llama_engine.model.loader import choose_device, load_checkpoint
+from llama_engine.model.loader import load_checkpoint
+from llama_engine.model.precision import choose_device
 from llama_engine.observability.log import RequestLog, TextFormatter, TritonLogHandler, write_json
 from llama_engine.observability.readiness import Readiness
 from llama_engine.observability.stats import Stats

@@ -12,10 +12,11 @@ import pytest
 import torch
 from llama_engine.kernels.cpu import reference
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, compile_object, find_compiler, object_path
-from llama_engine.kernels.cpu.forward import CpuCacheShape, CpuForward, CpuLlama
+from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
 from llama_engine.kernels.cpu.selection import allowed_instruction_sets, request_amx
+from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 
@@ -41,6 +42,8 @@ if not RUNNABLE:
     pytest.skip("this CPU has no AVX2", allow_module_level=True)
 
 PLAIN = Dimensions(128, 4, 2, 32, 192, 256, 1e-5, 32**-0.5)
+POSITIONS = 64
+"""Positions of RoPE's tables."""
 
 
 @cache
@@ -88,6 +91,11 @@ class SmallLlama:
         head = pack_linear(kernels, self.head)
         return CpuLlama(kernels, self.dimensions, layers, self.norm, head, *self.tables, terms)
 
+    def cache_shape(self, slots: int, dtype: torch.dtype, tokens: int = POSITIONS) -> KVCacheShape:
+        """Return the KV cache of `slots` sequences of up to `tokens` tokens."""
+        d = self.dimensions
+        return KVCacheShape(len(self.layers), slots, d.kv_heads, tokens, d.padded_head_dim, dtype)
+
     def reference(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits of a sequence in float64."""
         x = self.embedding[tokens]
@@ -95,7 +103,7 @@ class SmallLlama:
 
 
 @cache
-def small_llama(dimensions: Dimensions = PLAIN, layers: int = 2, bias: bool = False, positions: int = 64) -> SmallLlama:
+def small_llama(dimensions: Dimensions = PLAIN, layers: int = 2, bias: bool = False) -> SmallLlama:
     """Return the random Llama of these dimensions."""
     generator = torch.Generator().manual_seed(1)
     d = dimensions
@@ -107,7 +115,7 @@ def small_llama(dimensions: Dimensions = PLAIN, layers: int = 2, bias: bool = Fa
     def gain() -> torch.Tensor:
         return torch.rand(d.hidden, generator=generator) + 0.5
 
-    angles = torch.arange(positions)[:, None] * torch.logspace(0, -3, d.head_dim // 2)
+    angles = torch.arange(POSITIONS)[:, None] * torch.logspace(0, -3, d.head_dim // 2)
     return SmallLlama(
         d,
         [
@@ -150,8 +158,7 @@ def runner(
 ) -> Runner:
     """Return a runner of an instruction set's kernels with an empty cache."""
     llama = llama or small_llama()
-    positions = len(llama.tables[0])
-    return Runner(llama, CpuForward(llama.packed(kernels(name), terms), CpuCacheShape(5, positions, cache), room))
+    return Runner(llama, CpuForward(llama.packed(kernels(name), terms), llama.cache_shape(5, cache), room))
 
 
 def random_tokens(count: int, seed: int, vocabulary: int = PLAIN.vocabulary) -> torch.Tensor:

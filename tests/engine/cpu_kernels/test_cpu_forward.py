@@ -3,9 +3,8 @@
 import pytest
 import torch
 from engine.cpu_kernels.models import PLAIN, RUNNABLE, kernels, random_tokens, runner, small_llama, threads
-from llama_engine.kernels.cpu.forward import CpuCacheShape, CpuForward, scratch_bytes
+from llama_engine.kernels.cpu.forward import CpuForward, scratch_bytes
 from llama_engine.kernels.cpu.packing import Dimensions
-from llama_engine.model.kv_cache import KVCacheShape
 
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
 each_instruction_set = pytest.mark.parametrize("name", RUNNABLE)
@@ -149,7 +148,7 @@ def test_a_sequence_reads_nothing_of_its_slots_earlier_sequence(name: str, cache
 
 def test_two_caches_share_weights_and_nothing_else() -> None:
     llama = small_llama().packed(kernels(RUNNABLE[0]))
-    shape = CpuCacheShape(2, 64, torch.bfloat16)
+    shape = small_llama().cache_shape(2, torch.bfloat16)
     first, second = CpuForward(llama, shape), CpuForward(llama, shape)
     slots, positions = torch.zeros(20, dtype=torch.long), torch.arange(20)
     x = small_llama().embedding[random_tokens(20, 0)]
@@ -160,21 +159,21 @@ def test_two_caches_share_weights_and_nothing_else() -> None:
 
 @each_cache
 def test_the_cache_takes_the_bytes_of_its_plan(cache: torch.dtype) -> None:
-    shape = SHAPES["odd sizes"]
-    run = runner(RUNNABLE[0], small_llama(shape, positions=50), cache)
-    allocated = sum(tensor.nbytes for tensors in run.forward.layer_caches for tensor in tensors)
-    assert KVCacheShape(2, 5, shape.kv_heads, 50, shape.padded_head_dim, cache).bytes == allocated
+    llama = small_llama(SHAPES["odd sizes"])
+    shape = llama.cache_shape(5, cache, tokens=50)
+    forward = CpuForward(llama.packed(kernels(RUNNABLE[0])), shape)
+    assert shape.bytes == sum(tensor.nbytes for tensors in forward.layer_caches for tensor in tensors)
 
 
 def test_the_scratch_takes_at_most_the_reserve() -> None:
     shape = SHAPES["odd sizes"]
-    forward = runner(RUNNABLE[0], small_llama(shape, positions=50), room=13).forward
+    forward = runner(RUNNABLE[0], small_llama(shape), room=13).forward
     tensors = [value for value in vars(forward).values() if isinstance(value, torch.Tensor)]
     tensors += [tensor for rows in forward.quantized for tensor in rows.tensors]
-    assert 0 <= scratch_bytes(shape, 50, 13) - sum(tensor.nbytes for tensor in tensors) < 1000
+    assert 0 <= scratch_bytes(shape, 64, 13) - sum(tensor.nbytes for tensor in tensors) < 1000
 
 
 def test_tables_shorter_than_the_cache_are_refused() -> None:
-    llama = small_llama().packed(kernels(RUNNABLE[0]))
-    with pytest.raises(ValueError, match="RoPE's tables have 64 positions, and the cache has 65"):
-        CpuForward(llama, CpuCacheShape(1, 65, torch.float32))
+    llama = small_llama()
+    with pytest.raises(ValueError, match="RoPE's tables have 64 positions, and the cache has 80"):
+        CpuForward(llama.packed(kernels(RUNNABLE[0])), llama.cache_shape(1, torch.float32, tokens=65))

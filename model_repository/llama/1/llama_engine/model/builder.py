@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 import torch
 from torch.nn import functional
 
+from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.llama import Layer, Linear, Llama
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
@@ -159,13 +160,3 @@ def _llama(
         cosine=cosine,
         sine=sine,
     )
-
-
-def key_value_heads(config: LlamaConfig) -> int:
-    """Return the number of KV heads."""
-    return config.num_key_value_heads or config.num_attention_heads
-
-
-def head_dim(config: LlamaConfig) -> int:
-    """Return the dimension of a head."""
-    return config.head_dim or config.hidden_size // config.num_attention_heads

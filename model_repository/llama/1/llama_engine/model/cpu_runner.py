@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llama_engine.kernels.cpu.forward import ROOM, CpuCacheShape, CpuForward, CpuLlama, scratch_bytes
+from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
 from llama_engine.kernels.cpu.selection import choose_cpu_kernels
-from llama_engine.model.builder import Reader, ReadWeights, Tables, head_dim, key_value_heads
+from llama_engine.model.builder import Reader, ReadWeights, Tables
+from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.model_runner import Chunk
 
@@ -83,7 +84,7 @@ class CpuRunner:
 
     def __init__(self, model: CompiledLlama, shape: KVCacheShape) -> None:
         self._embedding = model.embedding
-        self._forward = CpuForward(model.llama, CpuCacheShape(shape.slots, shape.positions, shape.dtype))
+        self._forward = CpuForward(model.llama, shape)
 
     def prefill(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden]."""

@@ -81,12 +81,17 @@ class KVCache:
         self.keys[layer][slots, :, positions] = keys.to(self.shape.dtype)
         self.values[layer][slots, :, positions] = values.to(self.shape.dtype)
 
-    def read(self, layer: int, slot: int, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [KV heads, length, head dim] of a slot's first positions: views where dtypes agree."""
-        keys, values = self.keys[layer, slot, :, :length].to(dtype), self.values[layer, slot, :, :length].to(dtype)
+    def read(
+        self, layer: int, slots: int | torch.Tensor, length: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of the first positions of a slot, [KV heads, length, head dim].
+
+        They are views where dtypes agree. Of slots [rows]: copies [rows, KV heads, length, head dim].
+        """
+        keys, values = self.keys[layer, slots, :, :length].to(dtype), self.values[layer, slots, :, :length].to(dtype)
         if self._quantized:
-            keys = keys * self.key_scales[layer, slot, :, :length, None].to(dtype)
-            values = values * self.value_scales[layer, slot, :, :length, None].to(dtype)
+            keys = keys * self.key_scales[layer, slots, :, :length, None].to(dtype)
+            values = values * self.value_scales[layer, slots, :, :length, None].to(dtype)
         return keys, values
 
     def gather(
@@ -96,11 +101,8 @@ class KVCache:
 
         held: [rows, span], which positions the row's sequence has; others are zeros.
         """
-        span, stale = held.shape[1], ~held[:, None, :, None]
-        keys, values = self.keys[layer, slots, :, :span].to(dtype), self.values[layer, slots, :, :span].to(dtype)
-        if self._quantized:
-            keys = keys * self.key_scales[layer, slots, :, :span, None].to(dtype)
-            values = values * self.value_scales[layer, slots, :, :span, None].to(dtype)
+        keys, values = self.read(layer, slots, held.shape[1], dtype)
+        stale = ~held[:, None, :, None]
         return keys.masked_fill_(stale, 0), values.masked_fill_(stale, 0)
 
 

@@ -18,27 +18,21 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.selection import STOCK, Kernels
-from llama_engine.model.builder import (
-    ReadWeights,
-    Tables,
-    build_llama,
-    float_linear,
-    head_dim,
-    key_value_heads,
-    llama_around,
-)
+from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner, build_compiled_llama
 from llama_engine.model.exact_int8 import Int8Packer
+from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.hub import resolve_folder
 from llama_engine.model.kv_cache import BLOCK, KVCacheShape, gathered_bytes
 from llama_engine.model.llama import Llama
 from llama_engine.model.manifest import Manifest, verified_manifest
 from llama_engine.model.model_info import BATCH, PREFILL_TOKENS, ModelInfo, read_model_info
 from llama_engine.model.model_runner import ModelRunner
+from llama_engine.model.precision import choose_cache_dtype, choose_dtype, choose_quantization
 from llama_engine.model.rope import rope_tables
 from llama_engine.model.torch_runner import TorchRunner
-from llama_engine.model.transformers_reader import install_kernels, load_with_transformers, saved_quantization
+from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
 from llama_engine.model.weight_reader import WeightReader
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
@@ -78,7 +72,7 @@ class Checkpoint:
             key_value_heads=key_value_heads(self.config),
             max_model_len=self.max_model_len,
             head_dim=dim,
-            dtype=_cache_dtype(kv_cache_dtype, compiled, self.info.dtype),
+            dtype=choose_cache_dtype(kv_cache_dtype, compiled, self.info.dtype),
             spare=spare,
         )
 
@@ -149,18 +143,6 @@ def read_config(folder: Path, name: str) -> LlamaConfig:
     return config
 
 
-def choose_device(setting: str, gpu: int | None) -> torch.device:
-    """Return the device to load on. gpu: index of the GPU that Triton assigned, None for a CPU instance.
-
-    Raises CheckpointError if a GPU is requested and PyTorch sees none.
-    """
-    if setting == "cpu" or (setting == "auto" and gpu is None):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise CheckpointError(f"device is {setting!r} and Triton's instance is on {gpu=}, but PyTorch sees no GPU")
-    return torch.device("cuda", gpu or 0)
-
-
 def _resolve(model: str | None) -> str:
     """Return a local path or a hub id. A missing path that can't be a hub id is refused, not looked up on the hub."""
     if model is None:
@@ -208,15 +190,15 @@ def _load_model(
     """Load the weights, and choose and verify how they are computed with."""
     # A cache in whole blocks, and the spare position of padding rows.
     tables = rope_tables(config, -(-(max_model_len + 1) // BLOCK) * BLOCK)
-    dtype = _dtype(settings.dtype, device)
-    quantization, threshold = _quantization(name, config, settings)
+    dtype = choose_dtype(settings.dtype, device)
+    quantization, threshold = choose_quantization(name, config, settings)
     int8 = quantization == "int8"
     if device.type != "cpu" or quantization == "nf4" or threshold:
         loaded = load_with_transformers(str(folder), config, settings, device, dtype)
         kernels = install_kernels(loaded, settings.kernels, settings.slots or 0)
         if (
             kernels.attention is not None
-            and _cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype) != dtype
+            and choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype) != dtype
         ):
             raise CheckpointError(
                 f"kv_cache_dtype is {settings.kv_cache_dtype!r}; the fused attention of kernels 'fused' reads a cache "
@@ -262,15 +244,8 @@ def _compiled(
     """Return the model in the form of the compiled kernels, None without them."""
     if settings.kernels == "stock":
         return None
-    dtype = _cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=torch.float32)
+    dtype = choose_cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=torch.float32)
     return build_compiled_llama(reader, config, tables, settings.int8_terms, dtype, read)
-
-
-def _cache_dtype(setting: str, compiled: bool, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV cache. compiled: by the compiled kernels. dtype: of unquantized weights."""
-    if setting == "auto":
-        return torch.bfloat16 if compiled else dtype
-    return _torch_dtype(setting)
 
 
 def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
@@ -278,29 +253,3 @@ def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:
     if (folder / "generation_config.json").exists():
         return GenerationConfig.from_pretrained(folder)
     return GenerationConfig.from_model_config(config)
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float16 if device.type == "cuda" else torch.float32
-    return _torch_dtype(name)
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _quantization(name: str, config: LlamaConfig, settings: Settings) -> tuple[str, float | None]:
-    """Return the precision to serve, none, int8, nf4 or another method's name, and LLM.int8()'s outlier threshold."""
-    saved, saved_threshold = saved_quantization(config)
-    if settings.quantization not in ("checkpoint", saved) and saved != "none":
-        raise CheckpointError(
-            f"quantization is {settings.quantization!r}, but {name} is saved in {saved}; set quantization to "
-            f"'checkpoint' to serve it as it is"
-        )
-    served = saved if settings.quantization == "checkpoint" else settings.quantization
-    if served != "int8":
-        return served, None
-    return served, saved_threshold if settings.int8_threshold is None else settings.int8_threshold

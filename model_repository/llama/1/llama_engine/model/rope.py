@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llama_engine.errors import CheckpointError
+from llama_engine.model.heads import head_dim
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -44,8 +45,8 @@ def _frequencies(config: LlamaConfig) -> tuple[torch.Tensor, float]:
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         return ROPE_INIT_FUNCTIONS[kind](config)
-    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
-    frequencies = 1.0 / (parameters["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    dim = head_dim(config)
+    frequencies = 1.0 / (parameters["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     return (_llama3(frequencies, parameters) if kind == "llama3" else frequencies), 1.0
 
 

@@ -7,7 +7,7 @@ is one call for all rows, fused, or PyTorch's with a mask over the longest row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class TorchRunner:
         lengths = torch.tensor([one.length for one in extents], device=self.device)
         slots = torch.tensor([one.slot for one in extents], device=self.device)
         slots = slots.repeat_interleave(lengths, output_size=len(tokens))
-        hidden = self.model.forward(tokens, positions, partial(self._attend_chunks, slots, positions, extents))
+        hidden = self._run(tokens, slots, positions, partial(self._attend_chunks, extents))
         return hidden[lengths.cumsum(0) - 1]
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
@@ -67,8 +67,8 @@ class TorchRunner:
         """
         if self._attends_alone:
             extents = [Extent(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]
-            return self.model.forward(tokens, positions, partial(self._attend_chunks, slots, positions, extents))
-        return self.model.forward(tokens, positions, partial(self._attend_rows, slots, positions, span))
+            return self._run(tokens, slots, positions, partial(self._attend_chunks, extents))
+        return self._run(tokens, slots, positions, partial(self._attend_rows, slots, positions, span))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [rows, vocabulary] of [rows, hidden]."""
@@ -94,18 +94,23 @@ class TorchRunner:
         mask = self._columns[: start + length] <= self._columns[start : start + length, None]
         return Extent(slot, start, length, mask)
 
-    def _attend_chunks(
+    def _run(
         self,
+        tokens: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
-        extents: Sequence[Extent],
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        attend: Callable[[int, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
+        """Return the hidden states of tokens [n]. attend: (layer, query [n, heads, dim]), after the cache's write."""
+
+        def write_and_attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            self.kv_cache.write(layer, slots, positions, key, value)
+            return attend(layer, query)
+
+        return self.model.forward(tokens, positions, write_and_attend)
+
+    def _attend_chunks(self, extents: Sequence[Extent], layer: int, query: torch.Tensor) -> torch.Tensor:
         """Attention of tokens [n], chunk by chunk, each over its slot's positions up to its own."""
-        self.kv_cache.write(layer, slots, positions, key, value)
         attended = torch.empty_like(query)
         for extent, end in zip(extents, accumulate(extent.length for extent in extents), strict=True):
             rows = slice(end - extent.length, end)
@@ -141,17 +146,9 @@ class TorchRunner:
         return attended[0].transpose(0, 1)
 
     def _attend_rows(
-        self,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        span: int,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        self, slots: torch.Tensor, positions: torch.Tensor, span: int, layer: int, query: torch.Tensor
     ) -> torch.Tensor:
         """Attention of one token per row, all rows in one call."""
-        self.kv_cache.write(layer, slots, positions, key, value)
         if self._decode_attention is not None:
             lengths = torch.where(positions < self.kv_cache.shape.max_model_len, positions + 1, 0)
             keys, values = self.kv_cache.keys[layer, :, :, :span], self.kv_cache.values[layer, :, :, :span]

@@ -13,6 +13,7 @@ import torch
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.selection import STOCK, Kernels, choose_kernels
 from llama_engine.libraries import Int8Params, Linear8bitLt, import_modelling
+from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.int8_linear import replace_int8_layers
 from llama_engine.model.model_info import read_model_info
 from llama_engine.settings import Settings
@@ -88,9 +89,9 @@ def install_kernels(model: LlamaForCausalLM, setting: str, slots: int = 0) -> Ke
     unrounded = read_model_info(model).threshold == 0
     kernels = STOCK
     if setting == "fused":
-        kernels = choose_kernels(
-            model.device, model.dtype, *_heads(model.config), _eight_bit_shapes(model) if unrounded else ()
-        )
+        group = model.config.num_attention_heads // key_value_heads(model.config)
+        shapes = _eight_bit_shapes(model) if unrounded else ()
+        kernels = choose_kernels(model.device, model.dtype, head_dim(model.config), group, shapes)
     if unrounded and (on_cpu or kernels.few_rows is not None):
         replace_int8_layers(model, None if on_cpu else kernels, slots)
         # New modules start in training mode, and nothing trains.
@@ -130,9 +131,3 @@ def _eight_bit_shapes(model: LlamaForCausalLM) -> list[tuple[int, int]]:
     """Return the distinct (out, in) of the 8-bit layers, in their order."""
     layers = [module for module in model.modules() if isinstance(module, Linear8bitLt)]
     return [*dict.fromkeys((layer.out_features, layer.in_features) for layer in layers)]
-
-
-def _heads(config: LlamaConfig) -> tuple[int, int]:
-    """Return the head dim and the number of query heads per key-value head."""
-    heads = config.num_attention_heads
-    return config.head_dim or config.hidden_size // heads, heads // (config.num_key_value_heads or heads)

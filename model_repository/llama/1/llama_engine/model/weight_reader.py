@@ -17,6 +17,7 @@ import torch
 
 from llama_engine.errors import CheckpointError
 from llama_engine.libraries import int8_vectorwise_quant
+from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.saved_tensors import SavedTensors
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
@@ -188,9 +189,7 @@ class WeightReader:
 def _shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of an unquantized Llama by name."""
     hidden, middle = config.hidden_size, config.intermediate_size
-    head_dim = config.head_dim or hidden // config.num_attention_heads
-    queries = config.num_attention_heads * head_dim
-    keys = (config.num_key_value_heads or config.num_attention_heads) * head_dim
+    queries, keys = (count * head_dim(config) for count in (config.num_attention_heads, key_value_heads(config)))
     linears = {
         "self_attn.q_proj": (queries, hidden),
         "self_attn.k_proj": (keys, hidden),

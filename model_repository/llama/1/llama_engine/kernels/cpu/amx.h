@@ -9,7 +9,7 @@
 //       A 5     C 2    C 3
 #pragma once
 
-constexpr int SUMS_AT_ONCE = 32;
+constexpr int GROUP = 32;  // terms
 constexpr int TILE_INPUTS = 64;
 
 struct alignas(64) TileConfig {

@@ -39,41 +39,27 @@ struct Head {
     void write(int64_t position, const float* key, const float* value) const {
         Element* to = keys + position / BLOCK * BLOCK * dim + position % BLOCK;
         if constexpr (SCALED) {
-            key_scales[position] = quantize(key, [&](int i, int8_t q) { to[i * BLOCK] = q; });
-            value_scales[position] = quantize(value, [&](int i, int8_t q) { values[position * dim + i] = q; });
+            key_scales[position] = quantize(key, [&](int i, Lanes q) {
+                int8_t lane[LANES];
+                store(lane, q);
+                for (int j = 0; j < LANES; j++) to[(i + j) * BLOCK] = lane[j];
+            });
+            value_scales[position] = quantize(value, [&](int i, Lanes q) { store(values + position * dim + i, q); });
         } else {
             for (int i = 0; i < dim; i++) {
-                to[i * BLOCK] = narrow(key[i]);
-                values[position * dim + i] = narrow(value[i]);
+                to[i * BLOCK] = Element(key[i]);
+                values[position * dim + i] = Element(value[i]);
             }
         }
     }
 
 private:
-    static Element narrow(float x) {
-        if constexpr (std::is_same_v<Element, BFloat16>)
-            return to_bfloat16(x);
-        else
-            return x;
-    }
-
-    // Quantize to put(i, q) and return the scale: NaN if an element isn't finite.
+    // Quantize to put(i, 16 integers) and return the scale: NaN if an element isn't finite.
     template <class Put>
     float quantize(const float* x, const Put& put) const {
-        Lanes top = set(0.0f), poison = set(0.0f);
-        for (int i = 0; i < dim; i += LANES) {
-            top = max(top, abs(load(x + i)));
-            poison = fma(load(x + i), set(0.0f), poison);
-        }
-        const float amax = largest(top);
-        const bool finite = sum(poison) == 0.0f;
-        const Lanes inverse = set(finite && amax > 1e-30f ? 127.0f / amax : 0.0f);
-        for (int i = 0; i < dim; i += LANES) {
-            int8_t q[LANES];
-            store(q, finite ? round(load(x + i) * inverse) : set(0.0f));
-            for (int j = 0; j < LANES; j++) put(i + j, q[j]);
-        }
-        return finite ? amax / 127.0f : NAN;
+        const Range range(dim, 1.0f, [&](int i) { return load(x + i); });
+        for (int i = 0; i < dim; i += LANES) put(i, round(range.scaled(load(x + i))));
+        return range.finite ? range.largest / 127.0f : NAN;
     }
 };
 
@@ -114,7 +100,7 @@ public:
         float* scores = scratch + QUERIES * head.dim;
         for (int q = 0; q < QUERIES; q++) {
             for (int i = 0; i < head.dim; i++) interleaved[i * QUERIES + q] = queries[q].query[i] * scaling;
-            longest = queries[q].length > longest ? queries[q].length : longest;
+            longest = std::max(longest, queries[q].length);
         }
         score(head, queries, interleaved, longest, scores);
         Lanes inverse[QUERIES];
@@ -178,7 +164,7 @@ private:
         for (auto& m : mixed)
             for (auto& part : m) part = set(0.0f);
         int64_t shared = longest;
-        for (int q = 0; q < QUERIES; q++) shared = queries[q].length < shared ? queries[q].length : shared;
+        for (int q = 0; q < QUERIES; q++) shared = std::min(shared, queries[q].length);
         auto add = [&](int64_t p, auto includes) {
             const Element* value = head.values + p * head.dim + i;
             const float* weight = weights + p / BLOCK * BLOCK * QUERIES + p % BLOCK;
@@ -196,13 +182,12 @@ private:
 
     // How many of the 16 positions from `at` on lie below `length`.
     static int held(int64_t length, int64_t at) {
-        return length - at > BLOCK ? BLOCK : length > at ? static_cast<int>(length - at) : 0;
+        return static_cast<int>(std::clamp<int64_t>(length - at, 0, BLOCK));
     }
 };
 
-template <class Element, int QUERIES = MOST_QUERIES>
+template <class Element>
 inline void attend(const Head<Element>& head, const Query* queries, int count, float scaling, float* scratch) {
-    if constexpr (QUERIES > 1)
-        if (count < QUERIES) return attend<Element, QUERIES - 1>(head, queries, count, scaling, scratch);
-    Attention<Element, QUERIES>::attend(head, queries, scaling, scratch);
+    with_count<MOST_QUERIES>(
+        count, [&](auto n) { Attention<Element, decltype(n)::value>::attend(head, queries, scaling, scratch); });
 }

@@ -41,7 +41,7 @@ template <class Body>
 static void each_row(Worker& worker, const Quantized& to, int64_t rows, const Body& body) {
     const int64_t group = rows_at_once(to.count);
     worker.each((rows + group - 1) / group, 1, [&](int64_t at, int64_t) {
-        for (int64_t r = at * group; r < rows && r < (at + 1) * group; r++) body(r);
+        for (int64_t r = at * group; r < std::min((at + 1) * group, rows); r++) body(r);
     });
 }
 
@@ -66,15 +66,14 @@ static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t
     constexpr int64_t L2_BYTES = 1 << 19;      // for the terms of a stripe of rows
     constexpr int64_t CHUNK_BYTES = 1 << 16;   // of weights
     constexpr int64_t UNIT = 96;               // a multiple of every rows_at_once
-    int64_t stripe = L2_BYTES / (2 * m.inputs) / UNIT * UNIT;
-    stripe = stripe < UNIT ? UNIT : stripe;
+    const int64_t stripe = std::max(L2_BYTES / (2 * m.inputs) / UNIT * UNIT, UNIT);
     const int64_t stripes = (rows + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
     const int64_t grain = CHUNK_BYTES / (2 * OUTPUTS * m.inputs) + 1;
     begin_products();
     worker.each(stripes * pairs, rows > 16 ? 1 : grain, [&](int64_t from, int64_t to) {
         for (int64_t i = from; i < to; i++) {
-            const int64_t row = i / pairs * stripe, end = row + stripe < rows ? row + stripe : rows;
-            tile(m, i % pairs * 2, q, row, end, finish);
+            const int64_t row = i / pairs * stripe;
+            tile(m, i % pairs * 2, q, row, std::min(row + stripe, rows), finish);
         }
     });
 }
@@ -129,7 +128,7 @@ static void attend_all(Worker& worker, const Model& m, const Layer& layer, const
     float* scratch = m.scratch + worker.thread * m.scratch_stride;
     worker.each(stripes * m.kv_heads, 1, [&](int64_t item, int64_t) {
         const int64_t kv_head = item % m.kv_heads;
-        const int64_t begin = item / m.kv_heads * stripe, end = begin + stripe < tokens.rows ? begin + stripe : tokens.rows;
+        const int64_t begin = item / m.kv_heads * stripe, end = std::min(begin + stripe, tokens.rows);
         for (int64_t row = begin; row < end;) {
             const int64_t run = run_length(tokens, row, end - row);
             Head<Element> head(layer.cache, tokens.slots[row] * m.kv_heads + kv_head, m.positions, m.head_dim);
@@ -148,17 +147,15 @@ static void attend_all(Worker& worker, const Model& m, const Layer& layer, const
     });
 }
 
-template <class Element>
-static void attend_layer(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
-    write_cache<Element>(worker, m, layer, tokens);
-    attend_all<Element>(worker, m, layer, tokens);
-}
-
 static void attend_from_cache(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
+    auto attend = [&](auto element) {
+        write_cache<decltype(element)>(worker, m, layer, tokens);
+        attend_all<decltype(element)>(worker, m, layer, tokens);
+    };
     switch (m.cache_type) {
-        case FLOAT32: return attend_layer<float>(worker, m, layer, tokens);
-        case BFLOAT16: return attend_layer<BFloat16>(worker, m, layer, tokens);
-        case INT8: return attend_layer<int8_t>(worker, m, layer, tokens);
+        case FLOAT32: return attend(float());
+        case BFLOAT16: return attend(BFloat16(0.0f));
+        case INT8: return attend(int8_t());
     }
 }
 

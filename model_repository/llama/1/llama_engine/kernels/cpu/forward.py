@@ -10,39 +10,23 @@ from torch.nn import functional
 from llama_engine.kernels.cpu.library import CpuKernels, use_huge_pages
 from llama_engine.kernels.cpu.packing import Dimensions, PackedLayer, PackedLinear, QuantizedRows, pad_gain, padded
 from llama_engine.kernels.cpu.structures import Cache, Layer, Model
+from llama_engine.model.kv_cache import KVCacheShape
 
 ROOM = 512
 """Tokens that are computed at once."""
-
-POSITIONS = 16
-"""Positions of a block of the cache."""
 
 CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """The kernels' number of each dtype of the KV cache."""
 
 
-@dataclass(frozen=True)
-class CpuCacheShape:
-    """The KV cache of `slots` sequences of up to `positions` tokens. dtype: float32, bfloat16 or int8."""
-
-    slots: int
-    positions: int
-    dtype: torch.dtype
-
-    @property
-    def padded_positions(self) -> int:
-        """Positions per slot as they are allocated."""
-        return padded(self.positions, POSITIONS)
-
-
 def scratch_bytes(dimensions: Dimensions, positions: int, room: int) -> int:
-    """Bytes of the scratch of `CpuForward` for calls of up to `room` tokens, at most."""
+    """Bytes of the scratch of `CpuForward`, at most. positions: of a slot. room: tokens that are computed at once."""
     hidden, intermediate = padded(dimensions.hidden), padded(dimensions.intermediate)
     attended = padded(dimensions.heads * dimensions.padded_head_dim)
     qkv = padded((dimensions.heads + 2 * dimensions.kv_heads) * dimensions.padded_head_dim)
     floats = 4 * (qkv + attended + intermediate) * room
     terms = (2 * (hidden + attended + intermediate) + 3 * 12) * padded(room, 12)
-    attention = 16 * (padded(positions, POSITIONS) + dimensions.padded_head_dim) * torch.get_num_threads()
+    attention = 16 * (positions + dimensions.padded_head_dim) * torch.get_num_threads()
     norm = 4 * hidden
     return floats + terms + attention + norm
 
@@ -71,11 +55,11 @@ class CpuForward:
     A token's hidden state and logits are the same bits alone and beside any other tokens, in any cut of its sequence,
     with any number of threads (torch.get_num_threads() at each call).
 
-    room: tokens that are computed at once; a call of more tokens is cut. Raises ValueError where RoPE's tables are
-    shorter than the cache.
+    cache: a head has the padded dimension. room: tokens that are computed at once; a call of more tokens is cut. Raises
+    ValueError where RoPE's tables are shorter than the cache.
     """
 
-    def __init__(self, llama: CpuLlama, cache: CpuCacheShape, room: int = ROOM) -> None:
+    def __init__(self, llama: CpuLlama, cache: KVCacheShape, room: int = ROOM) -> None:
         if len(llama.cosine) < cache.positions:
             raise ValueError(f"RoPE's tables have {len(llama.cosine)} positions, and the cache has {cache.positions}")
         self.llama = llama
@@ -92,7 +76,7 @@ class CpuForward:
             QuantizedRows(room, width, llama.terms)
             for width in (self._width, self._attended.shape[1], self._gated.shape[1])
         ]
-        stride = llama.kernels.scratch_stride(cache.padded_positions, dimensions.padded_head_dim)
+        stride = llama.kernels.scratch_stride(cache.positions, dimensions.padded_head_dim)
         self._threads = torch.get_num_threads()
         self._scratch = torch.zeros(self._threads, stride)
         self._tables = [table.detach().float().contiguous() for table in (llama.cosine, llama.sine)]
@@ -156,7 +140,7 @@ class CpuForward:
     def _allocate_cache(self) -> list[torch.Tensor]:
         """Return keys and values of a layer, and their scales if they are int8."""
         dimensions, cache = self.llama.dimensions, self.cache
-        heads = (cache.slots, dimensions.kv_heads, cache.padded_positions)
+        heads = (cache.slots, dimensions.kv_heads, cache.positions)
         tensors = [torch.empty(*heads, dimensions.padded_head_dim, dtype=cache.dtype) for _ in range(2)]
         if cache.dtype == torch.int8:
             tensors += [torch.empty(heads) for _ in range(2)]
@@ -191,7 +175,7 @@ class CpuForward:
             cache_type=CACHE_TYPES[self.cache.dtype],
             epsilon=dimensions.epsilon,
             scaling=dimensions.scaling,
-            positions=self.cache.padded_positions,
+            positions=self.cache.positions,
             cosine=self._tables[0].data_ptr(),
             sine=self._tables[1].data_ptr(),
             norm=self._norm.data_ptr(),

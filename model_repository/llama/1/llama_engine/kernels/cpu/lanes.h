@@ -5,6 +5,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -21,7 +22,21 @@ __attribute__((always_inline)) inline void unrolled(const Body& body) {
     }
 }
 
+// body(COUNT) for a count of 1 … MOST, as a constant.
+template <int MOST, class Body>
+inline void with_count(int count, const Body& body) {
+    if constexpr (MOST > 1)
+        if (count < MOST) return with_count<MOST - 1>(count, body);
+    body(std::integral_constant<int, MOST>());
+}
+
 struct BFloat16 {
+    explicit BFloat16(float value) {
+        uint32_t word;
+        std::memcpy(&word, &value, 4);
+        const bool nan = (word & 0x7fffffff) > 0x7f800000;
+        bits = static_cast<uint16_t>(nan ? word >> 16 | 0x40 : (word + 0x7fff + (word >> 16 & 1)) >> 16);
+    }
     uint16_t bits;
 };
 
@@ -127,10 +142,10 @@ inline float sum(Lanes x) {
 }
 
 inline float largest(Lanes x) {
-    float lane[LANES], result;
+    float lane[LANES];
     store(lane, x);
-    result = lane[0];
-    for (int i = 1; i < LANES; i++) result = lane[i] > result ? lane[i] : result;
+    float result = lane[0];
+    for (float value : lane) result = value > result ? value : result;
     return result;
 }
 
@@ -150,9 +165,26 @@ inline Lanes exp(Lanes x) {
     return scale_by_power(p, n);
 }
 
-inline BFloat16 to_bfloat16(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return {static_cast<uint16_t>(bits >> 16 | 0x40)};  // NaN
-    return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
-}
+// How `factor` times a row is quantized to -127 … 127. values(i): the row's 16 lanes from i on.
+struct Range {
+    float largest;  // absolute value of the row
+    bool finite;    // factor and row
+    Lanes inverse;  // 127 / largest
+
+    template <class Values>
+    Range(int n, float factor, const Values& values) {
+        Lanes top = set(0.0f), poison = set(0.0f * factor);  // poison: Σ 0 · x, NaN if factor or one x isn't finite
+        for (int i = 0; i < n; i += LANES) {
+            Lanes v = values(i);
+            top = max(top, abs(v));
+            poison = fma(v, set(0.0f), poison);
+        }
+        largest = ::largest(top);
+        finite = sum(poison) == 0.0f;
+        // Above the smallest normal number's inverse, so that 127 / largest is finite.
+        inverse = set(finite && largest > 1e-30f ? 127.0f / largest : 0.0f);
+    }
+
+    // Values scaled to -127 … 127; 0 unless all are finite.
+    Lanes scaled(Lanes v) const { return finite ? v * inverse : set(0.0f); }
+};

@@ -36,7 +36,7 @@ struct Quantized {
     int32_t inputs, count;  // count: of terms, 1 or 2
 };
 
-// Each of the two defines
+// Each of the two, chosen by the instruction set, defines
 //   INPUTS, ZERO                       inputs of a packed row; the packed form of the weight 0
 //   rows_at_once(terms)                rows of a group, for one call of `products`; at most 32, a divisor of 96
 //   store_terms(x, row, i, high, low)  store the terms of 16 inputs
@@ -53,27 +53,17 @@ constexpr int MOST_ROWS_AT_ONCE = 32;
 
 // Quantize `factor · x · gain`; gain may be null. A row that isn't finite has the scale NaN and terms of 0.
 inline void quantize_row(const float* x, const float* gain, float factor, const Quantized& to, int64_t row) {
-    const int n = to.inputs;
-    auto scaled = [&](int i) { return gain ? load(x + i) * load(gain + i) : load(x + i); };
-    Lanes top = set(0.0f), poison = set(0.0f);  // poison: Σ 0 · x, NaN if one x isn't finite
-    for (int i = 0; i < n; i += LANES) {
-        Lanes v = scaled(i);
-        top = max(top, abs(v));
-        poison = fma(v, set(0.0f), poison);
-    }
-    const float amax = largest(top);
-    const bool finite = std::isfinite(factor) && sum(poison) == 0.0f;
-    // Above the smallest normal number's inverse, so that 127 / amax is finite.
-    const Lanes inverse = set(finite && amax > 1e-30f ? 127.0f / amax : 0.0f);
+    auto values = [&](int i) { return gain ? load(x + i) * load(gain + i) : load(x + i); };
+    const Range range(to.inputs, factor, values);
     Lanes sum_high = set(0.0f), sum_low = set(0.0f);  // exact: integers below 2²⁴
-    for (int i = 0; i < n; i += LANES) {
-        Lanes v = finite ? scaled(i) * inverse : set(0.0f);
+    for (int i = 0; i < to.inputs; i += LANES) {
+        Lanes v = range.scaled(values(i));
         Lanes high = round(v), low = round((v - high) * set(SPLIT));
         store_terms(to, row, i, high, low);
         sum_high = sum_high + high;
         sum_low = sum_low + low;
     }
-    to.scale[row] = finite ? amax / 127.0f * factor / (to.count == 2 ? SPLIT : 1) : NAN;
+    to.scale[row] = range.finite ? range.largest / 127.0f * factor / (to.count == 2 ? SPLIT : 1) : NAN;
     to.offset[2 * row] = ZERO * static_cast<int32_t>(sum(sum_high));
     to.offset[2 * row + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
 }
@@ -83,7 +73,7 @@ template <class Finish>
 inline void tile(const Matrix& m, int64_t block, const Quantized& x, int64_t row, int64_t end, const Finish& finish) {
     const int step = rows_at_once(x.count);
     for (; row < end; row += step) {
-        const int rows = end - row < step ? static_cast<int>(end - row) : step;
+        const int rows = static_cast<int>(std::min<int64_t>(end - row, step));
         Lanes value[MOST_ROWS_AT_ONCE][2];
         products(m, block, x, row, rows, value);
         for (int r = 0; r < rows; r++) {

@@ -17,9 +17,10 @@ import torch
 from llama_engine.errors import one_line
 from llama_engine.kernels.cpu import reference
 from llama_engine.kernels.cpu.build import BUILD_DIRECTORY, INSTRUCTION_SETS, SCRIPT, object_path
-from llama_engine.kernels.cpu.forward import CpuCacheShape, CpuForward, CpuLlama
+from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import Dimensions, QuantizedRows, pack_layer, pack_linear, padded
+from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
 _AVX2 = frozenset({"avx2", "fma"})
@@ -146,7 +147,8 @@ def _verify_attention(
 ) -> None:
     """Compare the attention of 37 tokens in three cuts."""
     tokens, dim = 37, dimensions.head_dim
-    forward = CpuForward(attention_model(kernels, dimensions, tokens), CpuCacheShape(2, tokens, cache_dtype), tokens)
+    shape = KVCacheShape(1, 2, dimensions.kv_heads, tokens, dimensions.padded_head_dim, cache_dtype)
+    forward = CpuForward(attention_model(kernels, dimensions, shape.positions), shape, tokens)
     qkv = torch.randn(tokens, dimensions.heads + 2 * dimensions.kv_heads, dim, generator=generator)
     positions = torch.arange(tokens)
     cuts = [slice(0, 20), slice(20, 21), slice(21, tokens)]

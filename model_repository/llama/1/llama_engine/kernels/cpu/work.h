@@ -7,6 +7,7 @@
 #include <immintrin.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -28,14 +29,13 @@ public:
     // Run body(from, to) for all of `items`, in chunks of at most `grain`, after all earlier phases.
     template <class Body>
     void each(int64_t items, int64_t grain, const Body& body) {
-        const int64_t fair = items / (CHUNKS_PER_THREAD * threads);
-        grain = fair < 1 ? 1 : fair < grain ? fair : grain;
+        grain = std::clamp<int64_t>(items / (CHUNKS_PER_THREAD * threads), 1, grain);
         const int64_t end = begin + (items + grain - 1) / grain;
         wait();
         for (int64_t at = progress.taken.load(std::memory_order_relaxed); at < end;) {
             if (!progress.taken.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) continue;
             const int64_t from = (at - begin) * grain;
-            body(from, from + grain < items ? from + grain : items);
+            body(from, std::min(from + grain, items));
             progress.done.fetch_add(1, std::memory_order_release);
             at = progress.taken.load(std::memory_order_relaxed);
         }

@@ -1,0 +1,46 @@
+// The form of Quantized::terms and its integer products, with VNNI and with AVX2. Included by terms.h and pairs.h, which
+// define
+//   GROUP                               rows of a group, as many as registers hold the sums of
+//   Term, INPUTS                        an integer of a row, and how many of them are four bytes
+//   Sums                                a register of int32
+//   load_weights(packed)                the weights of as many outputs
+//   broadcast(four)                     four bytes of a row's terms, for each output
+//   add_products(sums, weights, terms)  the sums with the products of these added
+//
+// The products of a group read it from beginning to end:
+//
+//     group of 12 rows           48 bytes: 12 rows × 4 inputs (AVX2: 24 bytes: 6 rows × 2 inputs of 16 bits)
+//       inputs 0…3      r0: k0 k1 k2 k3 | r1: k0 k1 k2 k3 | … | r11: k0 k1 k2 k3
+//       inputs 4…7      r0: k4 k5 k6 k7 | …
+#pragma once
+
+// Store 16 inputs of a row.
+inline void store_term(const Quantized& to, int64_t row, int i, Lanes value) {
+    Term q[LANES], *target = reinterpret_cast<Term*>(to.terms) + row / GROUP * GROUP * to.inputs;
+    store(q, value);
+    for (int k = 0; k < LANES; k += INPUTS)
+        std::memcpy(target + (i + k) * GROUP + row % GROUP * INPUTS, q + k, INPUTS * sizeof(Term));
+}
+
+// result [ROWS][2] = the sums of ROWS rows of a group over `inputs` inputs, with the outputs whose packed weights begin at
+// `first` and those at `second`. Not inlined: in `products` GCC keeps AVX2's sums in memory, which takes half as long again.
+template <int ROWS>
+__attribute__((noinline)) static void sum_products(const uint8_t* first, const uint8_t* second, const Term* group,
+                                                   int64_t inputs, Sums* result) {
+    Sums sums[ROWS][2];
+    unrolled<ROWS>([&](auto r) { sums[r][0] = sums[r][1] = Sums{}; });
+    for (int64_t k = 0; k < inputs; k += INPUTS, group += INPUTS * GROUP) {
+        const Sums w0 = load_weights(first + k * OUTPUTS), w1 = load_weights(second + k * OUTPUTS);
+        unrolled<ROWS>([&](auto r) {
+            int32_t four;
+            std::memcpy(&four, group + r * INPUTS, 4);
+            const Sums terms = broadcast(four);
+            sums[r][0] = add_products(sums[r][0], w0, terms);
+            sums[r][1] = add_products(sums[r][1], w1, terms);
+        });
+    }
+    unrolled<ROWS>([&](auto r) {
+        result[2 * r] = sums[r][0];
+        result[2 * r + 1] = sums[r][1];
+    });
+}

@@ -1,0 +1,60 @@
+"""Chooses where and in which precision a checkpoint is served, from the settings and what it is saved in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from llama_engine.errors import CheckpointError
+from llama_engine.model.transformers_reader import saved_quantization
+from llama_engine.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
+
+def choose_device(setting: str, gpu: int | None) -> torch.device:
+    """Return the device to load on. gpu: index of the GPU that Triton assigned, None for a CPU instance.
+
+    Raises CheckpointError if a GPU is requested and PyTorch sees none.
+    """
+    if setting == "cpu" or (setting == "auto" and gpu is None):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise CheckpointError(f"device is {setting!r} and Triton's instance is on {gpu=}, but PyTorch sees no GPU")
+    return torch.device("cuda", gpu or 0)
+
+
+def choose_quantization(name: str, config: LlamaConfig, settings: Settings) -> tuple[str, float | None]:
+    """Return the precision to serve, none, int8, nf4 or another method's name, and LLM.int8()'s outlier threshold."""
+    saved, saved_threshold = saved_quantization(config)
+    if settings.quantization not in ("checkpoint", saved) and saved != "none":
+        raise CheckpointError(
+            f"quantization is {settings.quantization!r}, but {name} is saved in {saved}; set quantization to "
+            f"'checkpoint' to serve it as it is"
+        )
+    served = saved if settings.quantization == "checkpoint" else settings.quantization
+    if served != "int8":
+        return served, None
+    return served, saved_threshold if settings.int8_threshold is None else settings.int8_threshold
+
+
+def choose_dtype(setting: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of unquantized weights."""
+    if setting == "auto":
+        return torch.float16 if device.type == "cuda" else torch.float32
+    return _torch_dtype(setting)
+
+
+def choose_cache_dtype(setting: str, compiled: bool, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the KV cache. compiled: by the compiled kernels. dtype: of unquantized weights."""
+    if setting == "auto":
+        return torch.bfloat16 if compiled else dtype
+    return _torch_dtype(setting)
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -36,8 +36,10 @@ USES_BACKEND = {"triton.requests"}
 
 # From the bottom up: a module imports only from the layers above it in this list.
 LAYERS = [
-    {"errors", "libraries", "sampling.philox", "text.partial_match", "observability.metrics", "triton.config",
-     "model.weights", "model.kv_cache", "model.llama", "model.model_runner"},
+    {"errors"},
+    {"libraries", "sampling.philox", "text.partial_match", "observability.metrics", "triton.config",
+     "model.weights", "model.heads", "model.kv_cache", "model.llama", "model.llama_config",
+     "model.model_runner"},
     {"kernels.reference", "kernels.arrival_counters", "kernels.cpu.build", "kernels.cpu.structures"},
     KERNELS | {"kernels.cpu.library"},
     {"kernels.selection", "kernels.cpu.packing"},
@@ -49,7 +51,7 @@ LAYERS = [
     {"settings", "sampling.logits_processors", "text.stop_checker", "text.tokenizer", "api.defaults",
      "model.model_info", "model.manifest", "model.checkpoint_files", "model.rope", "model.builder", "triton.metrics"},
     {"model.hub", "model.saved_tensors", "model.torch_runner", "model.cpu_runner", "model.transformers_reader"},
-    {"model.weight_reader"},
+    {"model.weight_reader", "model.precision"},
     {"text.bad_words", "api.request_parser", "model.loader"},
     {"sequence", "sampling.exponential_race"},
     {"isolation", "sampling.sampler", "response_dispatcher", "observability.log"},

@@ -15,7 +15,8 @@ from llama_engine.kernels.selection import STOCK, Int8Product, Kernels
 from llama_engine.libraries import Int8Params, Linear8bitLt
 from llama_engine.model import transformers_reader, widened_product
 from llama_engine.model.int8_linear import Int8Linear, replace_int8_layers
-from llama_engine.model.loader import EMBEDDED, Checkpoint, read_config
+from llama_engine.model.llama_config import read_config
+from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
 from llama_engine.settings import Settings
 from torch.nn import Sequential

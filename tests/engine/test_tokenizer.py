@@ -1,15 +1,19 @@
 """Tokens to text and back, compared with transformers' decode, for byte-level and SentencePiece-like tokenizers."""
 
+import json
 import random
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from engine.prompts import reference_text
 from engine.small_tokenizers import WORDS, llama2_like, wrapped
 from llama_engine.errors import CheckpointError
-from llama_engine.text.tokenizer import Tokenizer, Vocabulary
+from llama_engine.model.llama_config import read_config
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary, read_tokenizer
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
+from transformers import AutoTokenizer
 
 CHARACTERS = ("🙂", "☂️", "e\u0301", "ñ", "한", "\u0000", "𝔘")
 
@@ -28,6 +32,23 @@ def test_random_tokens_decode_as_by_transformers(tokenizer: Tokenizer) -> None:
     # Special tokens have no text.
     assert len(tokenizer.pretrained.all_special_ids) >= 3
     assert text_of(tokenizer.vocabulary, tokenizer.pretrained.all_special_ids) == ""
+
+
+@pytest.mark.parametrize(
+    "named", ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", "Unknown", None]
+)
+def test_a_tokenizer_is_of_the_class_that_transformers_chooses_and_encodes_as_it_does(
+    named: str | None, tmp_path: Path
+) -> None:
+    llama2_like().save_pretrained(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    values = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**values, "tokenizer_class": named}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300}))
+    read, expected = read_tokenizer(tmp_path, read_config(tmp_path, "it")), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(read.pretrained) is type(expected)
+    assert read.encode("def the class <tool> ö") == tuple(expected("def the class <tool> ö")["input_ids"])
+    assert read.pretrained.init_kwargs == expected.init_kwargs
 
 
 def test_a_text_survives_encoding_and_decoding(tokenizer: Tokenizer) -> None:

@@ -17,10 +17,12 @@ import torch
 from huggingface_hub import errors, get_local_safetensors_metadata
 from llama_engine.errors import one_line
 from llama_engine.model.checkpoint_files import check_files
-from llama_engine.model.loader import loading, read_config, read_tokenizer
+from llama_engine.model.llama_config import read_config
+from llama_engine.model.loader import loading
 from llama_engine.model.precision import choose_device
 from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
 from llama_engine.settings import Settings
+from llama_engine.text.tokenizer import read_tokenizer
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from triton_prepare.progress import PrepareError, stage

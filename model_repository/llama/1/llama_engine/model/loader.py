@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError, one_line
@@ -26,6 +27,7 @@ from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.hub import resolve_folder
 from llama_engine.model.kv_cache import BLOCK, KVCacheShape, gathered_bytes
 from llama_engine.model.llama import Llama
+from llama_engine.model.llama_config import read_config
 from llama_engine.model.manifest import Manifest, verified_manifest
 from llama_engine.model.model_info import BATCH, PREFILL_TOKENS, ModelInfo, read_model_info
 from llama_engine.model.model_runner import ModelRunner
@@ -35,7 +37,12 @@ from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
 from llama_engine.model.weight_reader import WeightReader
 from llama_engine.settings import Settings
-from llama_engine.text.tokenizer import Tokenizer, Vocabulary
+from llama_engine.text.tokenizer import read_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
+    from llama_engine.text.tokenizer import Tokenizer
 
 EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 """The embedded checkpoint, beside the model repository."""
@@ -107,12 +114,6 @@ def load_checkpoint(settings: Settings, device: torch.device, show_progress: boo
         return _load_files(name, folder, settings, device, manifest)
 
 
-def read_tokenizer(folder: Path, config: LlamaConfig) -> Tokenizer:
-    """Return the checkpoint's tokenizer with the bytes of its tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return Tokenizer(tokenizer, Vocabulary.from_tokenizer(tokenizer, config.vocab_size))
-
-
 @contextmanager
 def loading(name: str, show_progress: bool = False) -> Iterator[None]:
     """Raise a CheckpointError for whatever the libraries raise, and keep their noise from the log.
@@ -131,16 +132,6 @@ def loading(name: str, show_progress: bool = False) -> Iterator[None]:
     except Exception as error:
         # transformers, tokenizers, safetensors, bitsandbytes and accelerate raise errors of their own.
         raise CheckpointError(f"can't load {name}: {one_line(error)}") from error
-
-
-def read_config(folder: Path, name: str) -> LlamaConfig:
-    """Return the config of a Llama that this engine can compute; CheckpointError for another. name: for the error."""
-    config = AutoConfig.from_pretrained(folder)
-    if not isinstance(config, LlamaConfig):
-        raise CheckpointError(f"{name} is a {config.model_type!r} checkpoint; this engine serves 'llama'")
-    if config.hidden_act != "silu":
-        raise CheckpointError(f"{name}: hidden_act is {config.hidden_act!r}; this engine computes 'silu'")
-    return config
 
 
 def _resolve(model: str | None) -> str:

@@ -11,12 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llama_engine.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import LlamaConfig, PreTrainedTokenizerBase
+
+GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names, in tokenizer_config.json, of transformers' tokenizer of any tokenizer.json."""
 
 
 class Vocabulary:
@@ -104,6 +108,22 @@ class Tokenizer:
         bos = self.pretrained.bos_token_id
         # A rendered chat template contains a BOS; the tokenizer adds another. No model was trained on two.
         return tokens[1:] if bos is not None and tokens[:2] == (bos, bos) else tokens
+
+
+def read_tokenizer(folder: Path, config: LlamaConfig) -> Tokenizer:
+    """Return the checkpoint's tokenizer. Raises CheckpointError, and whatever transformers and tokenizers raise."""
+    path = folder / "tokenizer_config.json"
+    named = json.loads(path.read_bytes()).get("tokenizer_class") if path.exists() else None
+    if named in GENERAL:
+        # As AutoTokenizer does for a Llama, whose import reads every model of transformers: 0.25 s of processor time.
+        from transformers import PreTrainedTokenizerFast
+
+        pretrained = PreTrainedTokenizerFast.from_pretrained(folder)
+    else:
+        from transformers import AutoTokenizer
+
+        pretrained = AutoTokenizer.from_pretrained(folder, config=config)
+    return Tokenizer(pretrained, Vocabulary.from_tokenizer(pretrained, config.vocab_size))
 
 
 def _decoder_kinds(decoder: dict[str, object] | None) -> Iterator[str]:

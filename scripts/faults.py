@@ -153,7 +153,7 @@ FAULTS = (
     ),
     Fault(
         "KV cache: the setting of its dtype has no effect",
-        f"{ENGINE}/model/loader.py",
+        f"{ENGINE}/model/precision.py",
         '    if setting == "auto":\n        return torch.bfloat16 if compiled else dtype\n',
         "    if True:\n        return torch.bfloat16 if compiled else dtype\n",
         "tests/engine/test_kv_cache_dtype.py",
@@ -176,8 +176,8 @@ FAULTS = (
     Fault(
         "CPU kernels: sums of 16-bit pairs leave int32",
         f"{ENGINE}/kernels/cpu/pairs.h",
-        "constexpr int EXACT_INPUTS = 512;",
-        "constexpr int EXACT_INPUTS = 1 << 20;",
+        "constexpr int64_t EXACT_INPUTS = 512;",
+        "constexpr int64_t EXACT_INPUTS = 1 << 20;",
         "tests/engine/cpu_kernels/test_cpu_linear.py",
     ),
     Fault(

@@ -40,7 +40,7 @@ class Piece:
     finish_reason: str
     """Empty until the last piece, which has `stop` (end token or stop string) or `length` (`max_tokens` reached)."""
     num_input_tokens: int
-    """Tokens of the prompt, in the last piece; 0 before."""
+    """Tokens of the prompt, the same in every piece."""
     num_output_tokens: int
     """Tokens generated since the piece before; the sum over all pieces is the completion's."""
 

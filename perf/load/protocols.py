@@ -123,7 +123,7 @@ def _stream(
 
 
 def _triton_event(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Read one of our chunks: each counts its own tokens, the last one the prompt's."""
+    """Read one of our chunks: each counts its own tokens, and has the prompt's."""
     tokens = _count(fields, "num_output_tokens")
     answer.output_tokens += tokens
     last = bool(fields.get("finish_reason"))

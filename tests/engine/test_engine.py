@@ -133,3 +133,21 @@ def test_bad_words_never_appear(fp32: Checkpoint, engine: Engine) -> None:
     for request, completion in zip(banned, completions(engine, banned), strict=True):
         assert not any(word.decode() in completion.text for word in request.bad_words), request
         assert completion.num_output_tokens == 24
+
+
+def test_chunks_have_the_tokens_of_the_setting_and_join_to_the_completion(fp32: Checkpoint) -> None:
+    (request,) = requests_of(fp32, 1)
+    request = replace(request, max_tokens=20, min_tokens=20)
+    engine = engine_of(fp32, 1, stream_interval="6")
+    sequence = engine.sequence(request, stream=True)
+    engine.add(sequence)
+    chunks = []
+    while sequence.result is None:
+        engine.step()
+        chunks.append(sequence.next_chunk())
+    sent = [chunk for chunk in chunks if chunk is not None]
+    assert sum(chunk.num_tokens for chunk in sent) == 20
+    assert all(chunk.num_tokens >= 6 for chunk in sent[1:-1])
+    assert len(sent) <= 5
+    (expected,) = completions(engine_of(fp32, 1), [request])
+    assert "".join(chunk.text for chunk in sent) == expected.text

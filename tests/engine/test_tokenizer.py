@@ -10,6 +10,7 @@ from engine.prompts import reference_text
 from engine.small_tokenizers import WORDS, llama2_like, wrapped
 from llama_engine.errors import CheckpointError
 from llama_engine.model.llama_config import read_config
+from llama_engine.model.loader import EMBEDDED
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary, read_tokenizer
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
@@ -35,16 +36,19 @@ def test_random_tokens_decode_as_by_transformers(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    "named", ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", "Unknown", None]
+    "named",
+    ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", "LlamaTokenizer", "Unknown", None],
 )
+@pytest.mark.parametrize("byte_level", [False, True])
 def test_a_tokenizer_is_of_the_class_that_transformers_chooses_and_encodes_as_it_does(
-    named: str | None, tmp_path: Path
+    named: str | None, byte_level: bool, tmp_path: Path
 ) -> None:
-    llama2_like().save_pretrained(tmp_path)
+    saved = AutoTokenizer.from_pretrained(EMBEDDED) if byte_level else llama2_like()
+    saved.save_pretrained(tmp_path)
     settings = tmp_path / "tokenizer_config.json"
     values = json.loads(settings.read_text())
     settings.write_text(json.dumps({**values, "tokenizer_class": named}))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 3072}))
     read, expected = read_tokenizer(tmp_path, read_config(tmp_path, "it")), AutoTokenizer.from_pretrained(tmp_path)
     assert type(read.pretrained) is type(expected)
     assert read.encode("def the class <tool> ö") == tuple(expected("def the class <tool> ö")["input_ids"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,21 @@ def test_importing_the_libraries_prints_nothing_leaves_torch_as_it_is_and_what_b
     done = subprocess.run(command, cwd=ENGINE, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines() == ["True torch False", "True"]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "spin_count"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
+)
+def test_openmp_threads_spin_briefly_unless_the_environment_says_how_long(
+    given: dict[str, str], spin_count: str
+) -> None:
+    command = [sys.executable, "-c", "import os, llama_engine.libraries; print(os.environ.get('GOMP_SPINCOUNT'))"]
+    # libgomp prints what it took from the environment.
+    environment = {**os.environ, **given, "OMP_DISPLAY_ENV": "verbose"}
+    done = subprocess.run(command, cwd=ENGINE, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert f"GOMP_SPINCOUNT = '{spin_count}'" in done.stderr
+    assert done.stdout.strip() == str(given.get("GOMP_SPINCOUNT")), "no child process inherits it"
 
 
 @pytest.mark.parametrize(("quantization", "imported"), [("int8", False), ("none", False), ("nf4", True)])

@@ -221,6 +221,8 @@ def test_the_models_process_exits_with_code_0(tmp_path: Path, variant: str) -> N
     stub.chmod(0o755)
     with new_server(variant, repository=repository) as server:
         ask(server, generate, text_input="The class", max_tokens=3)
+        if variant == "streaming":
+            assert grpc_stream(server, {"text_input": "The class", "max_tokens": 3}).whole.num_output_tokens == 3
         server.terminate()
         assert server.wait() == 0
     until(status.exists, lambda: "the model's process has ended")

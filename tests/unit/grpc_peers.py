@@ -52,7 +52,7 @@ def strings(text: str) -> bytes:
     return bytes(serialize_byte_tensor(np.array([text.encode()], dtype=np.object_)).item())
 
 
-def response(text: str, reason: str = "", *, prompt_tokens: int = 0, tokens: int = 1) -> ModelStreamInferResponse:
+def response(text: str, reason: str = "", *, prompt_tokens: int = 3, tokens: int = 1) -> ModelStreamInferResponse:
     message = ModelStreamInferResponse()
     answer = message.infer_response
     for name, datatype, raw in (

@@ -73,7 +73,7 @@ both_clients = pytest.mark.parametrize("stream", [stream, stream_async], ids=["s
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
-def event(text: str, reason: str = "", *, prompt_tokens: int = 0, tokens: int = 1) -> bytes:
+def event(text: str, reason: str = "", *, prompt_tokens: int = 3, tokens: int = 1) -> bytes:
     """A piece as Triton's event."""
     fields = {
         "text_output": text,

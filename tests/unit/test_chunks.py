@@ -40,12 +40,25 @@ def test_chunks_are_made_of_tokens_as_soon_as_their_text_is_certain(
     assert sequence.result == sequence.completion() == Completion(text, reason, 3, len(tokens))
 
 
-def test_after_the_first_token_a_chunk_waits_for_the_interval_or_the_end() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "chunks"),
+    [
+        ([b"a", b"b", b"c", b"d", b"e", b"f"], [Chunk("a", 1), None, None, Chunk("bcd", 3), None, Chunk("ef", 2)]),
+        # The first token with text, too, goes out at once.
+        ([HALF, OTHER, b"a", b"b", b"c!"], [None, Chunk("é", 2), None, None, Chunk("abc", 3)]),
+        # A character or a stop string that is incomplete after the interval delays the chunk, or leaves its end out.
+        ([b"a", b"b", b"c", HALF, OTHER, b"!"], [Chunk("a", 1), None, None, Chunk("bc", 3), None, Chunk("é", 2)]),
+        ([b"a", HALF, OTHER, b"?", b"b", b"c"], [Chunk("a", 1), None, None, Chunk("é", 3), None, Chunk("?bc", 2)]),
+    ],
+)
+def test_after_the_first_chunk_the_next_waits_for_the_interval_or_the_end(
+    tokens: list[bytes], chunks: list[Chunk | None]
+) -> None:
     request = GenerationRequest(prompt=PROMPT, prompt_tokens=(1, 5, 6), max_tokens=6)
-    stop_checker = StopChecker(min_tokens=0, max_tokens=6, stop_words=[], end_tokens=(2,))
+    stop_checker = StopChecker(min_tokens=0, max_tokens=6, stop_words=[b"!", b"?!"], end_tokens=(2,))
     sequence = Sequence(request, stop_checker, stream_interval=3)
     found = []
-    for token in [b"a", b"b", b"c", b"d", b"e", b"f"]:
+    for token in tokens:
         sequence.append(7, token)
         found.append(sequence.next_chunk())
-    assert found == [Chunk("a", 1), None, None, Chunk("bcd", 3), None, Chunk("ef", 2)]
+    assert found == chunks

@@ -12,7 +12,7 @@ INTEGERS = {  # The bounds, both accepted.
     "max_model_len": (2, MILLION),
     "default_max_tokens": (1, MILLION),
     "prefill_tokens": (1, MILLION),
-    "stream_interval": (1, 1024),
+    "stream_interval": (1, 64),
     "drain_seconds": (0, 3600),
     "stuck_seconds": (0, 3600),
     "int8_terms": (1, 2),

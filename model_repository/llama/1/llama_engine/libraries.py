@@ -1,12 +1,13 @@
 """Imports what every start needs of torch, transformers and bitsandbytes, quickly and without noise.
 
 - OpenMP's threads spin for some 20 µs at the end of a parallel region, not for milliseconds: on cores that others use,
-  Triton's server among them, a spinning thread keeps the one it waits for from its core. GOMP_SPINCOUNT overrides it.
+  Triton's server among them, a spinning thread keeps the one it waits for from its core (perf/LOG.md). GOMP_SPINCOUNT
+  and OMP_WAIT_POLICY override it. It is of no effect in a process that has imported torch before.
 - Garbage collection is paused: it takes 0.2 s of the import and finds nothing. The imported objects are then frozen.
 - bitsandbytes decorates functions for 4-bit weights and optimizers with `torch.compile`, which loads the whole compiler
   (Inductor, sympy, 0.9 s). `_compile_on_first_call` defers that to the first call; 8-bit weights never make one.
-- transformers' modelling code and Auto classes are left to `import_modelling`: most checkpoints are read without them.
-  They bring in TorchDynamo, torch.distributed and SymPy, 1.2 s.
+- transformers' modelling code and Auto classes are left to `import_modelling`: on a CPU, float and INT8 checkpoints are
+  read without them. They bring in TorchDynamo, torch.distributed and SymPy, 1.2 s.
 - Two warnings are dropped: on CPUs with AVX512-BF16, that the optional package `kernels`, a faster 4-bit product, is
   missing; and at every 8-bit product of a model that is not in float16, that activations are cast.
 
@@ -28,8 +29,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# libgomp reads it when torch loads it. It is of no effect in a process that has imported torch before.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+@contextmanager
+def _brief_spinning() -> Iterator[None]:
+    """Limit the spinning of a libgomp that is loaded meanwhile. It reads the environment once; no child inherits it."""
+    given = "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ
+    if not given:
+        os.environ["GOMP_SPINCOUNT"] = "1000"
+    try:
+        yield
+    finally:
+        if not given:
+            del os.environ["GOMP_SPINCOUNT"]
 
 
 @contextmanager
@@ -45,7 +55,7 @@ def _without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-with _without_collecting():
+with _without_collecting(), _brief_spinning():
     import torch
 
 

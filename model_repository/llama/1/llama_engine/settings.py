@@ -170,7 +170,7 @@ BOUNDS: Mapping[str, Bound] = {
     "max_model_len": Integer(2, 1 << 20),
     "default_max_tokens": Integer(1, 1 << 20),
     "prefill_tokens": Integer(1, 1 << 20),
-    "stream_interval": Integer(1, 1024),
+    "stream_interval": Integer(1, 64),
     "drain_seconds": Integer(0, 3600),
     "stuck_seconds": Integer(0, 3600),
     "memory_fraction": Float(0.05, 1.0),

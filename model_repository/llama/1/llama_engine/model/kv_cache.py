@@ -1,4 +1,4 @@
-"""The KV cache of the PyTorch forward: keys and values of every slot, allocated once.
+"""The KV cache of a runner, and of the PyTorch forward: keys and values of every slot, allocated once.
 
 A sequence keeps its slot until it ends; a forward pass names the slot and the position of each of its tokens, so
 nothing is moved when sequences come and go.

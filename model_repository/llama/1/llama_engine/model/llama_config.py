@@ -38,7 +38,10 @@ def read_config(folder: Path, name: str) -> "transformers.LlamaConfig":
 # Not with postponed annotations: `strict` checks each value against its field's type.
 @strict
 class LlamaConfig(PreTrainedConfig):
-    """The fields of transformers' LlamaConfig, with its defaults and its check."""
+    """The fields of transformers' LlamaConfig, with its defaults and its check of the heads.
+
+    initializer_range, which only training reads, has no bounds here.
+    """
 
     model_type = "llama"
 

@@ -115,7 +115,7 @@ def read_tokenizer(folder: Path, config: LlamaConfig) -> Tokenizer:
     path = folder / "tokenizer_config.json"
     named = json.loads(path.read_bytes()).get("tokenizer_class") if path.exists() else None
     if named in GENERAL:
-        # As AutoTokenizer does for a Llama, whose import reads every model of transformers: 0.25 s of processor time.
+        # The class that AutoTokenizer chooses, which imports every model of transformers: 0.25 s of processor time.
         from transformers import PreTrainedTokenizerFast
 
         pretrained = PreTrainedTokenizerFast.from_pretrained(folder)

@@ -226,7 +226,8 @@ def _tensors(
     )
 
 
-# A tensor that is sent again is written to shared memory once. Only the dispatcher's thread uses these.
+# A tensor that is sent again is written to shared memory once. The dispatcher's thread uses these, and `finalize` once
+# that has ended.
 @lru_cache(maxsize=256)
 def _count(name: str, value: int) -> pb_utils.Tensor:
     return _counts(name, [value])

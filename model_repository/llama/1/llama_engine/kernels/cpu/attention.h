@@ -41,6 +41,7 @@ struct Head {
         if constexpr (SCALED) {
             key_scales[position] = quantize(key, [&](int i, Lanes q) {
                 int8_t lane[LANES];
+                // GCC 12 has miscompiled such a copy: the kernels' trial at load compares cached keys with a reference.
                 store(lane, q);
                 for (int j = 0; j < LANES; j++) to[(i + j) * BLOCK] = lane[j];
             });

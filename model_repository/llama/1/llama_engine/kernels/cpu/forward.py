@@ -62,6 +62,10 @@ class CpuForward:
     def __init__(self, llama: CpuLlama, cache: KVCacheShape, room: int = ROOM) -> None:
         if len(llama.cosine) < cache.positions:
             raise ValueError(f"RoPE's tables have {len(llama.cosine)} positions, and the cache has {cache.positions}")
+        of_cache = (cache.layers, cache.key_value_heads, cache.head_dim)
+        of_model = (len(llama.layers), llama.dimensions.kv_heads, llama.dimensions.padded_head_dim)
+        if of_cache != of_model:
+            raise ValueError(f"the cache has layers, KV heads and dimensions {of_cache}, and the model {of_model}")
         self.llama = llama
         self.cache = cache
         self.room = room

@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from llama_engine.model.heads import head_dim, key_value_heads
 from transformers import LlamaConfig
 
 from perf.roofline.rates import BYTES, DeviceRates, Weights
@@ -75,9 +76,7 @@ class Costs:
             around = floats or ("bf16" if on_cpu else "fp16")
             head = weights if on_cpu and floats is None else around
         hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-        heads = config.num_attention_heads
-        head_size = config.head_dim or hidden // heads
-        queries, keys = heads * head_size, (config.num_key_value_heads or heads) * head_size
+        queries, keys = (count * head_dim(config) for count in (config.num_attention_heads, key_value_heads(config)))
         # Per layer: queries and attention's output, keys and values; gate, up and down.
         self._matrices = layers * (2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner)
         self._head = hidden * config.vocab_size

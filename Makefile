@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-VARIANT ?= default
+VARIANT ?= streaming
 MODEL ?=
 REVISION ?=
 OUT ?=
@@ -13,6 +13,8 @@ HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
+# The OpenAI endpoint's; empty: none.
+OPENAI_PORT ?= 9000
 BUDGET ?=
 SLO_P95_MS ?=
 TEXT ?=
@@ -37,36 +39,41 @@ READY := $(INSTALLED) $(COMPILED)
 READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
 READY_KERNELS := .venv/.ready-kernels
+# Programs that speak OpenAI's protocol, an environment each, for tests.
+CLIENTS := langchain litellm llama_index lm_eval
+READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 TESTS := $(BIN)/python scripts/run_tests.py
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-all test-unit test-contract test-engine test-programs test-server test-kernels test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-gpu check house faults words \
+.PHONY: help demo serve prepare test test-all test-unit test-contract test-frontend test-engine test-programs test-server test-kernels test-clients test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-openai bench-gpu check house faults words \
   format lock sbom train clean $(COMPILED)
 
 help: ## this list
 	@awk -F ' ## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  make serve VARIANT=$(VARIANT) MODEL=<path or hub id> HOST=$(HOST) HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT)"
+	@echo "  make serve VARIANT=$(VARIANT) MODEL=<path or hub id> HOST=$(HOST) HTTP_PORT=$(HTTP_PORT) GRPC_PORT=$(GRPC_PORT) METRICS_PORT=$(METRICS_PORT) OPENAI_PORT=$(OPENAI_PORT)"
 	@echo "  a port of 0 is any free one; variants: default $(basename $(notdir $(wildcard model_repository/llama/configs/*.pbtxt)))"
 
-demo: $(READY) ## start Triton, send 16 prompts at once over HTTP and gRPC, print texts and batches, stop
+demo: $(READY) ## start Triton, send 16 prompts at once over HTTP and gRPC and a chat, print texts and batches, stop
 	@$(BIN)/python -m triton_local.demo
 
-serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT)
+serve: $(READY) ## serve until Ctrl-C (VARIANT, MODEL, HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT, OPENAI_PORT, empty for none)
 	@exec $(BIN)/python -m triton_local --variant '$(VARIANT)' $(if $(MODEL),--model '$(MODEL)') --host '$(HOST)' \
-	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)'
+	  --http-port '$(HTTP_PORT)' --grpc-port '$(GRPC_PORT)' --metrics-port '$(METRICS_PORT)' \
+	  $(if $(OPENAI_PORT),--openai-port '$(OPENAI_PORT)')
 
 prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickly: make prepare MODEL=<path or hub id> (OUT, REVISION, PREPARE options)
 	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a Llama in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
-test: $(READY_ANALYZER) ## unit, contract, engine, program and server tests (a real Triton; neither GPU nor Docker): minutes
-	@exec $(TESTS) -m 'not long' server --beside unit contract engine programs
+test: $(READY_ANALYZER) ## unit, contract, endpoint, engine, program and server tests (a real Triton; neither GPU nor Docker): minutes
+	@exec $(TESTS) -m 'not long' server unit contract --beside engine programs frontend
 
 # Kernels come last: they install the Triton language, which other tests must not find.
-test-all: $(READY_ANALYZER) ## make test, then soaks, fuzzing and load campaigns, docker compose and kernels: what continuous integration runs
+test-all: $(READY_ANALYZER) ## make test, then soaks, fuzzing and load campaigns, docker compose, clients of others and kernels: what continuous integration runs
 	@failed=0; $(MAKE) test || failed=1; \
-	  $(TESTS) -m long server unit contract engine programs --beside compose || failed=1; \
+	  $(TESTS) -m long server unit contract frontend engine programs --beside compose || failed=1; \
+	  $(MAKE) test-clients || failed=1; \
 	  $(MAKE) test-kernels || failed=1; exit "$$failed"
 
 test-unit: $(READY_PERF) ## pure functions and small objects
@@ -74,6 +81,9 @@ test-unit: $(READY_PERF) ## pure functions and small objects
 
 test-contract: $(READY_PERF) ## configs, README and manifests agree
 	@exec $(TESTS) contract
+
+test-frontend: $(READY) ## the OpenAI endpoint against a small Triton without weights
+	@exec $(TESTS) frontend
 
 test-engine: $(READY_PERF) ## the engine with the embedded checkpoint, in-process
 	@exec $(TESTS) engine
@@ -86,6 +96,9 @@ test-server: $(READY_ANALYZER) ## a real Triton with the embedded checkpoint in 
 
 test-kernels: $(READY_KERNELS) ## the GPU's kernels, on a GPU or in the Triton language's interpreter (installs it: 200 MB)
 	@exec $(TESTS) kernels
+
+test-clients: $(READY) $(READY_CLIENTS) ## LiteLLM, LangChain, LlamaIndex, lm_eval and openai against the OpenAI endpoint (installs them: 1.3 GB)
+	@exec $(TESTS) clients
 
 test-compose: $(READY) ## docker compose on a real Docker engine
 	@exec $(TESTS) compose
@@ -115,6 +128,9 @@ report: $(READY_PERF) ## write tables and plots of README.md and docs/ from perf
 bench-inflight: $(READY_PERF) ## in-flight batching against batches, the prefill bound (minutes)
 	@OMP_NUM_THREADS=1 $(PERF) perf.inflight
 
+bench-openai: $(READY_PERF) ## what the OpenAI endpoint costs at 32 streams, beside gRPC streams of the same server (4 minutes)
+	@$(PERF) perf.openai_overhead
+
 bench-gpu: $(READY_ANALYZER) ## on a GPU: correctness, memory plan, distance from the limit (BUDGET minutes, GPU options, such as --smoke)
 	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m perf.gpu $(if $(BUDGET),--budget '$(BUDGET)') $(GPU)
 
@@ -139,9 +155,9 @@ format: $(READY_PERF) ## ruff's formatter and automatic fixes
 
 # Resolved for the image, not for this machine. PIP_NO_INDEX=1: from the wheels only, like the build.
 lock: $(READY) ## the image's packages with their hashes: deploy/docker/requirements.lock, or WHEELS/requirements.lock (WHEELS, LOCK_PYTHON)
-	@$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['server'], sep='\n')" \
+	@$(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*(line for name in ('server', 'guided', 'openai') for line in extras[name]), sep='\n')" \
 	  | $(BIN)/uv pip compile - --constraint constraints.txt --generate-hashes --only-binary :all: --quiet --no-config \
-	    --python-platform x86_64-manylinux_2_28 --python-version '$(LOCK_PYTHON)' $(if $(PIP_NO_INDEX),--no-index) \
+	    --python-platform x86_64-manylinux_2_31 --python-version '$(LOCK_PYTHON)' $(if $(PIP_NO_INDEX),--no-index) \
 	    $(if $(WHEELS),--find-links '$(WHEELS)') --custom-compile-command 'make lock' --no-annotate \
 	    --output-file '$(or $(WHEELS),deploy/docker)/requirements.lock'
 
@@ -161,7 +177,7 @@ clean: ## remove the virtual environment, compiled kernels and leftovers of test
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 13) else f"$(PYTHON) is Python {v[0]}.{v[1]}; this project needs 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "setting up .venv with PyTorch and Triton: once, some minutes"; $(PYTHON) -m venv .venv; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,local,prepare,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,guided,local,prepare,openai,dev]'
 	@touch $@
 
 # Checked each time, in a twentieth of a second: what is missing, damaged or of other sources is compiled. Without a compiler
@@ -176,6 +192,11 @@ $(READY_PERF): $(INSTALLED) | $(COMPILED)
 
 $(READY_KERNELS): $(INSTALLED) | $(COMPILED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[kernels]'
+	@touch $@
+
+.work/clients/%/.ready: tests/clients/requirements/%.txt | $(INSTALLED)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
+	@$(BIN)/uv pip sync --quiet --python $(@D)/bin/python $<
 	@touch $@
 
 $(READY_ANALYZER): $(READY_PERF)

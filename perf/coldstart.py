@@ -51,7 +51,7 @@ def measure_start(checkpoint: Path, threads: int, found: dict[str, Any]) -> None
 
     environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     began = time.monotonic()
-    with local_triton(model=str(checkpoint), environment=environment, on_log_line=note) as server:
+    with local_triton(variant="default", model=str(checkpoint), environment=environment, on_log_line=note) as server:
         ready = time.monotonic() - began
         peaks = [0]
         for pid in family(server.pid):

@@ -64,9 +64,9 @@ FAULTS = (
     ),
     Fault(
         "bad words are ignored",
-        GRAPHS,
-        "if any(sequence.bad_words is not None for sequence in sequences):",
-        "if not sequences:",
+        f"{ENGINE}/sampling/sampling_state.py",
+        "own=any(sequence.processor is not None for sequence in sequences),",
+        "own=False,",
         GRAPH_TESTS,
     ),
     Fault("sampling is always greedy", GRAPHS, "if features.cover(batch.features))", "if True)", GRAPH_TESTS),
@@ -98,8 +98,8 @@ FAULTS = (
     Fault(
         "scheduler: the last sequence is admitted first",
         f"{ENGINE}/scheduler.py",
-        "sequence = self._waiting.popleft()",
-        "sequence = self._waiting.pop()",
+        "for sequence in [one for one in self._waiting if",
+        "for sequence in [one for one in reversed(self._waiting) if",
         "tests/engine/test_scheduler.py",
     ),
     Fault(
@@ -132,7 +132,7 @@ FAULTS = (
     ),
     Fault(
         "sampling: a moved sequence draws with the seed of its new slot",
-        f"{ENGINE}/sampling/sampler.py",
+        f"{ENGINE}/sampling/sampling_state.py",
         "        self.seeds[target] = self.seeds[source]\n",
         "",
         "tests/engine/test_continuous_batching.py",

@@ -49,13 +49,13 @@ class Tensor:
 
 
 def decode(name: str, datatype: str, shape: Sequence[int], content: bytes) -> Value:
-    """Return the value of an output of shape [1, 1] in Triton's binary form.
+    """Return the value of an output of shape [1] in Triton's binary form; earlier servers send [1, 1].
 
     Raises:
         ServerError: it has another shape, a datatype that no output of the contract has, or a wrong size.
     """
-    if list(shape) != [1, 1]:
-        raise ServerError(f"the server's output {name} has shape {list(shape)}, must be [1, 1]")
+    if list(shape) not in ([1], [1, 1]):
+        raise ServerError(f"the server's output {name} has shape {list(shape)}, must be [1]")
     if datatype == "INT32" and len(content) == 4:
         return int.from_bytes(content, "little", signed=True)
     if datatype != "BYTES" or len(content) != 4 + int.from_bytes(content[:4], "little"):

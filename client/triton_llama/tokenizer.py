@@ -55,7 +55,7 @@ class ChatTemplate:
             tokenizer = _load(source)
             template = None if template_file is None else template_file.read_text(encoding="utf-8")
         except ModuleNotFoundError as error:
-            raise ValueError(f"chat needs the package {error.name}: pip install 'triton-llama[chat]'") from error
+            raise ValueError(f"chat needs the package {error.name}: pip install '.[chat]' in the checkout") from error
         except UnicodeDecodeError as error:
             raise ValueError(f"chat template {template_file} is not UTF-8 at byte {error.start}") from error
         if template is None and not tokenizer.chat_template:

@@ -49,7 +49,9 @@ def schedulers(count: int, concurrency: int, repetitions: int) -> list[dict[str,
     runs: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
     for _ in range(repetitions):
         for scheduling in ("batch", "inflight"):
-            with local_triton(environment={"OMP_NUM_THREADS": "1", "LLAMA_SCHEDULING": scheduling}) as server:
+            with local_triton(
+                variant="default", environment={"OMP_NUM_THREADS": "1", "LLAMA_SCHEDULING": scheduling}
+            ) as server:
                 target = Target(scheduling, "triton_generate", f"http://{server.http_url}", "llama")
                 _load(target, mixes["equal"][:concurrency], concurrency)
                 for mix, wanted in mixes.items():

@@ -27,7 +27,8 @@ from llama_engine.model.kv_cache import KVCache
 from llama_engine.model.llama import Llama
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.model.precision import choose_device
-from llama_engine.sampling.sampler import Sampler, SamplingState
+from llama_engine.sampling.sampler import Sampler
+from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import SlotBatch
 from llama_engine.text.stop_checker import StopChecker

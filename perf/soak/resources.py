@@ -31,30 +31,33 @@ _REGION = re.compile(r"/dev/shm/(triton_python_backend_shm_region_[0-9a-f]{12}_)
 
 
 def of(processes: ServerProcesses) -> dict[str, float]:
-    """Return what a server of one model instance takes, by the columns of a result file.
+    """Return what a server takes, by the columns of a result file.
 
     shared_memory_mib: of the regions between its processes, including leaked ones. vram_mib: in use on the GPU by all
-    processes; absent without CUDA. triton_*, model_*: of tritonserver and of the model's process; rss_mib is resident
-    memory, pss_mib the same with shared pages divided among their users.
+    processes; absent without CUDA. triton_*, model_*: of tritonserver and of the models' processes together; rss_mib is
+    resident memory, pss_mib the same with shared pages divided among their users.
 
-    Raises OSError if a process has ended, RuntimeError for several instances, CalledProcessError if nvidia-smi fails.
+    Raises OSError if a process has ended, CalledProcessError if nvidia-smi fails.
     """
-    if len(processes.models) != 1:
-        raise RuntimeError(f"{len(processes.models)} model processes run; one is expected")
     prefixes = set(_REGION.findall(Path(f"/proc/{processes.triton}/maps").read_text()))
     regions = [region for prefix in prefixes for region in Path("/dev/shm").glob(f"{prefix}*")]
     found = {"shared_memory_mib": sum(region.stat().st_blocks * 512 for region in regions) / 2**20}
     if (vram := environment.vram_mib()) is not None:
         found["vram_mib"] = vram
-    for name, pid in (("triton", processes.triton), ("model", processes.models[0])):
-        try:
-            memory = [environment.status_kib(pid, "smaps_rollup", field) / 1024 for field in ("Rss", "Pss")]
-        except ValueError as error:
-            # A zombie's file is empty.
-            raise ProcessLookupError(f"process {pid} has ended") from error
-        counts = [sum(1 for _ in Path(f"/proc/{pid}/{folder}").iterdir()) for folder in ("fd", "task")]
-        found |= {f"{name}_{column}": value for column, value in zip(PROCESS, [*memory, *counts], strict=True)}
+    for name, pids in (("triton", (processes.triton,)), ("model", processes.models)):
+        sums = map(sum, zip(*map(_of_process, pids), strict=True))
+        found |= {f"{name}_{column}": value for column, value in zip(PROCESS, sums, strict=True)}
     return found
+
+
+def _of_process(pid: int) -> list[float]:
+    """Return the values of PROCESS."""
+    try:
+        memory = [environment.status_kib(pid, "smaps_rollup", field) / 1024 for field in ("Rss", "Pss")]
+    except ValueError as error:
+        # A zombie's file is empty.
+        raise ProcessLookupError(f"process {pid} has ended") from error
+    return [*memory, *(sum(1 for _ in Path(f"/proc/{pid}/{folder}").iterdir()) for folder in ("fd", "task"))]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ INVALID: tuple[SamplingParams, ...] = (
     SamplingParams(max_tokens=2**31 - 1),
     SamplingParams(max_tokens=4, min_tokens=5),
     SamplingParams(temperature=9.0),
-    SamplingParams(top_p=0.0),
+    SamplingParams(top_p=1.5),
     SamplingParams(top_k=-1),
     SamplingParams(repetition_penalty=-1.0),
     SamplingParams(presence_penalty=3.0),

@@ -35,7 +35,8 @@ def engine() -> Iterator[DockerEngine]:
 @pytest.fixture(scope="session")
 def new_project(engine: DockerEngine) -> NewProject:
     """Make a project, not up yet, on the stand-in image; the mapping adds variables to its .env."""
-    extra = [line for line in metadata.requires("triton-llama") or () if line.endswith('extra == "server"')]
+    endings = tuple(f'extra == "{name}"' for name in ("server", "guided", "openai"))
+    extra = [line for line in metadata.requires("triton-llama") or () if line.endswith(endings)]
     base = {
         "TRITON_IMAGE": triton_image(engine),
         "TRITON_WHEELS": str(collect_wheels([line.split(";")[0].strip() for line in extra])),

@@ -24,7 +24,7 @@ from contract.code_blocks import ROOT
 # Variables that steer compose, the build or the server; a test sets its own, and only those.
 STEERING = ("COMPOSE_", "HF_", "LLAMA_", "PIP_", "TRITON_")
 SERVICE = "server"
-HTTP, GRPC, METRICS = 8000, 8001, 8002
+HTTP, GRPC, METRICS, OPENAI = 8000, 8001, 8002, 9000
 START_ENGINE_S = 540
 BUILD_AND_START_S = 900
 STOP_S = 200
@@ -123,9 +123,9 @@ class ComposeProject:
         """Return the ids of all containers of the project, or of a service, stopped ones included."""
         return self.compose("ps", "--all", "--quiet", *service).stdout.split()
 
-    def inspect(self, template: str) -> object:
-        """Return a field of the only container, such as `.State.ExitCode`."""
-        (container,) = self.containers()
+    def inspect(self, template: str, service: str = SERVICE) -> object:
+        """Return a field of the server's only container, such as `.State.ExitCode`, or of another service's."""
+        (container,) = self.containers(service)
         field: object = json.loads(self.engine.inspect(container, f"{{{{json {template}}}}}"))
         return field
 
@@ -136,7 +136,7 @@ def compose_project(engine: DockerEngine, variables: Mapping[str, str]) -> Itera
     with TemporaryDirectory(prefix="triton-llama-compose-") as folder:
         file = Path(folder) / "env"
         # Port 0: the engine picks a free one, which `address` returns.
-        ports = {f"TRITON_{service}_PORT": "0" for service in ("HTTP", "GRPC", "METRICS")}
+        ports = {f"TRITON_{service}_PORT": "0" for service in ("HTTP", "GRPC", "METRICS", "OPENAI")}
         file.write_text("".join(f"{name}={value}\n" for name, value in {**ports, **variables}.items()))
         project = ComposeProject(engine, f"triton-llama-test-{uuid4().hex[:8]}", file)
         try:
@@ -144,3 +144,5 @@ def compose_project(engine: DockerEngine, variables: Mapping[str, str]) -> Itera
         finally:
             removal = ("--volumes", "--rmi", "local", "--timeout", "5", "--remove-orphans")
             project.compose("down", *removal, timeout=STOP_S)
+            # It has a name of its own, so it isn't "local".
+            engine.docker("image", "rm", f"{project.name}-server", check=False)

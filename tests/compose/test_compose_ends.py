@@ -7,15 +7,16 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import pytest
 from compose.conftest import NewProject
-from compose.engine import GRPC, HTTP, METRICS, STOP_S, ComposeProject
+from compose.engine import GRPC, HTTP, METRICS, OPENAI, STOP_S, ComposeProject
 from server.servers import until
 from triton_llama import LlamaClient
 from triton_llama.endpoint import Protocol
 
-PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc", "http", "grpc")
+PROTOCOLS: tuple[Protocol | Literal["openai"], ...] = ("http", "grpc", "http", "openai")
 TOKENS = 400
 """Long enough that the first request still runs when the last one arrives, on a busy machine too."""
 PENDING = re.compile(r'^nv_inference_pending_request_count\{model="llama".*\} (\d+)', re.MULTILINE)
@@ -64,9 +65,14 @@ def test_stop_answers_every_accepted_request_and_down_leaves_no_container(projec
     """The first request runs; the others wait in Triton's queue, whose metric shows that they have arrived."""
     # Once: asking Docker for an address takes longer than a request waits. A restart may have changed it.
     addresses = {"http": project.address(HTTP), "grpc": project.address(GRPC)}
-    metrics = project.address(METRICS)
+    openai, metrics = project.address(OPENAI, "openai"), project.address(METRICS)
 
-    def generate(protocol: Protocol) -> int:
+    def generate(protocol: Protocol | Literal["openai"]) -> int:
+        if protocol == "openai":
+            body = {"model": "pydoc-llama", "prompt": "def", "max_tokens": TOKENS, "min_tokens": TOKENS}
+            request = urllib.request.Request(f"http://{openai}/v1/completions", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=180) as response:
+                return int(json.load(response)["usage"]["completion_tokens"])
         with LlamaClient(addresses[protocol], protocol, timeout=180) as client:
             return client.generate("def", max_tokens=TOKENS, min_tokens=TOKENS).num_output_tokens
 
@@ -81,6 +87,6 @@ def test_stop_answers_every_accepted_request_and_down_leaves_no_container(projec
         project.compose("stop", timeout=STOP_S)
         assert [response.result(timeout=5) for response in responses] == [TOKENS] * len(PROTOCOLS)
     # 137 would mean that Docker had to kill the container.
-    assert project.inspect(".State.ExitCode") == 0
+    assert [project.inspect(".State.ExitCode", service) for service in ("server", "openai")] == [0, 0]
     project.compose("down", timeout=STOP_S)
     assert project.containers() == []

@@ -45,8 +45,9 @@ def _get(address: str, path: str) -> dict[str, Any]:
 
 
 def _scraped(address: str) -> dict[str, str]:
-    """Return the value of `up` for each active target, by HOST:PORT; that of a former one lasts half a minute."""
-    targets = {target["labels"]["instance"] for target in _get(address, "targets?state=active")["activeTargets"]}
+    """Return the value of `up` for each active server, by HOST:PORT; that of a former one lasts half a minute."""
+    labels = [target["labels"] for target in _get(address, "targets?state=active")["activeTargets"]]
+    targets = {one["instance"] for one in labels if one["job"] == "triton-llama"}
     found = _get(address, "query?query=up%7Bjob%3D%22triton-llama%22%7D")["result"]
     values = {one["metric"]["instance"]: one["value"][1] for one in found}
     return {target: values.get(target, "") for target in targets}
@@ -72,6 +73,14 @@ def test_prometheus_scrapes_every_replica_and_drops_one_that_is_gone(address: st
     finally:
         served.engine.docker("rm", "--force", "--volumes", replica)
     until(lambda: _scraped(address) == {server: "1"}, lambda: f"it is dropped: {_scraped(address)}")
+
+
+def test_prometheus_scrapes_the_endpoint(address: str) -> None:
+    query = "query?query=up%7Bjob%3D%22triton-llama-openai%22%7D"
+    until(
+        lambda: [one["value"][1] for one in _get(address, query)["result"]] == ["1"],
+        lambda: f"the endpoint is up: {_get(address, query)}",
+    )
 
 
 def test_prometheus_loads_every_rule(address: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from compose.conftest import NewProject
-from compose.engine import GRPC, HTTP, METRICS, SERVICE, ComposeProject
+from compose.engine import BUILD_AND_START_S, GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
 from triton_llama import LlamaClient
 from triton_llama.endpoint import Protocol
@@ -31,6 +31,24 @@ def test_a_generation_through_the_published_port_is_complete(
     assert completion.num_output_tokens == 20
     assert completion.finish_reason == "length"
     assert completion.text.strip()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["generate", "generate_stream"])
+def test_generate_and_generate_stream_are_answered_by_default(served: ComposeProject, stream: bool) -> None:
+    body = {"text_input": "The list class in Python", "max_tokens": 20, "min_tokens": 20, "stream": stream}
+    path = "/v2/models/llama/generate" + ("_stream" if stream else "")
+    text = _post(served.address(HTTP), path, body)
+    chunks = [json.loads(line) for line in text.replace("data: ", "").splitlines() if line]
+    assert sum(chunk["num_output_tokens"] for chunk in chunks) == 20
+    assert (len(chunks) > 1) == stream
+
+
+def test_infer_is_answered_by_llama_unary_by_default(served: ComposeProject) -> None:
+    data = {"text_input": ("BYTES", "The list class in Python"), "max_tokens": ("INT32", 20)}
+    inputs = [{"name": name, "datatype": type_, "shape": [1, 1], "data": [one]} for name, (type_, one) in data.items()]
+    answer = json.loads(_post(served.address(HTTP), "/v2/models/llama_unary/infer", {"inputs": inputs}))
+    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
+    assert outputs["text_output"][0].strip()
 
 
 def test_every_port_is_published_on_this_machine_only_metrics_too(served: ComposeProject) -> None:
@@ -59,6 +77,36 @@ def test_the_container_computes_with_the_kernels_that_were_compiled_from_its_sou
     (one,) = read_model_info(Address.parse(served.address(METRICS), METRICS), "llama")
     assert one.computation.startswith("exact INT8 ")
     assert one.computation.endswith(" kernels")
+
+
+@pytest.mark.parametrize("guide", [{}, {"response_format": {"type": "json_object"}}], ids=["free", "guided"])
+def test_the_endpoint_answers_a_chat_on_its_published_port(served: ComposeProject, guide: dict[str, object]) -> None:
+    address = served.address(OPENAI, "openai")
+    assert address.startswith("127.0.0.1:")
+    messages = [{"role": "user", "content": "What is a list?"}]
+    body = {"model": "pydoc-llama", "messages": messages, "max_tokens": 20, **guide}
+    answer = json.loads(_post(address, "/v1/chat/completions", body))
+    text = answer["choices"][0]["message"]["content"].strip()
+    assert text
+    assert text.startswith("{") == bool(guide)
+    assert answer["usage"]["completion_tokens"] <= 20
+
+
+def test_the_endpoint_streams_a_chat(served: ComposeProject) -> None:
+    messages = [{"role": "user", "content": "What is a list?"}]
+    body = {"model": "pydoc-llama", "messages": messages, "max_tokens": 20, "stream": True}
+    events = _post(served.address(OPENAI, "openai"), "/v1/chat/completions", body).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert sum(bool(chunk["choices"][0]["delta"].get("content")) for chunk in chunks) > 1
+    assert chunks[-1]["choices"][0]["finish_reason"]
+
+
+def test_without_build_a_missing_image_is_built_once_for_both_services(new_project: NewProject) -> None:
+    with new_project({}) as project:
+        project.compose("create", timeout=BUILD_AND_START_S)
+        images = {project.inspect(".Image", service) for service in (SERVICE, "openai")}
+    assert len(images) == 1
 
 
 @pytest.mark.parametrize(("flags", "word"), [((), "healthy"), (("--live",), "alive"), (("--ready",), "ready")])
@@ -112,6 +160,12 @@ def test_only_the_servers_variables_that_are_set_reach_the_container(
         environment = _config(project)["environment"]
     found = {name: value for name, value in environment.items() if value is not None}
     assert found == {"OMP_NUM_THREADS": "1", **reaching}
+
+
+def _post(address: str, path: str, body: dict[str, object]) -> str:
+    request = urllib.request.Request(f"http://{address}{path}", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return str(response.read().decode())
 
 
 def _config(project: ComposeProject, *options: str) -> dict[str, Any]:

@@ -32,11 +32,6 @@ class Block(NamedTuple):
         """Whether the block runs unmodified against a server on the default ports."""
         return self.language == "python" or (self.language == "bash" and not _SETS_UP.search(self.text))
 
-    @property
-    def streams(self) -> bool:
-        """Whether the block needs a streaming server."""
-        return re.search(r"stream|\bchat\b", self.text) is not None
-
     def __str__(self) -> str:
         return f"{self.page}-{self.language}-line-{self.line}"
 

@@ -41,15 +41,23 @@ class Built:
 
     @property
     def server(self) -> Manifest:
-        """The server's container, the pod's only one."""
-        container: Manifest
-        (container,) = self.pod["containers"]
-        return container
+        """Triton's container."""
+        return self._container("server")
+
+    @property
+    def openai(self) -> Manifest:
+        """The OpenAI endpoint's container."""
+        return self._container("openai")
 
     @property
     def containers(self) -> list[Manifest]:
         """Every container of the pod, init containers included."""
-        return [*self.pod.get("initContainers", []), self.server]
+        return [*self.pod.get("initContainers", []), *self.pod["containers"]]
+
+    def _container(self, name: str) -> Manifest:
+        container: Manifest
+        (container,) = (one for one in self.pod["containers"] if one["name"] == name)
+        return container
 
 
 @cache

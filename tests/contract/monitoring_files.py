@@ -33,6 +33,12 @@ TRITON_METRICS = GPU_METRICS | {
     "nv_cpu_memory_total_bytes",
 }
 
+OPENAI_METRICS = {
+    "llama_openai_requests_total",
+    "llama_openai_time_to_first_token_seconds_bucket",
+}
+"""Of the OpenAI endpoint, a process of its own; they have neither the server's model nor its instance."""
+
 _SELECTOR = re.compile(r"(?<![\w:])((?:model:)?(?:llama|nv)_\w+(?::\w+)?|up)(\{[^}]*\})?(?![\w:(])")
 
 
@@ -99,3 +105,5 @@ def metrics_of(expr: str) -> set[str]:
 
 GPU_PANELS = {query.panel for query in queries() if metrics_of(query.expr) & GPU_METRICS}
 """Panels that are empty on a machine without a GPU."""
+OPENAI_PANELS = {query.panel for query in queries() if metrics_of(query.expr) & OPENAI_METRICS}
+"""Panels that are empty without the OpenAI endpoint."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from contract.code_blocks import ROOT
+from contract.code_blocks import ROOT, blocks
 from contract.monitoring_files import DASHBOARD, MONITORING
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, Integer
+from triton_llama_openai import settings as endpoint_settings
 from triton_supervisor.command import REPOSITORY, server_environment
 from triton_supervisor.settings import FLUSH_S, STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings
 
@@ -21,15 +22,17 @@ COMPOSE, GPU, PROXY = (
     for name in ("docker-compose.yml", "deploy/docker/compose.gpu.yml", "deploy/proxy/compose.proxy.yml")
 )
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
-SERVER, PROMETHEUS, GRAFANA = (SERVICES[name] for name in ("server", "prometheus", "grafana"))
+SERVER, OPENAI, PROMETHEUS, GRAFANA = (SERVICES[name] for name in ("server", "openai", "prometheus", "grafana"))
 # compose.proxy.yml marks with !reset what it removes.
 PROXIED: dict[str, dict[str, Any]] = yaml.safe_load(PROXY.replace("!reset", ""))["services"]
 CONTAINERS = {**SERVICES, "proxy": PROXIED["proxy"]}
 
 MODEL_SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
-VARIABLES = {*re.findall(r"\$\{(\w+)", COMPOSE + GPU), *SERVER["build"]["args"], *SERVER["environment"]}
+ENDPOINT_SETTINGS = {f"{endpoint_settings.ENVIRONMENT_PREFIX}{name.upper()}" for name in endpoint_settings.BOUNDS}
+PASSED = {*SERVER["environment"], *OPENAI["environment"]}
+VARIABLES = {*re.findall(r"\$\{(\w+)", COMPOSE + GPU), *SERVER["build"]["args"], *PASSED}
 DOCUMENTED = [
-    *(("docker", name) for name in sorted(VARIABLES - MODEL_SETTINGS)),
+    *(("docker", name) for name in sorted(VARIABLES - MODEL_SETTINGS - ENDPOINT_SETTINGS)),
     *(("proxy", name) for name in sorted({*re.findall(r"\$\{((?:PROXY|TRITON_REPLICAS)\w*)", PROXY)})),
 ]
 
@@ -63,7 +66,7 @@ def test_a_service_is_locked_down(name: str) -> None:
     assert all(mount.endswith(":ro") for mount in service["volumes"] if mount.startswith("./"))
     assert not service.get("user", "").startswith(("0", "root"))
     assert _only_match("^USER (.*)$") == "1000:1000"
-    # A plain `docker compose up` starts the server alone.
+    # A plain `docker compose up` starts the server and its endpoint.
     assert service.get("profiles", []) == (["monitoring"] if name in ("prometheus", "grafana") else [])
 
 
@@ -73,7 +76,8 @@ def test_a_service_is_published_on_this_machine_only_and_its_image_has_a_version
     address = r"\$\{TRITON_(MONITORING_)?BIND_ADDRESS:-127\.0\.0\.1\}"
     assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\2", port) for port in service["ports"])
     version = r"\$\{\w+_IMAGE:-[\w/]+:v?\d+\.\d+(\.\d+)?\}"
-    assert re.fullmatch(version, service["image"]) if name != "server" else "image" not in service
+    if service.get("pull_policy") != "never":
+        assert re.fullmatch(version, service["image"])
 
 
 @pytest.mark.parametrize(("page", "name"), DOCUMENTED)
@@ -123,15 +127,49 @@ def test_the_image_has_one_default_base_and_exposes_the_published_ports() -> Non
     # Without a value: compose passes it only if it is set.
     assert "TRITON_IMAGE" in SERVER["build"]["args"]
     assert "# syntax=" not in DOCKERFILE.splitlines()[0]
-    assert _only_match("^EXPOSE (.*)$").split() == [port.rpartition(":")[2] for port in SERVER["ports"]]
+    published = [port.rpartition(":")[2] for port in (*SERVER["ports"], *OPENAI["ports"])]
+    assert _only_match("^EXPOSE (.*)$").split() == published
+
+
+def test_the_endpoint_is_of_the_servers_image_and_ends_before_it() -> None:
+    # Built once: of two builds each has its own id, and the next `up` would replace a container.
+    assert "build" not in OPENAI
+    assert OPENAI["image"] == SERVER["image"]
+    assert [OPENAI["pull_policy"], SERVER["pull_policy"]] == ["never"] * 2
+    assert OPENAI["entrypoint"] == ["python3", "-P", "-m", "triton_llama_openai"]
+    assert "\nCOPY frontend/triton_llama_openai /srv/triton-llama/python/triton_llama_openai\n" in DOCKERFILE
+    assert OPENAI["command"][-1].split(":") == ["server", SERVER["ports"][1].rpartition(":")[2]]
+    # compose stops a service before what it depends on.
+    assert list(OPENAI["depends_on"]) == ["server"]
+    assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings.grace + 10
+    # Beside the proxy, which asks for keys, it would be a way around them.
+    assert PROXIED["openai"] == {"profiles": ["without-proxy"]}
+    health = OPENAI["healthcheck"]
+    assert "triton_llama_openai.health" in health["test"]
+    assert float(health["test"][-1]) + 5 <= _seconds(health["timeout"]) <= _seconds(health["interval"])
+
+
+def test_the_pages_override_gives_the_endpoint_the_servers_checkpoint() -> None:
+    (text,) = (block.text for block in blocks(ROOT / "deploy/docker/README.md") if block.language == "yaml")
+    override = yaml.safe_load(text)["services"]
+    assert override["openai"] == override["server"]
+    assert {"LLAMA_MODEL", "LLAMA_REVISION"} <= {*OPENAI["environment"]}
 
 
 def test_compose_passes_every_setting_of_the_model_and_no_unknown_one() -> None:
-    passed = {name for name in SERVER["environment"] if name.startswith(ENVIRONMENT_PREFIX)}
-    assert passed == MODEL_SETTINGS
+    passed = [name for name in SERVER["environment"] if name.startswith(ENVIRONMENT_PREFIX)]
+    assert sorted(passed) == sorted(MODEL_SETTINGS)
     # A value in the compose file would be a second default.
     assert not [name for name in SERVER["environment"] if "=" in name]
     assert not re.findall(rf"\$\{{{ENVIRONMENT_PREFIX}\w+", COMPOSE + GPU)
+
+
+def test_compose_passes_every_setting_of_the_endpoint_that_its_command_does_not_set() -> None:
+    prefix = endpoint_settings.ENVIRONMENT_PREFIX
+    assert OPENAI["command"][::2] == ["--host", "--triton"]
+    # The port is the published one.
+    own = {f"{prefix}{name}" for name in ("HOST", "TRITON", "PORT")}
+    assert {name for name in OPENAI["environment"] if name.startswith(prefix)} == ENDPOINT_SETTINGS - own
 
 
 def test_the_build_context_is_what_the_dockerfile_copies() -> None:
@@ -147,7 +185,9 @@ def test_prometheus_scrapes_every_replica_of_the_server() -> None:
     assert _mounts(PROMETHEUS) == {"/etc/prometheus": MONITORING}
     assert "--config.file=/etc/prometheus/prometheus.yml" in PROMETHEUS["command"]
     config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
-    (scraped,) = config["scrape_configs"]
+    scraped, endpoint = config["scrape_configs"]
+    assert endpoint["dns_sd_configs"] == [{"names": ["openai"], "type": "A", "port": 9000}]
+    assert OPENAI["ports"][-1].endswith(":9000")
     # The DNS name resolves to every replica; a static target `server:8002` would be one of them at random.
     assert "static_configs" not in scraped
     (found,) = scraped["dns_sd_configs"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from contract.configs import FILES, read_config
+from llama_engine.api.fields import ALIASES, FIELDS
 from llama_engine.settings import Settings
+from tritonclient.grpc.model_config_pb2 import DataType
 
 INFLIGHT = {"quantization": "int8", "scheduling": "inflight"}
 INT8 = {"quantization": "int8", "scheduling": "batch"}
@@ -47,10 +49,21 @@ def test_a_config_is_the_default_one_but_for_its_row_of_the_table(name: str) -> 
     assert config == default
 
 
-def test_only_the_prompt_is_required_and_inputs_of_any_length_do_not_split_batches() -> None:
-    inputs = read_config("config").input
-    assert [item.name for item in inputs if not item.optional] == ["text_input"]
-    assert [item.name for item in inputs if item.allow_ragged_batch != (-1 in item.dims)] == []
+def test_the_inputs_are_the_fields_and_their_aliases_all_optional() -> None:
+    """The prompt may come as text or as tokens, so that neither can be required."""
+    inputs = {item.name: item for item in read_config("config").input}
+    assert set(inputs) == {*FIELDS, *ALIASES}
+    for name, item in inputs.items():
+        field = FIELDS[ALIASES.get(name, name)]
+        assert DataType.Name(item.data_type) == f"TYPE_{field.type}", name
+        assert list(item.dims) == ([-1] if field.is_list else [1]), name
+        # Otherwise inputs of unequal length split a batch.
+        assert item.allow_ragged_batch == field.is_list, name
+        assert item.optional, name
+
+
+def test_outputs_have_one_dimension_of_any_length() -> None:
+    assert {tuple(item.dims) for item in read_config("config").output} == {(-1,)}
 
 
 def test_queue_length_and_time_in_the_queue_are_bounded() -> None:

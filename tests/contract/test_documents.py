@@ -85,8 +85,10 @@ def test_the_settings_page_lists_every_setting_in_order_with_its_default() -> No
 def test_the_configs_declare_what_the_api_page_lists(kind: str) -> None:
     """The page is the contract with clients."""
     declared = getattr(read_config("config"), kind)
-    listed = [(name, type_) for names, type_, _ in _rows(API_PAGE, kind) for name in names.split(", ")]
-    suffix = {(1,): "", (-1,): " list"}
+    rows = [*_rows(API_PAGE, kind), *(_rows(API_PAGE, "optional output") if kind == "output" else [])]
+    listed = [(name, type_) for names, type_, _ in rows for name in names.split(", ")]
+    # Every output has a value for each completion.
+    suffix = {(1,): "", (-1,): " list" if kind == "input" else ""}
     types = [DataType.Name(one.data_type).removeprefix("TYPE_") + suffix[tuple(one.dims)] for one in declared]
     assert sorted(zip((f"`{one.name}`" for one in declared), types, strict=True)) == sorted(listed)
 

@@ -12,12 +12,17 @@ from contract.configs import read_config
 from contract.manifests import FOLDERS, KUBERNETES, Built, built, environment, mappings
 from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
+from triton_llama_openai import settings as endpoint_settings
 from triton_supervisor.settings import DEFAULT_GRACE_S, STOP_MARGIN_S
 
 DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
 HEALTH = "/srv/triton-llama/bin/health"
 # How to run each program of the image here, where the image's paths don't exist.
-HELP = {HEALTH: "triton_llama.health", "triton_supervisor": "triton_supervisor", "triton_prepare": "triton_prepare"}
+HELP = {
+    HEALTH: "triton_llama.health",
+    **{name: name for name in ("triton_supervisor", "triton_prepare", "triton_llama_openai")},
+    "triton_llama_openai.health": "triton_llama_openai.health",
+}
 SUPERVISOR_VARIABLES = {"TRITON_GRACE_SECONDS", "TRITON_READY_PORT"}
 OTHER_VARIABLES = {"CHECKPOINT", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -28,7 +33,13 @@ PROBE_MARGIN_S = 5
 def _commands(one: Built) -> list[tuple[str, list[str]]]:
     """Return the program, a key of HELP, and the arguments of every command line in the pod."""
     lines = [[*part["command"], *part.get("args", [])] for part in mappings(one.pod) if "command" in part]
-    return [(line[2], line[3:]) if line[:2] == ["python3", "-m"] else (line[0], line[1:]) for line in lines]
+    # -P: not the folder that the process starts in.
+    lines = [[word for word in line if word != "-P"] for line in lines]
+    return [
+        (line[2], line[3:]) if line[:2] == ["python3", "-m"] else (line[0], line[1:])
+        for line in lines
+        if line[0] != "sleep"
+    ]
 
 
 def _option(command: list[str], name: str) -> float:
@@ -44,7 +55,7 @@ def test_every_command_is_in_the_image(overlay: Built) -> None:
     programs = {program for program, _ in _commands(overlay)}
     assert programs == set(HELP) - (set() if "initContainers" in overlay.pod else {"triton_prepare"})
     assert f"ln -s ../python/triton_llama/health.py {HEALTH} " in DOCKERFILE
-    for module in programs - {HEALTH}:
+    for module in {program.partition(".")[0] for program in programs - {HEALTH}}:
         assert re.search(rf"^COPY .*/{module} /srv/triton-llama/python/{module}$", DOCKERFILE, re.MULTILINE)
 
 
@@ -60,15 +71,28 @@ def test_every_option_of_a_command_is_known_to_its_program() -> None:
 
 
 def test_ports_are_the_images_and_every_named_port_exists(overlay: Built) -> None:
-    ports = {port["name"]: port["containerPort"] for port in overlay.server["ports"]}
-    (exposed,) = re.findall(r"^EXPOSE (\d+) (\d+) (\d+)$", DOCKERFILE, re.MULTILINE)
-    exposed = dict(zip(("http", "grpc", "metrics"), map(int, exposed), strict=True))
+    both = [*overlay.server["ports"], *overlay.openai["ports"]]
+    ports = {port["name"]: port["containerPort"] for port in both}
+    (exposed,) = re.findall(r"^EXPOSE (\d+) (\d+) (\d+) (\d+)$", DOCKERFILE, re.MULTILINE)
+    exposed = dict(zip(("http", "grpc", "metrics", "openai"), map(int, exposed), strict=True))
     assert ports == {**exposed, "ready": int(environment(overlay.server)["TRITON_READY_PORT"] or 0)}
     named = [port["targetPort"] for service in overlay.all("Service") for port in service["spec"]["ports"]]
     rules = [rule for policy in overlay.all("NetworkPolicy") for rule in policy["spec"].get("ingress", [])]
     named += [port["port"] for rule in rules for port in rule["ports"]]
     named += [end["port"] for monitor in overlay.all("PodMonitor") for end in monitor["spec"]["podMetricsEndpoints"]]
     assert set(named) <= set(ports)
+
+
+def test_clients_and_prometheus_reach_the_endpoint(overlay: Built) -> None:
+    names = [[port["name"] for port in service["spec"]["ports"]] for service in overlay.all("Service")]
+    assert [of for of in names if "openai" not in of] == []
+    (policy,) = (one for one in overlay.all("NetworkPolicy") if "Ingress" in one["spec"]["policyTypes"])
+    allowed = [{port["port"] for port in rule["ports"]} for rule in policy["spec"]["ingress"]]
+    assert allowed == [{"http", "grpc", "ready", "openai"}, {"metrics", "openai"}]
+    for monitor in overlay.all("PodMonitor"):
+        ends = {end["port"]: end for end in monitor["spec"]["podMetricsEndpoints"]}
+        job = {"targetLabel": "job", "replacement": "triton-llama-openai"}
+        assert [job in ends[port]["relabelings"] for port in ("metrics", "openai")] == [False, True]
 
 
 def test_every_selector_selects_the_servers_pods(overlay: Built) -> None:
@@ -89,7 +113,7 @@ def test_only_running_pods_are_scraped() -> None:
     monitors = [monitor for folder in FOLDERS for monitor in built(folder).all("PodMonitor")]
     kept = {"sourceLabels": ["__meta_kubernetes_pod_phase"], "regex": "Running", "action": "keep"}
     ends = [end for one in monitors for end in one["spec"]["podMetricsEndpoints"]]
-    assert [end["relabelings"] for end in ends] == [[kept]] * 3
+    assert [end["relabelings"][0] for end in ends] == [kept] * 6
 
 
 def test_every_container_runs_the_version_of_this_project(overlay: Built) -> None:
@@ -99,10 +123,12 @@ def test_every_container_runs_the_version_of_this_project(overlay: Built) -> Non
 
 
 def test_every_variable_is_known_documented_and_defined_before_it_is_used(overlay: Built) -> None:
-    names = set(environment(overlay.server))
+    names = {*environment(overlay.server), *environment(overlay.openai)}
     settings = {name for name in names if name.startswith(ENVIRONMENT_PREFIX)}
     assert settings <= {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
-    assert names - settings <= SUPERVISOR_VARIABLES | OTHER_VARIABLES
+    endpoints = {name for name in names if name.startswith(endpoint_settings.ENVIRONMENT_PREFIX)}
+    assert endpoints <= {f"{endpoint_settings.ENVIRONMENT_PREFIX}{name.upper()}" for name in endpoint_settings.BOUNDS}
+    assert names - settings - endpoints <= SUPERVISOR_VARIABLES | OTHER_VARIABLES
     documented = (ROOT / "deploy" / "docker" / "README.md").read_text()
     assert [name for name in SUPERVISOR_VARIABLES if f"`{name}`" not in documented] == []
     for container in overlay.containers:
@@ -148,8 +174,18 @@ def test_a_pod_is_killed_only_after_notice_grace_and_margin(overlay: Built) -> N
     )
 
 
+def test_the_endpoint_stops_taking_requests_before_the_server_does(overlay: Built) -> None:
+    program, seconds = overlay.openai["lifecycle"]["preStop"]["exec"]["command"]
+    assert (program, environment(overlay.openai)["TRITON_LLAMA_OPENAI_GRACE"]) == ("sleep", str(DEFAULT_GRACE_S))
+    assert 0 < int(seconds) < _notice(overlay)
+    assert int(seconds) + DEFAULT_GRACE_S < overlay.pod["terminationGracePeriodSeconds"]
+    assert overlay.openai["args"][-1] == f"127.0.0.1:{overlay.server['ports'][1]['containerPort']}"
+
+
 def test_a_probe_has_time_to_report_its_reason(overlay: Built) -> None:
-    for probe in (overlay.server[name] for name in PROBES):
+    probes = [part[name] for part in (overlay.server, overlay.openai) for name in PROBES if name in part]
+    assert len(probes) == 5
+    for probe in probes:
         assert _option(probe["exec"]["command"], "--timeout") + PROBE_MARGIN_S <= probe["timeoutSeconds"]
 
 

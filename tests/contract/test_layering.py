@@ -30,38 +30,49 @@ TRANSFORMERS = {"huggingface_hub"}
 # The Triton language comes with PyTorch's CUDA builds only.
 KERNELS = {"kernels.int8_product", "kernels.decode_attention"}
 
+# llguidance is optional, too: imported with the first guide.
+GUIDES = {"sampling.guide_grammar", "sampling.guide_matcher"}
+USES_GUIDES = GUIDES | {"sampling.guided"}
+
 # Triton's backend API.
 BACKEND = "triton_python_backend_utils"
-USES_BACKEND = {"triton.requests"}
+USES_BACKEND = {"triton.requests", "triton.tensors", "triton.forwarded"}
 
 # From the bottom up: a module imports only from the layers above it in this list.
 LAYERS = [
     {"errors"},
     {"libraries", "sampling.philox", "text.partial_match", "observability.metrics", "triton.config",
      "model.weights", "model.heads", "model.kv_cache", "model.llama", "model.llama_config",
-     "model.model_runner"},
-    {"kernels.reference", "kernels.arrival_counters", "kernels.cpu.build", "kernels.cpu.structures"},
-    KERNELS | {"kernels.cpu.library"},
+     "model.model_runner", "sampling.log_probs", "api.bounds", "sampling.guide_grammar", "triton.forwarded"},
+    {"api.compound_bounds"},
+    {"kernels.reference", "kernels.arrival_counters", "kernels.cpu.build", "kernels.cpu.structures",
+     "sampling.guide_matcher"},
+    KERNELS | {"kernels.cpu.library", "sampling.guide_worker"},
     {"kernels.selection", "kernels.cpu.packing"},
     {"kernels.cpu.forward", "kernels.cpu.reference"},
     {"kernels.cpu.selection"},
     {"model.widened_product", "model.integer_product"},
     {"model.int8_linear", "model.int8_selection"},
     {"model.exact_int8"},
-    {"settings", "sampling.logits_processors", "text.stop_checker", "text.tokenizer", "api.defaults",
-     "model.model_info", "model.manifest", "model.checkpoint_files", "model.rope", "model.builder", "triton.metrics"},
+    {"settings", "api.fields", "api.generation_request", "sampling.logits_processors", "text.stop_checker",
+     "text.tokenizer", "api.defaults", "model.model_info", "model.manifest", "model.checkpoint_files", "model.rope",
+     "model.builder", "triton.metrics"},
     {"model.hub", "model.saved_tensors", "model.torch_runner", "model.cpu_runner", "model.transformers_reader"},
     {"model.weight_reader", "model.precision"},
-    {"text.bad_words", "api.request_parser", "model.loader"},
+    {"text.bad_words", "sampling.guided", "api.raw_rows", "model.loader"},
+    {"api.request_parser", "sampling.row_processor"},
     {"sequence", "sampling.exponential_race"},
-    {"isolation", "sampling.sampler", "response_dispatcher", "observability.log"},
+    {"isolation", "sampling.sampling_state", "response_dispatcher", "observability.log", "prompt_log_probs",
+     "optional_outputs", "sequence_builder"},
+    {"sampling.sampler"},
     {"slot_batch"},
     {"cuda_graphs"},
     {"model.memory_plan", "prefill"},
     {"engine"},
-    {"observability.stats", "observability.health"},
+    {"observability.stats", "observability.health", "guide_starter"},
     {"scheduler"},
     {"observability.readiness"},
+    {"triton.tensors"},
     {"triton.requests"},
 ]  # fmt: skip
 
@@ -103,12 +114,17 @@ def test_a_module_imports_only_from_lower_layers_and_the_servers_six_packages(na
     lower = {f"llama_engine.{module}" for module in set().union(*LAYERS[:own])}
     outside = {imported.split(".")[0] for imported in set(_imports(MODULES[name])) - lower}
     allowed = SERVER - (set() if name == "libraries" else {"bitsandbytes"})
-    allowed |= (
-        TRANSFORMERS | ({"triton"} if name in KERNELS else set()) | ({BACKEND} if name in USES_BACKEND else set())
-    )
+    allowed |= TRANSFORMERS | ({"triton"} if name in KERNELS else set())
+    allowed |= ({BACKEND} if name in USES_BACKEND else set()) | ({"llguidance"} if name in USES_GUIDES else set())
     assert outside - set(sys.stdlib_module_names) <= allowed
 
 
 @pytest.mark.parametrize("name", sorted(set(MODULES) - KERNELS))
 def test_a_module_imports_without_the_triton_language(name: str) -> None:
     assert not {f"llama_engine.{kernel}" for kernel in KERNELS} & set(_imports(MODULES[name], nested=False))
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - GUIDES))
+def test_a_module_imports_without_llguidance(name: str) -> None:
+    guides = {f"llama_engine.{module}" for module in GUIDES}
+    assert not {"llguidance", *guides} & set(_imports(MODULES[name], nested=False))

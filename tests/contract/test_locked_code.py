@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from contract.code_blocks import ROOT
 
-FOLDERS = ("model_repository", "client", "deploy")
+FOLDERS = ("model_repository", "compatibility", "client", "frontend", "deploy")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 # Loading a file with these runs code in it.

@@ -12,7 +12,9 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from contract.code_blocks import ROOT
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -20,7 +22,8 @@ DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
 LOCK = (ROOT / "deploy" / "docker" / "requirements.lock").read_text()
 ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n", re.MULTILINE)
 LOCKED = {canonicalize_name(name): version for name, version, _ in ENTRY.findall(LOCK)}
-SERVER: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["server"]
+EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+OF_THE_IMAGE = ("server", "guided", "openai")
 
 CUDA = re.compile(r"nvidia-[a-z0-9-]+|cuda-[a-z]+|triton")
 """Packages of PyTorch's CUDA build; constraints.txt is made with its CPU build."""
@@ -52,13 +55,23 @@ def test_every_entry_of_the_lock_has_one_version_and_hashes_of_files_of_a_packag
 
 
 def test_the_lock_pins_what_pyproject_and_constraints_pin() -> None:
-    server = _pinned(SERVER)
+    server = _pinned(EXTRAS["server"])
     assert server.keys() == {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "tritonclient"}
     assert server.items() <= LOCKED.items()
     constraints = _pinned((ROOT / "constraints.txt").read_text().split())
     # Of the CUDA packages only those that constraints.txt knows.
     known = {name: constraints.get(name) for name in LOCKED if name in constraints or not CUDA.fullmatch(name)}
     assert known == {name: LOCKED[name] for name in known}
+
+
+@pytest.mark.parametrize("extra", OF_THE_IMAGE)
+def test_the_lock_has_every_package_of_an_extra_of_the_image(extra: str) -> None:
+    for requirement in map(Requirement, EXTRAS[extra]):
+        assert LOCKED[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def test_the_pages_wheels_are_those_of_the_images_extras() -> None:
+    assert f"'.[{','.join(OF_THE_IMAGE)}]'" in (ROOT / "deploy" / "docker" / "README.md").read_text()
 
 
 def test_the_image_installs_the_lock_and_nothing_else() -> None:

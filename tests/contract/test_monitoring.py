@@ -21,6 +21,8 @@ from contract.monitoring_files import (
     GPU_PANELS,
     GROUPS,
     MONITORING,
+    OPENAI_METRICS,
+    OPENAI_PANELS,
     PANELS,
     TRITON_METRICS,
     Query,
@@ -31,6 +33,7 @@ from contract.monitoring_files import (
     selectors,
 )
 from llama_engine.observability.metrics import METRICS
+from triton_llama_openai.metrics import Metrics
 
 ALERTS = [rule for rule in rules() if rule.alerts]
 RECORDED = {rule.name for rule in rules() if not rule.alerts}
@@ -81,7 +84,7 @@ def test_an_alert_has_severity_summary_description_and_a_runbook_section(alert: 
 
 
 def test_the_alerts_select_the_job_that_is_scraped() -> None:
-    (scraped,) = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+    scraped, _ = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
     selected = {selector for alert in ALERTS for selector in selectors(alert.expr) if selector.startswith("up")}
     assert selected == {f'up{{job="{scraped["job_name"]}"}}'}
 
@@ -91,7 +94,13 @@ def test_every_metric_in_a_rule_or_a_query_exists() -> None:
     own = {metric.name + part for metric in METRICS for part in parts.get(metric.kind, ("",))}
     used = [metrics_of(expr) for expr in (*(rule.expr for rule in rules()), *(query.expr for query in queries()))]
     assert all(used), "each uses a metric"
-    assert set().union(*used) <= own | TRITON_METRICS | RECORDED | {"up"}
+    assert set().union(*used) <= own | TRITON_METRICS | RECORDED | OPENAI_METRICS | {"up"}
+
+
+def test_the_endpoints_metrics_that_a_query_uses_exist() -> None:
+    page = Metrics().page().decode()
+    for name in OPENAI_METRICS:
+        assert f"# TYPE {name.removesuffix('_bucket')} " in page
 
 
 def test_panels_have_different_ids_and_titles_and_do_not_overlap() -> None:
@@ -126,6 +135,9 @@ def test_everything_queries_the_selected_data_source() -> None:
 def test_a_query_uses_the_variables_of_the_dashboard(query: Query) -> None:
     used = {name for name in re.findall(r"\$(\w+)", query.expr) if not name.startswith("__")}
     assert used <= VARIABLES
+    if query.panel in OPENAI_PANELS:
+        assert (used, metrics_of(query.expr) - OPENAI_METRICS) == (set(), set())
+        return
     assert query.expr.count('instance=~"$instance"') == len(re.findall(r"\{", query.expr))
     # A query is about a model unless it is about the machine.
     assert "model" in used or all(name.startswith(("nv_gpu_", "nv_cpu_")) for name in metrics_of(query.expr))

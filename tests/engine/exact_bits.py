@@ -20,7 +20,8 @@ from engine.prompts import random_request
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sampling.sampler import Sampler, SamplingFeatures
+from llama_engine.sampling.sampler import Sampler
+from llama_engine.sampling.sampling_state import SamplingFeatures
 from llama_engine.sequence import Sequence
 
 POOL = 48

@@ -48,9 +48,9 @@ def watching(action: Callable[[ForwardPass], object]) -> Iterator[None]:
     numbers = count()
 
     def prefill(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def watched(runner: Runner, chunks: Sequence[Chunk]) -> torch.Tensor:
+        def watched(runner: Runner, chunks: Sequence[Chunk], every: bool = False) -> torch.Tensor:
             action(ForwardPass(next(numbers), chunks, decodes=False))
-            return original(runner, chunks)
+            return original(runner, chunks, every)
 
         return watched
 

@@ -53,6 +53,7 @@ def random_request(checkpoint: Checkpoint, randomness: random.Random) -> Generat
         {"temperature": 1.3, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.25, "frequency_penalty": 0.5},
         {"presence_penalty": 1.0, "stop_words": (b".", b"\n")},
         {"bad_words": (b"e", b" the"), "presence_penalty": -0.5},
+        {"temperature": 1.1, "min_p": 0.05, "logit_bias": ((5, 3.0), (300, -50.0)), "stop_token_ids": (270,)},
     ]
     max_tokens, size = randomness.randint(1, 12), randomness.choice((1, 3, 8, 20, 50, 100))
     return GenerationRequest(
@@ -61,5 +62,5 @@ def random_request(checkpoint: Checkpoint, randomness: random.Random) -> Generat
         max_tokens=max_tokens,
         min_tokens=randomness.choice((0, max_tokens)),
         seed=randomness.getrandbits(64),
-        **randomness.choices(kinds, (4, 4, 4, 4, 1))[0],  # type: ignore[arg-type]  # values are fields
+        **randomness.choices(kinds, (4, 4, 4, 4, 1, 1))[0],  # type: ignore[arg-type]  # values are fields
     )

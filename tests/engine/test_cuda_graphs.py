@@ -83,7 +83,7 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) 
     removed, steps = churn(engine, sequences, 24, randomness)
     finished = [sequence for sequence in sequences if sequence not in removed]
     assert [one.result for one in finished] == alone(attending, [one.request for one in finished])
-    # Every decode step was a replay; every sampling was one too, except beside bad words.
+    # Every decode step was a replay; every sampling was one too, except beside what a row alone asks for.
     decoded, sampled = sum(bool(step.decoded) for step in steps), sum(bool(step.sampled) for step in steps)
     assert decoded < recorder.replayed < decoded + sampled
 
@@ -97,6 +97,22 @@ def test_replayed_steps_end_no_text_before_min_tokens(attending: Checkpoint) -> 
     assert replayed == completions(engine_of(checkpoint, SLOTS), requests)
     assert "stop" in {completion.finish_reason for completion in replayed}
     assert all(completion.num_output_tokens >= 4 for completion in replayed)
+
+
+def test_replayed_steps_serve_rows_that_ask_for_log_probabilities_biases_or_min_p(attending: Checkpoint) -> None:
+    requests = requests_of(attending, SLOTS, range(3, 20))
+    requests[1::3] = [replace(one, return_log_probs=True, num_logprobs=2, prompt_logprobs=1) for one in requests[1::3]]
+    requests[2::3] = [replace(one, min_p=0.2, logit_bias=((7, 3.0),)) for one in requests[2::3]]
+    (engine, recorder), other = _graphed(attending), engine_of(attending, SLOTS)
+    replayed, launched = ([one.sequence(request) for request in requests] for one in (engine, other))
+    run(engine, replayed)
+    run(other, launched)
+    assert [one.result for one in replayed] == [one.result for one in launched]
+    assert recorder.replayed > 0
+    for ours, theirs in zip(replayed, launched, strict=True):
+        assert [one.token for one in ours.log_probs] == [one.token for one in theirs.log_probs]
+        expected = [one.log_prob for one in theirs.log_probs]
+        assert [one.log_prob for one in ours.log_probs] == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.parametrize("size", [30, 31, 32, 33, 62, 63, 64])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from engine.forward_passes import ForwardPass, watching
@@ -12,7 +13,7 @@ from engine.metrics import finished_sequence
 from engine.scheduling import SECONDS, STUCK_SECONDS, Running, running
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import StepResult
-from llama_engine.errors import GenerationError
+from llama_engine.errors import GenerationError, InvalidRequest
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.health import MAX_FAILED_STEPS, EngineHealth
 from llama_engine.observability.readiness import Readiness
@@ -20,7 +21,7 @@ from llama_engine.scheduler import Scheduler
 from llama_engine.sequence import FAILURE, Completion
 
 REQUEST = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=3, min_tokens=3)
-FINISHED = [finished_sequence(FAILURE)]
+FINISHED, INVALID = [finished_sequence(FAILURE)], [finished_sequence(InvalidRequest("no token is allowed"))]
 BAD, GOOD, PREFILL = StepResult(FINISHED, errors=1), StepResult(sampled=1), StepResult(prefill_tokens=16)
 BROKEN = f"{MAX_FAILED_STEPS} or more consecutive steps have failed"
 
@@ -75,6 +76,10 @@ def _fail_until_broken(scheduled: Running) -> int:
         # Logits that aren't finite raise no exception.
         ([StepResult(FINISHED, decoded=1)] * MAX_FAILED_STEPS, BROKEN),
         ([StepResult(errors=1)] * MAX_FAILED_STEPS, BROKEN),
+        # A mistake of the client.
+        ([StepResult(INVALID, decoded=1)] * MAX_FAILED_STEPS, ""),
+        ([StepResult(INVALID, errors=1)] * MAX_FAILED_STEPS, BROKEN),
+        ([StepResult([*INVALID, *FINISHED])] * MAX_FAILED_STEPS, BROKEN),
     ],
 )
 def test_an_engine_is_broken_by_consecutive_steps_that_produced_only_failures(
@@ -84,6 +89,18 @@ def test_an_engine_is_broken_by_consecutive_steps_that_produced_only_failures(
     for step in steps:
         health.record_step(step)
     assert (health.failing, health.problem()) == (bool(problem), problem)
+
+
+def test_requests_whose_own_masks_leave_no_token_do_not_make_an_engine_broken(fp32: Checkpoint) -> None:
+    word = fp32.tokenizer.vocabulary.token_bytes[50]
+    request = replace(REQUEST, allowed_token_ids=(50,), bad_words=(word,), ignore_eos=True)
+    with running(fp32, 2) as scheduled:
+        scheduled.pace.run_free()
+        for _ in range(MAX_FAILED_STEPS):
+            (sequence,) = scheduled.add(request)
+            scheduled.scheduler.wait_until_finished([sequence])
+            assert isinstance(sequence.result, InvalidRequest)
+        assert not scheduled.scheduler.failing
 
 
 @pytest.mark.parametrize(("bound", "problem"), [(60, "a step has been running for more than 60 s"), (0, "")])

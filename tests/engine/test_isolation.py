@@ -16,7 +16,7 @@ from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.sampling.sampler import SamplingState
+from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.sequence import Completion
 
 FAILED = "decoding failed; the server's log has the reason"
@@ -186,7 +186,8 @@ def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result_and_c
     requests = [replace(request, bad_words=(b"\x00never",)) for request in requests_of(fp32, 4)]
     sequences = [engine.sequence(request) for request in requests]
     effects = [*repeat(DEFAULT, good_calls), *repeat(RuntimeError("no text"), failures), *repeat(DEFAULT, 100)]
-    broken = getattr(sequences[place], part)
+    sequence = sequences[place]
+    broken = sequence.stop_checker if part == "stop_checker" else getattr(sequence.processor, f"_{part}")
     with patch.object(broken, method, wraps=getattr(broken, method), side_effect=effects):
         faulty = run(engine, sequences)
     expected = completions(engine, requests)

@@ -16,7 +16,7 @@ from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import MemoryPlan, free_bytes, plan_memory
-from llama_engine.sampling.sampler import SamplingState
+from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
 MIB = 1 << 20

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 from engine.metrics import finished_sequence
@@ -43,6 +44,14 @@ def test_the_rows_of_a_request_share_a_line_with_sums_and_the_latest_times(caplo
     assert (fields["rows"], fields["input_tokens"], fields["output_tokens"]) == (3, 9, 8)
     assert fields["finish_reason"] == "stop,length"
     assert (fields["queue_seconds"], fields["first_token_seconds"], fields["seconds"]) == (3.0, 4.0, 10.0)
+
+
+def test_the_choices_of_a_row_are_one_row_with_one_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    choices = [_sequence(), _sequence(), _sequence("another")]
+    choices[1].request = replace(choices[1].request, n=2, choice=1)
+    fields = _logged(caplog, "prompts", *choices)
+    assert (fields["rows"], fields["input_tokens"], fields["output_tokens"]) == (2, 6, 6)
+    assert fields["prompts"] == [PROMPT, "another"]
 
 
 def test_a_refused_request_is_logged_with_its_error(caplog: pytest.LogCaptureFixture) -> None:

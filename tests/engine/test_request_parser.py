@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llama_engine.api.defaults import GenerationDefaults
+from llama_engine.api.fields import FIELDS, field_of
 from llama_engine.api.request_parser import GenerationRequest, RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
@@ -17,14 +18,10 @@ LONGEST_PROMPT = MAX_MODEL_LEN - 1
 DEFAULTS = GenerationDefaults(
     max_tokens=16, min_tokens=2, temperature=0.5, top_k=7, top_p=0.75, repetition_penalty=1.25
 )
-DTYPES: dict[str, type[np.generic]] = {
-    **dict.fromkeys(("text_input", "stop_words", "bad_words"), np.object_),
-    **dict.fromkeys(("max_tokens", "min_tokens", "top_k"), np.int32),
-    **dict.fromkeys(("temperature", "top_p", "repetition_penalty"), np.float32),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty"), np.float32),
-    "seed": np.uint64,
-    "exclude_input_in_output": np.bool_,
-}
+NUMPY: dict[str, type[np.generic]] = {
+    "STRING": np.object_, "INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_,
+}  # fmt: skip
+LISTS = {name for name, field in FIELDS.items() if field.is_list}
 WORDS = {"stop_words": 16, "bad_words": 64}
 """How many words each list may have."""
 
@@ -34,21 +31,27 @@ LARGEST = np.finfo(np.float32).max
 BEYOND_TWO = [np.nextafter(TWO, INFINITE), np.nextafter(-TWO, -INFINITE)]
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 PENALTY = "a finite number, at least -2 and at most 2"
+SHARE = "a finite number, at least 0 and at most 1"
+COUNT = "a whole number, at least 0 and at most 20"
 BOUNDS: dict[str, tuple[str, list[Any], list[Any]]] = {
     # The bound as a refusal names it, values on it, values beyond it; 2 is the default of min_tokens.
     "max_tokens": ("a whole number, at least 1", [2], [0, -(2**31)]),
-    "min_tokens": ("a whole number, at least 0 and at most 16", [0, 16], [-1, 17]),
+    # Its upper bound is max_tokens.
+    "min_tokens": ("a whole number, at least 0", [0, 16], [-1]),
     "temperature": (
         "a finite number, at least 0 and at most 2", [0.0, TINY, 2.0], [-TINY, BEYOND_TWO[0], *NOT_FINITE],
     ),
     "top_k": ("a whole number, at least 0", [0, 1, 2**31 - 1], [-1]),
-    "top_p": (
-        "a finite number, greater than 0 and at most 1", [TINY, 1.0], [0.0, np.nextafter(ONE, TWO), *NOT_FINITE],
-    ),
+    "top_p": (SHARE, [TINY, 1.0], [-TINY, np.nextafter(ONE, TWO), *NOT_FINITE]),
+    "min_p": (SHARE, [0.0, TINY, 1.0], [-TINY, np.nextafter(ONE, TWO), *NOT_FINITE]),
     "repetition_penalty": ("a finite number, greater than 0", [TINY, LARGEST], [0.0, -1.0, *NOT_FINITE]),
     "frequency_penalty": (PENALTY, [-2.0, 2.0], [*BEYOND_TWO, *NOT_FINITE]),
     "presence_penalty": (PENALTY, [-2.0, 2.0], [*BEYOND_TWO, *NOT_FINITE]),
     "seed": ("", [0, 2**63, 2**64 - 1], []),
+    "n": ("a whole number, at least 1 and at most 16", [1, 16], [0, 17, -1]),
+    "num_logprobs": (COUNT, [0, 20], [-1, 21]),
+    "prompt_logprobs": (COUNT, [0, 20], [-1, 21]),
+    "priority": ("", [-(2**31), 0, 2**31 - 1], []),
 }  # fmt: skip
 
 EVERY: dict[str, list[object]] = {
@@ -58,6 +61,7 @@ EVERY: dict[str, list[object]] = {
     "temperature": [0.0, 0.5, 2.0],
     "top_k": [0, 1, 9],
     "top_p": [1.0, 0.5, 0.25],
+    "min_p": [0.0, 0.5, 1.0],
     "repetition_penalty": [1.0, 1.5, 0.5],
     "frequency_penalty": [0.0, -1.5, 1.5],
     "presence_penalty": [0.0, 1.25, -1.25],
@@ -65,17 +69,39 @@ EVERY: dict[str, list[object]] = {
     "stop_words": [["a", "b"], ["c", ""], ["", ""]],
     "bad_words": [["", ""], ["x", "y"], ["", "z"]],
     "exclude_input_in_output": [True, False, True],
+    "n": [1, 2, 3],
+    "stop_token_ids": [[1, 2], [3, -1], [-1, -1]],
+    "allowed_token_ids": [[-1, -1], [5, 6], [7, -1]],
+    "ignore_eos": [True, False, True],
+    "priority": [0, -5, 5],
+    "return_log_probs": [True, False, True],
+    "num_logprobs": [0, 1, 20],
+    "prompt_logprobs": [20, 1, 0],
+    "return_perf_metrics": [False, True, False],
+    "stream": [False, True, False],
+    "stream_interval_ms": [0, 20, 1000],
+    "guided_decoding_guide_type": ["json", "regex", "json_schema"],
+    "guided_decoding_guide": ["{}", "a+", "[]"],
+    "logit_bias": ['{"5": 1}', "{}", '{"0": -100, "7": 100.0}'],
 }
-"""Three rows with every input."""
+"""Three rows with every input that sets an attribute of its name."""
+
+TENSORS = sorted(set(FIELDS) - {"input_ids"})
 
 every_list = pytest.mark.parametrize("name", WORDS)
+
+
+def _dtype(name: str) -> type[np.generic]:
+    field = field_of(name)
+    assert field is not None
+    return NUMPY[field.type]
 
 
 def _tensor(name: str, rows: list[Any]) -> NDArray[Any]:
     """Return an input in the contract's type and shape. rows: a value or a list of words per row."""
     lists = [row if isinstance(row, list) else [row] for row in rows]
     encoded = [[item.encode() if isinstance(item, str) else item for item in row] for row in lists]
-    return np.array(encoded, dtype=DTYPES[name]).reshape(len(rows), -1)
+    return np.array(encoded, dtype=_dtype(name)).reshape(len(rows), -1)
 
 
 def _rows(tokenizer: Tokenizer, **inputs: list[Any]) -> list[GenerationRequest]:
@@ -85,7 +111,8 @@ def _rows(tokenizer: Tokenizer, **inputs: list[Any]) -> list[GenerationRequest]:
 
 def _parse(tokenizer: Tokenizer, **values: object) -> GenerationRequest:
     """Parse a request of one row."""
-    (request,) = _rows(tokenizer, **{name: [value] for name, value in {"text_input": "def f", **values}.items()})
+    prompt = {} if "input_ids" in values else {"text_input": "def f"}
+    (request,) = _rows(tokenizer, **{name: [value] for name, value in {**prompt, **values}.items()})
     return request
 
 
@@ -103,7 +130,7 @@ def _prompt_of(tokens: int, tokenizer: Tokenizer) -> str:
 def test_a_value_on_the_bound_is_accepted_unchanged(tokenizer: Tokenizer, name: str, value: float) -> None:
     parsed = getattr(_parse(tokenizer, **{name: value}), name)
     assert parsed == value
-    assert type(parsed) is (int if DTYPES[name] in (np.int32, np.uint64) else float)
+    assert type(parsed) is (int if _dtype(name) in (np.int32, np.uint64) else float)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +195,8 @@ def test_the_prompt_is_kept_and_encoded_as_by_the_tokenizer(tokenizer: Tokenizer
 
 
 def test_a_missing_or_empty_prompt_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match=r"^text_input is missing: it is the one input without a default$"):
+    missing = r"^text_input is missing, and so is input_ids: a request must have one of them$"
+    with pytest.raises(InvalidRequest, match=missing):
         _rows(tokenizer)
     assert _refusal(tokenizer, text_input="") == "text_input is ''; it must be a text of at least one token"
 
@@ -226,13 +254,16 @@ def test_a_word_is_bounded_in_bytes(tokenizer: Tokenizer, name: str) -> None:
 
 
 def test_every_row_gets_its_own_values(tokenizer: Tokenizer) -> None:
-    assert set(EVERY) == set(DTYPES)
+    assert set(EVERY) == {"text_input", *(name for name, field in FIELDS.items() if field.attribute)}
     requests = _rows(tokenizer, **EVERY)
     assert [request.prompt for request in requests] == EVERY["text_input"]
     assert [request.prompt_tokens for request in requests] == [tokenizer.encode(request.prompt) for request in requests]
     assert [request.stop_words for request in requests] == [(b"a", b"b"), (b"c",), ()]
     assert [request.bad_words for request in requests] == [(), (b"x", b"y"), (b"z",)]
-    for name in set(EVERY) - {"text_input", *WORDS}:
+    assert [request.stop_token_ids for request in requests] == [(1, 2), (3,), ()]
+    assert [request.allowed_token_ids for request in requests] == [(), (5, 6), (7,)]
+    assert [request.logit_bias for request in requests] == [((5, 1.0),), (), ((0, -100.0), (7, 100.0))]
+    for name in set(EVERY) - LISTS - {"text_input", "logit_bias"}:
         assert [getattr(request, name) for request in requests] == EVERY[name], name
 
 
@@ -252,9 +283,9 @@ def test_an_error_names_its_row(tokenizer: Tokenizer, name: str, bad: object) ->
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *[(name, shape) for name in DTYPES for shape in [(), (1,), (0, 1), (1, 1, 1)]],
-        *[(name, (2, 1)) for name in DTYPES if name != "text_input"],
-        *[(name, (1, columns)) for name in DTYPES if name not in WORDS for columns in (0, 2)],
+        *[(name, shape) for name in TENSORS for shape in [(), (1,), (0, 1), (1, 1, 1)]],
+        *[(name, (2, 1)) for name in TENSORS if name != "text_input"],
+        *[(name, (1, columns)) for name in TENSORS if name not in LISTS for columns in (0, 2)],
     ],
 )
 def test_an_input_of_the_wrong_shape_is_refused(tokenizer: Tokenizer, name: str, shape: tuple[int, ...]) -> None:
@@ -262,5 +293,6 @@ def test_an_input_of_the_wrong_shape_is_refused(tokenizer: Tokenizer, name: str,
     with pytest.raises(InvalidRequest) as refused:
         RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN).parse(inputs)
     rows = "rows" if name == "text_input" and 1 not in shape[:1] else 1
-    expected = f"[{rows}, {'number of words' if name in WORDS else 1}]"
+    columns = "number of words" if _dtype(name) is np.object_ else "number of values"
+    expected = f"[{rows}, {columns if name in LISTS else 1}]"
     assert str(refused.value).startswith(f"{name} has shape {list(shape)}; it must be {expected}")

@@ -89,6 +89,19 @@ def test_waiting_for_admission_does_not_wait_for_a_step_while_a_slot_is_free(fp3
         waiter.join(SECONDS)
 
 
+def test_slots_go_to_lower_priorities_first_and_in_order_of_arrival_among_equals(fp32: Checkpoint) -> None:
+    priorities = [0, 5, -1, 0, 5, -1, -2]
+    with running(fp32, 1) as scheduled:
+        (first,) = scheduled.add(request_of(fp32, 0, 10, 9))
+        scheduled.pace.let(2)
+        waiting = [replace(request_of(fp32, row + 1, 20 + row, 1), priority=one) for row, one in enumerate(priorities)]
+        sequences = scheduled.add(*waiting[:3]) + scheduled.add(*waiting[3:])
+        scheduled.finish([first, *sequences])
+        # A sequence that runs keeps its slot.
+        assert scheduled.pace.prompts == [10, 26, 22, 25, 20, 23, 21, 24]
+        _assert_unharmed(fp32, first, *sequences)
+
+
 def test_chunks_join_to_the_text_that_is_sent_without_streaming(fp32: Checkpoint) -> None:
     prompt = "def f(🙂):"
     request = GenerationRequest(

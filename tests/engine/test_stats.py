@@ -26,6 +26,7 @@ IDLE = {
 }
 LAST_STEP = "llama_last_step_timestamp_seconds"
 BAD, PREFILL = StepResult([finished_sequence(FAILURE)], errors=1), StepResult(prefill_tokens=16)
+INVALID = StepResult([finished_sequence(InvalidRequest("no token is allowed"))], decoded=1)
 
 
 @pytest.fixture
@@ -83,6 +84,15 @@ def test_finished_sequences_are_counted_by_their_reason_with_the_times_they_reac
     assert registry.observations == times | latency
 
 
+def test_a_copied_prompt_is_not_counted_again(stats: Stats, registry: RecordingRegistry) -> None:
+    copied = finished_sequence(STOPPED)
+    copied.num_copied = 3
+    stats.record_finished(finished_sequence(STOPPED))
+    stats.record_finished(copied)
+    stats.close(SECONDS)
+    assert registry.counts["llama_prompt_tokens_total"] == 3
+
+
 def test_refused_requests_and_the_load_are_counted(stats: Stats, registry: RecordingRegistry) -> None:
     stats.record_refused(InvalidRequest("top_p is 2; it must be at most 1"))
     stats.record_refused(GenerationError("the request could not be read"))
@@ -93,7 +103,14 @@ def test_refused_requests_and_the_load_are_counted(stats: Stats, registry: Recor
 
 
 @pytest.mark.parametrize(
-    ("steps", "alive"), [([BAD], False), ([BAD, PREFILL], False), ([BAD, StepResult(sampled=1), PREFILL], True)]
+    ("steps", "alive"),
+    [
+        ([BAD], False),
+        ([BAD, PREFILL], False),
+        ([BAD, INVALID], False),
+        ([BAD, StepResult(sampled=1), PREFILL], True),
+        ([INVALID], True),
+    ],
 )
 def test_after_a_failure_only_a_step_that_yields_a_token_is_a_sign_of_life(
     steps: list[StepResult], alive: bool, stats: Stats, registry: RecordingRegistry

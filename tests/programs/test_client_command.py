@@ -100,7 +100,7 @@ def test_importing_the_package_imports_no_client_library() -> None:
 @pytest.mark.parametrize("missing", ["transformers", "jinja2"])
 def test_a_chat_without_a_package_names_the_extra_that_has_it(missing: str) -> None:
     result = run("chat", "--tokenizer", str(EMBEDDED), code=f"import sys; sys.modules[{missing!r}] = None; {MAIN}")
-    assert_refused(result, 2, f"chat needs the package {missing}: pip install 'triton-llama[chat]'")
+    assert_refused(result, 2, f"chat needs the package {missing}: pip install '.[chat]' in the checkout")
 
 
 @pytest.mark.parametrize(

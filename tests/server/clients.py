@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
+from llama_engine.api.fields import ALIASES, FIELDS
 from numpy.typing import NDArray
 from server.servers import HTTP, ROOT, TIMEOUT_S
 from triton_local.server import LocalTriton
@@ -29,14 +30,7 @@ SECRET = "cuda:0 is on fire at 10.0.0.1"
 FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 """Accepted for compatibility."""
 
-_NAMES = {
-    "BYTES": ("text_input", "stop_words", "bad_words"),
-    "INT32": ("max_tokens", "min_tokens", "top_k"),
-    "FP32": ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-    "UINT64": ("seed",),
-    "BOOL": ("stream", "exclude_input_in_output", *FLAGS),
-}
-DTYPES = {name: dtype for dtype, names in _NAMES.items() for name in names}
+DTYPES = {name: FIELDS[ALIASES.get(name, name)].type.replace("STRING", "BYTES") for name in (*FIELDS, *ALIASES)}
 OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 
 Inputs = Mapping[str, object]
@@ -136,10 +130,10 @@ def tensors(kind: Any, inputs: Inputs, **options: bool) -> list[Any]:  # noqa: A
 def answers(result: tritonclient.http.InferResult | tritonclient.grpc.InferResult) -> list[Answer]:
     """Return the rows of a response."""
     columns = [result.as_numpy(name) for name in OUTPUTS]
-    assert all(column.ndim == 2 and column.shape[1] == 1 for column in columns)
+    assert all(column.ndim == 1 for column in columns)
     return [
         Answer(_text(text), _text(reason), int(taken), int(given))
-        for text, reason, taken, given in zip(*(column[:, 0] for column in columns), strict=True)
+        for text, reason, taken, given in zip(*columns, strict=True)
     ]
 
 

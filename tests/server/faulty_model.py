@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 import torch
-from llama_engine.api.request_parser import RawInputs, RequestParser
+from llama_engine.api.raw_rows import Parameters, RawInputs
+from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import Chunk
@@ -75,7 +76,7 @@ class TritonPythonModel(real_model.TritonPythonModel):  # type: ignore[misc]  # 
             threading.Thread(target=self.finalize).start()
 
 
-def _check_parse(parser: RequestParser, inputs: RawInputs) -> None:
+def _check_parse(parser: RequestParser, inputs: RawInputs, parameters: Parameters) -> None:
     if any(b"fault parse" in prompt for prompt in inputs["text_input"].ravel()):
         raise RuntimeError(SECRET)
 

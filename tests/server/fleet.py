@@ -23,7 +23,7 @@ from triton_local.server import LocalTriton
 class Plan:
     """A server's config, settings, and changes to the model repository.
 
-    shim, queue_policy: as for `copy_repository`.
+    shim, queue_policy, beside: as for `copy_repository`.
     """
 
     variant: str = "default"
@@ -31,6 +31,7 @@ class Plan:
     shim: str = ""
     queue_policy: str = ""
     supervised: Supervised = SUPERVISED
+    beside: Sequence[str] = ()
 
 
 # No outlier reaches this threshold, so rows stay independent, and bitsandbytes' own product is five times slower than
@@ -72,6 +73,9 @@ SHARED = {
 PLANS = {
     **SHARED,
     "fp32_streaming": Plan("streaming", _FP32),
+    # With the models for other backends' clients.
+    "beside_streaming": Plan("streaming", SLOW, beside=("ensemble", "ensemble_uint32", "as_int32", "vllm_model")),
+    "beside_default": Plan(beside=("ensemble", "vllm_model")),
     # The other configs.
     "batched_int8": Plan("batched_int8"),
     "batched_fp16": Plan("batched_fp16"),
@@ -82,6 +86,8 @@ PLANS = {
     "fuzzed_streaming": Plan("streaming", _SHORT),
     # For tests that end them.
     "killed": Plan("streaming"),
+    "ended_unary": Plan("streaming", _TWO_SLOTS),
+    "killed_unary": Plan("streaming", _TWO_SLOTS),
     "killed_model": Plan(environment=_TWO_SLOTS),
     "killed_model_streaming": Plan("streaming", _TWO_SLOTS),
     "stuck_model": Plan("streaming", _TWO_SLOTS, supervised=_SOON),
@@ -132,9 +138,11 @@ class Fleet:
 
     def _started(self, name: str) -> LocalTriton:
         plan = PLANS[name]
-        changed = plan.shim or plan.queue_policy
-        repository = copy_repository(self._folder(name), plan.shim, plan.queue_policy) if changed else None
-        server = new_server(plan.variant, plan.environment, repository, supervised=plan.supervised)
+        changed = plan.shim or plan.queue_policy or plan.beside
+        changes = (plan.shim, plan.queue_policy, plan.beside)
+        repository = copy_repository(self._folder(name), *changes) if changed else None
+        options = [f"--load-model={model}" for model in plan.beside]
+        server = new_server(plan.variant, plan.environment, repository, options, supervised=plan.supervised)
         server.start()
         return server
 
@@ -147,11 +155,11 @@ class Fleet:
         self._ends.append(self._threads.submit(end))
 
 
-def copy_repository(folder: Path, shim: str = "", queue_policy: str = "") -> Path:
+def copy_repository(folder: Path, shim: str = "", queue_policy: str = "", beside: Sequence[str] = ()) -> Path:
     """Copy the model repository into an empty folder and return its path.
 
     shim: the file of this name beside this one replaces model.py and imports it as `real_model`. queue_policy: fields
-    of Triton's ModelQueuePolicy, in place of the in-flight configs' own.
+    of Triton's ModelQueuePolicy, in place of the in-flight configs' own. beside: models of compatibility/.
     """
     repository = folder / "model_repository"
     shutil.copytree(ROOT / "model_repository", repository, ignore=shutil.ignore_patterns("__pycache__"))
@@ -166,4 +174,6 @@ def copy_repository(folder: Path, shim: str = "", queue_policy: str = "") -> Pat
             text, found = _QUEUE_POLICY.subn(f"default_queue_policy {{ {queue_policy} }}", config.read_text())
             assert found == 1
             config.write_text(text)
+    for name in beside:
+        shutil.copytree(ROOT / "compatibility" / name, repository / name)
     return repository

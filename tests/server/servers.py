@@ -13,6 +13,7 @@ import httpx
 import pytest
 from triton_local.process import Supervised
 from triton_local.server import LocalTriton
+from triton_supervisor.process_table import ModelProcess, model_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "models" / "pydoc-llama"
@@ -119,6 +120,16 @@ def is_decoupled(server: LocalTriton) -> bool:
     """Whether the live config is decoupled: Triton refuses /infer and unary gRPC calls for it."""
     live = get_json(server, "/v2/models/llama/config")
     return bool(live.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def model_process(server: LocalTriton, model: str = "llama") -> ModelProcess:
+    """Return the process of one of the server's models."""
+
+    def is_its(process: ModelProcess) -> bool:
+        return f"/{model}/1/model.py" in Path(f"/proc/{process.pid}/cmdline").read_text()
+
+    (found,) = filter(is_its, model_processes(server.pid))
+    return found
 
 
 def line_of_death(server: LocalTriton) -> str:

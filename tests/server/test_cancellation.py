@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 import tritonclient.grpc
-from server.clients import ask, at_once, generate, tensors
+from server.clients import ask, at_once, generate, post, tensors
 from server.metrics import LASTING, PENDING, Metrics, all_slots_taken
 from server.streams import STREAM_WIRES, Call, GrpcStream, events, sse_response, whole
 from triton_local.server import LocalTriton
@@ -63,6 +63,34 @@ def test_a_request_cancelled_while_it_waits_is_never_computed(narrow: LocalTrito
     # The one in Triton's queue is cancelled by Triton or by the model.
     assert 3 <= metrics.grown("llama_cancellations_total") <= 4
     assert metrics.grown("llama_generated_tokens_total") < 2 * FAR_FEWER
+
+
+def test_a_cancelled_request_of_more_choices_than_slots_frees_all_of_them(
+    narrow: LocalTriton, metrics: Metrics
+) -> None:
+    alone = ask(narrow, generate, **NEIGHBOUR)
+    with Call(narrow, {**LASTING, "n": 4}) as call:
+        metrics.wait(lambda now: now.now("llama_slots_in_use") == 2, "two choices run")
+        metrics.wait(lambda now: now.now("llama_waiting_rows") == 2, "two choices wait")
+        call.cancel()
+        metrics.wait(Metrics.idle, "all slots are free")
+    metrics.wait_for(4, "llama_requests_total", finish_reason="cancelled")
+    assert ask(narrow, generate, **NEIGHBOUR) == alone
+
+
+def test_requests_of_more_choices_than_slots_are_answered_beside_others(narrow: LocalTriton) -> None:
+    alone = ask(narrow, generate, **NEIGHBOUR)
+    several = {**NEIGHBOUR, "max_tokens": 3, "min_tokens": 3, "n": 16}
+
+    def texts(inputs: dict[str, object]) -> list[str]:
+        output = post(narrow, "generate", inputs).json()["text_output"]
+        return output if isinstance(output, list) else [output]
+
+    first, second, neighbour = at_once([partial(texts, inputs) for inputs in (several, several, NEIGHBOUR)])
+    assert neighbour == [alone.text]
+    assert first == second
+    assert len(first) == 16
+    assert len(set(first)) > 8
 
 
 def _close_sse(server: LocalTriton, reset: bool) -> None:

@@ -121,9 +121,9 @@ async def test_eight_tasks_stream_at_once_on_one_client(streaming: LocalTriton, 
 
 
 @both_protocols
-def test_streams_that_are_left_give_their_slots_back(streaming: LocalTriton, protocol: Protocol) -> None:
-    metrics = Metrics(streaming)
-    with LlamaClient(address(streaming, protocol), protocol) as client:
+def test_streams_that_are_left_give_their_slots_back(slow_streaming: LocalTriton, protocol: Protocol) -> None:
+    metrics = Metrics(slow_streaming)
+    with LlamaClient(address(slow_streaming, protocol), protocol) as client:
         # More than there are slots.
         for _ in range(40):
             with client.stream("def", LONG) as stream:

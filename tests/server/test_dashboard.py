@@ -16,7 +16,9 @@ import pytest
 import yaml
 from contract import monitoring_files as monitoring
 from contract.debian_packages import prometheus_or_skip
+from frontend.endpoints import Endpoint
 from server.clients import Refusal, generate
+from server.openai_endpoint import in_front_of
 from server.servers import HTTP, until
 from triton_local.ports import SERVICES, HeldPorts
 from triton_local.server import LocalTriton
@@ -36,13 +38,22 @@ Prometheus = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def prometheus(triton: LocalTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """The API of a Prometheus that scrapes the server while clients send requests: path and parameters → data."""
+def openai(streaming: LocalTriton) -> Iterator[Endpoint]:
+    """The endpoint, which has a TTFT of streams only."""
+    with in_front_of(streaming) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def prometheus(triton: LocalTriton, openai: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """The API of a Prometheus that scrapes a server and an endpoint while clients send requests: path and parameters →
+    data.
+    """
     program, folder = prometheus_or_skip(), tmp_path_factory.mktemp("prometheus")
     with HeldPorts("127.0.0.1", dict.fromkeys(SERVICES, 0)) as free:
         address = f"127.0.0.1:{free.numbers['http']}"
     config = folder / "prometheus.yml"
-    config.write_text(yaml.safe_dump(_config(triton.metrics_url)))
+    config.write_text(yaml.safe_dump(_config(triton.metrics_url, f"127.0.0.1:{openai.port}")))
     options = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}")
     # Two cores, and the server under test needs one.
     environment = {**os.environ, "GOMAXPROCS": "1"}
@@ -57,7 +68,7 @@ def prometheus(triton: LocalTriton, tmp_path_factory: pytest.TempPathFactory) ->
     with (
         log.open("w") as output,
         subprocess.Popen([program.server, *options], stdout=output, stderr=output, env=environment) as process,
-        _load(triton),
+        _load(triton, openai),
     ):
         try:
             until(lambda: _is_ready(address), lambda: f"Prometheus is ready: {log.read_text()}")
@@ -67,13 +78,13 @@ def prometheus(triton: LocalTriton, tmp_path_factory: pytest.TempPathFactory) ->
     assert process.returncode == 0, log.read_text()
 
 
-def _config(target: str) -> dict[str, Any]:
+def _config(*targets: str) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load((monitoring.MONITORING / "prometheus.yml").read_text())
     config["global"] |= {"scrape_interval": PAUSE, "evaluation_interval": PAUSE}
     config["rule_files"] = [str(monitoring.MONITORING / pattern) for pattern in config["rule_files"]]
-    (scraped,) = config["scrape_configs"]
-    del scraped["dns_sd_configs"]
-    scraped["static_configs"] = [{"targets": [target]}]
+    for scraped, target in zip(config["scrape_configs"], targets, strict=True):
+        del scraped["dns_sd_configs"]
+        scraped["static_configs"] = [{"targets": [target]}]
     return config
 
 
@@ -85,8 +96,8 @@ def _is_ready(address: str) -> bool:
 
 
 @contextmanager
-def _load(server: LocalTriton) -> Iterator[None]:
-    """Run clients that send requests, one in five of them invalid."""
+def _load(server: LocalTriton, openai: Endpoint) -> Iterator[None]:
+    """Run clients of the server and one of the endpoint; one in five of their requests is invalid."""
     enough = threading.Event()
 
     def ask() -> None:
@@ -97,8 +108,15 @@ def _load(server: LocalTriton) -> Iterator[None]:
             assert isinstance(answer, Refusal) == (number % 5 == 0), answer
             number += 1
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        asking = [pool.submit(ask) for _ in range(CLIENTS)]
+    def ask_openai() -> None:
+        number = 0
+        while not enough.is_set():
+            answer = openai.chat(stream=True, max_tokens=12, temperature=0.0 if number % 5 else 9.0)
+            assert answer.status_code == (200 if number % 5 else 400), answer.text
+            number += 1
+
+    with ThreadPoolExecutor(CLIENTS + 1) as pool:
+        asking = [pool.submit(ask_openai), *(pool.submit(ask) for _ in range(CLIENTS))]
         try:
             yield
         finally:

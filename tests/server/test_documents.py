@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from contract.code_blocks import ROOT, Block, page_blocks
+from server.openai_endpoint import in_front_of
 from triton_local.server import LocalTriton
 
 # A block that stands on two pages runs once.
@@ -19,7 +20,7 @@ CALLING = {block.text: block for block in page_blocks() if block.calls_a_server}
 
 @pytest.mark.parametrize(
     ("server", "block"),
-    [("streaming" if block.streams else "triton", block) for block in CALLING],
+    [("streaming", block) for block in CALLING],
     indirect=["server"],
     ids=[str(block) for block in CALLING],
 )
@@ -27,7 +28,11 @@ async def test_a_code_block_runs_unmodified(server: LocalTriton, block: Block) -
     command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
     # As if the virtual environment were activated.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    async with _forwarded({8000: server.http_url, 8001: server.grpc_url, 8002: server.metrics_url}):
+    ports = {8000: server.http_url, 8001: server.grpc_url, 8002: server.metrics_url}
+    async with contextlib.AsyncExitStack() as stack:
+        if "localhost:9000" in block.text:
+            ports[9000] = f"127.0.0.1:{stack.enter_context(in_front_of(server)).port}"
+        await stack.enter_async_context(_forwarded(ports))
         run = await asyncio.create_subprocess_exec(
             *(*command, block.text),
             cwd=ROOT,

@@ -38,7 +38,7 @@ def test_a_soak_of_seconds_finds_no_fault(either: LocalTriton) -> None:
     findings = judge(soaked)
     outcomes = {one.name: one.outcome for one in findings}
     growing = {figure.name: outcomes.pop(figure.name) for figure in FIGURES}
-    assert set(outcomes.values()) == {"ok"}
+    assert [one for one in findings if one.name in outcomes and one.outcome != "ok"] == []
     # Seconds prove nothing about growth. Left out: the GPU's memory, where there is none.
     assert set(growing.values()) <= {"can't be told", "left out"}
     untold = [*growing.values()].count("can't be told")

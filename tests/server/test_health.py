@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from server.clients import ask, generate
 from server.metrics import PENDING, Metrics, all_slots_taken
+from server.servers import model_process
 from triton_llama.health import Address, Limits, Verdict, healthy, live, ready
 from triton_local.server import LocalTriton
-from triton_supervisor.process_table import model_processes
 
 SHORT = {"text_input": "Return a list of the", "max_tokens": 3, "min_tokens": 3, "temperature": 0.0}
 
@@ -62,7 +62,7 @@ def test_a_server_with_a_full_queue_is_healthy(narrow: LocalTriton, metrics: Met
 
 
 def test_a_stopped_model_process_is_unhealthy(stopped: LocalTriton) -> None:
-    (process,) = model_processes(stopped.pid)
+    process = model_process(stopped)
     metrics = Metrics(stopped)
     assert all(verdict.ok for verdict in _ask(stopped, STRICT).values())
     # A step still on its way to the metrics would look like a new one.

@@ -60,10 +60,21 @@ VALUES = [
     Bad("max_tokens", MAX_MODEL_LEN, ("is 512", "at most ", " tokens", "512")),
     Bad("min_tokens", 5, ("is 5", "at least 0", "at most 4")),
     Bad("temperature", 2.5, ("is 2.5", "at least 0", "at most 2")),
-    Bad("top_p", 0.0, ("is 0.0", "greater than 0", "at most 1")),
+    Bad("top_p", -0.5, ("is -0.5", "at least 0", "at most 1")),
     Bad("presence_penalty", float("nan"), ("is nan", "finite"), BINARY_WIRES),
     Bad("stop_words", ["x"] * 17, ("17 words", "at most 16")),
     Bad("bad_words", ["x", "x" * 1025], ("1025 bytes", "at most 1024")),
+]
+
+# Inputs that FULL_SET doesn't have: each such request is a batch of its own.
+OTHERS = [
+    Bad("n", 17, ("is 17", "at least 1", "at most 16")),
+    Bad("beam_width", 2, ("is 2", "at most 1")),
+    Bad("logit_bias", '{"1": 101}', ("101", "at most 100")),
+    Bad("sampling_parameters", '{"best_of": 2}', ("best_of",)),
+    Bad("stop", ["x"], ("stop_words", "must have one value")),
+    Bad("stop_token_ids", [3072], ("3072", "from 0 to 3071")),
+    Bad("input_ids", [5], ("text_input", "both given")),
 ]
 
 # Triton itself refuses these from the config, before they reach a batch.
@@ -114,6 +125,12 @@ def test_bad_requests_in_a_batch_are_refused_and_good_ones_answered(triton: Loca
     for (one, _), refusal in zip(bad, results[len(good) :], strict=True):
         one.check(refusal)
     assert max(batches) >= 16, "the requests were to share batches"
+
+
+@pytest.mark.parametrize("bad", OTHERS, ids=lambda bad: bad.name)
+def test_a_field_of_other_backends_out_of_its_bound_is_refused_on_every_wire(triton: LocalTriton, bad: Bad) -> None:
+    for wire in bad.wires:
+        bad.check(wire(triton, {**FULL_SET, "text_input": PROMPT, bad.name: bad.value}))
 
 
 @pytest.mark.parametrize("bad", TENSORS, ids=lambda bad: f"{bad.name}-{bad.contains[-1]}")

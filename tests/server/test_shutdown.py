@@ -180,7 +180,12 @@ def test_running_sequences_finish_within_drain_seconds_or_get_an_error(
 @pytest.mark.parametrize("variant", ["default", "streaming"])
 def test_accepted_requests_are_answered_through_unload_load_and_shutdown(variant: str) -> None:
     """Without a supervisor, which keeps the repository API to itself; without a drain, because Triton waits."""
-    options = ("--model-control-mode=explicit", "--load-model=llama", "--exit-timeout-secs=120")
+    loaded = ["llama", "llama_unary"] if variant == "streaming" else ["llama"]
+    options = (
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in loaded),
+        "--exit-timeout-secs=120",
+    )
     environment = {**TWO_SLOTS, "LLAMA_DRAIN_SECONDS": "0"}
     with new_server(variant, environment, options=options, supervised=None) as server:
         models = f"http://{server.http_url}/v2/repository/models/llama"

@@ -109,6 +109,7 @@ def test_a_bad_request_to_generate_stream_has_status_400(streaming: LocalTriton,
     assert next(iter(bad)) in event["error"]
 
 
+@pytest.mark.long
 def test_requests_of_one_grpc_stream_are_told_apart_by_their_ids(slow_streaming: LocalTriton) -> None:
     limits = {f"request {limit}": limit for limit in (300, 150, 0, 480, 1)}
     requests = {name: TWELVE | {"max_tokens": limit, "min_tokens": limit} for name, limit in limits.items()}

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 from server.metrics import Metrics
-from server.servers import is_decoupled, line_of_death
+from server.servers import is_decoupled, line_of_death, model_process
 from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, ServerError
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton
-from triton_supervisor.process_table import ModelProcess, model_processes
+from triton_supervisor.process_table import ModelProcess
 
 NOT_HEALTHY = "Stub process 'llama_0_0' is not healthy"
 """Triton's answer to requests in its queue or in the model when the process doesn't respond."""
@@ -45,7 +45,7 @@ def _under_load(server: LocalTriton) -> Iterator[ModelProcess]:
             futures += [pool.submit(ask, protocol) for protocol in more]
             metrics.wait_for_slots(2, waiting)
         assert not any(future.done() for future in futures)
-        (model,) = model_processes(server.pid)
+        model = model_process(server)
         yield model
         for future in futures:
             with pytest.raises((LlamaConnectionError, ServerError)) as failed:

@@ -37,7 +37,8 @@ def test_chunks_are_made_of_tokens_as_soon_as_their_text_is_certain(
     assert found == chunks
     assert sequence.next_chunk() is None
     text = "".join(chunk.text for chunk in chunks if chunk is not None)
-    assert sequence.result == sequence.completion() == Completion(text, reason, 3, len(tokens))
+    stop_reason = "!" if reason == "stop" else ""
+    assert sequence.result == sequence.completion() == Completion(text, reason, 3, len(tokens), stop_reason)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +62,27 @@ def test_after_the_first_chunk_the_next_waits_for_the_interval_or_the_end(
     for token in tokens:
         sequence.append(7, token)
         found.append(sequence.next_chunk())
+    assert found == chunks
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "chunks"),
+    [
+        (0, [Chunk("a", 1), Chunk("b", 1), Chunk("c", 1), Chunk("d", 1), Chunk("e", 1), Chunk("f", 1)]),
+        (7, [Chunk("a", 1), Chunk("b", 1), Chunk("c", 1), Chunk("d", 1), Chunk("e", 1), Chunk("f", 1)]),
+        (20, [Chunk("a", 1), None, Chunk("bc", 2), None, Chunk("de", 2), Chunk("f", 1)]),
+    ],
+)
+def test_tokens_within_the_requests_interval_share_a_chunk_and_the_first_and_the_last_wait_for_none(
+    milliseconds: int, chunks: list[Chunk | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("llama_engine.sequence.time.monotonic", lambda: now)
+    request = GenerationRequest(PROMPT, (1, 5, 6), max_tokens=6, stream_interval_ms=milliseconds)
+    sequence = Sequence(request, StopChecker(min_tokens=0, max_tokens=6, stop_words=[], end_tokens=(2,)))
+    found = []
+    for token in (b"a", b"b", b"c", b"d", b"e", b"f"):
+        sequence.append(7, token)
+        found.append(sequence.next_chunk())
+        now += 0.0101
     assert found == chunks

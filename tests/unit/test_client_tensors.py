@@ -110,7 +110,7 @@ def test_an_unknown_keyword_is_a_type_error() -> None:
 
 
 OUTPUTS: dict[str, object] = {
-    "text_output": decode("text_output", "BYTES", [1, 1], b"\x07\x00\x00\x00Z\xc3\xbcrich"),
+    "text_output": decode("text_output", "BYTES", [1], b"\x07\x00\x00\x00Z\xc3\xbcrich"),
     "finish_reason": decode("finish_reason", "BYTES", (1, 1), b"\x04\x00\x00\x00stop"),
     "num_input_tokens": decode("num_input_tokens", "INT32", [1, 1], b"\x03\x00\x00\x00"),
     "num_output_tokens": 5,
@@ -143,7 +143,9 @@ def test_outputs_outside_the_contract_are_the_servers_error(outputs: dict[str, o
 @pytest.mark.parametrize(
     ("datatype", "shape", "content", "message"),
     [
-        ("INT32", [1, 2], b"\0" * 8, r"has shape \[1, 2\], must be \[1, 1\]"),
+        ("INT32", [1, 2], b"\0" * 8, r"has shape \[1, 2\], must be \[1\]"),
+        ("INT32", [2], b"\0" * 8, r"has shape \[2\], must be \[1\]"),
+        ("INT32", [], b"\0" * 4, r"has shape \[\], must be \[1\]"),
         ("INT64", [1, 1], b"\0" * 8, "is 8 bytes of type INT64, can't be decoded"),
         ("INT32", [1, 1], b"\0", "is 1 bytes of type INT32, can't be decoded"),
         ("BYTES", [1, 1], b"\x02\0\0\0x", "is 5 bytes of type BYTES, can't be decoded"),

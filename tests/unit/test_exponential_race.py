@@ -7,7 +7,7 @@ import pytest
 import torch
 from llama_engine.sampling import exponential_race
 from llama_engine.sampling.exponential_race import draw_on_cpu
-from llama_engine.sampling.logits_processors import apply_temperature, draw, keep_top_k_top_p
+from llama_engine.sampling.logits_processors import apply_temperature, draw, keep_min_p, keep_top_k_top_p
 from llama_engine.sampling.philox import step_keys
 from torch import Tensor
 
@@ -53,6 +53,23 @@ def test_tokens_are_those_of_the_draw_by_sorting_alone_and_among_others(vocabula
     for one in range(0, ROWS, 9):
         alone = [argument[one : one + 1] for argument in arguments]
         assert draw_on_cpu(*alone).tolist() == [int(drawn[one])]
+
+
+@pytest.mark.parametrize("vocabulary", [2, 300, 3072])
+@pytest.mark.parametrize("seed", range(4))
+def test_min_p_rules_out_the_tokens_that_it_does_before_sorting(vocabulary: int, seed: int) -> None:
+    logits, temperature, top_k, top_p, keys = _random(seed, vocabulary)
+    min_p = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed)) ** 4
+    min_p[::3], min_p[1] = 0.0, 1.0
+    least = min_p.log()
+    warm = keep_min_p(apply_temperature(logits, temperature), least)
+    expected = draw(keep_top_k_top_p(warm, top_k, top_p), keys)
+    drawn = draw_on_cpu(logits, temperature, top_k, top_p, keys, least)
+    assert torch.equal(drawn, expected)
+    # A min_p of 0 is off, and at 1 only the best token is left.
+    off = slice(0, None, 3)
+    assert torch.equal(drawn[off], draw_on_cpu(logits, temperature, top_k, top_p, keys)[off])
+    assert logits[1, drawn[1]] == logits[1].max()
 
 
 @pytest.mark.parametrize(("name", "value"), [("MARGIN", 0.3), ("FINISHERS", 0.5), ("SMALLEST_TOP_P", 1.0)])

@@ -13,6 +13,7 @@ import torch
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.sampling.logits_processors import draw, penalize_output
 from llama_engine.sampling.philox import step_keys
+from llama_engine.sampling.row_processor import RowProcessor, row_processor
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sequence import Sequence
 from llama_engine.slot_batch import SlotBatch
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -45,15 +47,16 @@ def _logits(scale: float, rows: int = 1) -> torch.Tensor:
 
 
 def _sample(
-    requests: list[GenerationRequest], steps: list[torch.Tensor], bad_words: BadWords | None = None
+    requests: list[GenerationRequest], steps: list[torch.Tensor], processor: RowProcessor | None = None
 ) -> list[list[int]]:
-    """Return each row's tokens. steps: logits of each step, [rows, vocabulary]. bad_words: of the first row."""
+    """Return each row's tokens. steps: logits of each step, [rows, vocabulary]. processor: of the first row."""
     vocabulary = steps[0].shape[1]
     batch = SlotBatch(len(requests), vocabulary, CPU)
     sampler = Sampler(batch.sampling, ENDS)
-    endless = {"min_tokens": 0, "max_tokens": 1 << 30}
-    for request, banned in itertools.zip_longest(requests, [bad_words]):
-        sequence = Sequence(request, StopChecker(**endless, stop_words=[], end_tokens=[]), banned)
+    tokens_without_text = Vocabulary([b""] * vocabulary)
+    for row, request in enumerate(requests):
+        own = row_processor(request, tokens_without_text, frozenset(ENDS), CPU) if row or not processor else processor
+        sequence = Sequence(request, StopChecker(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), own)
         batch.reserve(sequence)
         batch.add([sequence])
     tokens = []
@@ -62,6 +65,11 @@ def _sample(
         for sequence, token in zip(batch.sequences, tokens[-1], strict=True):
             sequence.append(token, b"")
     return [list(row) for row in zip(*tokens, strict=True)]
+
+
+def _random_biases(randomness: random.Random) -> tuple[tuple[int, float], ...]:
+    tokens = randomness.sample(range(VOCABULARY), randomness.choice((0, 0, 1, 30)))
+    return tuple((token, float(np.float32(randomness.uniform(-8, 8)))) for token in tokens)
 
 
 def _random_request(randomness: random.Random) -> GenerationRequest:
@@ -77,25 +85,41 @@ def _random_request(randomness: random.Random) -> GenerationRequest:
         repetition_penalty=one_of(1.0, 0.5, 2.0),
         frequency_penalty=one_of(0.0, -2.0, 2.0),
         presence_penalty=one_of(0.0, -2.0, 2.0),
+        min_p=one_of(0.0, 0.01, 0.5),
+        logit_bias=_random_biases(randomness),
+        allowed_token_ids=randomness.choice(((), (), tuple(randomness.sample(range(VOCABULARY), 50)))),
+        stop_token_ids=randomness.choice(((), (5, 11))),
+        ignore_eos=randomness.random() < 0.3,
         seed=randomness.getrandbits(64),
     )
 
 
 def _reference(request: GenerationRequest, logits: list[torch.Tensor]) -> list[int]:
-    """One row through transformers' processors, in the order in which generate() applies them."""
+    """One row through transformers' processors, in the order in which generate() applies them; min_p as in vLLM."""
     written, prompt = list(request.prompt_tokens), len(request.prompt_tokens)
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(request.repetition_penalty)])
-    masks = LogitsProcessorList([MinNewTokensLengthLogitsProcessor(prompt, request.min_tokens, list(ENDS), "cpu")])
+    ends = sorted({*request.stop_token_ids, *(() if request.ignore_eos else ENDS)})
+    masks = LogitsProcessorList()
+    if ends:
+        masks.append(MinNewTokensLengthLogitsProcessor(prompt, request.min_tokens, ends, "cpu"))
     warpers = LogitsProcessorList([TemperatureLogitsWarper(request.temperature or 1.0)])
+    if request.min_p:
+        warpers.append(MinPLogitsWarper(request.min_p))
     if request.top_k:
         warpers.append(TopKLogitsWarper(request.top_k))
     if request.top_p < 1:
         warpers.append(TopPLogitsWarper(request.top_p))
     output_penalties = torch.tensor([[request.frequency_penalty], [request.presence_penalty]])
+    bias, forbidden = torch.zeros(VOCABULARY), torch.zeros(VOCABULARY, dtype=torch.bool)
+    for token, amount in request.logit_bias:
+        bias[token] = amount
+    if request.allowed_token_ids:
+        forbidden = ~torch.isin(torch.arange(VOCABULARY), torch.tensor(request.allowed_token_ids))
     for step, row in enumerate(logits):
         ids = torch.LongTensor([written])
         counts = torch.bincount(torch.tensor(written[prompt:], dtype=torch.long), minlength=VOCABULARY)[None]
-        scores = masks(ids, penalize_output(processors(ids, row), counts, *output_penalties))
+        scores = masks(ids, penalize_output(processors(ids, row + bias), counts, *output_penalties))
+        scores = scores.masked_fill(forbidden, -torch.inf)
         if request.temperature > 0:
             key = step_keys(np.array([request.seed], dtype=np.uint64), np.array([step]))
             written.append(int(draw(warpers(ids, scores), torch.from_numpy(key))))
@@ -122,7 +146,8 @@ def test_all_parameters_together_give_the_tokens_of_transformers_alone_and_among
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_with_every_token_banned_ends_even_before_min_tokens(temperature: float) -> None:
-    everything = BadWords([b"a"], Vocabulary([b"a1", b"a2", b"", b"2a", b"aa", b"1a", b"a", b""]), CPU)
+    banned = BadWords([b"a"], Vocabulary([b"a1", b"a2", b"", b"2a", b"aa", b"1a", b"a", b""]), CPU)
+    everything = RowProcessor(8, CPU, ends=ENDS, bad_words=banned)
     request = _request(min_tokens=5, temperature=temperature)
     logits = torch.tensor([[3.0, 1.0, -9.0, 2.0, 5.0, 0.0, 1.0, -10.0]]).expand(2, -1)
     (ended,), (free,) = _sample([request, request], [logits], everything)

@@ -24,6 +24,7 @@ WORDS = {  # All that are accepted.
     "kv_cache_dtype": ("auto", "float32", "bfloat16", "int8"),
     "kernels": ("auto", "stock", "fused"),
     "cuda_graphs": ("off", "on"),
+    "truncate_max_tokens": ("off", "on"),
     "scheduling": ("inflight", "batch"),
     "log_requests": ("none", "summary", "prompts"),
     "log_format": ("text", "json"),

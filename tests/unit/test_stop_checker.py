@@ -96,6 +96,31 @@ def test_a_completion_finishes_with_its_last_token_and_a_delta_holds_back_what_m
     assert stop_checker.num_tokens == len(tokens)
 
 
+@pytest.mark.parametrize(
+    ("stop_words", "tokens", "text", "reason"),
+    [
+        ([b"cd", b"d"], [(1, b"ab"), (1, b"cd")], "ab", "cd"),  # both end there: the longer one
+        ([b"d", "ñ".encode()], [(1, "añ".encode())], "a", "ñ"),
+        ([], [(1, b"ab"), (5, b"cd")], "ab", "5"),  # a stop token is no part of the text
+        ([b"b"], [(1, b"a"), (5, b"b")], "a", "5"),
+        ([], [(1, b"ab"), (END, b"")], "ab", ""),
+        ([], [(6, b"ab"), (6, b"cd"), (6, b"ef")], "abcdef", None),
+    ],
+)
+def test_the_stop_reason_is_the_stop_string_or_the_id_of_the_stop_token(
+    stop_words: list[bytes], tokens: list[tuple[int, bytes]], text: str, reason: str | None
+) -> None:
+    # END is a stop token, too: an end token all the same.
+    checker = StopChecker(
+        min_tokens=0, max_tokens=3, stop_words=stop_words, end_tokens={END}, stop_tokens=frozenset({5, END})
+    )
+    finished = [checker.add(token, token_bytes) for token, token_bytes in tokens]
+    assert finished == [False] * (len(tokens) - 1) + [True]
+    assert (checker.text, checker.stop_reason) == (text, reason or "")
+    assert checker.finish_reason == ("length" if reason is None else "stop")
+    assert checker.next_delta() == text
+
+
 @dataclass(frozen=True)
 class _Case:
     tokens: list[bytes]

@@ -8,7 +8,7 @@ import pytest
 from programs.supervisor.supervisors import free_port
 from triton_llama.health import Address
 from triton_local.readiness import is_ready
-from triton_supervisor.repository_api import ApiError, NotListeningError, RepositoryApi
+from triton_supervisor.repository_api import MODEL, UNARY, ApiError, NotListeningError, RepositoryApi
 from unit.peers import hang_up, respond, server
 
 KEY = "k3y-" * 8
@@ -66,6 +66,17 @@ def test_an_unusable_address_is_an_error(host: str, port: int) -> None:
 def test_an_unexpected_answer_does_not_count_as_unloaded(answer: bytes, message: str) -> None:
     with server(respond(answer)) as port, pytest.raises(ApiError, match=message):
         _api(port).model_is_loaded()
+
+
+def test_every_model_must_be_ready() -> None:
+    def answer(connection: socket.socket) -> None:
+        unary = b"/v2/models/llama_unary/" in connection.recv(65536)
+        connection.sendall(_answer(b"", "400 Bad Request" if unary else "200 OK"))
+        connection.shutdown(socket.SHUT_RDWR)
+
+    with server(answer) as port:
+        assert _api(port).model_is_ready()
+        assert not RepositoryApi(Address("127.0.0.1", port), KEY, (MODEL, UNARY)).model_is_ready()
 
 
 def test_a_broken_connection_is_not_ready_for_the_launcher() -> None:

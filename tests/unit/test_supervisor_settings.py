@@ -18,8 +18,10 @@ KEY = "k3y-" * 8
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with two configs, and a tritonserver on PATH that prints its help."""
     (tmp_path / "llama" / "configs").mkdir(parents=True)
-    for name in ("streaming", "batched"):
-        (tmp_path / "llama" / "configs" / f"{name}.pbtxt").touch()
+    (tmp_path / "llama_unary").mkdir()
+    for name, decoupled in (("streaming", "true"), ("batched", "false # not decoupled: true")):
+        config = tmp_path / "llama" / "configs" / f"{name}.pbtxt"
+        config.write_text(f"# decoupled: true\nmodel_transaction_policy {{ decoupled: {decoupled}\n}}")
     program = tmp_path / "bin" / "tritonserver"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho '--model-repository <string>'\n")
@@ -60,6 +62,22 @@ def test_a_value_out_of_bounds_is_refused_with_name_value_and_bound(name: str, v
 
 
 @pytest.mark.parametrize(
+    ("config", "models"),
+    [("default", ["llama"]), ("batched", ["llama"]), ("", ["llama", "llama_unary"])],
+)
+def test_llama_unary_is_loaded_beside_a_decoupled_config(repository: Path, config: str, models: list[str]) -> None:
+    plan = _plan(repository, TRITON_MODEL_CONFIG=config)
+    loaded = [argument for argument in plan.arguments if argument.startswith("--load-model")]
+    assert loaded == [f"--load-model={model}" for model in models]
+    assert list(plan.models) == models
+
+
+def test_a_repository_without_llama_unary_serves_llama_alone(repository: Path) -> None:
+    (repository / "llama_unary").rmdir()
+    assert _plan(repository, TRITON_MODEL_CONFIG="streaming").models == ("llama",)
+
+
+@pytest.mark.parametrize(
     ("given", "drain", "stuck"),
     [
         ({}, "120", "120"),
@@ -85,10 +103,10 @@ def test_the_models_stuck_seconds_are_whole_ones_up_to_an_hour() -> None:
 
 
 def test_the_named_config_is_served_and_an_unknown_one_refused(repository: Path) -> None:
-    assert "--model-config-name=streaming" in _plan(repository, TRITON_MODEL_CONFIG="streaming").arguments
-    for default in ("", "default"):
-        arguments = _plan(repository, TRITON_MODEL_CONFIG=default).arguments
-        assert not [argument for argument in arguments if argument.startswith("--model-config-name")]
+    for streaming in ({}, {"TRITON_MODEL_CONFIG": ""}, {"TRITON_MODEL_CONFIG": "streaming"}):
+        assert "--model-config-name=streaming" in _plan(repository, **streaming).arguments
+    arguments = _plan(repository, TRITON_MODEL_CONFIG="default").arguments
+    assert not [argument for argument in arguments if argument.startswith("--model-config-name")]
     with pytest.raises(RefusedError, match=r"^TRITON_MODEL_CONFIG=fast is unknown; known: default batched streaming$"):
         _plan(repository, TRITON_MODEL_CONFIG="fast")
 

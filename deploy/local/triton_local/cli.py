@@ -4,7 +4,9 @@ The launcher's own lines go to stdout, the server's to stderr.
 """
 
 import contextlib
+import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -17,9 +19,10 @@ from triton_supervisor.settings import DEAD, DEFAULT_STUCK_S
 
 from triton_local.errors import InterruptedStartError, LauncherError
 from triton_local.log import TerminalView, gpu_driver_present
+from triton_local.openai_endpoint import OpenAIEndpoint
+from triton_local.ports import HeldPorts, Service, resolve_host
 from triton_local.process import Supervised
 from triton_local.readiness import remove_ready_file, write_ready_file
-from triton_local.repository import DEFAULT_VARIANT
 from triton_local.server import LocalTriton
 
 _PORT = click.IntRange(0, 65535)
@@ -28,11 +31,15 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 _PARAMETERS: list[click.Parameter] = [
-    click.Option(["--variant"], default=DEFAULT_VARIANT, help="config.pbtxt, or the NAME of configs/NAME.pbtxt."),
+    click.Option(
+        ["--variant"],
+        help="`default` (config.pbtxt), or the NAME of configs/NAME.pbtxt.  [default: streaming, if it exists]",
+    ),
     click.Option(["--model"], help="Checkpoint: a folder or a hub id. Sets LLAMA_MODEL.  [default: the variant's own]"),
     click.Option(["--http-port"], type=_PORT, default=8000, help="0: any free port, which is printed."),
     click.Option(["--grpc-port"], type=_PORT, default=8001, help="0: any free port, which is printed."),
     click.Option(["--metrics-port"], type=_PORT, default=8002, help="0: any free port, which is printed."),
+    click.Option(["--openai-port"], type=_PORT, help="Starts the OpenAI endpoint; 0: any free port.  [default: off]"),
     click.Option(
         ["--host"], default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine."
     ),
@@ -54,11 +61,12 @@ _PARAMETERS: list[click.Parameter] = [
 
 @click.command(params=_PARAMETERS, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 def main(
-    variant: str,
+    variant: str | None,
     model: str | None,
     http_port: int,
     grpc_port: int,
     metrics_port: int,
+    openai_port: int | None,
     host: str,
     model_repository: Path | None,
     ready_file: Path | None,
@@ -89,28 +97,40 @@ def main(
         supervised=None if unsupervised else Supervised(stuck_after=stuck_after),
     )
     try:
-        sys.exit(_serve(server, variant, host, ready_file))
+        endpoint = None
+        if openai_port is not None:
+            ports: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+            with HeldPorts(resolve_host(host), {**ports, "openai": openai_port}):  # no two are the same
+                pass
+            endpoint = OpenAIEndpoint(host, openai_port, server.exit_timeout, model)
+        sys.exit(_serve(server, endpoint, host, ready_file))
     except LauncherError as error:
         click.echo(f"triton_local: {error}", err=True)
         sys.exit(error.exit_code)
 
 
-def _serve(server: LocalTriton, variant: str, host: str, ready_file: Path | None) -> int:
+def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, ready_file: Path | None) -> int:
     started = time.monotonic()
-    stopper = _Stopper(server)
+    stopper = _Stopper(server, endpoint)
     server.check()
     if ready_file is not None:
         remove_ready_file(ready_file)
-    _say(f"starting tritonserver, variant {variant}")
+    _say(f"starting tritonserver, variant {server.variant}")
     try:
-        with _LoadingLines(started) as waiting, server:
+        with _LoadingLines(started) as waiting, server, endpoint or contextlib.nullcontext():
             waiting.end()
+            if endpoint is not None:
+                endpoint.start(server.grpc_url, _say)
             stopper.server_is_ready()
             if ready_file is not None:
-                write_ready_file(ready_file, server.urls, server.pid, variant)
+                addresses: dict[Service, str] = {} if endpoint is None else {"openai": endpoint.address}
+                write_ready_file(ready_file, {**server.urls, **addresses}, server.pid, server.variant)
             _say(f"ready after {time.monotonic() - started:.1f} s, pid {server.pid}, listening on {host}")
             for service, url in server.urls.items():
                 _say(f"  {service:<7} {url}")
+            if endpoint is not None:
+                _say(f"  openai  {endpoint.url}")
+                _say(f"try: {_example(endpoint)}")
             code = server.wait()
     finally:
         if ready_file is not None:
@@ -119,6 +139,12 @@ def _serve(server: LocalTriton, variant: str, host: str, ready_file: Path | None
     if not stopper.asked and code != DEAD:
         click.echo(f"triton_local: tritonserver has ended with code {code}", err=True)
     return code
+
+
+def _example(endpoint: OpenAIEndpoint) -> str:
+    """Return a command that asks the endpoint, as a shell takes it."""
+    body = {"model": endpoint.served_name, "messages": [{"role": "user", "content": "What does textwrap.wrap do?"}]}
+    return f"curl -s {endpoint.url}/chat/completions -d {shlex.quote(json.dumps(body))}"
 
 
 class _LoadingLines:
@@ -147,17 +173,21 @@ class _LoadingLines:
 
 
 class _Stopper:
-    """Signal handling: before the server is ready a signal aborts the start, later it drains the server."""
+    """Signal handling: before the server is ready a signal aborts the start, later it drains the server.
 
-    def __init__(self, server: LocalTriton) -> None:
+    The OpenAI endpoint drains first: its requests are the server's.
+    """
+
+    def __init__(self, server: LocalTriton, endpoint: OpenAIEndpoint | None) -> None:
         self._server = server
+        self._endpoint = endpoint
         self._ready = False
         self.asked = False
         for signum in _STOP_SIGNALS:
             signal.signal(signum, self._handle)
 
     def server_is_ready(self) -> None:
-        """From now on signals drain the server."""
+        """From now on signals drain the endpoint, if there is one, and the server."""
         self._ready = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -166,10 +196,27 @@ class _Stopper:
             raise InterruptedStartError(signum)
         # During the clean-up of a failed start there may be no server any more.
         with contextlib.suppress(RuntimeError):
-            self._server.terminate() if first else self._server.kill()
+            self._drain() if first else self._kill()
         if first:
-            name, limit = signal.Signals(signum).name, self._server.exit_timeout
+            # The endpoint's requests have as long as those that the server has after them.
+            name, limit = signal.Signals(signum).name, self._server.exit_timeout * (1 if self._endpoint is None else 2)
             _say(f"{name}: ending when the running requests are answered, in {limit:g} s at most; again: at once")
+
+    def _drain(self) -> None:
+        if self._endpoint is None:
+            self._server.terminate()
+        else:
+            self._endpoint.end_then(self._terminate)
+
+    def _terminate(self) -> None:
+        # The server may have ended while the endpoint did.
+        with contextlib.suppress(RuntimeError):
+            self._server.terminate()
+
+    def _kill(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.kill()
+        self._server.kill()
 
 
 class _Terminal:

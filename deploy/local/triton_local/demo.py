@@ -1,13 +1,14 @@
-"""`make demo`: a real Triton, 16 different prompts at once over HTTP and gRPC, and their completions.
+"""`make demo`: a real Triton, 16 different prompts at once over HTTP and gRPC, their completions, and one chat answer.
 
 Every figure is read back: the texts from the responses, the batch sizes from Triton's statistics, the steps from the
 model's metrics, what was loaded from its log line. Exits with 1 if a prompt failed, if no sequences were decoded
-together, or if the weights aren't INT8.
+together, if the weights aren't INT8, or if the chat has no answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ import tritonclient.http
 from triton_llama import AsyncLlamaClient, Completion, SamplingParams, TritonLlamaError
 
 from triton_local.errors import LauncherError
+from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.server import LocalTriton
 
 PROMPTS = (
@@ -45,13 +47,15 @@ SAMPLING = SamplingParams(max_tokens=40, temperature=0.4, top_p=0.9, repetition_
 # each other at every small product.
 _THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
+QUESTION = "What does textwrap.wrap do?"
+
 Outcome = Completion | TritonLlamaError
 
 
 def main() -> int:
     """Run the demonstration; return the exit code."""
-    # The demo serves the embedded checkpoint under the default config, whatever the shell sets for `make serve`.
-    for name in [name for name in os.environ if name.startswith("LLAMA_")]:
+    # The demo serves the embedded checkpoint with the settings' defaults, whatever the shell sets for `make serve`.
+    for name in [name for name in os.environ if name.startswith(("LLAMA_", "TRITON_LLAMA_OPENAI_"))]:
         del os.environ[name]
     print("starting Triton with the embedded checkpoint ...", flush=True)
     try:
@@ -67,17 +71,19 @@ def main() -> int:
             }
             steps, rows = _steps(server.metrics_url)
             loaded = _loaded(server.log_text())
+            chat = _chat(server.grpc_url)
     except LauncherError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     _print_texts(outcomes)
+    print(f"\n[OpenAI] {QUESTION} → {chat or 'no answer'}")
     tokens = sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
     formed = ", ".join(f"{count} of size {size}" for size, count in sorted(batches.items()))
     print(f"\nbatches Triton handed over: {formed}")
     print(f"steps of the decode loop: {steps}, with {rows / max(steps, 1):.1f} rows on average")
     print(f"{tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s on this machine")
     print(loaded)
-    return _verdict(outcomes, rows > steps, loaded)
+    return _verdict(outcomes, rows > steps, loaded, chat)
 
 
 async def _complete_all(http_url: str, grpc_url: str) -> Sequence[Outcome]:
@@ -91,6 +97,17 @@ async def _complete_all(http_url: str, grpc_url: str) -> Sequence[Outcome]:
     if unexpected:
         raise unexpected[0]
     return [outcome for outcome in outcomes if isinstance(outcome, Completion | TritonLlamaError)]
+
+
+def _chat(grpc_url: str) -> str:
+    """Return a chat answer over OpenAI's protocol, from an endpoint in front of this server."""
+    with OpenAIEndpoint("127.0.0.1", 0, grace=10) as endpoint:
+        endpoint.start(grpc_url, print)
+        messages = [{"role": "user", "content": QUESTION}]
+        body = {"model": endpoint.served_name, "messages": messages, "max_tokens": 60, "temperature": 0}
+        request = urllib.request.Request(f"{endpoint.url}/chat/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return " ".join(json.load(response)["choices"][0]["message"]["content"].split())
 
 
 def _batches(http_url: str) -> dict[int, int]:
@@ -132,7 +149,7 @@ def _print_texts(outcomes: Sequence[Outcome]) -> None:
             print(f"\n[{way}] {prompt} → {type(outcome).__name__}: {outcome}")
 
 
-def _verdict(outcomes: Sequence[Outcome], together: bool, loaded: str) -> int:
+def _verdict(outcomes: Sequence[Outcome], together: bool, loaded: str, chat: str) -> int:
     failures = []
     if failed := sum(not isinstance(outcome, Completion) for outcome in outcomes):
         failures.append(f"{failed} of {len(outcomes)} prompts failed")
@@ -140,6 +157,8 @@ def _verdict(outcomes: Sequence[Outcome], together: bool, loaded: str) -> int:
         failures.append("no two rows were decoded together")
     if " in int8" not in loaded:
         failures.append("the weights are not INT8")
+    if not chat:
+        failures.append("the chat has no answer")
     for failure in failures:
         print(f"demo: {failure}", file=sys.stderr)
     return 1 if failures else 0

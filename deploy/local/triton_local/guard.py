@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
     key = new_key() if options.supervised else ""
     # In front: an option without its value would consume what follows.
     program, *others = options.command
-    arguments = [program, *(control_arguments(key) if options.supervised else ()), *others]
+    arguments = [program, *(control_arguments(key, options.model) if options.supervised else ()), *others]
     set_stack_limit()
     # If the server inherited it, the launcher would wait for the server's end to read its line.
     os.set_inheritable(options.report_fd, False)
@@ -160,6 +160,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--grace", type=float, required=True)
     parser.add_argument("--shm-prefix", required=True)
     parser.add_argument("--supervised", action="store_true")
+    parser.add_argument("--model", action="append", default=[])
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--http-port", type=int)
     parser.add_argument("--metrics-port", type=int)
@@ -183,6 +184,7 @@ def _course(server: ServerProcess, key: str, state: StateFile, options: argparse
         grace=options.grace,
         notice=options.notice,
         stuck=options.stuck,
+        models=options.model,
     )
 
 

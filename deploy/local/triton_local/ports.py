@@ -1,4 +1,4 @@
-"""Ports of the three services: given or free ones, held until tritonserver has bound them.
+"""Ports of the services: given or free ones, held until tritonserver has bound them.
 
 A model takes long to load, and tritonserver binds only after that. Until then the ports are held by sockets that are
 bound with SO_REUSEADDR and don't listen: Linux doesn't hand out such a port as a free one, but lets a server that names
@@ -15,8 +15,9 @@ from typing import Literal
 
 from triton_local.errors import InvalidSettingError, PortInUseError
 
-Service = Literal["http", "grpc", "metrics"]
+Service = Literal["http", "grpc", "metrics", "openai"]
 SERVICES: tuple[Service, ...] = ("http", "grpc", "metrics")
+"""tritonserver's own; the endpoint is a process beside it."""
 
 
 def resolve_host(host: str) -> str:
@@ -33,7 +34,7 @@ def reachable_host(address: str) -> str:
 
 
 class HeldPorts:
-    """Distinct ports on `address`, one for each service, held until the context is left.
+    """Distinct ports on `address`, one for each requested service, held until the context is left or `close`.
 
     requested: 0 is any free port. Raises PortInUseError for a port that is taken, InvalidSettingError for one that
     can't be bound for another reason.
@@ -43,7 +44,7 @@ class HeldPorts:
         self.numbers: dict[Service, int] = {}
         with ExitStack() as stack:
             # Given ports first: a free one might be given to a later service.
-            for service in sorted(SERVICES, key=lambda service: requested[service] == 0):
+            for service in sorted(requested, key=lambda service: requested[service] == 0):
                 port = requested[service]
                 for other, taken in self.numbers.items():
                     if port == taken:
@@ -58,6 +59,10 @@ class HeldPorts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release them; harmless the second time."""
         self._held.close()
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,9 +161,11 @@ class Supervised:
         if not (math.isfinite(self.notice) and self.notice >= 0):
             raise InvalidSettingError(f"notice {self.notice} is out of bounds: 0 seconds or more")
 
-    def guarding(self, grace: float, host: str, ports: Mapping[Service, int]) -> Guarding:
-        """Return the guard's options. ports: of the services that are on."""
+    def guarding(self, grace: float, host: str, ports: Mapping[Service, int], models: Sequence[str]) -> Guarding:
+        """Return the guard's options. ports: of the services that are on. models: to load."""
         options = ["--supervised", "--host", host, "--http-port", str(ports["http"]), "--notice", str(self.notice)]
+        for model in models:
+            options += ["--model", model]
         if "metrics" in ports:
             options += ["--metrics-port", str(ports["metrics"])]
         if self.stuck_after is not None:
@@ -177,8 +179,10 @@ SUPERVISED = Supervised()
 """As in `make serve`."""
 
 
-def guarding(supervised: Supervised | None, grace: float, host: str, ports: Mapping[Service, int]) -> Guarding:
+def guarding(
+    supervised: Supervised | None, grace: float, host: str, ports: Mapping[Service, int], models: Sequence[str]
+) -> Guarding:
     """Return the guard's options of a server that listens there. supervised: None is Triton alone."""
     if supervised is None:
         return Guarding(grace + _UNLOAD_S, grace + _UNLOAD_S)
-    return supervised.guarding(grace, host, ports)
+    return supervised.guarding(grace, host, ports, models)

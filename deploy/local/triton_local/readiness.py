@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from triton_llama.health import Address, NoAnswerError, exchange
@@ -13,17 +13,20 @@ from triton_local.errors import InvalidSettingError
 from triton_local.ports import Service
 from triton_local.repository import MODEL_NAME
 
-_ENDPOINTS = ("/v2/health/ready", f"/v2/models/{MODEL_NAME}/ready")
+_SERVER_READY = "/v2/health/ready"
 _ANSWER_TIMEOUT_S = 2.0
 
 
-def is_ready(pid: int, host: str, http_port: int, all_ports: Iterable[int]) -> bool:
-    """Return whether process `pid` listens on `all_ports`, and `http_port` answers that server and model are ready.
+def is_ready(
+    pid: int, host: str, http_port: int, all_ports: Iterable[int], models: Sequence[str] = (MODEL_NAME,)
+) -> bool:
+    """Return whether process `pid` listens on `all_ports`, and `http_port` answers that server and models are ready.
 
     Who listens is checked because another Triton on a taken port would answer too.
     """
+    paths = (_SERVER_READY, *(f"/v2/models/{name}/ready" for name in models))
     return listening_ports(pid).issuperset(all_ports) and all(
-        _answers_ok(Address(host, http_port), path) for path in _ENDPOINTS
+        _answers_ok(Address(host, http_port), path) for path in paths
     )
 
 
@@ -43,7 +46,7 @@ def remove_ready_file(path: Path) -> None:
 
 
 def write_ready_file(path: Path, urls: Mapping[Service, str], pid: int, variant: str) -> None:
-    """Write {"http", "grpc", "metrics": "host:port", "pid": tritonserver's, "variant"} to `path`, atomically.
+    """Write {"http", "grpc", "metrics", "openai": "host:port", "pid": tritonserver's, "variant"} to `path`, atomically.
 
     A service that is off is missing. Raises InvalidSettingError if the file can't be written.
     """

@@ -4,10 +4,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from triton_supervisor.settings import DEFAULT_CONFIG
+
 from triton_local.errors import UnknownModelError, UnknownRepositoryError, UnknownVariantError
 
 MODEL_NAME = "llama"
 DEFAULT_VARIANT = "default"
+"""The name of config.pbtxt, as for Triton."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -35,6 +38,10 @@ class ModelRepository:
         """Return "default" and the stems of `configs/*.pbtxt`, sorted."""
         configs = (self.path / MODEL_NAME / "configs").glob("*.pbtxt")
         return (DEFAULT_VARIANT, *sorted(config.stem for config in configs if config.stem != DEFAULT_VARIANT))
+
+    def served_variant(self) -> str:
+        """Return the variant to serve unless one is named: `streaming` where there is one, else "default"."""
+        return DEFAULT_CONFIG if DEFAULT_CONFIG in self.variants() else DEFAULT_VARIANT
 
     def check_variant(self, variant: str) -> None:
         """Raise UnknownVariantError with the known ones: Triton would silently fall back to config.pbtxt."""

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from triton_supervisor.command import has_option
 from triton_supervisor.process import prefix_for
+from triton_supervisor.repository_api import load_arguments, served_models
 
 from triton_local.command import (
     ServerCommand,
@@ -32,7 +34,7 @@ from triton_local.log import ServerLog, failure_reason, names_startup_crash, nam
 from triton_local.ports import HeldPorts, Service, reachable_host, resolve_host
 from triton_local.process import SUPERVISED, GuardedProcess, Supervised, guarding
 from triton_local.readiness import is_ready
-from triton_local.repository import DEFAULT_VARIANT, ModelRepository, resolve_model
+from triton_local.repository import ModelRepository, resolve_model
 from triton_local.runtime import Runtime, cache_root, prepare_runtime
 
 _START_ATTEMPTS = 3
@@ -45,6 +47,7 @@ class _Plan:
 
     runtime: Runtime
     repository: ModelRepository
+    models: tuple[str, ...]
     address: str
     environment: Mapping[str, str]
 
@@ -52,16 +55,17 @@ class _Plan:
 class LocalTriton:
     """A tritonserver that is ready on entering the context and gone on leaving it.
 
-    Ports of 0 are any free ones. model: a folder or a hub id for LLAMA_MODEL. environment: overrides the current one.
-    extra_args: for tritonserver. The log is in `log_text()`, in `log_file` if given, and goes line by line to
-    `on_log_line`, in another thread. supervised: ends with code 70 when its model is dead, and drains at shutdown; None
-    is Triton alone. Methods raise errors of the LauncherError tree.
+    Ports of 0 are any free ones. variant: a config's name; None: `streaming`, where the repository has it. model: a
+    folder or a hub id for LLAMA_MODEL. environment: overrides the current one. extra_args: for tritonserver. The log is
+    in `log_text()`, in `log_file` if given, and goes line by line to `on_log_line`, in another thread. supervised: ends
+    with code 70 when its model is dead, and drains at shutdown; None is Triton alone. Methods raise
+    errors of the LauncherError tree.
     """
 
     def __init__(
         self,
         *,
-        variant: str = DEFAULT_VARIANT,
+        variant: str | None = None,
         model: str | None = None,
         http_port: int = 0,
         grpc_port: int = 0,
@@ -100,6 +104,11 @@ class LocalTriton:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def variant(self) -> str:
+        """The served config's name. Raises UnknownRepositoryError."""
+        return ModelRepository.at(self._repository_path).served_variant() if self._variant is None else self._variant
 
     @property
     def http_url(self) -> str:
@@ -181,7 +190,7 @@ class LocalTriton:
         if self._supervised is not None:
             self._supervised.check()
         repository = ModelRepository.at(self._repository_path)
-        repository.check_variant(self._variant)
+        repository.check_variant(self.variant)
         model = None if self._model is None else resolve_model(self._model)
         check_extra_arguments(self._extra, self._supervised is not None)
         address = resolve_host(self._host)
@@ -198,7 +207,7 @@ class LocalTriton:
             # Triton alone keeps the model's own default.
             stuck=None if self._supervised is None else self._supervised.stuck_seconds,
         )
-        return _Plan(runtime, repository, address, environment)
+        return _Plan(runtime, repository, served_models(repository.path, self.variant), address, environment)
 
     def _try_to_start(self, plan: _Plan, again: str | None, last_attempt: bool) -> str | None:
         """Start once; return a reason to try again, or None when the server is ready.
@@ -215,13 +224,16 @@ class LocalTriton:
             self._host_for_clients = reachable_host(plan.address)
             self._ports = held.numbers
             arguments = server_arguments(
-                plan.runtime, plan.repository.path, self._variant, plan.address, held.numbers, shm_prefix, self._extra
+                plan.runtime, plan.repository.path, self.variant, plan.address, held.numbers, shm_prefix, self._extra
             )
+            if self._supervised is None and not has_option(self._extra, "--model-control-mode"):
+                # Its guard adds them for a supervised one.
+                arguments = (arguments[0], *load_arguments(plan.models), *arguments[1:])
             command = ServerCommand(arguments, plan.environment)
             ports = {service: held.numbers[service] for service in served(self._extra)}
-            guard = guarding(self._supervised, self.exit_timeout, self._host_for_clients, ports)
+            guard = guarding(self._supervised, self.exit_timeout, self._host_for_clients, ports, plan.models)
             self._process = GuardedProcess(command, shm_prefix, guard, self._log.add)
-            if self._wait_until_ready():
+            if self._wait_until_ready(plan.models):
                 return None
         code = self._process.wait()
         lines = self._log.lines()
@@ -234,14 +246,14 @@ class LocalTriton:
             raise PortInUseError(f"a port was taken while the model was loading: {failure_reason(lines)}")
         raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {failure_reason(lines)}")
 
-    def _wait_until_ready(self) -> bool:
+    def _wait_until_ready(self, models: Sequence[str]) -> bool:
         """Return False if the server has ended instead. Raises NotReadyError after the timeout."""
         process = self._running()
         deadline = time.monotonic() + self._ready_timeout
         while process.exit_code() is None:
             expected = [self._ports[service] for service in served(self._extra)]
             watched = self._supervised is None or process.is_watched()
-            if watched and is_ready(process.pid, self._host_for_clients, self._ports["http"], expected):
+            if watched and is_ready(process.pid, self._host_for_clients, self._ports["http"], expected, models):
                 return True
             if time.monotonic() > deadline:
                 lines = [] if self._log is None else self._log.lines()

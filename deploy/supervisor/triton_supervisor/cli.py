@@ -98,6 +98,7 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             grace=settings.grace,
             notice=settings.notice,
             stuck=settings.stuck or None,
+            models=plan.models,
         )
         return run(server, course, Wishes(again_kills=True), lambda: None)
     finally:

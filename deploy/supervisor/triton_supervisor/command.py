@@ -15,8 +15,15 @@ from triton_llama.health import Address
 
 from triton_supervisor.hardening import body_limit_arguments
 from triton_supervisor.process import prefix_argument
-from triton_supervisor.repository_api import MODEL, control_arguments
-from triton_supervisor.settings import DEFAULT_STUCK_S, RefusedError, Settings, whole_number, with_model_defaults
+from triton_supervisor.repository_api import MODEL, control_arguments, served_models
+from triton_supervisor.settings import (
+    DEFAULT_CONFIG,
+    DEFAULT_STUCK_S,
+    RefusedError,
+    Settings,
+    whole_number,
+    with_model_defaults,
+)
 
 REPOSITORY = Path("/srv/triton-llama/model_repository")
 TRITONSERVER = "tritonserver"
@@ -38,10 +45,11 @@ _READ = ("--allow-http", "--http-address", "--http-port", "--allow-metrics", "--
 
 @dataclass(frozen=True)
 class Container:
-    """What to run, with which environment, and where its services will listen. metrics: None when they are off."""
+    """What to run, with which environment and models, and where it will listen. metrics: None when they are off."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+    models: tuple[str, ...]
     http: Address
     metrics: Address | None
 
@@ -59,6 +67,8 @@ def plan_container(
     Raises RefusedError for an unknown config, or an option that the supervisor itself sets.
     """
     _check(extra)
+    config = _config(environment, repository)
+    models = served_models(repository, config)
     own = server_environment(environment, settings.grace, settings.stuck)
     arguments = (
         TRITONSERVER,
@@ -69,12 +79,12 @@ def plan_container(
         # Percentiles of the queue time, off by default.
         "--metrics-config=summary_latencies=true",
         prefix_argument(shm_prefix),
-        *control_arguments(key),
+        *control_arguments(key, models),
         *body_limit_arguments([TRITONSERVER], own),
-        *_config_argument(environment, repository),
+        *(() if config == "default" else (f"--model-config-name={config}",)),
         *extra,
     )
-    return Container(arguments, own, *_addresses(extra))
+    return Container(arguments, own, models, *_addresses(extra))
 
 
 def server_environment(environment: Mapping[str, str], grace: int, stuck: int = DEFAULT_STUCK_S) -> dict[str, str]:
@@ -141,13 +151,13 @@ def _check(extra: Sequence[str]) -> None:
         raise RefusedError(f"{off} leaves the supervisor no way to drain: it drains over HTTP")
 
 
-def _config_argument(environment: Mapping[str, str], repository: Path) -> tuple[str, ...]:
-    config = environment.get("TRITON_MODEL_CONFIG") or "default"
+def _config(environment: Mapping[str, str], repository: Path) -> str:
+    config = environment.get("TRITON_MODEL_CONFIG") or DEFAULT_CONFIG
     others = sorted(path.stem for path in (repository / MODEL / "configs").glob("*.pbtxt"))
     # Triton silently falls back to config.pbtxt when the named config has no file.
     if config not in ("default", *others):
         raise RefusedError(f"TRITON_MODEL_CONFIG={config} is unknown; known: {' '.join(['default', *others])}")
-    return () if config == "default" else (f"--model-config-name={config}",)
+    return config
 
 
 def _addresses(extra: Sequence[str]) -> tuple[Address, Address | None]:

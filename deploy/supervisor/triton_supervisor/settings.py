@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+DEFAULT_CONFIG = "streaming"
+"""The config of the image and of `make serve`: it takes every kind of request, with llama_unary beside."""
+
 DEFAULT_GRACE_S = 120
 DEFAULT_STUCK_S = 120
 

@@ -11,14 +11,14 @@ tritonserver is killed at once: that closes its clients' connections, which Trit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from triton_llama.health import Address
 
 from triton_supervisor.liveness import Liveness, Pace, Watch, live_probe
 from triton_supervisor.loop import Unwatched
 from triton_supervisor.process import ServerProcess
-from triton_supervisor.repository_api import ApiError, NotListeningError, RepositoryApi
+from triton_supervisor.repository_api import MODEL, ApiError, NotListeningError, RepositoryApi
 from triton_supervisor.settings import CUT_OFF, DEAD, DRAINED, FLUSH_S, UNLOAD_S
 from triton_supervisor.sockets import flush
 from triton_supervisor.state import StateFile
@@ -105,7 +105,8 @@ class Supervision:
         self._watch.end()
         deadline = time.monotonic() + self._grace + UNLOAD_S
         try:
-            self._api.unload()
+            # The one that calls the others first.
+            self._api.unload(self._api.models[-1])
         except NotListeningError:
             yield from self._stop_loading() if not serving else self._leave_to_triton("it takes no connections")
         except ApiError as error:
@@ -132,14 +133,18 @@ class Supervision:
             yield
 
     def _unload(self, deadline: float) -> Iterator[None]:
-        """Wait until the last accepted request is answered and the model is unloaded."""
+        """Wait until the last accepted request is answered and every model is unloaded, one after the other."""
+        *others, model = self._api.models
         gone_since: float | None = None
         last_error = ""
         while True:
             now = time.monotonic()
             try:
-                if not self._api.model_is_loaded():
-                    break
+                if not self._api.model_is_loaded(model):
+                    if not others:
+                        break
+                    self._api.unload(others[-1])
+                    model = others.pop()
                 last_error = ""
             except ApiError as error:
                 last_error = f"; the last answer to whether it is: {error}"
@@ -178,12 +183,13 @@ def supervise(
     grace: float,
     notice: float,
     stuck: float | None,
+    models: Sequence[str] = (MODEL,),
 ) -> Supervision:
-    """Return the course of a server that was started with `control_arguments(key)`; starts threads.
+    """Return the course of a server that was started with `control_arguments(key, models)`; starts threads.
 
     metrics: None when they are off. grace, notice, stuck: seconds, as in Settings; stuck None disables the probes.
     """
-    api = RepositoryApi(http, key)
+    api = RepositoryApi(http, key, models)
     liveness = None
     if stuck is not None:
         pace = Pace.for_verdict_within(stuck)

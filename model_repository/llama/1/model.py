@@ -26,7 +26,8 @@ from llama_engine.scheduler import Scheduler
 from llama_engine.settings import Settings
 from llama_engine.triton.config import QueuePolicy, gpu_of, instance_name, is_decoupled, settings_parameters
 from llama_engine.triton.metrics import TritonMetrics
-from llama_engine.triton.requests import RequestDecoder, release_tensors
+from llama_engine.triton.requests import RequestDecoder
+from llama_engine.triton.tensors import release_tensors
 
 CLOSE_SECONDS = 10.0
 """How long, after the last sequence has finished, the responses and the last metrics may take to go out."""
@@ -99,7 +100,9 @@ class TritonPythonModel:
         self._readiness = Readiness(engine, self._scheduler)
         self._decoder = RequestDecoder(
             engine,
-            RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len),
+            RequestParser(
+                engine.tokenizer, engine.defaults, engine.max_model_len, settings.truncate_max_tokens == "on"
+            ),
             queue_policy,
             decoupled,
             inflight,

@@ -8,6 +8,7 @@ Run as a program, with tritonserver's options. The environment sets its behaviou
     FAKE_WAITS      it doesn't end on SIGTERM, as with an idle connection that Triton waits for
     FAKE_INSTANCES  number of model processes, which end one after the other (1)
     FAKE_FINALIZES  seconds that each of them takes to end (0)
+    FAKE_UNLOADED   file: gets a line with the name of each model when it is unloaded
 """
 
 from __future__ import annotations
@@ -41,43 +42,49 @@ def model_process() -> subprocess.Popen[bytes]:
 
 
 class FakeTriton(ThreadingHTTPServer):
-    """The server, its model's state and processes."""
+    """The server, its models' states and the processes of `llama`."""
 
-    def __init__(self, port: int, restricted: str) -> None:
+    def __init__(self, port: int, restricted: str, models: list[str]) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.header, _, self.key = restricted.partition(":")[2].partition("=")
-        self.state = "READY"
+        self.states = dict.fromkeys(models, "READY")
         self.processes = [model_process() for _ in range(int(os.environ.get("FAKE_INSTANCES", "1")))]
 
-    def unload(self) -> None:
-        """End the model's processes once no request is running."""
-        self.state = "UNLOADING"
+    def unload(self, model: str) -> None:
+        """Unload a model once no request is running; end the processes of `llama`."""
+        self.states[model] = "UNLOADING"
         while Path(os.environ.get("FAKE_BUSY", "/nowhere")).exists():
             time.sleep(0.02)
-        for process in self.processes:
+        for process in self.processes if model == "llama" else []:
             time.sleep(float(os.environ.get("FAKE_FINALIZES", "0")))
             process.kill()
             process.wait()
-        self.state = "UNAVAILABLE"
+        if "FAKE_UNLOADED" in os.environ:
+            with Path(os.environ["FAKE_UNLOADED"]).open("a") as unloaded:
+                print(model, file=unloaded)
+        self.states[model] = "UNAVAILABLE"
 
 
 class Handler(BaseHTTPRequestHandler):
     server: FakeTriton
 
     def do_GET(self) -> None:
-        assert self.path == "/v2/models/llama/ready"
-        self._answer(200 if self.server.state == "READY" else 400)
+        *_, models, model, ready = self.path.split("/")
+        assert (models, ready) == ("models", "ready")
+        self._answer(200 if self.server.states[model] == "READY" else 400)
 
     def do_POST(self) -> None:
         if self.headers[self.server.header] != self.server.key:
             self._answer(403, {"error": "This API is restricted"})
         elif self.path == "/v2/repository/index":
-            self._answer(200, [{"name": "other"}, {"name": "llama", "state": self.server.state}])
+            loaded = [{"name": model, "state": state} for model, state in self.server.states.items()]
+            self._answer(200, [{"name": "other"}, *loaded])
         elif refusal := os.environ.get("FAKE_REFUSES"):
             self._answer(503, {"error": refusal})
         else:
-            assert self.path == "/v2/repository/models/llama/unload"
-            threading.Thread(target=self.server.unload).start()
+            *_, models, model, unload = self.path.split("/")
+            assert (models, unload) == ("models", "unload")
+            threading.Thread(target=self.server.unload, args=[model]).start()
             self._answer(200)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -98,7 +105,8 @@ def main() -> None:
         return
     if "FAKE_LOADS" in os.environ:
         time.sleep(600)
-    triton = FakeTriton(int(options["--http-port"]), options["--http-restricted-api"])
+    models = [word.partition("=")[2] for word in sys.argv if word.startswith("--load-model=")]
+    triton = FakeTriton(int(options["--http-port"]), options["--http-restricted-api"], models)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "FAKE_WAITS" in os.environ else lambda *_: os._exit(0))
     triton.serve_forever()
 

@@ -90,9 +90,10 @@ def supervisor(folder: Path, program: Sequence[str] = PROGRAM, **environment: st
     fake.chmod(0o755)
     state_file = folder / "state" / "state.json"
     path = f"{fake.parent}:{os.environ['PATH']}"
+    own: dict[str, str | Path] = {"PATH": path, "TRITON_STATE_FILE": state_file, "TRITON_MODEL_CONFIG": "default"}
     process = subprocess.Popen(
         [sys.executable, "-P", *program, "--allow-metrics=false", f"--http-port={free_port()}"],
-        env={**os.environ, "PATH": path, "TRITON_STATE_FILE": state_file, **environment},
+        env={**os.environ, **own, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -24,6 +24,15 @@ from triton_supervisor import cli, supervision
 supervision.UNLOAD_S = 0.5
 sys.exit(cli.main(sys.argv[1:]))
 """
+# With this project's model repository, which has the config `streaming`.
+ON_THE_REPOSITORY = """
+import sys
+from pathlib import Path
+from triton_supervisor import cli, command
+command.plan_container.__defaults__ = (Path(sys.argv.pop(1)),)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
 # With a SIGTERM before everything is imported.
 ENDED_AT_ONCE = """
 import os, runpy, signal, sys
@@ -66,6 +75,19 @@ def test_accepted_requests_are_answered_before_the_end(tmp_path: Path, busy: Pat
         busy.unlink()
         assert one.ends() == (0, [])
     assert one.condition()["reason"] == "everything that was accepted is answered"
+
+
+def test_llama_unary_is_unloaded_before_the_model_that_it_calls(tmp_path: Path, busy: Path) -> None:
+    unloaded = tmp_path / "unloaded"
+    program = ("-c", ON_THE_REPOSITORY, str(REPOSITORY))
+    with _serving(tmp_path, program, FAKE_BUSY=busy, FAKE_UNLOADED=unloaded, TRITON_MODEL_CONFIG="streaming") as one:
+        (model,) = one.models()
+        one.send(signal.SIGTERM)
+        one.wait_for("draining")
+        assert alive(model)
+        busy.unlink()
+        assert one.ends() == (0, [])
+    assert unloaded.read_text().split() == ["llama_unary", "llama"]
 
 
 REFUSED = 'the model can\'t be unloaded (HTTP 503: {"error": "not today"}); tritonserver gets SIGTERM instead'

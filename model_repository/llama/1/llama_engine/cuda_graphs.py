@@ -6,8 +6,8 @@ of positions that attention reads, and everything that changes from step to step
 addresses. Source: torch.cuda.CUDAGraph; vLLM and TensorRT-LLM do likewise.
 
 A step is two graphs: the forward pass for rows and span, up to the logits; then the sampling for rows and features. In
-between, the host adds the logits of sequences that have just been prefilled. Where a sequence has bad words, the host
-computes the banned tokens, and sampling is launched without a graph.
+between, the host adds the logits of sequences that have just been prefilled. Where a sequence has a bias or masks of
+its own, such as bad words, or asks for min_p or log probabilities, sampling is launched without a graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from llama_engine.errors import one_line
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.sampling.sampler import Sampler, SamplingFeatures
+from llama_engine.sampling.sampler import Sampler
+from llama_engine.sampling.sampling_state import SamplingFeatures
 from llama_engine.slot_batch import SlotBatch
 
 LEAST_SPAN = 256
@@ -35,7 +36,9 @@ FEATURE_SETS = (
     SamplingFeatures(noise=True),
     SamplingFeatures(repetition=True, output_counts=True, noise=True, truncation=True),
 )
-"""Sampling that is captured: greedy, random, everything. A step uses the first set that covers its features."""
+"""Sampling that is captured: greedy, random, with penalties and truncation. A step uses the first set that covers its
+features; where none does, its sampling is launched.
+"""
 
 TOLERANCE = 2e-2
 """How far replayed logits may lie from launched ones, relative to the largest: some roundings of bfloat16."""
@@ -164,11 +167,11 @@ class DecodeGraphs:
         if prefilled:
             # After the replay, whose padding rows write there.
             self._logits[decoding:rows] = self._model.logits(torch.cat([*prefilled]))
-        if any(sequence.bad_words is not None for sequence in sequences):
+        features = next((features for features in FEATURE_SETS if features.cover(batch.features)), None)
+        if features is None:
             tokens = self._sampler.sample(self._logits[:rows], 0, sequences, batch.features)
             batch.advance(decoding, tokens)
             return tokens
-        features = next(features for features in FEATURE_SETS if features.cover(batch.features))
         self._stage_sampling_inputs()
         self._samplings[_bucket(self._row_buckets, rows), features]()
         return batch.tokens[:rows]

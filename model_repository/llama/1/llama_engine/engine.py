@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 import torch
 
 from llama_engine.api.defaults import GenerationDefaults
-from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
-from llama_engine.errors import GenerationError
+from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.isolation import exhausted_memory
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.prefill import Prefill
+from llama_engine.sampling.guided import Guides
 from llama_engine.sampling.sampler import FAILED, Sampler
-from llama_engine.sequence import DiscardingSink, ResponseSink, Result, Sequence, Status, names_of
+from llama_engine.sequence import PromptShare, ResponseSink, Result, Sequence, Status, names_of
+from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import DecodeStep, SlotBatch
-from llama_engine.text.bad_words import BadWords
-from llama_engine.text.stop_checker import StopChecker
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +47,13 @@ class StepResult:
 
     @property
     def failed(self) -> bool:
-        """Whether the step produced only failures: no token, and a failed computation or a finished sequence."""
-        return not self.sampled and bool(self.errors or self.finished)
+        """Whether the step produced only failures: no token, and a failed computation or a finished sequence.
+
+        One whose own request is to blame, as where its masks leave no token, is no failure.
+        """
+        return not self.sampled and bool(
+            self.errors or any(not isinstance(sequence.result, InvalidRequest) for sequence in self.finished)
+        )
 
 
 class Engine:
@@ -70,7 +75,13 @@ class Engine:
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._prefill = Prefill(self._model, self._batch, settings.prefill_tokens, self._on_error)
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._on_error)
-        self._stream_interval = settings.stream_interval
+        self._builder = SequenceBuilder(
+            self.tokenizer.vocabulary,
+            self.defaults.end_tokens,
+            Guides(self.tokenizer, self.defaults.end_tokens),
+            self._device,
+            settings.stream_interval,
+        )
         self._wants_graphs = settings.cuda_graphs == "on"
         self._checkpoint = checkpoint
         self._result = StepResult()
@@ -116,22 +127,45 @@ class Engine:
     ) -> Sequence:
         """Make a sequence of a request. Any thread may call it, so that its cost doesn't delay a step.
 
-        name, sink, stream, deadline: as in `Sequence`; None discards the responses.
+        name, sink, stream, deadline: as in `Sequence`; None discards the responses. A sequence that is not ready needs
+        `start_guide`. Raises InvalidRequest for a guide that was refused before.
         """
-        stop_checker = StopChecker(
-            min_tokens=request.min_tokens,
-            max_tokens=request.max_tokens,
-            stop_words=request.stop_words,
-            end_tokens=self.defaults.end_tokens,
-        )
-        vocabulary = self.tokenizer.vocabulary
-        bad_words = BadWords(request.bad_words, vocabulary, self._device) if request.bad_words else None
-        interval = self._stream_interval
-        return Sequence(request, stop_checker, bad_words, sink or DiscardingSink(), name, stream, deadline, interval)
+        return self._builder.build(request, name, sink, stream, deadline)
+
+    def choices(
+        self,
+        request: GenerationRequest,
+        name: str = "",
+        sink: ResponseSink | None = None,
+        stream: bool = False,
+        deadline: float = math.inf,
+    ) -> list[Sequence]:
+        """Make a sequence of each of the completions that a request asks for; otherwise as `sequence`."""
+        if request.n == 1:
+            return [self._builder.build(request, name, sink, stream, deadline)]
+        share = PromptShare()
+        first, *others = request.choices()
+        sequence = self._builder.build(first, name, sink, stream, deadline, share)
+        like = sequence.processor
+        return [sequence, *(self._builder.build(one, name, sink, stream, deadline, share, like) for one in others)]
+
+    def starts_soon(self, sequence: Sequence) -> bool:
+        """Whether `start_guide` takes some milliseconds at most. Any thread may call it."""
+        request = sequence.request
+        return self._builder.guides.starts_soon(request.guided_decoding_guide_type, request.guided_decoding_guide)
+
+    def start_guide(self, sequence: Sequence) -> None:
+        """Make a sequence ready, in any thread but the engine's: may block for seconds. Raises RequestError."""
+        self._builder.start_guide(sequence)
+
+    def close(self) -> None:
+        """End what would outlive the engine: the process that checks guides."""
+        self._builder.guides.close()
 
     def add(self, sequence: Sequence) -> None:
         """Give a sequence a slot: WAITING → PREFILL. There must be a free one."""
         assert self.used_slots < self.slots, "no slot is free"
+        assert sequence.is_ready, "its guide has not been started"
         sequence.admit()
         self._prefill.add(sequence)
 
@@ -171,8 +205,11 @@ class Engine:
         return result
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:
-        """Run the requests to their ends; return their results in order."""
+        """Run the requests to their ends; return their results in order. Raises RequestError for a refused guide."""
         sequences = [self.sequence(request) for request in requests]
+        for sequence in sequences:
+            if not sequence.is_ready:
+                self.start_guide(sequence)
         waiting = deque(sequences)
         while waiting or self.used_slots:
             while waiting and self.used_slots < self.slots:
@@ -224,10 +261,10 @@ class Engine:
         # tolist: here the host waits for the device; everything before only launches.
         for row, token in enumerate(tokens.tolist()):
             sequence = self._batch.sequences[row]
-            if token == FAILED:
-                sequence.finish(GenerationError("the model's logits for this request were not finite"))
-                continue
             try:
+                if token == FAILED:
+                    sequence.finish(_failed_sampling(sequence))
+                    continue
                 token_bytes = self.tokenizer.vocabulary.token_bytes[token]
                 self._result.sampled += 1
                 sequence.append(token, token_bytes)
@@ -256,3 +293,18 @@ class Engine:
                 sequence.fail()
             if sequence not in self._result.finished:
                 self._result.finished.append(sequence)
+
+
+def _failed_sampling(sequence: Sequence) -> RequestError:
+    """Return the error of a sequence for which no token could be chosen."""
+    request, processor, count = sequence.request, sequence.processor, sequence.num_output_tokens
+    if isinstance(sequence.result, RequestError):
+        # The computation of its logits failed.
+        return sequence.result
+    if processor is not None and processor.problem is not None:
+        return processor.problem
+    if processor is not None and processor.leaves_nothing(count < request.min_tokens):
+        names = ("guided_decoding_guide_type", "allowed_token_ids", "bad_words", "ignore_eos", "min_tokens")
+        given = ", ".join(name for name in names if getattr(request, name))
+        return InvalidRequest(f"{given} together allow no token after {count} tokens; at least one must be allowed")
+    return GenerationError("the model's logits for this request were not finite")

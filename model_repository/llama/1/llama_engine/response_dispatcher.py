@@ -33,6 +33,12 @@ class ResponseDispatcher:
                 self._pending.setdefault(sink, []).append(event)
             self._changed.notify()
 
+    def post_again(self, sink: ResponseSink) -> None:
+        """Call a sink's `send` once more, with the events since then if any, when the others have had their turns."""
+        with self._changed:
+            self._pending.setdefault(sink, [])
+            self._changed.notify()
+
     def close(self, timeout: float) -> bool:
         """Send what is pending, for at most `timeout` seconds, and end; return whether everything was sent."""
         with self._changed:

@@ -1,20 +1,22 @@
 """The scheduler: the waiting queue, admission, cancellation, deadlines, graceful shutdown; and the engine's thread.
 
-Sequences are admitted in order of arrival as soon as there is a free slot. While there is none, they wait here and
-`wait_until_admitted` blocks, so that the queue stays Triton's. A sequence that is cancelled or late while it waits is
-never computed.
+Sequences are admitted as soon as there is a free slot: by priority, and in order of arrival among equals. While there
+is none, they wait here and `wait_until_admitted` blocks, so that the queue stays Triton's. A sequence that is cancelled
+or late while it waits is never computed. One whose guide takes time to start waits here, too, and delays no other.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
 
 from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import Cancelled, RequestError, Unavailable
+from llama_engine.guide_starter import GuideStarter
 from llama_engine.observability.health import EngineHealth
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
@@ -29,10 +31,14 @@ POLL_SHARE = 20
 LONGEST_PAUSE_SECONDS = 0.25
 """However long a round of polls takes, so that a cancelled request leaves soon."""
 
+GUIDE_SECONDS = 0.05
+"""How long `wait_until_admitted` waits for guides, so that the queue stays Triton's: nearly all start within this."""
+
 HANG_SECONDS = 10.0
 """How long `stop` waits for a step that should have ended."""
 
 _STOPPING = Unavailable("the server is stopping")
+_TOO_MANY_GUIDES = Unavailable("too many guides (guided_decoding_guide) wait to be compiled; try again later")
 
 _log = logging.getLogger(__name__)
 
@@ -43,12 +49,14 @@ class Scheduler:
     def __init__(self, engine: Engine, dispatcher: ResponseDispatcher, stats: Stats, stuck_seconds: float) -> None:
         """stuck_seconds: how long a step may take before `problem` reports it as stuck; 0 disables the check."""
         self._engine, self._dispatcher, self._stats = engine, dispatcher, stats
-        # Guards everything below; notified when a sequence arrives, is admitted, finishes or is cancelled.
+        # Guards everything below; notified when a sequence arrives, is ready, is admitted, finishes or is cancelled.
         self._changed = threading.Condition()
-        self._waiting: deque[Sequence] = deque()
+        # In the order in which they get slots.
+        self._waiting: list[Sequence] = []
         self._running: dict[Sequence, None] = {}
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
+        self._guides = GuideStarter(engine, self._wait_for_guides_turn, self._guide_started)
         self._health = EngineHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
         self._polling = threading.Thread(target=self._poll_cancellation, name="cancellation", daemon=True)
@@ -58,24 +66,33 @@ class Scheduler:
     def add(self, sequences: list[Sequence]) -> None:
         """Queue sequences; after `stop`, finish them with Unavailable at once."""
         with self._changed:
-            self._waiting += sequences
+            for sequence in sequences:
+                # Behind its equals. Lower priorities come first.
+                insort(self._waiting, sequence, key=lambda waiting: waiting.request.priority)
             self._changed.notify_all()
             if self._drain_until is not None:
                 # The thread that would answer them may have ended.
                 self._abort(sequences, _STOPPING)
+            else:
+                self._start_guides(sequences)
 
     def wait_until_admitted(self, sequences: list[Sequence]) -> None:
-        """Block until every sequence is admitted, guaranteed a slot before the next step, or finished.
+        """Block until every sequence is admitted, guaranteed a slot before the next step, or finished; while its guide
+        is being started, for GUIDE_SECONDS at most.
 
         Not longer: Triton wakes its batcher for a request only when the model is free to take it, and otherwise looks
         again half a second later.
         """
 
         def admitted() -> bool:
-            all_fit = self._drain_until is None and len(self._waiting) <= self._engine.slots - len(self._running)
+            ready = sum(sequence.is_ready for sequence in self._waiting)
+            all_fit = self._drain_until is None and ready <= self._engine.slots - len(self._running)
             return all_fit or all(sequence.status is not Status.WAITING for sequence in sequences)
 
         with self._changed:
+            self._changed.wait_for(
+                lambda: all(sequence.is_ready or sequence.result is not None for sequence in sequences), GUIDE_SECONDS
+            )
             self._changed.wait_for(admitted)
 
     def wait_until_finished(self, sequences: list[Sequence]) -> None:
@@ -111,6 +128,35 @@ class Scheduler:
                 for sequence in sequences:
                     self._finish(sequence, _STOPPING)
         self._polling.join(HANG_SECONDS)
+        self._guides.close()
+
+    def _start_guides(self, sequences: list[Sequence]) -> None:
+        """Start the guides of those that are not ready."""
+        if not all(sequence.is_ready for sequence in sequences):
+            self._abort(self._guides.add(sequences), _TOO_MANY_GUIDES)
+            # There may be no step meanwhile that would record the load.
+            self._stats.record_load(len(self._running), len(self._waiting))
+
+    def _wait_for_guides_turn(self, sequence: Sequence) -> bool:
+        """Block until a sequence's guide may be started; return whether it still waits for that.
+
+        A guide takes megabytes: only as many sequences as there are slots have theirs before they get their slots.
+        """
+
+        def started() -> int:
+            return sum(one.is_ready for one in self._waiting if one.request.guided_decoding_guide_type)
+
+        with self._changed:
+            self._changed.wait_for(lambda: sequence.result is not None or started() < self._engine.slots)
+            return sequence.result is None
+
+    def _guide_started(self, sequence: Sequence, error: RequestError | None) -> None:
+        """Let a sequence that is ready now be admitted, or finish the one whose guide was refused."""
+        with self._changed:
+            if error is not None:
+                self._abort([sequence], error)
+            self._stats.record_load(len(self._running), len(self._waiting))
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
@@ -136,7 +182,10 @@ class Scheduler:
         """Abort, admit, step once; return whether to go on."""
         with self._changed:
             self._health.record_idle()
-            self._changed.wait_for(lambda: self._waiting or self._running or self._drain_until is not None)
+            while not self._has_work():
+                # What waits for its guide only may be late.
+                deadline = min((sequence.deadline for sequence in self._waiting), default=math.inf)
+                self._changed.wait(min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
             self._health.record_busy()
             self._abort_cancelled_and_late()
             self._admit()
@@ -148,6 +197,15 @@ class Scheduler:
         self._report(step)
         self._health.record_step(step)
         return True
+
+    def _has_work(self) -> bool:
+        """Whether there is anything to do but wait for guides."""
+        now = time.monotonic()
+        return (
+            bool(self._running or self._cancelled)
+            or any(sequence.is_ready or now >= sequence.deadline for sequence in self._waiting)
+            or self._drain_until is not None
+        )
 
     def _abort_cancelled_and_late(self) -> None:
         now = time.monotonic()
@@ -161,8 +219,10 @@ class Scheduler:
                 self._abort(list(self._running), _STOPPING)
 
     def _admit(self) -> None:
-        while self._waiting and self._engine.used_slots < self._engine.slots:
-            sequence = self._waiting.popleft()
+        for sequence in [one for one in self._waiting if one.is_ready]:
+            if self._engine.used_slots == self._engine.slots:
+                return
+            self._waiting.remove(sequence)
             self._running[sequence] = None
             self._engine.add(sequence)
             self._changed.notify_all()

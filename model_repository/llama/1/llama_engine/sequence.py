@@ -13,10 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
+from weakref import WeakSet
 
-from llama_engine.api.request_parser import GenerationRequest
+import torch
+
+from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
-from llama_engine.text.bad_words import BadWords
+from llama_engine.sampling.log_probs import TokenLogProbs
+from llama_engine.sampling.row_processor import RowProcessor
 from llama_engine.text.stop_checker import StopChecker
 
 
@@ -35,12 +39,18 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a sequence that ran to its end. finish_reason: stop (end token or stop string) or length."""
+    """The result of a sequence that ran to its end.
+
+    finish_reason: stop (end token, stop token or stop string) or length. stop_reason: the stop string, or the id of the
+    stop token; else empty. choice: of the request's completions, from 0.
+    """
 
     text: str
     finish_reason: str
     num_input_tokens: int
     num_output_tokens: int
+    stop_reason: str = ""
+    choice: int = 0
 
 
 Result = Completion | RequestError
@@ -61,10 +71,11 @@ def finish_reason(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a sequence's text, with the number of tokens since the previous chunk."""
+    """A part of a sequence's text, with the number of tokens since the previous chunk. choice: as in `Completion`."""
 
     text: str
     num_tokens: int
+    choice: int = 0
 
 
 Event = Chunk | Result
@@ -92,33 +103,75 @@ class DiscardingSink:
         return False
 
 
+class PromptShare:
+    """The prompt that the choices of one request share: it is computed for one of them, and the others copy it.
+
+    Choices are sequences of their own otherwise, and none waits for another: one that gets its slot when none of the
+    others has the prompt in its slot any more computes the prompt again.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: torch.Tensor | None = None
+        """Hidden state of the prompt's last token, [1, hidden]; None until the prompt has been computed."""
+        # Weak: the choices refer to this, and without a cycle all are freed at once.
+        self._cached: WeakSet[Sequence] = WeakSet()
+
+    def keep(self, hidden: torch.Tensor) -> None:
+        """Keep the hidden state of the prompt's last token, [1, hidden]. May exhaust the memory."""
+        if self.hidden is None:
+            # A copy: it may be a view of a whole pass.
+            self.hidden = hidden.clone()
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a choice whose KV slot has the prompt."""
+        self._cached.add(sequence)
+
+    def cached(self) -> Sequence | None:
+        """Return a choice whose KV slot has the prompt; None if there is none."""
+        return next((sequence for sequence in self._cached if sequence.kv_slot is not None), None)
+
+
 @dataclass(eq=False)
 class Sequence:
-    """One request in the engine.
+    """One request in the engine, or one choice of it.
 
-    name: the request's id in the log, one printable line. stream: send chunks to the sink. stream_interval: tokens per
-    chunk after the first one. deadline: latest time to get a slot. kv_slot: where its keys and values are cached, from
-    prefill to its end. num_cached: positions there that hold them. Times are monotonic, in seconds; NaN until they are
-    reached.
+    processor: bias and masks of its own. name: the request's id in the log, one printable line. stream: send chunks to
+    the sink. stream_interval: tokens per chunk after the first one. deadline: latest time to get a slot. share: the
+    prompt's, with the other choices. is_ready: it may get a slot; False while it waits for its guide. kv_slot: where
+    its keys and values are cached, from prefill to its end. num_cached: positions there that hold them, of which
+    num_copied were copied from another choice. prompt_log_probs: of the prompt's second token to its last;
+    prompt_json: their JSON, as far as it is written. log_probs: of its output tokens; output_json: likewise;
+    cum_log_probs: their sums up to each; next_log_probs: of the sampled one that is appended next. Times are monotonic,
+    in seconds; NaN until they are reached.
     """
 
     request: GenerationRequest
     stop_checker: StopChecker
-    bad_words: BadWords | None = None
+    processor: RowProcessor | None = None
     sink: ResponseSink = field(default_factory=DiscardingSink)
     name: str = ""
     stream: bool = False
     deadline: float = math.inf
     stream_interval: int = 1
+    share: PromptShare | None = None
+    is_ready: bool = True
     status: Status = Status.WAITING
     result: Result | None = None
     kv_slot: int | None = None
     num_cached: int = 0
+    num_copied: int = 0
+    prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
+    prompt_json: list[str] = field(default_factory=list, repr=False)
+    log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
+    output_json: list[str] = field(default_factory=list, repr=False)
+    cum_log_probs: list[float] = field(default_factory=list, repr=False)
+    next_log_probs: TokenLogProbs | None = None
     arrived_at: float = field(default_factory=time.monotonic)
     admitted_at: float = math.nan
     first_token_at: float = math.nan
     finished_at: float = math.nan
     _num_chunked_tokens: int = 0
+    _next_chunk_at: float = -math.inf
     _finishing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -149,13 +202,20 @@ class Sequence:
 
     def append(self, token: int, token_bytes: bytes) -> None:
         """Take the next token and its bytes; finish if it is the last one."""
-        finished = self.stop_checker.add(token, token_bytes)
+        processor = self.processor
+        conforms = processor is None or processor.append(token, token_bytes)
+        finished = self.stop_checker.add(token, token_bytes, processor is not None and processor.is_complete)
         if math.isnan(self.first_token_at):
             self.first_token_at = time.monotonic()
+        if self.next_log_probs is not None:
+            self.cum_log_probs.append(self.next_log_probs.log_prob + (self.cum_log_probs or [0.0])[-1])
+            self.log_probs.append(self.next_log_probs)
+            self.next_log_probs = None
         if finished:
             self.finish(self.completion())
-        elif self.bad_words is not None:
-            self.bad_words.append(token_bytes)
+        elif not conforms:
+            count = self.num_output_tokens
+            self.finish(GenerationError(f"the text does not conform to the guide after {count} tokens"))
 
     def finish(self, result: Result) -> None:
         """Set the result. An error replaces a completion; nothing replaces an error.
@@ -179,16 +239,18 @@ class Sequence:
         stop_checker = self.stop_checker
         pending = stop_checker.num_tokens - self._num_chunked_tokens
         # The first chunk has no interval to wait for: TTFT is what it would be without one.
-        due = self.stream_interval if self._num_chunked_tokens and not stop_checker.finish_reason else 1
-        if pending < due:
+        waits = self._num_chunked_tokens > 0 and not stop_checker.finish_reason
+        if pending < (self.stream_interval if waits else 1) or (waits and time.monotonic() < self._next_chunk_at):
             return None
         text = stop_checker.next_delta()
         if not self._num_chunked_tokens and not self.request.exclude_input_in_output:
             text = self.request.prompt + text
         if not text and not stop_checker.finish_reason:
             return None
-        chunk = Chunk(text, pending)
+        chunk = Chunk(text, pending, self.request.choice)
         self._num_chunked_tokens = stop_checker.num_tokens
+        if self.request.stream_interval_ms:
+            self._next_chunk_at = time.monotonic() + self.request.stream_interval_ms / 1000
         return chunk
 
     def completion(self) -> Completion:
@@ -199,6 +261,8 @@ class Sequence:
             finish_reason=stop_checker.finish_reason,
             num_input_tokens=self.num_prompt_tokens,
             num_output_tokens=stop_checker.num_tokens,
+            stop_reason=stop_checker.stop_reason,
+            choice=request.choice,
         )
 
 

@@ -96,6 +96,8 @@ class Settings:
     slots: sequences decoded together; None is the config's max_batch_size.
     max_model_len: prompt + completion, in tokens; None is the checkpoint's own, at most 4096.
     default_max_tokens: for requests without max_tokens, unless the checkpoint sets max_new_tokens.
+    truncate_max_tokens: on cuts a request's max_tokens to the room that its prompt leaves; off, because a text cut for
+        want of room looks like one that ended at max_tokens, refuses it. A request may say otherwise.
     prefill_tokens: prompt tokens per prefill pass; longer prompts are read in chunks.
     stream_interval: tokens per chunk of a stream, after the first token; more cost less processor time per token.
     drain_seconds: time for running sequences to finish after the model starts unloading.
@@ -119,6 +121,7 @@ class Settings:
     slots: int | None = None
     max_model_len: int | None = None
     default_max_tokens: int = 128
+    truncate_max_tokens: str = "off"
     prefill_tokens: int = 512
     stream_interval: int = 1
     drain_seconds: int = 60
@@ -169,6 +172,7 @@ BOUNDS: Mapping[str, Bound] = {
     "slots": Integer(1, 1024),
     "max_model_len": Integer(2, 1 << 20),
     "default_max_tokens": Integer(1, 1 << 20),
+    "truncate_max_tokens": Choice(("off", "on")),
     "prefill_tokens": Integer(1, 1 << 20),
     "stream_interval": Integer(1, 64),
     "drain_seconds": Integer(0, 3600),

@@ -15,7 +15,8 @@ import torch
 
 from llama_engine.isolation import compute_isolated
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.sampling.sampler import FAILED, Sampler, SamplingFeatures, SamplingState, features_of
+from llama_engine.sampling.sampler import FAILED, Sampler
+from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState, features_of
 from llama_engine.sequence import Sequence, names_of
 
 MAX_FAILED_REPLAYS = 3
@@ -29,6 +30,7 @@ class SlotBatch:
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
         """Allocate the state of `slots` rows. vocabulary: number of tokens."""
+        self.slots = slots
         self.sequences: list[Sequence] = []
         """The sequence in each row in use."""
         self.sampling = SamplingState(slots, vocabulary, device)
@@ -101,7 +103,7 @@ class SlotBatch:
 
     def _replace(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
-        self.features = features_of(sequence.request for sequence in sequences)
+        self.features = features_of(sequences)
 
 
 class CapturedSteps(Protocol):

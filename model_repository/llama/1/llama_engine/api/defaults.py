@@ -24,6 +24,7 @@ class GenerationDefaults:
     top_p: float = 1.0
     repetition_penalty: float = 1.0
     end_tokens: frozenset[int] = frozenset()
+    min_p: float = 0.0
 
     @classmethod
     def from_config(cls, config: GenerationConfig, default_max_tokens: int, vocabulary: int) -> GenerationDefaults:
@@ -41,6 +42,7 @@ class GenerationDefaults:
             top_p=float(_given(config.top_p, 1.0)) if config.do_sample else 1.0,
             repetition_penalty=float(_given(config.repetition_penalty, 1.0)),
             end_tokens=frozenset(end if isinstance(end, list) else [] if end is None else [end]),
+            min_p=float(_given(config.min_p, 0.0)) if config.do_sample else 0.0,
         )
         for name, inside, bound in (
             ("max_new_tokens", defaults.max_tokens >= 1, "at least 1"),
@@ -48,6 +50,7 @@ class GenerationDefaults:
             ("temperature", 0.0 <= defaults.temperature <= 2.0, "from 0 to 2"),
             ("top_k", defaults.top_k >= 0, "at least 0"),
             ("top_p", 0.0 < defaults.top_p <= 1.0, "in (0, 1]"),
+            ("min_p", 0.0 <= defaults.min_p <= 1.0, "from 0 to 1"),
             ("eos_token_id", all(0 <= token < vocabulary for token in defaults.end_tokens), f"below {vocabulary}"),
             ("repetition_penalty", 0.0 < defaults.repetition_penalty < float("inf"), "a finite number above 0"),
         ):
@@ -59,7 +62,7 @@ class GenerationDefaults:
         """Return the defaults as one line, for the log."""
         return (
             f"max_tokens={self.max_tokens} temperature={self.temperature:g} top_k={self.top_k} top_p={self.top_p:g} "
-            f"repetition_penalty={self.repetition_penalty:g} end_tokens={sorted(self.end_tokens)}"
+            f"min_p={self.min_p:g} repetition_penalty={self.repetition_penalty:g} end_tokens={sorted(self.end_tokens)}"
         )
 
 

@@ -1,190 +1,189 @@
 """Parse raw inputs into validated requests.
 
-The bounds of the contract with clients are in this module, except that of `stream`, which depends on Triton's config. A
-violation raises InvalidRequest, which names the input, the value and the bound.
+The bounds of single fields are in `api.fields`; here are those that depend on the server, the tokenizer, or two fields.
+That of `stream` depends on Triton's config and is checked by its caller. A violation raises InvalidRequest, which names
+the field, the value and the bound.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llama_engine.api.bounds import BoundError
+from llama_engine.api.compound_bounds import count_ids, read_object
 from llama_engine.api.defaults import GenerationDefaults
+from llama_engine.api.fields import GUIDE_TYPES, MAX_COMPLETIONS
+from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.api.raw_rows import Parameters, RawInputs, RawRow, raw_rows
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
 
-_Number = TypeVar("_Number", int, float)
+__all__ = ["GenerationRequest", "RequestParser"]
 
-MAX_STOP_WORDS = 16
-MAX_BAD_WORDS = 64
-MAX_WORD_BYTES = 1024
-
-RawInputs = Mapping[str, NDArray[Any]]
-"""The inputs of one request by name: [rows, 1], or [rows, n] for stop_words and bad_words; strings as bytes."""
-
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    """One completion to generate, with all defaults resolved and all values within bounds."""
-
-    prompt: str
-    prompt_tokens: tuple[int, ...] = field(repr=False)
-    max_tokens: int
-    min_tokens: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    seed: int = 0
-    stop_words: tuple[bytes, ...] = ()
-    bad_words: tuple[bytes, ...] = ()
-    exclude_input_in_output: bool = True
+_DEFAULTS = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Attributes whose defaults depend on the checkpoint."""
 
 
 @dataclass(frozen=True)
 class RequestParser:
-    """Parses raw inputs under one server's limits and defaults."""
+    """Parses raw inputs under one server's limits and defaults.
+
+    truncate_max_tokens: whether an explicit max_tokens beyond the room is cut instead of refused; a request may
+    say otherwise.
+    """
 
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     max_model_len: int
+    truncate_max_tokens: bool = False
 
-    def parse(self, inputs: RawInputs) -> list[GenerationRequest]:
-        """Return one request per row of the inputs. Raises InvalidRequest for the first input that violates a bound."""
-        prompts = inputs.get("text_input")
-        if prompts is None:
-            raise InvalidRequest("text_input is missing: it is the one input without a default")
-        rows = prompts.shape[0] if prompts.ndim else 0
-        if rows == 0:
-            raise InvalidRequest(f"text_input has shape {list(prompts.shape)}; it must be [rows, 1], at least one row")
-        for name, value in inputs.items():
-            words = name in ("stop_words", "bad_words")
-            if value.ndim != 2 or value.shape[0] != rows or (value.shape[1] != 1 and not words):
-                expected = f"[{rows}, {'number of words' if words else 1}]"
-                raise InvalidRequest(f"{name} has shape {list(value.shape)}; it must be {expected}")
-        return [self._parse_row(_InputRow(inputs, row, f"row {row}: " if rows > 1 else "")) for row in range(rows)]
+    def parse(self, inputs: RawInputs, parameters: Parameters | None = None) -> list[GenerationRequest]:
+        """Return one request per row of the inputs. Raises InvalidRequest for the first one that violates a bound.
 
-    def _parse_row(self, row: _InputRow) -> GenerationRequest:
-        defaults = self.defaults
-        prompt = row.text("text_input")
-        tokens = self._encode(prompt, row)
-        room = self.max_model_len - len(tokens)
-        # Cap a default to the room left; accept or refuse an explicit value, never change it.
-        max_tokens = row.number("max_tokens", min(defaults.max_tokens, room), low=1)
-        if max_tokens > room:
-            raise row.refusal(
-                "max_tokens",
-                max_tokens,
-                f"at most {room}: the prompt has {len(tokens)} tokens, "
-                f"and prompt and completion together may have {self.max_model_len}",
-            )
-        return GenerationRequest(
-            prompt=prompt,
-            prompt_tokens=tokens,
-            max_tokens=max_tokens,
-            min_tokens=row.number("min_tokens", min(defaults.min_tokens, max_tokens), low=0, high=max_tokens),
-            temperature=row.number("temperature", defaults.temperature, low=0.0, high=2.0),
-            top_k=row.number("top_k", defaults.top_k, low=0),
-            top_p=row.number("top_p", defaults.top_p, above=0.0, high=1.0),
-            repetition_penalty=row.number("repetition_penalty", defaults.repetition_penalty, above=0.0),
-            frequency_penalty=row.number("frequency_penalty", 0.0, low=-2.0, high=2.0),
-            presence_penalty=row.number("presence_penalty", 0.0, low=-2.0, high=2.0),
-            seed=row.number("seed", secrets.randbits(64), low=0),
-            stop_words=row.words("stop_words", MAX_STOP_WORDS),
-            bad_words=row.words("bad_words", MAX_BAD_WORDS),
-            exclude_input_in_output=row.flag("exclude_input_in_output", True),
-        )
+        parameters: request parameters, taken as inputs of the same name in every row.
+        """
+        rows = raw_rows(inputs, parameters or {})
+        requests = [self._parse_row(row) for row in rows]
+        # Rows alone are bounded by Triton's max_batch_size.
+        count, most = sum(request.n for request in requests), max(MAX_COMPLETIONS, len(rows))
+        if count > most:
+            (name, *_) = (row.given["n"].name for row in rows if "n" in row)
+            raise InvalidRequest(f"{name} is {count} in all of the request's rows; it must be at most {most} in all")
+        return requests
 
-    def _encode(self, prompt: str, row: _InputRow) -> tuple[int, ...]:
-        limit = self.max_model_len - 1
-        bound = f"at most {limit} tokens (max_model_len - 1)"
+    def _parse_row(self, row: RawRow) -> GenerationRequest:
+        values: dict[str, object] = {name: getattr(self.defaults, name) for name in _DEFAULTS}
+        values["seed"] = secrets.randbits(64)
+        prompt, tokens = self._prompt(row)
+        values |= row.attributes()
+        request = GenerationRequest(prompt, tokens, **values)  # type: ignore[arg-type]  # bounds give the fields' types
+        request = self._with_lengths(request, row)
+        if request.top_p == 0:
+            # A nucleus of no probability: the best token alone, as TensorRT-LLM's clients mean it.
+            request = replace(request, temperature=0.0, top_p=1.0)
+        _check_guide(request, row)
+        self._check_tokens(row, "stop_token_ids", request.stop_token_ids)
+        self._check_tokens(row, "allowed_token_ids", request.allowed_token_ids)
+        self._check_tokens(row, "logit_bias", (token for token, _ in request.logit_bias))
+        stop_token_ids = tuple(dict.fromkeys((*request.stop_token_ids, *self._end_id(row))))
+        return replace(request, logit_bias=self._biases(request, row), stop_token_ids=stop_token_ids)
+
+    def _prompt(self, row: RawRow) -> tuple[str, tuple[int, ...]]:
+        """Return the prompt as text and as tokens."""
+        if "input_ids" not in row:
+            text = row.read("text_input")
+            assert isinstance(text, str)
+            return text, self._encode(text, row)
+        given = row.given["input_ids"].value
+        if isinstance(given, np.ndarray):
+            # Before they are Python's: a tensor may have millions.
+            self._check_length(row, "input_ids", count_ids(given))
+        tokens = row.read("input_ids")
+        assert isinstance(tokens, tuple)
+        self._check_tokens(row, "input_ids", tokens)
+        if not tokens:
+            raise row.refusal("input_ids", "an empty list", "a list of at least one token")
+        token_bytes = self.tokenizer.vocabulary.token_bytes
+        return b"".join(token_bytes[token] for token in tokens).decode(errors="replace"), tokens
+
+    def _encode(self, prompt: str, row: RawRow) -> tuple[int, ...]:
         if not prompt:
             raise row.refusal("text_input", "''", "a text of at least one token")
         # Refuse a prompt too long for even the longest tokens before spending time on tokenization.
         size = len(prompt.encode())
-        if size > limit * self.tokenizer.vocabulary.longest:
-            raise row.refusal("text_input", f"a text of {size} bytes", bound)
+        if size > self._longest_prompt * self.tokenizer.vocabulary.longest:
+            raise row.refusal("text_input", f"a text of {size} bytes", self._prompt_bound)
         tokens = self.tokenizer.encode(prompt)
-        if len(tokens) > limit:
-            raise row.refusal("text_input", f"{len(tokens)} tokens", bound)
+        self._check_length(row, "text_input", len(tokens))
         if not tokens:
             raise row.refusal("text_input", repr(prompt), "a text of at least one token")
-        unknown = next((token for token in tokens if token >= len(self.tokenizer.vocabulary.token_bytes)), None)
+        unknown = next((token for token in tokens if token >= self._vocabulary), None)
         if unknown is not None:
-            raise row.refusal("text_input", f"token {unknown}", f"below {len(self.tokenizer.vocabulary.token_bytes)}")
+            raise row.refusal("text_input", f"token {unknown}", f"below {self._vocabulary}")
         return tokens
 
-
-@dataclass(frozen=True)
-class _InputRow:
-    """One row of the raw inputs. prefix: of error messages, names the row of several."""
-
-    inputs: RawInputs
-    index: int
-    prefix: str
-
-    def refusal(self, name: str, value: object, bound: str) -> InvalidRequest:
-        """Return the error of an input that violates a bound."""
-        # !s: format() would print a float32 of 2.1 with float64's digits, as 2.0999999046325684.
-        return InvalidRequest(f"{self.prefix}{name} is {value!s}; it must be {bound}")
-
-    def text(self, name: str) -> str:
-        return self._decode(name, self.inputs[name][self.index, 0])
-
-    def flag(self, name: str, default: bool) -> bool:
-        return bool(self.inputs[name][self.index, 0]) if name in self.inputs else default
-
-    def number(
-        self,
-        name: str,
-        default: _Number,
-        *,
-        low: float | None = None,
-        above: float | None = None,
-        high: float | None = None,
-    ) -> _Number:
-        """Return the input's value in the default's type, or the default, which was checked when it was loaded."""
-        if name not in self.inputs:
-            return default
-        value = self.inputs[name][self.index, 0]
-        inside = (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high)
-        if not np.isfinite(value) or not inside:
-            bounds = [
-                f"at least {low:g}" if low is not None else "",
-                f"greater than {above:g}" if above is not None else "",
-                f"at most {high:g}" if high is not None else "",
-            ]
-            kind = "a finite number" if isinstance(default, float) else "a whole number"
-            raise self.refusal(name, value, f"{kind}, {' and '.join(filter(None, bounds))}")
-        return type(default)(value)
-
-    def words(self, name: str, limit: int) -> tuple[bytes, ...]:
-        """Return the words in UTF-8. Empty words are ignored: clients pad lists of unequal length with them."""
-        if name not in self.inputs:
-            return ()
-        words = [self._decode(name, word).encode() for word in self.inputs[name][self.index] if word]
-        if len(words) > limit:
-            raise self.refusal(name, f"a list of {len(words)} words", f"at most {limit} words")
-        for word in words:
-            if len(word) > MAX_WORD_BYTES:
-                raise self.refusal(
-                    name, f"a list with a word of {len(word)} bytes", f"of words of at most {MAX_WORD_BYTES} bytes"
+    def _with_lengths(self, request: GenerationRequest, row: RawRow) -> GenerationRequest:
+        """Return the request with max_tokens and min_tokens within the room that the prompt leaves."""
+        size = len(request.prompt_tokens)
+        room = self.max_model_len - size
+        max_tokens = request.max_tokens
+        if max_tokens > room:
+            truncates = row.read("truncate_max_tokens") if "truncate_max_tokens" in row else None
+            # A default is cut to the room; an explicit value is refused unless the client or the server says otherwise.
+            if "max_tokens" in row and not (self.truncate_max_tokens if truncates is None else truncates):
+                raise row.refusal(
+                    "max_tokens",
+                    max_tokens,
+                    f"at most {room}: the prompt has {size} tokens, "
+                    f"and prompt and completion together may have {self.max_model_len}",
                 )
-        return tuple(words)
+            max_tokens = room
+        if request.min_tokens > max_tokens and "min_tokens" in row:
+            raise row.refusal("min_tokens", request.min_tokens, f"a whole number, at least 0 and at most {max_tokens}")
+        return replace(request, max_tokens=max_tokens, min_tokens=min(request.min_tokens, max_tokens))
 
-    def _decode(self, name: str, value: bytes | str) -> str:
-        if isinstance(value, str):
-            return value
+    def _biases(self, request: GenerationRequest, row: RawRow) -> tuple[tuple[int, float], ...]:
+        """Return the biases by token id, and those of words: a word's is added to every token it consists of."""
+        words = row.read("embedding_bias_words") if "embedding_bias_words" in row else ()
+        weights = row.read("embedding_bias_weights") if "embedding_bias_weights" in row else ()
+        assert isinstance(words, tuple)
+        assert isinstance(weights, tuple)
+        if len(weights) != len(words):
+            bound = f"as long as embedding_bias_words, which is a list of {len(words)} words"
+            raise row.refusal("embedding_bias_weights", f"a list of {len(weights)} numbers", bound)
+        if not words:
+            return request.logit_bias
+        biases: defaultdict[int, float] = defaultdict(float, request.logit_bias)
+        for word, weight in zip(words, weights, strict=True):
+            for token in set(self.tokenizer.encode_inside(word.decode())):
+                biases[token] += weight
+        return tuple(biases.items())
+
+    def _end_id(self, row: RawRow) -> tuple[int, ...]:
+        """Return the one more end token of TensorRT-LLM's clients, if there is one."""
+        token = row.read("end_id") if "end_id" in row else -1
+        assert isinstance(token, int)
+        if token >= self._vocabulary:
+            raise row.refusal("end_id", token, f"a token id, at most {self._vocabulary - 1}, or -1 for none")
+        return () if token < 0 else (token,)
+
+    def _check_tokens(self, row: RawRow, name: str, tokens: Iterable[int]) -> None:
+        beyond = next((token for token in tokens if token >= self._vocabulary), None)
+        if beyond is not None:
+            raise row.refusal(name, f"a list with token {beyond}", f"of tokens from 0 to {self._vocabulary - 1}")
+
+    def _check_length(self, row: RawRow, name: str, count: int) -> None:
+        if count > self._longest_prompt:
+            raise row.refusal(name, f"{count} tokens", self._prompt_bound)
+
+    @property
+    def _longest_prompt(self) -> int:
+        return self.max_model_len - 1
+
+    @property
+    def _prompt_bound(self) -> str:
+        return f"at most {self._longest_prompt} tokens (max_model_len - 1)"
+
+    @property
+    def _vocabulary(self) -> int:
+        return len(self.tokenizer.vocabulary.token_bytes)
+
+
+def _check_guide(request: GenerationRequest, row: RawRow) -> None:
+    """Refuse a guide without its type, and a type without its guide, unless it is `json`, which needs none."""
+    kind, guide = request.guided_decoding_guide_type, request.guided_decoding_guide
+    if guide and not kind:
+        types = ", ".join(GUIDE_TYPES)
+        raise row.refusal("guided_decoding_guide_type", "missing", f"one of {types} beside guided_decoding_guide")
+    if kind and kind != "json" and not guide:
+        raise row.refusal("guided_decoding_guide", "missing", f"given with guided_decoding_guide_type {kind!r}")
+    if kind == "json" and guide:
         try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            raise self.refusal(
-                name, f"not UTF-8 (byte 0x{value[error.start]:02x} at offset {error.start})", "UTF-8 text"
-            ) from None
+            read_object(guide)
+        except BoundError as error:
+            raise row.refusal("guided_decoding_guide", error.value, "missing or a JSON object beside 'json'") from None

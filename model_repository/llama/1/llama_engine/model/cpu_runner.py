@@ -86,8 +86,11 @@ class CpuRunner:
         self._embedding = model.embedding
         self._forward = CpuForward(model.llama, shape)
 
-    def prefill(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden]."""
+    def prefill(self, chunks: Sequence[Chunk], every: bool = False) -> torch.Tensor:
+        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
+
+        every: those of all their tokens instead, [tokens, hidden].
+        """
         lengths = torch.tensor([len(chunk.tokens) for chunk in chunks])
         ends = lengths.cumsum(0)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])
@@ -95,7 +98,12 @@ class CpuRunner:
         # From each token's place in the pass to its position.
         offsets = torch.tensor([chunk.start for chunk in chunks]) - (ends - lengths)
         positions = torch.arange(len(tokens)) + offsets.repeat_interleave(lengths)
-        return self._run(tokens, slots, positions)[ends - 1]
+        hidden = self._run(tokens, slots, positions)
+        return hidden if every else hidden[ends - 1]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the keys and values of a slot's first positions to another slot."""
+        self._forward.copy(source, target, length)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run one token per row; return hidden states, [rows, hidden]."""

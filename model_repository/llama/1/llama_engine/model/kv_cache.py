@@ -81,6 +81,14 @@ class KVCache:
         self.keys[layer][slots, :, positions] = keys.to(self.shape.dtype)
         self.values[layer][slots, :, positions] = values.to(self.shape.dtype)
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy a slot's first positions to another slot, in every layer."""
+        tensors = [self.keys, self.values]
+        if self._quantized:
+            tensors += [self.key_scales, self.value_scales]
+        for tensor in tensors:
+            tensor[:, target, :, :length] = tensor[:, source, :, :length]
+
     def read(
         self, layer: int, slots: int | torch.Tensor, length: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ from llama_engine.cuda_graphs import graph_count, unsupported_reason
 from llama_engine.errors import InvalidSettings, OutOfMemoryPlan
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sampling.sampler import SamplingState
+from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
 _MIB = 1 << 20
@@ -123,11 +123,11 @@ def activation_reserve(
 
     A prefill peaks in the MLP: hidden states and residual, gate, up and their product; attention scores stay inside
     SDPA, and an 8-bit product is int32, of two terms on a CPU, before it is scaled. Logits are computed for one token
-    per row, and sampling sorts and copies them in float32. widens: whether a whole 8-bit weight is widened at once (the
-    MLP's are the largest); its product is float32, as large as the int32.
+    per row, or for as many tokens of a prompt at once, and sampling sorts and copies them in float32. widens: whether a
+    whole 8-bit weight is widened at once (the MLP's are the largest); its product is float32, as large as the int32.
     """
     prefill = prefill_tokens * ((4 * hidden + 4 * intermediate) * itemsize + 8 * intermediate)
-    logits = slots * vocabulary * 4 * 8
+    logits = slots * vocabulary * 4 * 10
     widened = hidden * intermediate * itemsize if widens else 0
     return prefill + logits + widened + 64 * _MIB
 

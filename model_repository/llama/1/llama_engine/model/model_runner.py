@@ -22,8 +22,14 @@ class ModelRunner(Protocol):
     Every pass can be repeated: it writes the same keys and values again and changes nothing else.
     """
 
-    def prefill(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden]."""
+    def prefill(self, chunks: Sequence[Chunk], every: bool = False) -> torch.Tensor:
+        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
+
+        every: those of all their tokens instead, [tokens, hidden].
+        """
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the keys and values of a slot's first positions to another slot."""
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run one token per row; return hidden states, [rows, hidden].

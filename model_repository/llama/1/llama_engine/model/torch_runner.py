@@ -48,8 +48,11 @@ class TorchRunner:
         self._attends_alone = self.device.type == "cpu" and not spare and self._decode_attention is None
         self._columns = torch.arange(shape.positions, device=self.device)
 
-    def prefill(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden]."""
+    def prefill(self, chunks: Sequence[Chunk], every: bool = False) -> torch.Tensor:
+        """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
+
+        every: those of all their tokens instead, [tokens, hidden].
+        """
         extents = [self._extent(chunk) for chunk in chunks]
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
         positions = torch.cat([self._columns[one.start : one.start + one.length] for one in extents])
@@ -57,7 +60,11 @@ class TorchRunner:
         slots = torch.tensor([one.slot for one in extents], device=self.device)
         slots = slots.repeat_interleave(lengths, output_size=len(tokens))
         hidden = self._run(tokens, slots, positions, partial(self._attend_chunks, extents))
-        return hidden[lengths.cumsum(0) - 1]
+        return hidden if every else hidden[lengths.cumsum(0) - 1]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the keys and values of a slot's first positions to another slot."""
+        self.kv_cache.copy(source, target, length)
 
     def decode(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, span: int) -> torch.Tensor:
         """Run one token per row; return hidden states, [rows, hidden].

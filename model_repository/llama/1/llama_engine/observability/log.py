@@ -60,21 +60,23 @@ class RequestLog:
         results: list[Result] = [sequence.result for sequence in sequences if sequence.result is not None]
         if refusal is not None:
             results = [refusal]
+        # The choices of a row have one prompt.
+        rows = [sequence for sequence in sequences if sequence.request.choice == 0]
         fields: dict[str, Value] = {
             "id": name,
-            "rows": len(sequences),
+            "rows": len(rows),
             "stream": stream,
             "finish_reason": ",".join(dict.fromkeys(map(finish_reason, results))),
-            "input_tokens": sum(sequence.num_prompt_tokens for sequence in sequences),
+            "input_tokens": sum(row.num_prompt_tokens for row in rows),
             "output_tokens": sum(sequence.num_output_tokens for sequence in sequences),
             **_times(sequences),
         }
         errors = [result for result in results if isinstance(result, RequestError)]
         if errors:
             fields["error"] = _cut(str(errors[0]), ERROR_CHARACTERS)
-        if self._level == "prompts" and sequences:
-            share = PROMPT_CHARACTERS // len(sequences)
-            fields["prompts"] = [_cut(sequence.request.prompt, share) for sequence in sequences]
+        if self._level == "prompts" and rows:
+            share = PROMPT_CHARACTERS // len(rows)
+            fields["prompts"] = [_cut(row.request.prompt, share) for row in rows]
         ours = any(isinstance(error, GenerationError) for error in errors)
         _log.log(logging.WARNING if ours else logging.INFO, "request answered", extra={"fields": fields})
 

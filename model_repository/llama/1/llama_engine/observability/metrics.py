@@ -32,11 +32,15 @@ REQUESTS = Metric(
     "llama_requests_total",
     "counter",
     "Finished rows by reason: stop, length, cancelled, unavailable (deadline over or server stopping), invalid "
-    "(refused; one per request), error (decoding failed).",
+    "(a refused request, counted once, or a row whose masks or guide leave no token), error (decoding failed).",
     label="finish_reason",
     values=REASONS,
 )
-PROMPT_TOKENS = Metric("llama_prompt_tokens_total", "counter", "Prompt tokens of rows that got a slot.")
+PROMPT_TOKENS = Metric(
+    "llama_prompt_tokens_total",
+    "counter",
+    "Prompt tokens of rows that got a slot, without those copied from another completion of the same prompt.",
+)
 GENERATED_TOKENS = Metric(
     "llama_generated_tokens_total", "counter", "Generated tokens, including those of aborted rows."
 )

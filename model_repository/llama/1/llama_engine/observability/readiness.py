@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.scheduler import Scheduler
 from llama_engine.sequence import Sequence, Status

@@ -96,7 +96,7 @@ class Stats:
             if isinstance(sequence.result, Cancelled):
                 self._counts[CANCELLATIONS, ""] += 1
             if not math.isnan(sequence.admitted_at):
-                self._counts[PROMPT_TOKENS, ""] += sequence.num_prompt_tokens
+                self._counts[PROMPT_TOKENS, ""] += sequence.num_prompt_tokens - sequence.num_copied
                 self._observations.append((QUEUE_TIME, sequence.admitted_at - sequence.arrived_at))
             if not math.isnan(sequence.first_token_at):
                 self._observations.append((TIME_TO_FIRST_TOKEN, sequence.first_token_at - sequence.arrived_at))

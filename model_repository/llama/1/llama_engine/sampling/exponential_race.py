@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llama_engine.sampling.logits_processors import HASH_FACTORS, apply_temperature, draw, keep_top_k_top_p, noisy
+from llama_engine.sampling.logits_processors import (
+    HASH_FACTORS,
+    apply_temperature,
+    draw,
+    keep_min_p,
+    keep_top_k_top_p,
+    noisy,
+)
 
 FINISHERS = 32
 """Expected number of tokens of the nucleus that finish before the bound; none does before half of it with e^-16."""
@@ -36,26 +43,35 @@ _Floats = NDArray[np.float32]
 
 
 def draw_on_cpu(
-    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, keys: torch.Tensor
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    keys: torch.Tensor,
+    min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the tokens, [rows], of `draw(keep_top_k_top_p(apply_temperature(logits)))`.
+    """Return the tokens, [rows], of `draw(keep_top_k_top_p(keep_min_p(apply_temperature(logits))))`.
 
     logits: [rows, vocabulary], float32 on a CPU, each row's maximum finite. temperature: [rows], > 0. top_k, top_p,
-    keys: as there.
+    keys: as there. min_p: [rows], its logarithm; None is off in every row.
     """
     least = _kth_best(logits, top_k)
     # From here on NumPy, in this thread: on a busy machine waiting for PyTorch's threads costs more than they save.
     nucleus, words, whole = top_p.numpy(), keys.numpy().astype(np.uint32), logits.numpy()
     divisor = temperature.numpy()[:, None]
+    unlikely = None if min_p is None else min_p.numpy()[:, None]
     rows_at_once = max(BLOCK // logits.shape[1], 1)
     tokens: list[int] = []
     for first in range(0, len(logits), rows_at_once):
         part = slice(first, first + rows_at_once)
-        tokens += _race(_warm(whole[part], divisor[part], least[part]), nucleus[part], words[part])
+        below = None if unlikely is None else unlikely[part]
+        tokens += _race(_warm(whole[part], divisor[part], least[part], below), nucleus[part], words[part])
     drawn = torch.tensor(tokens)
     rest = (drawn == _UNDECIDED).nonzero()[:, 0]
     if len(rest):
         warm = apply_temperature(logits[rest], temperature[rest])
+        if min_p is not None:
+            warm = keep_min_p(warm, min_p[rest])
         drawn[rest] = draw(keep_top_k_top_p(warm, top_k[rest], top_p[rest]), keys[rest])
     return drawn
 
@@ -70,14 +86,18 @@ def _kth_best(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
     return torch.where(limited[:, None], kth_best, -torch.inf).numpy()
 
 
-def _warm(logits: _Floats, temperature: _Floats, least: _Floats) -> _Floats:
-    """Apply the temperature as `apply_temperature` does, to the bit, and mask what is then below `least`."""
+def _warm(logits: _Floats, temperature: _Floats, least: _Floats, unlikely: _Floats | None) -> _Floats:
+    """Apply the temperature as `apply_temperature` does, to the bit; mask what was below `least` and is below
+    `unlikely`.
+    """
     best = logits.max(-1, keepdims=True)
     # A tiny temperature overflows to -inf.
     with np.errstate(over="ignore"):
         warm: _Floats = (logits - best) / temperature
         if np.isfinite(least).any():
             warm[warm < (least - best) / temperature] = -np.inf
+    if unlikely is not None:
+        warm[warm < unlikely] = -np.inf
     return warm
 
 

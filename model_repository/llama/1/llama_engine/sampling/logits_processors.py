@@ -1,8 +1,8 @@
 """Logits processors and sampling for all rows at once, each row with its own parameters: pure functions of tensors.
 
 Order and formulas follow transformers' logits processors (repetition penalty, then temperature, top-k, top-p). The
-frequency and presence penalties of the OpenAI API come after the repetition penalty; `sampler` masks banned tokens
-before the temperature.
+frequency and presence penalties of the OpenAI API come after the repetition penalty; `sampler` adds a bias before the
+penalties and masks banned tokens before the temperature; min-p comes after it. vLLM does likewise.
 
 `draw` is the Gumbel-max trick with noise hashed from (seed, step, token). Inverting a cumulative sum would let a
 rounding error in one logit shift the boundaries of all following tokens; here the result changes only if the two best
@@ -44,6 +44,15 @@ def penalize_output(
 def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Divide by the row's temperature ([rows], > 0). The best logit becomes 0: a tiny temperature can't overflow."""
     return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+
+
+def keep_min_p(logits: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """Mask tokens that are less than min_p times as likely as the best one.
+
+    logits: [rows, vocabulary], from `apply_temperature`, so that the best one is 0. least: [rows], the logarithm of
+    min_p; -inf is off. Source: min-p sampling, arXiv:2407.01082.
+    """
+    return logits.masked_fill(logits < least[:, None], -torch.inf)
 
 
 def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -34,3 +34,15 @@ def step_keys(seeds: NDArray[np.uint64], steps: NDArray[np.int64]) -> NDArray[np
     counter = np.zeros((len(seeds), 4), dtype=np.uint64)
     counter[:, 0] = steps
     return philox4x32(seeds, counter)[:, :2].astype(np.int64)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the seed of one of the choices of a request, 64 bits; that of choice 0 is the request's own.
+
+    The counter's second word is the choice: draws leave it 0, so no choice repeats the random words of another.
+    """
+    if choice == 0:
+        return seed
+    counter = np.array([[0, choice, 0, 0]], dtype=np.uint64)
+    low, high, *_ = philox4x32(np.array([seed], dtype=np.uint64), counter)[0].tolist()
+    return int(low | high << 32)

@@ -7,94 +7,32 @@ or computed for the others.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.sampling.exponential_race import draw_on_cpu
+from llama_engine.sampling.guided import forbidden
+from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.logits_processors import (
     apply_temperature,
     draw,
+    keep_min_p,
     keep_top_k_top_p,
     penalize_output,
     penalize_repetition,
 )
 from llama_engine.sampling.philox import step_keys
+from llama_engine.sampling.row_processor import RowProcessor
+from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState
 from llama_engine.sequence import Sequence
 
 FAILED = -1
 """In place of a token: the row's logits were not finite."""
 
-_PARAMETERS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-
-
-@dataclass(frozen=True)
-class SamplingFeatures:
-    """What rows ask for beyond their most likely token. Enabling an unused feature changes no token."""
-
-    repetition: bool = False
-    output_counts: bool = False
-    noise: bool = False
-    truncation: bool = False
-
-    def cover(self, other: SamplingFeatures) -> bool:
-        """Return whether every feature of `other` is enabled here."""
-        return all(mine or not theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
-
-
-def features_of(requests: Iterable[GenerationRequest]) -> SamplingFeatures:
-    """Return the features that any of these requests asks for."""
-    requests = list(requests)
-    return SamplingFeatures(
-        repetition=any(request.repetition_penalty != 1.0 for request in requests),
-        output_counts=any(request.frequency_penalty or request.presence_penalty for request in requests),
-        noise=any(request.temperature > 0 for request in requests),
-        truncation=any(request.temperature > 0 and (request.top_k or request.top_p < 1) for request in requests),
-    )
-
-
-class SamplingState:
-    """Sampling parameters and token histories of `slots` slots over a vocabulary, as tensors."""
-
-    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
-        self.vocabulary = vocabulary
-        self.parameters = torch.ones(slots, len(_PARAMETERS), device=device)
-        """One column for each of _PARAMETERS: [slots, parameters]."""
-        self.top_k = torch.full((slots,), vocabulary, dtype=torch.long, device=device)
-        self.in_prompt = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
-        """Whether the prompt has the token, for slots with a repetition penalty: [slots, vocabulary]."""
-        self.counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
-        """How often the completion has the token, for slots sampled with penalties: [slots, vocabulary]."""
-        self.seeds = np.zeros(slots, dtype=np.uint64)
-
-    @staticmethod
-    def bytes_for(slots: int, vocabulary: int) -> int:
-        """Return the bytes of the histories: bool for the prompt, int32 counts for the completion."""
-        return slots * vocabulary * 5
-
-    def set(self, first: int, requests: list[GenerationRequest]) -> None:
-        """Reset the slots `first` … to these requests."""
-        last = first + len(requests)
-        device = self.parameters.device
-        parameters = [[getattr(request, name) for name in _PARAMETERS] for request in requests]
-        self.parameters[first:last] = torch.tensor(parameters, dtype=torch.float32, device=device)
-        top_k = [min(request.top_k or self.vocabulary, self.vocabulary) for request in requests]
-        self.top_k[first:last] = torch.tensor(top_k, device=device)
-        self.seeds[first:last] = [request.seed for request in requests]
-        self.counts[first:last] = 0
-        self.in_prompt[first:last] = False
-        for slot, request in enumerate(requests, first):
-            if request.repetition_penalty != 1.0:
-                self.in_prompt[slot, list(request.prompt_tokens)] = True
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy slot `source` to slot `target`."""
-        for state in (self.parameters, self.top_k, self.in_prompt, self.counts):
-            state[target] = state[source]
-        self.seeds[target] = self.seeds[source]
+_Own = list[tuple[int, RowProcessor]]
+"""Rows with a bias or masks of their own."""
 
 
 class Sampler:
@@ -104,11 +42,11 @@ class Sampler:
         self._state = state
         self._device = device = state.parameters.device
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.long, device=device)
-        self._only_end = torch.full((state.vocabulary,), -torch.inf, device=device)
-        self._only_end[self._end_tokens] = 0.0
         self.is_end = torch.zeros(state.vocabulary, dtype=torch.bool, device=device)
         """Which tokens end a text: [vocabulary]."""
         self.is_end[self._end_tokens] = True
+        # Where the host fills the masks of guides, [slots, words]; allocated with the first guide.
+        self._guided: torch.Tensor | None = None
 
     def sample(
         self, logits: torch.Tensor, first: int, sequences: list[Sequence], features: SamplingFeatures
@@ -120,9 +58,18 @@ class Sampler:
         Returns [rows], long; FAILED where a row's logits aren't finite.
         """
         rows = slice(first, first + len(sequences))
-        logits = self._mask(self.penalize(logits.float(), rows, features), sequences)
+        # Before everything else: on a GPU the forward pass has only been launched, and the host fills masks while it
+        # runs. On a CPU it has ended; masks take some 10 µs a row there, and a thread beside its threads costs more.
+        own = _own(sequences) if features.own else []
+        allowed = self._fill_guides(rows, own)
+        raw = logits.float()
+        logits = self.penalize(_bias(raw, own), rows, features)
+        logits = self._mask(logits, sequences, own, allowed)
         keys = torch.from_numpy(self.keys(first, sequences)).to(self._device) if features.noise else None
-        return self.select(logits, rows, features, keys)
+        tokens, finite = self._choose(logits, rows, features, keys)
+        if features.log_probs:
+            _record_log_probs(raw, tokens, sequences)
+        return self._count(tokens, finite, rows, features)
 
     def keys(self, first: int, sequences: list[Sequence]) -> NDArray[np.int64]:
         """Return the random words of the next draw of the slots `first` …: [rows, 2]."""
@@ -134,7 +81,7 @@ class Sampler:
         if not features.repetition and not features.output_counts:
             return logits
         state = self._state
-        _, _, repetition, frequency, presence = state.parameters[rows].unbind(1)
+        _, _, repetition, frequency, presence, _ = state.parameters[rows].unbind(1)
         if features.repetition:
             seen = state.in_prompt[rows] | (state.counts[rows] > 0)
             # Only rows that ask for it: the penalty makes infinite logits finite, and a row that has such must fail
@@ -151,12 +98,24 @@ class Sampler:
 
         Depends on shapes and `features` alone, so that it can be captured in a CUDA graph.
         """
+        return self._count(*self._choose(logits, rows, features, keys), rows, features)
+
+    def _choose(
+        self, logits: torch.Tensor, rows: slice, features: SamplingFeatures, keys: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens, [rows], and whether the logits that they were chosen by are finite, [rows]."""
         best, tokens = _best(logits)
         # A NaN anywhere makes the maximum NaN; a row whose tokens are all masked has a maximum of -inf.
         finite = best.isfinite()
         if features.noise:
             assert keys is not None, "a draw needs random words"
             tokens = self._draw(logits, tokens, finite, rows, features, keys)
+        return tokens, finite
+
+    def _count(
+        self, tokens: torch.Tensor, finite: torch.Tensor, rows: slice, features: SamplingFeatures
+    ) -> torch.Tensor:
+        """Count tokens, [rows], in the histories of these slots; return them, FAILED where they aren't `finite`."""
         selected = torch.where(finite, tokens, FAILED)
         if features.repetition or features.output_counts:
             self._state.counts[rows].scatter_add_(
@@ -177,39 +136,94 @@ class Sampler:
 
         finite: [rows], whose draw matters.
         """
-        temperature, top_p, *_ = self._state.parameters[rows].unbind(1)
+        temperature, top_p, *_, min_p = self._state.parameters[rows].unbind(1)
         top_k, sampled = self._state.top_k[rows], temperature > 0
+        least = min_p.log() if features.min_p else None
         if on_cpu(logits):
             drawing = (sampled & finite).nonzero()[:, 0]
             if len(drawing) == len(logits):
-                return draw_on_cpu(logits, temperature, top_k, top_p, keys)
+                return draw_on_cpu(logits, temperature, top_k, top_p, keys, least)
             if len(drawing):
-                asked = (of_all[drawing] for of_all in (logits, temperature, top_k, top_p, keys))
-                tokens[drawing] = draw_on_cpu(*asked)
+                tokens[drawing] = draw_on_cpu(
+                    logits[drawing],
+                    temperature[drawing],
+                    top_k[drawing],
+                    top_p[drawing],
+                    keys[drawing],
+                    None if least is None else least[drawing],
+                )
             return tokens
         warm = apply_temperature(logits, torch.where(sampled, temperature, 1.0))
+        if least is not None:
+            warm = keep_min_p(warm, least)
         if features.truncation:
             warm = keep_top_k_top_p(warm, top_k, top_p)
         return torch.where(sampled, draw(warm, keys), tokens)
 
-    def _mask(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
-        """Mask end tokens before min_tokens, and the tokens that would complete a bad word."""
+    def _fill_guides(self, rows: slice, own: _Own) -> torch.Tensor | None:
+        """Return the bits of the tokens that guides allow, [rows, words], all of them in rows without; None if no row
+        has a guide.
+        """
+        guided = [(row, processor) for row, processor in own if processor.is_guided]
+        if not guided:
+            return None
+        if self._guided is None:
+            slots, words = len(self._state.seeds), -(-self._state.vocabulary // 32)
+            self._guided = torch.empty(slots, words, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        # Rows of their own: what another part of the same step copies may be on its way. Of the last step nothing is.
+        host = self._guided[rows]
+        bits = host.numpy()
+        bits.fill(-1)
+        for row, processor in guided:
+            processor.fill(bits[row])
+        return host.to(self._device, non_blocking=True)
+
+    def _mask(
+        self, logits: torch.Tensor, sequences: list[Sequence], own: _Own, allowed: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Mask end tokens before min_tokens, and what the processors of single rows mask. allowed: guides' bits."""
         too_early = [
             row for row, sequence in enumerate(sequences) if sequence.num_output_tokens < sequence.request.min_tokens
         ]
-        if not too_early and not any(sequence.bad_words is not None for sequence in sequences):
+        if not too_early and not own:
             return logits
         logits = logits.clone()
-        if too_early and len(self._end_tokens):
-            logits[torch.tensor(too_early, device=self._device)[:, None], self._end_tokens] = -torch.inf
-        for row, sequence in enumerate(sequences):
-            if sequence.bad_words is not None:
-                logits[row, sequence.bad_words.always] = -torch.inf
-                logits[row, sequence.bad_words.completing()] = -torch.inf
-                # Where every token would complete a bad word, the text can only end, even before min_tokens.
-                stuck = logits[row].amax() == -torch.inf
-                logits[row] = torch.where(stuck, self._only_end, logits[row])
+        if allowed is not None:
+            logits.masked_fill_(forbidden(allowed, self._state.vocabulary), -torch.inf)
+        for row, processor in own:
+            processor.mask(logits[row], row in too_early)
+        # A processor knows which tokens end its own sequence.
+        plain = [row for row in too_early if sequences[row].processor is None] if own else too_early
+        if plain and len(self._end_tokens):
+            logits[torch.tensor(plain, device=self._device)[:, None], self._end_tokens] = -torch.inf
         return logits
+
+
+def _own(sequences: list[Sequence]) -> _Own:
+    return [(row, sequence.processor) for row, sequence in enumerate(sequences) if sequence.processor is not None]
+
+
+def _bias(logits: torch.Tensor, own: _Own) -> torch.Tensor:
+    """Return the logits with the biases of single rows, a copy where there are any."""
+    biased = [(row, processor) for row, processor in own if processor.has_bias]
+    if not biased:
+        return logits
+    logits = logits.clone()
+    for row, processor in biased:
+        processor.bias(logits[row])
+    return logits
+
+
+def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: list[Sequence]) -> None:
+    """Give each sequence that asks for it the log probability of its next token, of tokens [rows].
+
+    logits: [rows, vocabulary], raw. A second record for the same token replaces the first.
+    """
+    rows = [row for row, sequence in enumerate(sequences) if sequence.request.needs_log_probs]
+    if rows:
+        top = [sequences[row].request.num_logprobs or 0 for row in rows]
+        for row, one in zip(rows, log_probs_of(logits[rows], tokens[rows], top), strict=True):
+            sequences[row].next_log_probs = one
 
 
 def on_cpu(logits: torch.Tensor) -> bool:

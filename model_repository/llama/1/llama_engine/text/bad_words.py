@@ -7,6 +7,7 @@ token is banned if the text followed by the token's bytes would contain the word
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 
@@ -24,6 +25,12 @@ class BadWords:
         always = {token for word in words for token in vocabulary.containing(word)}
         self.always = self._ids(always)
         """Ids of the tokens that contain a whole bad word: [n], long."""
+
+    def another(self) -> BadWords:
+        """Return the bad words of another sequence; this one must not have begun."""
+        other = copy(self)
+        other._words = [copy(word) for word in self._words]
+        return other
 
     def append(self, token_bytes: bytes) -> None:
         """Append the bytes of the sampled token to the text."""

@@ -15,31 +15,48 @@ _Decoder = getincrementaldecoder("utf-8")
 
 
 class StopChecker:
-    """One completion: add a token at a time until it is finished by an end token, a stop string or max_tokens.
+    """One completion: add a token at a time until it is finished by an end or stop token, a stop string or max_tokens.
 
-    end_tokens: ids that end the completion. stop_words: stop strings in UTF-8; the text ends before the first match.
-    min_tokens: stop strings are ignored before this many tokens (the sampler masks end tokens until then).
+    end_tokens, stop_tokens: ids that end the completion; a stop token's bytes are no part of the text. stop_words: stop
+    strings in UTF-8; the text ends before the first match. min_tokens: stop strings are ignored before this many tokens
+    (the sampler masks end and stop tokens until then).
     """
 
     def __init__(
-        self, *, min_tokens: int, max_tokens: int, stop_words: Sequence[bytes], end_tokens: Collection[int]
+        self,
+        *,
+        min_tokens: int,
+        max_tokens: int,
+        stop_words: Sequence[bytes],
+        end_tokens: Collection[int],
+        stop_tokens: Collection[int] = (),
     ) -> None:
         self._min_tokens = min_tokens
         self._max_tokens = max_tokens
         self._stop_words = stop_words
         self._end_tokens = end_tokens
+        self._stop_tokens = stop_tokens
         self._output = Detokenizer()
         # Bytes that the partial matches have seen.
         self._matched = 0
         self.num_tokens = 0
         self.finish_reason = ""
+        self.stop_reason = ""
+        """The stop string, or the id of the stop token, that finished the completion; empty where neither did."""
 
-    def add(self, token: int, token_bytes: bytes) -> bool:
-        """Add a token and its bytes; return whether the completion is finished. An end token counts in num_tokens."""
+    def add(self, token: int, token_bytes: bytes, complete: bool = False) -> bool:
+        """Add a token and its bytes; return whether the completion is finished. An end token counts in num_tokens.
+
+        complete: nothing may follow this token, which finishes the completion as an end token does.
+        """
         self.num_tokens += 1
+        if self._stop_tokens and token in self._stop_tokens and token not in self._end_tokens:
+            self.finish_reason, self.stop_reason = "stop", str(token)
+            return True
         checked = len(self._output.bytes)
         self._output.bytes += token_bytes
-        if token in self._end_tokens or (self.num_tokens >= self._min_tokens and self._cut_at_stop_word(checked)):
+        stopped = token in self._end_tokens or (self.num_tokens >= self._min_tokens and self._cut_at_stop_word(checked))
+        if stopped or complete:
             self.finish_reason = "stop"
         elif self.num_tokens >= self._max_tokens:
             self.finish_reason = "length"
@@ -72,14 +89,15 @@ class StopChecker:
 
         The first to end, not the first to begin: so the text does not depend on its tokenization.
         """
-        found: list[tuple[int, int]] = []
+        found: list[tuple[int, int, bytes]] = []
         for word in self._stop_words:
             start = self._output.bytes.find(word, max(checked - len(word) + 1, 0))
             if start >= 0:
-                found.append((start + len(word), start))
+                found.append((start + len(word), start, word))
         if not found:
             return False
-        _, start = min(found)
+        _, start, word = min(found)
+        self.stop_reason = word.decode(errors="replace")
         del self._output.bytes[start:]
         return True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -100,6 +100,8 @@ class Tokenizer:
 
     pretrained: PreTrainedTokenizerBase
     vocabulary: Vocabulary
+    # At most one for each token of the vocabulary.
+    _in_json: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt, including the tokenizer's special tokens (a Llama's BOS)."""
@@ -108,6 +110,19 @@ class Tokenizer:
         bos = self.pretrained.bos_token_id
         # A rendered chat template contains a BOS; the tokenizer adds another. No model was trained on two.
         return tokens[1:] if bos is not None and tokens[:2] == (bos, bos) else tokens
+
+    def token_in_json(self, token: int) -> str:
+        """Return the text of one token as JSON: a special token's name; U+FFFD for a part of a character."""
+        if (known := self._in_json.get(token)) is not None:
+            return known
+        text = self.vocabulary.token_bytes[token]
+        # An id of the model that the tokenizer doesn't have has no name.
+        name = text.decode(errors="replace") if text else str(self.pretrained.convert_ids_to_tokens(token) or "")
+        return self._in_json.setdefault(token, json.dumps(name))
+
+    def encode_inside(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text that begins nothing: without special tokens."""
+        return tuple(self.pretrained(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def read_tokenizer(folder: Path, config: LlamaConfig) -> Tokenizer:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from llama_engine.api.request_parser import RequestParser
@@ -19,15 +18,19 @@ from llama_engine.engine import Engine
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.stats import Stats
+from llama_engine.optional_outputs import Span, write_json
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.sequence import Chunk, Completion, Event, Sequence
+from llama_engine.text.tokenizer import Tokenizer
 from llama_engine.triton.config import QueuePolicy
-
-COMPATIBILITY_INPUTS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
-"""Inputs of other Triton LLM backends: accepted, and without effect, because those outputs are always there."""
+from llama_engine.triton.forwarded import Forwarded
+from llama_engine.triton.tensors import choice_tensor, chunk_tensors, completion_tensors, optional_tensors
 
 HARMLESS_PARAMETERS = frozenset({"id"})
 """Request parameters that are ignored: the id of a request to /generate arrives as one."""
+
+TOKENS_AT_ONCE = 128
+"""Whose log probabilities are written between the responses of other requests: with 20 others each, some ms."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +50,10 @@ class RequestDecoder:
 
     def decode(self, request: pb_utils.InferenceRequest) -> Response:
         """Return the request's response, with one sequence per row, or with its error if the request is invalid."""
-        response = Response(request, self.log, self.log.name(_request_id(request)), sends=self.inflight)
+        name = self.log.name(_request_id(request))
+        response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
         try:
-            response.sequences = self._sequences(request, response)
+            response.add(self._sequences(request, response))
         except InvalidRequest as error:
             self._refuse(response, error)
         except Exception:  # noqa: BLE001 - Triton would fail the whole batch, and show the client a traceback
@@ -58,22 +62,28 @@ class RequestDecoder:
         return response
 
     def _sequences(self, request: pb_utils.InferenceRequest, response: Response) -> list[Sequence]:
+        # A misspelled input of /generate arrives as a parameter, and is refused as one.
+        parameters = _parameters(request)
+        forwarded = Forwarded.read(parameters)
+        if forwarded is not None:
+            parameters = forwarded.parameters
+            response.forward(forwarded)
         deadline = self.queue_policy.deadline(request.timeout())
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        unknown = sorted(_parameter_names(request) - HARMLESS_PARAMETERS)
-        if unknown:
-            # A misspelled input arrives as a parameter; ignoring it would be a silent default.
-            raise InvalidRequest(f"{unknown[0]} is no input of this model, and it takes no request parameters")
-        for name in COMPATIBILITY_INPUTS:
-            inputs.pop(name, None)
-        stream = "stream" in inputs and bool(inputs.pop("stream").any())
-        if stream and not self.decoupled:
-            raise InvalidRequest("stream is true; it must be false: this config answers in one response")
-        rows = self.parser.parse(inputs)
+        rows = self.parser.parse(
+            inputs, {name: value for name, value in parameters.items() if name not in HARMLESS_PARAMETERS}
+        )
+        stream = any(row.stream for row in rows)
+        unary = forwarded is not None and not forwarded.streams
+        if stream and (unary or not self.decoupled):
+            what = "llama_unary" if unary else "this config"
+            raise InvalidRequest(f"stream is true; it must be false: {what} answers in one response")
         if stream and len(rows) > 1:
             raise InvalidRequest(f"stream is true for {len(rows)} rows; it must be false, or the request one row")
         response.stream = stream
-        return [self.engine.sequence(row, response.name, response, stream, deadline) for row in rows]
+        return [
+            sequence for row in rows for sequence in self.engine.choices(row, response.name, response, stream, deadline)
+        ]
 
     def _refuse(self, response: Response, error: RequestError) -> None:
         response.error = error
@@ -84,34 +94,77 @@ class RequestDecoder:
 class Response:
     """The response to one request: the sink of its sequences, with Triton at its other end."""
 
-    def __init__(self, request: pb_utils.InferenceRequest, log: RequestLog, name: str, sends: bool) -> None:
-        """name: of the request in the log. sends: through a response sender; otherwise `execute` returns `build`."""
+    def __init__(
+        self,
+        request: pb_utils.InferenceRequest,
+        log: RequestLog,
+        name: str,
+        tokenizer: Tokenizer,
+        dispatcher: ResponseDispatcher | None,
+    ) -> None:
+        """name: of the request in the log. dispatcher: calls `send`; None where `execute` returns `build`."""
         self.name = name
         self._log = log
-        self._sender = request.get_response_sender() if sends else None
+        self._tokenizer = tokenizer
+        self._dispatcher = dispatcher
+        self._sender = request.get_response_sender() if dispatcher is not None else None
         # The request with its tensors is kept only where there is no sender to ask.
-        self._cancellable: pb_utils.InferenceResponseSender | pb_utils.InferenceRequest | None = self._sender or request
+        self._cancellable: pb_utils.InferenceResponseSender | pb_utils.InferenceRequest | None
+        self._cancellable = self._sender or request
+        self._forwarded: Forwarded | None = None
         self._complete = False
         # Triton crashes when it is asked about a request whose final response is sent, or just being sent.
         self._sending = threading.Lock()
         self.stream = False
         self.sequences: list[Sequence] = []
+        # Of a stream: choices that go on, and how many tokens of each have been sent.
+        self._unfinished = 0
+        self._sent: Counter[int] = Counter()
+        # Sequences that are asked for the likeliest tokens, and events that wait for their JSON.
+        self._asked: list[Sequence] = []
+        self._held: list[Event] = []
         self.error: RequestError | None = None
         """Replaces the sequences' results: the request was refused, or its response could not be sent."""
 
+    def forward(self, forwarded: Forwarded) -> None:
+        """Answer llama_unary: it knows about cancellation, and Triton loses the code of an error on the way there."""
+        self._forwarded = forwarded
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Take the sequences that this is the response to, before any of them is scheduled."""
+        self.sequences, self._unfinished = sequences, len(sequences)
+        self._asked = [
+            sequence
+            for sequence in sequences
+            if sequence.request.prompt_logprobs is not None or sequence.request.num_logprobs is not None
+        ]
+
     def send(self, events: list[Event]) -> None:
         """Send a stream's chunks as they come, and any other response once all sequences have finished."""
-        if self._sender is None or self._complete:
+        if self._sender is None or self._dispatcher is None or self._complete:
             return
         try:
-            self._send_events(self._sender, events)
+            self._held += events
+            if self._asked and not self._write_json():
+                self._dispatcher.post_again(self)
+                return
+            held, self._held = self._held, []
+            self._send_events(self._sender, held)
         except Exception:  # noqa: BLE001 - a text with a hole must not look complete, and silence is no response
             _log.exception("the response to request %s could not be sent; its client gets an error", self.name)
             self.error = GenerationError("the answer could not be sent; the server's log has the reason")
-            self._send(self._sender, _error(self.error), final=True)
+            self._send(self._sender, self._error(self.error), final=True)
         finally:
             if self._complete:
                 self._end()
+
+    def _write_json(self) -> bool:
+        """Write a part of the JSON of what is computed; return whether it is complete.
+
+        A part at a time, so that the chunks of other streams don't wait for thousands of tokens.
+        """
+        computed = [sequence for sequence in self._asked if sequence.num_output_tokens]
+        return all(write_json(sequence, self._tokenizer, TOKENS_AT_ONCE) for sequence in computed)
 
     def build(self) -> pb_utils.InferenceResponse:
         """Return the response of a request whose sequences have all finished, for Triton to send."""
@@ -122,15 +175,21 @@ class Response:
         return response
 
     def is_cancelled(self) -> bool:
-        """Ask Triton whether the client has cancelled the request."""
+        """Ask Triton, and llama_unary if the request comes from there, whether the client has cancelled the request.
+
+        After the final response, which may be the error of one choice, nothing reads its other sequences.
+        """
         with self._sending:
-            return not self._complete and self._cancellable is not None and self._cancellable.is_cancelled()
+            if self._complete or (self._forwarded is not None and self._forwarded.is_cancelled()):
+                return True
+            # Of a forwarded request, too: a client may have forged the parameter.
+            return self._cancellable is not None and self._cancellable.is_cancelled()
 
     def _end(self) -> None:
         """Log the answered request, and drop what it refers to."""
         self._log.record(self.name, self.sequences, self.stream, self.error)
         # Each sequence refers to its sink: without the cycle both are freed at once.
-        self.sequences = []
+        self.sequences, self._asked = [], []
         # A request and its sender that are destroyed with the interpreter end the process with signal 11, and the
         # engine still refers to the sequences of its last step.
         self._sender = self._cancellable = None
@@ -139,39 +198,52 @@ class Response:
         results = [sequence.result for sequence in self.sequences]
         errors = [result for result in (self.error, *results) if isinstance(result, RequestError)]
         if errors:
-            return _error(errors[0])
-        completions = [result for result in results if isinstance(result, Completion)]
-        return _tensors(
-            [completion.text for completion in completions],
-            [completion.finish_reason for completion in completions],
-            [completion.num_input_tokens for completion in completions],
-            [completion.num_output_tokens for completion in completions],
-        )
+            return self._error(errors[0])
+        tensors = completion_tensors([result for result in results if isinstance(result, Completion)])
+        if any(sequence.request.has_optional_outputs for sequence in self.sequences):
+            spans = [Span(sequence, 0, sequence.num_output_tokens) for sequence in self.sequences]
+            tensors += optional_tensors(spans, self._tokenizer, final=True)
+        return pb_utils.InferenceResponse(tensors)
+
+    def _error(self, error: RequestError) -> pb_utils.InferenceResponse:
+        code = _code(error)
+        message = f"{code}: {error}" if self._forwarded else str(error)
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))
 
     def _send_events(self, sender: pb_utils.InferenceResponseSender, events: list[Event]) -> None:
         if not self.stream:
             if all(sequence.result is not None for sequence in self.sequences):
                 self._send(sender, self._encode(), final=True)
             return
-        last = events[-1]
-        chunks = [event for event in events if isinstance(event, Chunk)]
-        if not isinstance(last, RequestError):
-            self._send(sender, self._chunk(chunks, last), final=isinstance(last, Completion))
-            return
-        if chunks:
-            self._send(sender, self._chunk(chunks, chunks[-1]), final=False)
-        self._send(sender, _error(last), final=True)
+        of_choices: dict[int, list[Chunk | Completion]] = {}
+        error: RequestError | None = None
+        for event in events:
+            if isinstance(event, RequestError):
+                error = error or event
+            else:
+                of_choices.setdefault(event.choice, []).append(event)
+        for choice, own in of_choices.items():
+            self._unfinished -= isinstance(own[-1], Completion)
+            # The last one of these is sent last: choices that finished before have no events any more.
+            self._send(sender, self._chunk(choice, own), final=error is None and self._unfinished == 0)
+        if error is not None:
+            self._send(sender, self._error(error), final=True)
 
-    def _chunk(self, chunks: list[Chunk], last: Chunk | Completion) -> pb_utils.InferenceResponse:
-        """Join the chunks that accumulated; the finish reason comes with the last one of the sequence."""
-        return pb_utils.InferenceResponse(
-            [
-                _strings("text_output", ["".join(chunk.text for chunk in chunks)]),
-                _reason(last.finish_reason if isinstance(last, Completion) else ""),
-                _count("num_input_tokens", self.sequences[0].num_prompt_tokens),
-                _count("num_output_tokens", sum(chunk.num_tokens for chunk in chunks)),
-            ]
-        )
+    def _chunk(self, choice: int, events: list[Chunk | Completion]) -> pb_utils.InferenceResponse:
+        """Join the chunks of a choice that accumulated; the finish reason comes with the last one of the sequence."""
+        sequence, last = self.sequences[choice], events[-1]
+        chunks = [event for event in events if isinstance(event, Chunk)]
+        count = sum(chunk.num_tokens for chunk in chunks)
+        completion = last if isinstance(last, Completion) else None
+        tensors = chunk_tensors("".join(chunk.text for chunk in chunks), completion, sequence.num_prompt_tokens, count)
+        if len(self.sequences) > 1:
+            tensors.append(choice_tensor(choice))
+        if sequence.request.has_optional_outputs:
+            first = self._sent[choice]
+            self._sent[choice] += count
+            span = Span(sequence, first, first + count)
+            tensors += optional_tensors([span], self._tokenizer, final=completion is not None)
+        return pb_utils.InferenceResponse(tensors)
 
     def _send(
         self, sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse, final: bool
@@ -182,13 +254,14 @@ class Response:
             sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
 
 
-def _parameter_names(request: pb_utils.InferenceRequest) -> set[str]:
-    """Return the names of a request's parameters. Raises InvalidRequest where they aren't UTF-8."""
+def _parameters(request: pb_utils.InferenceRequest) -> dict[str, object]:
+    """Return a request's parameters by name. Raises InvalidRequest where they aren't UTF-8."""
     try:
-        return set(json.loads(request.parameters() or "{}"))
+        parameters: dict[str, object] = json.loads(request.parameters() or "{}")
     except ValueError as error:
         # Triton passes on whatever bytes were sent.
-        raise InvalidRequest("the request has parameters that are not UTF-8, and it takes none") from error
+        raise InvalidRequest("the request has parameters that are not UTF-8") from error
+    return parameters
 
 
 def _request_id(request: pb_utils.InferenceRequest) -> str:
@@ -200,53 +273,10 @@ def _request_id(request: pb_utils.InferenceRequest) -> str:
         return ""
 
 
-def _error(error: RequestError) -> pb_utils.InferenceResponse:
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), _code(error)))
-
-
-def _code(error: RequestError) -> int:
+def _code(error: RequestError) -> str:
+    """Return the name of Triton's code."""
     if isinstance(error, InvalidRequest):
-        return pb_utils.TritonError.INVALID_ARG
+        return "INVALID_ARG"
     if isinstance(error, Cancelled):
-        return pb_utils.TritonError.CANCELLED
-    return pb_utils.TritonError.UNAVAILABLE if isinstance(error, Unavailable) else pb_utils.TritonError.INTERNAL
-
-
-def _tensors(
-    texts: list[str], finish_reasons: list[str], num_input_tokens: list[int], num_output_tokens: list[int]
-) -> pb_utils.InferenceResponse:
-    """Build a response of one row per list element."""
-    return pb_utils.InferenceResponse(
-        [
-            _strings("text_output", texts),
-            _strings("finish_reason", finish_reasons),
-            _counts("num_input_tokens", num_input_tokens),
-            _counts("num_output_tokens", num_output_tokens),
-        ]
-    )
-
-
-# A tensor that is sent again is written to shared memory once. The dispatcher's thread uses these, and `finalize` once
-# that has ended.
-@lru_cache(maxsize=256)
-def _count(name: str, value: int) -> pb_utils.Tensor:
-    return _counts(name, [value])
-
-
-@lru_cache
-def _reason(value: str) -> pb_utils.Tensor:
-    return _strings("finish_reason", [value])
-
-
-def release_tensors() -> None:
-    """Drop the tensors that are kept to be sent again: they must not outlive Triton's shared memory."""
-    _count.cache_clear()
-    _reason.cache_clear()
-
-
-def _strings(name: str, values: list[str]) -> pb_utils.Tensor:
-    return pb_utils.Tensor(name, np.array([[value.encode()] for value in values], dtype=np.object_))
-
-
-def _counts(name: str, values: list[int]) -> pb_utils.Tensor:
-    return pb_utils.Tensor(name, np.array(values, dtype=np.int32).reshape(-1, 1))
+        return "CANCELLED"
+    return "UNAVAILABLE" if isinstance(error, Unavailable) else "INTERNAL"

@@ -10,7 +10,7 @@ from torch.nn import functional
 from llama_engine.kernels.cpu.library import CpuKernels, use_huge_pages
 from llama_engine.kernels.cpu.packing import Dimensions, PackedLayer, PackedLinear, QuantizedRows, pad_gain, padded
 from llama_engine.kernels.cpu.structures import Cache, Layer, Model
-from llama_engine.model.kv_cache import KVCacheShape
+from llama_engine.model.kv_cache import BLOCK, KVCacheShape
 
 ROOM = 512
 """Tokens that are computed at once."""
@@ -104,6 +104,19 @@ class CpuForward:
             self._use_threads()
             self.llama.kernels.forward(self._model, padded_x[part], slots[part], positions[part])
         return padded_x if hidden == self._width else padded_x[:, :hidden]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the keys and values of a slot's first positions to another slot, in every layer.
+
+        Raises IndexError for a slot or a length outside the cache.
+        """
+        _check_bounds("slot", torch.tensor([source, target]), self.cache.slots)
+        _check_bounds("position", torch.tensor([length - 1]), self.cache.positions)
+        # Whole blocks: inside one, the keys of its positions are interleaved.
+        end = padded(length, BLOCK)
+        for tensors in self.layer_caches:
+            for tensor in tensors:
+                tensor[target, :, :end] = tensor[source, :, :end]
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [tokens, vocabulary] float32 of hidden states x [tokens, hidden], final norm included."""

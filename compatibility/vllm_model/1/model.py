@@ -1,0 +1,207 @@
+"""vllm_backend's inputs, defaults and outputs before llama, so that its clients run as they are.
+
+What differs from llama: tensors have no dimension of rows; `sampling_parameters` replaces the request parameters
+instead of joining them; without `stream` the prompt precedes the text; outputs other than the text only where a
+`return_*` asks for them, the counts of tokens in UINT32.
+
+A request goes on to llama through Triton as those of llama_unary do, whose model.py explains the parameter FORWARDED,
+the cancellation's file and the codes of errors.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+MODEL = "llama"
+FORWARDED = "llama_unary"
+CANCELLATIONS = "/dev/shm/llama_unary-cancelled-"
+CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
+# Triton's own words for what it refuses in front of llama, where the code is lost.
+_UNAVAILABLE = ("Exceeds maximum queue size", "Request timeout expired", "is not ready", "is not at ready state")
+
+CONCURRENT_REQUESTS = 32
+"""Requests under way together: each holds a thread of Triton's pool for this instance, which has as many by default."""
+
+POLL_SECONDS = 0.05
+
+OUTPUTS = (
+    "text_output",
+    "sequence_index",
+    "finish_reason",
+    "cum_log_probs",
+    "logprobs",
+    "num_input_tokens",
+    "num_output_tokens",
+)
+"""llama's, of which this model's are made."""
+
+
+class Passed:
+    """One request under way."""
+
+    def __init__(self, request: pb_utils.InferenceRequest) -> None:
+        self._name = secrets.token_hex(16)
+        self._cancellation = Path(CANCELLATIONS + self._name)
+        self._request: pb_utils.InferenceRequest | None = request
+        self._sender: pb_utils.InferenceResponseSender | None = request.get_response_sender()
+        # Triton crashes when it is asked about a request that is answered, or just being answered.
+        self._sending = threading.Lock()
+        self._returned: set[str] = set()
+
+    def answer(self) -> None:
+        """Pass the request on and send what comes back; the last response, perhaps an error, has the final flag."""
+        try:
+            for response in self._to_llama().exec(decoupled=True):
+                if response.has_error():
+                    self._send(_with_code(response.error().message()), final=True)
+                elif tensors := {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}:
+                    # Of several choices the last one to end is not known here.
+                    ended = "sequence_index" not in tensors and all(tensors["finish_reason"])
+                    self._send(pb_utils.InferenceResponse(self._outputs(tensors)), ended)
+            self._send(None, final=True)
+        except ValueError as error:
+            self._send(_error("INVALID_ARG", str(error)), final=True)
+        except pb_utils.TritonModelException as error:
+            self._send(_with_code(str(error)), final=True)
+        except Exception as error:  # noqa: BLE001 - silence is no response
+            pb_utils.Logger.log_error(f"vllm_model: a request failed: {type(error).__name__}: {error}")
+            message = "the request could not be passed on; the server's log has the reason"
+            self._send(_error("INTERNAL", message), final=True)
+
+    def pass_cancellation_on(self) -> None:
+        """Ask Triton whether the client has cancelled the request, and if so let llama know."""
+        with self._sending:
+            if self._sender is not None and self._sender.is_cancelled():
+                self._cancellation.touch()
+
+    def _to_llama(self) -> pb_utils.InferenceRequest:
+        """Return the request as llama takes it. Raises ValueError for parameters that are no JSON."""
+        request = self._request
+        assert request is not None
+        inputs = {tensor.name(): tensor.as_numpy()[np.newaxis] for tensor in request.inputs()}
+        returns = [name for name in inputs if name.startswith("return_")]
+        self._returned = {name for name in returns if inputs.pop(name).all()}
+        if "sampling_parameters" not in inputs:
+            parameters = json.loads(request.parameters() or "{}")
+            # The id of a request to /generate.
+            parameters.pop("id", None)
+            inputs["sampling_parameters"] = np.array([[json.dumps(parameters).encode()]], dtype=np.object_)
+        inputs.setdefault("exclude_input_in_output", np.array([[bool(np.any(inputs.get("stream", False)))]]))
+        if "return_cumulative_logprob" in self._returned:
+            inputs["return_log_probs"] = np.array([[True]])
+        return pb_utils.InferenceRequest(
+            model_name=MODEL,
+            request_id=_id(request),
+            inputs=[pb_utils.Tensor(name, value) for name, value in inputs.items()],
+            requested_output_names=list(OUTPUTS),
+            parameters={FORWARDED: json.dumps([self._name, {}, True])},
+            timeout=request.timeout(),
+        )
+
+    def _outputs(self, tensors: dict[str, np.ndarray]) -> list[pb_utils.Tensor]:
+        texts = tensors["text_output"]
+        outputs = {name: tensors[name] for name in ("text_output", "sequence_index") if name in tensors}
+        if "return_finish_reason" in self._returned:
+            # vLLM's None, as vllm_backend writes it.
+            outputs["finish_reason"] = np.array([reason or b"None" for reason in tensors["finish_reason"]], np.object_)
+        if "return_cumulative_logprob" in self._returned:
+            outputs["cumulative_logprob"] = tensors["cum_log_probs"]
+        if "return_logprobs" in self._returned:
+            outputs["logprobs"] = tensors.get("logprobs", np.array([b"null"] * len(texts), np.object_))
+        if "return_num_input_tokens" in self._returned:
+            outputs["num_input_tokens"] = tensors["num_input_tokens"][:1].astype(np.uint32)
+        if "return_num_output_tokens" in self._returned:
+            outputs["num_output_tokens"] = tensors["num_output_tokens"].astype(np.uint32)
+        return [pb_utils.Tensor(name, value) for name, value in outputs.items()]
+
+    def _send(self, response: pb_utils.InferenceResponse | None, final: bool) -> None:
+        """Send a response, none for the final flag alone; nothing after that flag."""
+        with self._sending:
+            if self._sender is None:
+                return
+            sender = self._sender
+            if final:
+                # A request that is destroyed with the interpreter ends the process.
+                self._sender = self._request = None
+                self._cancellation.unlink(missing_ok=True)
+            flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+            if response is None:
+                sender.send(flags=flags)
+            else:
+                sender.send(response, flags=flags)
+
+
+class TritonPythonModel:
+    """One instance of the model."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start the threads."""
+        self._free = threading.Semaphore(CONCURRENT_REQUESTS)
+        self._under_way: set[Passed] = set()
+        self._changed = threading.Lock()
+        self._ending = threading.Event()
+        self._threads = ThreadPoolExecutor(CONCURRENT_REQUESTS, "forward")
+        self._polling = threading.Thread(target=self._poll, name="cancellation", daemon=True)
+        self._polling.start()
+
+    def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
+        """Pass the requests on, and return when each has its thread: until then the queue stays Triton's."""
+        for request in requests:
+            self._free.acquire()
+            passed = Passed(request)
+            with self._changed:
+                self._under_way.add(passed)
+            self._threads.submit(self._answer, passed)
+
+    def finalize(self) -> None:
+        """Wait for the last answers. Triton unloads the model only when they are sent."""
+        self._threads.shutdown()
+        self._ending.set()
+        self._polling.join()
+
+    def _answer(self, passed: Passed) -> None:
+        try:
+            passed.answer()
+        except Exception as error:  # noqa: BLE001 - the thread's end would go unnoticed
+            pb_utils.Logger.log_error(f"vllm_model: a response could not be sent: {type(error).__name__}: {error}")
+        finally:
+            with self._changed:
+                self._under_way.discard(passed)
+            self._free.release()
+
+    def _poll(self) -> None:
+        while not self._ending.wait(POLL_SECONDS):
+            with self._changed:
+                under_way = list(self._under_way)
+            for passed in under_way:
+                try:
+                    passed.pass_cancellation_on()
+                except Exception as error:  # noqa: BLE001 - the others are asked about, too
+                    pb_utils.Logger.log_error(f"vllm_model: a cancellation can't be passed on: {error}")
+
+
+def _id(request: pb_utils.InferenceRequest) -> str:
+    try:
+        return request.request_id()
+    except UnicodeDecodeError:
+        # Over HTTP it may be any bytes; bytes that aren't text are no id.
+        return ""
+
+
+def _with_code(message: str) -> pb_utils.InferenceResponse:
+    """Return an error of llama, or of Triton in front of it, with its code."""
+    code, separator, rest = message.partition(": ")
+    if separator and code in CODES:
+        return _error(code, rest)
+    return _error("UNAVAILABLE" if any(text in message for text in _UNAVAILABLE) else "INTERNAL", message)
+
+
+def _error(code: str, message: str) -> pb_utils.InferenceResponse:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))

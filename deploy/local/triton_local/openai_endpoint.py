@@ -1,0 +1,150 @@
+"""The OpenAI endpoint beside a local server: a child process that starts last and ends first."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import TracebackType
+
+from triton_local.errors import InvalidSettingError, StartFailedError
+from triton_local.ports import HeldPorts, reachable_host, resolve_host
+
+# The kernel ends the endpoint, in order, when the launcher is gone, even by SIGKILL. 1 is PR_SET_PDEATHSIG.
+_BOOT = (
+    "import ctypes, os, runpy, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
+    "os.getppid() == int(sys.argv.pop(1)) or sys.exit(1); "
+    "sys.argv[0] = 'triton-llama-openai'; runpy.run_module('triton_llama_openai', run_name='__main__')"
+)
+_LISTENS = re.compile(r"serving (.+?)(?:, .+)?, listening on ")
+_PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client", "tokenizers")
+_END_S = 10.0
+"""Seconds beyond the grace period for the endpoint's own end."""
+
+
+class OpenAIEndpoint:
+    """An endpoint; its log goes to stderr. A context manager, which ends it.
+
+    host, port: where it listens; the port is reserved from the beginning, 0 is any free one. grace: seconds that
+    accepted requests have at its end. model: LLAMA_MODEL, None for the environment's, else the embedded checkpoint.
+    """
+
+    def __init__(self, host: str, port: int, grace: int, model: str | None = None) -> None:
+        """Start nothing. Raises InvalidSettingError without the endpoint's packages, PortInUseError."""
+        for package in _PACKAGES:
+            if find_spec(package) is None:
+                raise InvalidSettingError(
+                    f"the OpenAI endpoint needs the package {package}: install the extra openai, or set no OpenAI port"
+                )
+        self._host = resolve_host(host)
+        self._held = HeldPorts(self._host, {"openai": port})
+        self._grace = grace
+        self._model = model
+        # Held by the main thread when a signal's handler ends the endpoint, too.
+        self._lock = threading.RLock()
+        self._asked = False
+        self._process: subprocess.Popen[str] | None = None
+        self.served_name = ""
+
+    def __enter__(self) -> OpenAIEndpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT for clients on this machine."""
+        return f"{reachable_host(self._host)}:{self._held.numbers['openai']}"
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        return f"http://{self.address}/v1"
+
+    def start(self, grpc_url: str, say: Callable[[str], None]) -> None:
+        """Start it in front of this server and wait until it listens; `served_name` is its first model.
+
+        It is started again whenever it ends without having been asked to; `say` gets a line then, in another thread.
+        Raises StartFailedError if it doesn't come to listen; stderr has the reason.
+        """
+        process = self._run(grpc_url)
+        threading.Thread(target=self._watch, args=(process, grpc_url, say), name="openai-endpoint", daemon=True).start()
+
+    def end_then(self, action: Callable[[], None]) -> None:
+        """Start its graceful end, and call `action`, in another thread, once it has ended. Returns at once."""
+
+        def end() -> None:
+            self.stop()
+            action()
+
+        self._asked = True
+        threading.Thread(target=end, name="openai-endpoint-end", daemon=True).start()
+
+    def kill(self) -> None:
+        """Kill it. Returns at once."""
+        with self._lock:
+            self._asked = True
+            if self._process is not None:
+                self._process.kill()
+
+    def stop(self) -> None:
+        """End it gracefully; kill it after the grace period. Harmless once it has ended."""
+        with self._lock:
+            self._asked = True
+            process = self._process
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(self._grace + _END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._held.close()
+
+    def _run(self, grpc_url: str) -> subprocess.Popen[str]:
+        """Start the process and wait until it listens. Raises StartFailedError if it ends instead."""
+        with self._lock:
+            if self._asked:
+                raise StartFailedError("the OpenAI endpoint has been asked to end")
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, str(os.getpid()), *self._options(grpc_url)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                # It takes the tokenizer from LLAMA_MODEL, as the server does, unless its own settings say more.
+                env={**os.environ, "LLAMA_MODEL": self._model} if self._model else None,
+                # Ctrl-C at the terminal is the launcher's: it ends the endpoint before the server.
+                start_new_session=True,
+            )
+        assert process.stdout is not None
+        listens = _LISTENS.search(process.stdout.readline())
+        if listens is None:
+            with process:
+                raise StartFailedError(f"the OpenAI endpoint ended with code {process.wait()} before it listened")
+        self.served_name = listens[1]
+        return process
+
+    def _watch(self, process: subprocess.Popen[str], grpc_url: str, say: Callable[[str], None]) -> None:
+        while True:
+            with process:
+                code = process.wait()
+            if self._asked:
+                return
+            say(f"the OpenAI endpoint has ended with code {code}; starting it again")
+            try:
+                process = self._run(grpc_url)
+            except StartFailedError as error:
+                if not self._asked:
+                    say(f"{error}; Triton goes on serving without it")
+                return
+
+    def _options(self, grpc_url: str) -> list[str]:
+        port = self._held.numbers["openai"]
+        return ["--host", self._host, "--port", str(port), "--triton", grpc_url, "--grace", str(self._grace)]

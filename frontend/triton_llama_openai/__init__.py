@@ -1,0 +1,7 @@
+"""An endpoint that speaks OpenAI's protocol in front of Triton: chat, completions, models, tokens.
+
+    HTTP request → schemas → chat template, guide → engine's inputs → one gRPC stream → deltas → answer or events
+
+A process of its own that may run anywhere: it talks to Triton over gRPC and needs only the tokenizer files of the
+checkpoint. `docs/openai.md` lists every field.
+"""

@@ -1,0 +1,76 @@
+"""The command `triton-llama-openai`: serves until SIGTERM or Ctrl-C, then answers what it has accepted and ends."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from triton_llama_openai.app import create_app
+from triton_llama_openai.connections import make_server
+from triton_llama_openai.served_models import ServedModels
+from triton_llama_openai.settings import InvalidSettingsError, Settings
+
+LOG = logging.getLogger("triton_llama_openai")
+REFUSED = 2
+"""Exit code for settings that can't be used."""
+
+
+def main() -> int:
+    """Run the endpoint; return the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    # They log every file and request of theirs.
+    for name in ("httpx", "httpx2", "huggingface_hub", "filelock"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    disable_progress_bars()
+    try:
+        settings = Settings.parse(sys.argv[1:], os.environ)
+        models = ServedModels.load(settings)
+        app = create_app(settings, models)
+        listener = _listen(settings.host, settings.port)
+    except InvalidSettingsError as error:
+        print(f"triton-llama-openai: {error}", file=sys.stderr)
+        return REFUSED
+    _allow_connections(settings.max_connections)
+    # What is loaded stays: collections that walk it would be pauses of every stream.
+    gc.collect()
+    gc.freeze()
+    host, port = listener.getsockname()[:2]
+    names = ", ".join(model.name for model in models)
+    print(f"triton-llama-openai: serving {names}, listening on http://{host}:{port}/v1", flush=True)
+    server = make_server(app, settings)
+    # uvicorn raises the signal that ended it once more, for these handlers: a drained end is no failure.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    server.run(sockets=[listener])
+    return 0
+
+
+def _allow_connections(connections: int) -> None:
+    """Raise the limit of open files to what the connections need, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + 256
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        LOG.warning("max_connections is %s, but the system allows %s open files", connections, allowed)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises InvalidSettingsError if the address can't be used."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise InvalidSettingsError(f"can't listen on {host}:{port}: {error.strerror or error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What chat and text completions share in their answers: the head of every object, finish reasons, JSON."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from triton_llama_openai.engine_client import Delta
+from triton_llama_openai.sampling_request import StreamOptions
+from triton_llama_openai.usage import Usage
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The fields that every object of an answer begins with."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+
+    @classmethod
+    def new(cls, prefix: str, kind: str, model: str, fingerprint: str | None) -> Head:
+        """Return the head of a new answer; its id begins with `prefix`."""
+        return cls(f"{prefix}-{secrets.token_hex(16)}", kind, int(time.time()), model, fingerprint)
+
+    def body(self) -> Json:
+        """Return the fields."""
+        return dict(vars(self))
+
+
+class EventWriter:
+    """Writes the events of one answer: what they all have is encoded once. usage: the answer's, which grows."""
+
+    def __init__(self, head: Head, options: StreamOptions | None, usage: Usage) -> None:
+        self._head = b"data: " + dumps(head.body())[:-1] + b',"choices":['
+        self._usage = usage
+        self._has_last = bool(options and options.include_usage)
+        self._continuous = bool(options and options.continuous_usage_stats)
+        self._tail = b'],"usage":null}\n\n' if self._has_last else b"]}\n\n"
+
+    def choice(self, choice: Json) -> bytes:
+        """Return the event of a part of one choice, with the counts so far where every event has them."""
+        return self._head + dumps(choice) + (self._counts() if self._continuous else self._tail)
+
+    def end(self) -> bytes:
+        """Return the event that has the counts and no choice, where the request asks for it."""
+        return self._head + self._counts() if self._has_last else b""
+
+    def _counts(self) -> bytes:
+        return b'],"usage":' + dumps(self._usage.body()) + b"}\n\n"
+
+
+def error_event(body: Json) -> bytes:
+    """Return the event of an error, which ends a stream."""
+    return b"data: " + dumps(body) + b"\n\n"
+
+
+def dumps(value: object) -> bytes:
+    """Return JSON in UTF-8."""
+    # A lone surrogate, which a call's arguments may escape, becomes an escape again.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
+
+
+def stop_reason(delta: Delta, stop_strings: Sequence[str]) -> str | int | None:
+    """Return vLLM's stop_reason: the stop string, the stop token's id, or None for an end token or the length."""
+    reason = delta.stop_reason
+    if not reason or reason in stop_strings or not reason.isdecimal():
+        return reason or None
+    return int(reason)

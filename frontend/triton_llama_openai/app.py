@@ -1,0 +1,193 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from triton_llama_openai.auth import ApiKeys
+from triton_llama_openai.chat_request import ChatRequest
+from triton_llama_openai.completion_request import CompletionRequest
+from triton_llama_openai.errors import ApiError, from_validation
+from triton_llama_openai.events import ClientLeftError
+from triton_llama_openai.limits import InFlight, read_body
+from triton_llama_openai.metrics import CONTENT_TYPE, Metrics
+from triton_llama_openai.request_record import CLIENT_LEFT, Recording
+from triton_llama_openai.requests import Requests
+from triton_llama_openai.schema import Schema
+from triton_llama_openai.served_models import ServedModels
+from triton_llama_openai.settings import Settings
+from triton_llama_openai.token_request import DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.tokenization import detokenize, tokenize, tokenizer_info
+
+S = TypeVar("S", bound=Schema)
+_NO_EMBEDDINGS = "the models of this endpoint generate text; they have no embeddings"
+
+
+def create_app(settings: Settings, models: ServedModels) -> FastAPI:
+    """Return the application. It closes the models' connections when it ends.
+
+    Raises:
+        InvalidSettingsError: the file of API keys can't be used.
+    """
+    metrics = Metrics()
+    keys = None if settings.api_keys_file is None else ApiKeys.read(settings.api_keys_file)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await models.close()
+
+    # async: FastAPI would run a plain function in a thread.
+    async def authorize(request: Request) -> None:
+        if keys is not None:
+            keys.check(request.headers.get("authorization"))
+
+    # Without pages that describe the fields: docs/openai.md does, and they load scripts from elsewhere.
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    if settings.allowed_origins is not None:
+        origins = [origin.strip() for origin in settings.allowed_origins.split(",")]
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(Recording, metrics=metrics, log_requests=settings.log_requests)
+    _handle_errors(app)
+    parser = BodyParser(settings.max_body_bytes, settings.body_timeout)
+    authorized = [Depends(authorize)]
+    counted = InFlight(settings.max_requests).route_class()
+    app.include_router(_generation(parser, Requests(settings, models), counted), dependencies=authorized)
+    app.include_router(_tokens(parser, models, settings.max_messages, counted), dependencies=authorized)
+    app.include_router(_models(models), dependencies=authorized)
+    app.include_router(_state(models, metrics))
+    return app
+
+
+@dataclass(frozen=True)
+class BodyParser:
+    """Reads and validates bodies within bounds."""
+
+    most_bytes: int
+    seconds: float
+
+    async def parse(self, request: Request, schema: type[S]) -> S:
+        """Return a request. Raises ApiError for the first violation of the schema, ClientLeftError."""
+        body = await read_body(request, self.most_bytes, self.seconds)
+        try:
+            return schema.model_validate_json(body)
+        except ValidationError as error:
+            raise from_validation(error) from error
+
+
+def _generation(parser: BodyParser, requests: Requests, counted: type[APIRoute]) -> APIRouter:
+    router = APIRouter(route_class=counted)
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(request: Request) -> Response:
+        return await requests.chat(request, await parser.parse(request, ChatRequest))
+
+    @router.post("/v1/completions", response_model=None)
+    async def completions(request: Request) -> Response:
+        return await requests.completion(request, await parser.parse(request, CompletionRequest))
+
+    @router.post("/v1/embeddings", response_model=None)
+    async def embeddings() -> Response:
+        raise ApiError(400, _NO_EMBEDDINGS, None, "unsupported_endpoint")
+
+    return router
+
+
+def _tokens(parser: BodyParser, models: ServedModels, most_messages: int, counted: type[APIRoute]) -> APIRouter:
+    router = APIRouter(route_class=counted)
+
+    # In threads: a large text takes the tokenizer long, and it runs without Python's lock.
+    @router.post("/tokenize", response_model=None)
+    async def tokenize_text(request: Request) -> Response:
+        asked = await parser.parse(request, TokenizeRequest)
+        return JSONResponse(await asyncio.to_thread(tokenize, models.find(asked.model), asked, most_messages))
+
+    @router.post("/detokenize", response_model=None)
+    async def detokenize_tokens(request: Request) -> Response:
+        asked = await parser.parse(request, DetokenizeRequest)
+        return JSONResponse(await asyncio.to_thread(detokenize, models.find(asked.model), asked))
+
+    return router
+
+
+def _models(models: ServedModels) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/tokenizer_info", response_model=None)
+    async def describe_tokenizer(model: str | None = None) -> Response:
+        return JSONResponse(tokenizer_info(models.find(model)))
+
+    @router.get("/v1/models", response_model=None)
+    async def list_models() -> Response:
+        return JSONResponse({"object": "list", "data": [model.body() for model in models]})
+
+    # A path: a hub id has a slash.
+    @router.get("/v1/models/{name:path}", response_model=None)
+    async def model(name: str) -> Response:
+        return JSONResponse(models.find(name).body())
+
+    return router
+
+
+def _state(models: ServedModels, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health", response_model=None)
+    async def health() -> Response:
+        """Ready: every model can answer."""
+        reasons = await models.ready()
+        return JSONResponse({"not_ready": reasons} if reasons else {}, 503 if reasons else 200)
+
+    @router.get("/health/live", response_model=None)
+    async def live() -> Response:
+        """Alive: this process answers, whatever Triton does."""
+        return JSONResponse({})
+
+    @router.get("/metrics", response_model=None)
+    async def page() -> Response:
+        return Response(metrics.page(), media_type=CONTENT_TYPE)
+
+    return router
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(ClientLeftError)
+    async def left(_: Request, __: ClientLeftError) -> Response:
+        # It reaches no client; the metrics count it.
+        return Response(status_code=CLIENT_LEFT)
+
+    @app.exception_handler(HTTPException)
+    async def routed(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 404:
+            message = f"there is no {request.method} {request.url.path}"
+            return error_response(ApiError(404, message, None, "unknown_url"))
+        return error_response(ApiError(error.status_code, str(error.detail), None, None))
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, __: Exception) -> Response:
+        # uvicorn logs the exception; the client isn't shown the inside.
+        return error_response(ApiError(500, "the endpoint failed; its log has the reason", None, "internal_error"))
+
+
+def error_response(error: ApiError) -> Response:
+    """Return an error as the client gets it."""
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(error.body(), error.status, headers)

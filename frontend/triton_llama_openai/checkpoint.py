@@ -1,0 +1,169 @@
+"""What the endpoint needs of a checkpoint: tokenizer, chat template, context. Its weights aren't read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from tokenizers import Tokenizer
+
+from triton_llama_openai.chat_template import ChatTemplate, InvalidTemplateError
+from triton_llama_openai.settings import InvalidSettingsError
+
+EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
+"""In a checkout; an installed package needs the setting `tokenizer`."""
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja")
+LARGEST_DEFAULT_CONTEXT = 4096
+"""Tokens; the server caps its default for `max_model_len` at this too."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's tokenizer side.
+
+    context: tokens of prompt and completion. special_tokens: bos_token … pad_token, empty where there is none.
+    digest: of the files that were read.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    context: int
+    special_tokens: dict[str, str]
+    digest: bytes
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return a text's tokens; the server's own, where the BOS that a template writes isn't doubled."""
+        # Of a batch: only these calls release Python's lock, so that in a thread they stop no event loop.
+        (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoded.ids)
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        (text,) = self.tokenizer.decode_batch([tokens], skip_special_tokens=False)
+        return str(text)
+
+    def token_strings(self, tokens: list[int]) -> list[str]:
+        """Return each token as the vocabulary writes it."""
+        return [self.tokenizer.id_to_token(token) or "" for token in tokens]
+
+
+def load_checkpoint(
+    source: str | None, template_file: Path | None, max_model_len: int | None, revision: str | None = None
+) -> Checkpoint:
+    """Load from a folder or the hub; None is the embedded checkpoint. No code of a checkpoint is run.
+
+    revision: branch, tag or commit of a hub id.
+
+    Raises:
+        InvalidSettingsError: a file is missing or unusable.
+    """
+    files = _Files(str(EMBEDDED) if source is None else source, revision)
+    tokenizer_file = files.required("tokenizer.json")
+    try:
+        tokenizer = Tokenizer.from_str(tokenizer_file.decode())
+    except Exception as error:
+        # tokenizers raises bare Exceptions for files it can't read.
+        raise InvalidSettingsError(f"tokenizer {files.source!r}: tokenizer.json can't be loaded: {error}") from error
+    config = files.json("tokenizer_config.json")
+    own = _template_source(files, config) if template_file is None else _read_template(template_file)
+    special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    try:
+        template = None if own is None else ChatTemplate(own, special)
+    except InvalidTemplateError as error:
+        raise InvalidSettingsError(f"chat template of {files.source!r} can't be compiled: {error}") from error
+    digest = hashlib.sha256(tokenizer_file + (own or "").encode()).digest()
+    return Checkpoint(files.name, tokenizer, template, max_model_len or _context(files, config), special, digest)
+
+
+class _Files:
+    """The files of a checkpoint by name."""
+
+    def __init__(self, source: str, revision: str | None) -> None:
+        self.source = source
+        self._folder = Path(source)
+        if self._folder.is_dir():
+            self.name = self._folder.resolve().name
+        else:
+            self._folder, self.name = _downloaded(source, revision), source
+
+    def optional(self, name: str) -> bytes | None:
+        """Return a file's content, None if the checkpoint has no such file."""
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InvalidSettingsError(f"tokenizer {self.source!r}: {name} can't be read: {error}") from error
+
+    def required(self, name: str) -> bytes:
+        """Return a file's content."""
+        content = self.optional(name)
+        if content is None:
+            raise InvalidSettingsError(f"tokenizer {self.source!r} has no {name}")
+        return content
+
+    def json(self, name: str) -> dict[str, object]:
+        """Return a file's JSON object, an empty one if there is no such file."""
+        content = self.optional(name)
+        try:
+            found = json.loads(content or "{}")
+        except ValueError as error:
+            raise InvalidSettingsError(f"tokenizer {self.source!r}: {name} is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise InvalidSettingsError(f"tokenizer {self.source!r}: {name} has no JSON object")
+        return found
+
+
+def _downloaded(source: str, revision: str | None) -> Path:
+    """Return the folder of a hub id's small files: from the hub or, where it is out of reach, from the cache."""
+    try:
+        # All at once, as the server does: without the hub only a folder tells that the checkpoint lacks a file.
+        return Path(snapshot_download(source, revision=revision, allow_patterns=[*_FILES]))
+    except Exception as error:
+        # huggingface_hub and the transport below it raise errors of their own.
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        wanted = source if revision is None else f"{source} at {revision}"
+        raise InvalidSettingsError(f"tokenizer {wanted!r}: no folder, and not on the hub: {reason}") from error
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettingsError(f"chat_template {str(file)!r} can't be read: {error}") from error
+
+
+def _template_source(files: _Files, config: dict[str, object]) -> str | None:
+    """Return the template: a file of its own, else in tokenizer_config.json, where several may have names."""
+    content = files.optional("chat_template.jinja")
+    if content is not None:
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidSettingsError(
+                f"tokenizer {files.source!r}: chat_template.jinja is not UTF-8: {error}"
+            ) from error
+    own = config.get("chat_template")
+    if isinstance(own, list):
+        named = {item.get("name"): item.get("template") for item in own if isinstance(item, dict)}
+        own = named.get("default")
+    return own if isinstance(own, str) else None
+
+
+def _token_text(token: object) -> str:
+    """Return a special token's text, which older files wrap in an object."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _context(files: _Files, tokenizer_config: dict[str, object]) -> int:
+    longest = files.json("config.json").get("max_position_embeddings", tokenizer_config.get("model_max_length"))
+    if not isinstance(longest, int) or longest < 1:
+        raise InvalidSettingsError(f"tokenizer {files.source!r} doesn't say how long its context is; set max_model_len")
+    return min(longest, LARGEST_DEFAULT_CONTEXT)

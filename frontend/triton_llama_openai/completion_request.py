@@ -1,0 +1,73 @@
+"""A request of /v1/completions: one prompt or several, as texts or as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, cast
+
+from pydantic import Discriminator, Field, Tag
+
+from triton_llama_openai.sampling_request import SamplingRequest
+from triton_llama_openai.schema import TokenId, Unsupported, by_json_type, unsupported
+
+Text = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+
+def _prompt_kind(value: object) -> str | None:
+    """Return the tag of a prompt's form; a list's first element decides."""
+    if not isinstance(value, list):
+        return by_json_type(value) if isinstance(value, str) else None
+    match value[0] if value else None:
+        case str():
+            return "<texts>"
+        case list():
+            return "<token lists>"
+    return "<tokens>"
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("<string>")]
+    | Annotated[list[Text], Field(fail_fast=True), Tag("<texts>")]
+    | Annotated[Tokens, Tag("<tokens>")]
+    | Annotated[list[Tokens], Field(fail_fast=True), Tag("<token lists>")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="union_type",
+        custom_error_message="Input should be a text, a list of texts, a list of tokens, or a list of such lists",
+    ),
+]
+
+
+class CompletionRequest(SamplingRequest):
+    """A request of /v1/completions."""
+
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
+        **SamplingRequest.ENGINE_FIELDS,
+        "text_input": "prompt",
+        "input_ids": "prompt",
+        "num_logprobs": "logprobs",
+    }
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=16)] | None = None
+    suffix: Annotated[object | None, unsupported("the models of this endpoint complete a prompt at its end")] = None
+    prompt_embeds: Unsupported = None
+    add_special_tokens: Annotated[object | None, unsupported("the server adds the BOS that the prompt lacks")] = None
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """Tokens to generate at most."""
+        return self.max_tokens
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Every prompt, as a text or as tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        # The form's validation has looked at every element of what may be millions.
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return cast("list[str | list[int]]", self.prompt)

@@ -1,0 +1,212 @@
+"""The connection to Triton: one gRPC stream for each request, and what the model's responses say.
+
+A stream of its own makes a request's cancellation cheap and certain: closing it frees the request's slots after a few
+steps, also for an answer that isn't streamed to the client. All streams share one HTTP/2 connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from triton_llama.endpoint import Endpoint
+from triton_llama.errors import LlamaConnectionError, ServerError
+from triton_llama.grpc_wire import ERRORS_WITH_STATUS, channel_options
+from triton_llama.tensors import Tensor
+from triton_llama.translate import from_stream_error, grpc_errors
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+CONNECT_TIMEOUT_S = 10.0
+TokenLogprobs = dict[str, dict[str, object]]
+"""Token id → logprob, rank, decoded_token; the token of the text first, then the likeliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one response says about one choice. An answer that isn't streamed is one delta a choice.
+
+    finish_reason: stop, length, or empty while the choice goes on. stop_reason: the stop string, the decimal id of the
+    stop token, or empty. num_cached_tokens: where the metrics were asked for, else None.
+    """
+
+    index: int
+    text: str
+    finish_reason: str
+    num_input_tokens: int
+    num_output_tokens: int
+    stop_reason: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int | None = None
+
+
+class EngineClient:
+    """One channel to one Triton, for one event loop. gRPC connects at the first request and again after a failure."""
+
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        self.endpoint = endpoint
+        self.model = model
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: GRPCInferenceServiceStub | None = None
+        self._closed = False
+
+    async def stream(
+        self, tensors: Sequence[Tensor], request_id: str, choices: int, timeout: float
+    ) -> AsyncGenerator[list[Delta], None]:
+        """Send one request at the first `anext` and yield what each response says, `timeout` seconds for all.
+
+        Closing the generator cancels the request on the server. A stream that ends without an error is complete.
+
+        Raises:
+            TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
+        """
+        unfinished, started = set(range(choices)), False
+        with grpc_errors(self.endpoint, timeout):
+            message = _request(self.model, tensors, request_id)
+            call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=(ERRORS_WITH_STATUS,))
+            try:
+                async for response in call:
+                    if response.error_message:
+                        raise from_stream_error(response.error_message, started=started)
+                    started = True
+                    deltas = read_deltas(response.infer_response)
+                    for delta in deltas:
+                        if not 0 <= delta.index < choices:
+                            raise ServerError(f"the server answered about choice {delta.index} of {choices}")
+                        if delta.finish_reason:
+                            unfinished.discard(delta.index)
+                    yield deltas
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if self._closed and not (task and task.cancelling()):
+                    # The task wasn't cancelled: this is how grpc reports a closed channel.
+                    raise LlamaConnectionError(f"no connection to {self.endpoint}: the endpoint is stopping") from error
+                raise
+            finally:
+                # No effect on a call that has ended.
+                call.cancel()
+        if unfinished:
+            raise ServerError(f"the server's stream ended without the finish_reason of choice {min(unfinished)}")
+
+    async def is_ready(self, timeout: float) -> bool:
+        """Return whether the model can answer; raises TritonLlamaError if Triton can't be reached."""
+        with grpc_errors(self.endpoint, timeout):
+            request = messages.ModelReadyRequest(name=self.model)
+            return bool((await self._stub().ModelReady(request, timeout=timeout)).ready)
+
+    async def config(self, timeout: float) -> bytes:
+        """Return the model's live configuration, serialized the same way each time."""
+        with grpc_errors(self.endpoint, timeout):
+            request = messages.ModelConfigRequest(name=self.model)
+            response = await self._stub().ModelConfig(request, timeout=timeout)
+        return bytes(response.config.SerializeToString(deterministic=True))
+
+    async def close(self) -> None:
+        """Close the channel; streams that still run end with a LlamaConnectionError."""
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _stub(self) -> GRPCInferenceServiceStub:
+        if self._closed:
+            raise LlamaConnectionError(f"no connection to {self.endpoint}: the endpoint is stopping")
+        # Not in __init__: a channel belongs to the loop that is running when it is made.
+        if self._channel is None or self._calls is None:
+            options = channel_options(CONNECT_TIMEOUT_S)
+            target = self.endpoint.authority
+            self._channel = (
+                grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=options)
+                if self.endpoint.tls
+                else grpc.aio.insecure_channel(target, options=options)
+            )
+            self._calls = GRPCInferenceServiceStub(self._channel)
+        return self._calls
+
+
+def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages.ModelInferRequest:
+    # Without a list of outputs the response has every one that the inputs ask for.
+    message = messages.ModelInferRequest(model_name=model, id=request_id)
+    for tensor in tensors:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.encode())
+    return message
+
+
+_COUNTED = {"INT32": (4, "i"), "INT64": (8, "q")}
+
+
+def read_deltas(response: messages.ModelInferResponse) -> list[Delta]:
+    """Return what a response says, by choice: one of a stream is about one choice, any other about all.
+
+    Raises:
+        ServerError: an output is missing or isn't what the contract says.
+    """
+    outputs = {
+        output.name: _decode(output.name, output.datatype, raw)
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=False)
+    }
+    if not outputs:
+        # Only the end of the stream.
+        return []
+    try:
+        texts = outputs["text_output"]
+        indices = outputs.get("sequence_index")
+        return [_delta(outputs, row, row if indices is None else int(indices[row])) for row in range(len(texts))]
+    except KeyError as error:
+        raise ServerError(f"the server's answer lacks the output {error.args[0]}") from None
+    except (IndexError, TypeError, ValueError) as error:
+        raise ServerError(f"the server's answer violates the contract: {error}") from error
+
+
+def _delta(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> Delta:
+    def count(name: str) -> int | None:
+        return int(outputs[name][row]) if name in outputs else None
+
+    return Delta(
+        index=index,
+        text=str(outputs["text_output"][row]),
+        finish_reason=str(outputs["finish_reason"][row]),
+        num_input_tokens=int(outputs["num_input_tokens"][row]),
+        num_output_tokens=int(outputs["num_output_tokens"][row]),
+        stop_reason=str(outputs["stop_reason"][row]) if "stop_reason" in outputs else "",
+        logprobs=json.loads(str(outputs["logprobs"][row]) or "[]") if "logprobs" in outputs else [],
+        prompt_logprobs=json.loads(str(outputs["prompt_logprobs"][row]) or "null")
+        if "prompt_logprobs" in outputs
+        else None,
+        num_cached_tokens=count("num_cached_tokens"),
+    )
+
+
+def _decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
+    """Return an output's values, whatever its shape: Triton's binary form says where each string ends."""
+    if datatype == "BYTES":
+        return _decode_strings(name, content)
+    if datatype not in _COUNTED:
+        # FP32 outputs exist beside the JSON that is read here.
+        return []
+    size, code = _COUNTED[datatype]
+    if len(content) % size:
+        raise ServerError(f"the server's output {name} is {len(content)} bytes of type {datatype}, can't be decoded")
+    return list(struct.unpack(f"<{len(content) // size}{code}", content))
+
+
+def _decode_strings(name: str, content: bytes) -> list[str]:
+    texts, start = [], 0
+    try:
+        while start < len(content):
+            (size,) = struct.unpack_from("<I", content, start)
+            end = start + 4 + size
+            if end > len(content):
+                raise ServerError(f"the server's output {name} ends within a string")
+            texts.append(content[start + 4 : end].decode("utf-8"))
+            start = end
+    except struct.error as error:
+        raise ServerError(f"the server's output {name} ends within a length") from error
+    except UnicodeDecodeError as error:
+        raise ServerError(f"the server's output {name} is not UTF-8 at byte {error.start}") from error
+    return texts

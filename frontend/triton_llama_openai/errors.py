@@ -1,0 +1,174 @@
+"""Errors in OpenAI's form, and what Triton's and pydantic's errors become.
+
+    {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": "invalid_value"}}
+
+`message` names the field, its value and the bound; `param` is the field, with its position in lists:
+`messages[0].content`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from triton_llama.errors import (
+    LlamaConnectionError,
+    LlamaTimeoutError,
+    OverloadedError,
+    RejectedInputError,
+    TritonLlamaError,
+)
+
+_SHOWN = 80
+"""Characters of a refused value in its message."""
+
+
+class ApiError(Exception):
+    """An answer other than 200. retry_after: seconds for the header of that name."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def type(self) -> str:
+        """OpenAI's class of the error."""
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> dict[str, object]:
+        """Return the JSON that the client gets."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def invalid(param: str, value: object, bound: str) -> ApiError:
+    """Return the error of a field whose value violates a bound."""
+    return ApiError(400, f"{param} is {shorten(value)}; it must be {bound}", param, "invalid_value")
+
+
+def unsupported(param: str, reason: str) -> ApiError:
+    """Return the error of a field, or a value of it, that this endpoint doesn't support."""
+    return ApiError(400, f"{param} is not supported: {reason}", param, "unsupported_parameter")
+
+
+def prompt_too_long(param: str, tokens: int, context: int) -> ApiError:
+    """Return the error of a prompt that leaves no room for a completion, as the model would word it."""
+    message = f"{param} is {tokens} tokens; it must be at most {context - 1} tokens (max_model_len - 1)"
+    return ApiError(400, f"{message}; {_prompt_phrase(context)}", param, "context_length_exceeded")
+
+
+def shorten(value: object) -> str:
+    """Return a value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+_MOST_VIOLATIONS = 1000
+"""Each becomes objects before the first can be read; a hostile body has hundreds of thousands."""
+
+_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """Return the first violation of a schema."""
+    if error.error_count() > _MOST_VIOLATIONS:
+        return ApiError(400, f"the body violates the schema {error.error_count()} times", None, "invalid_value")
+    first = error.errors(include_url=False)[0]
+    param = _path(first)
+    kind = first["type"]
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['msg']}", None, "invalid_json")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _tag_error(first, param)
+    if kind == "missing":
+        return ApiError(400, f"{param} is missing", param, _CODES[kind])
+    if kind == "extra_forbidden":
+        param = param or str(first["loc"][-1])
+        return ApiError(400, f"{param} is unknown: no field of this request has that name", param, _CODES[kind])
+    if kind == "unsupported_parameter":
+        return ApiError(400, f"{param} is not supported: {first['msg']}", param, kind)
+    bound = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "it must ", first["msg"])
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    if not param:
+        return ApiError(400, f"the body is {shorten(first['input'])}; {bound}", None, code)
+    return ApiError(400, f"{param} is {shorten(first['input'])}; {bound}", param, code)
+
+
+def _tag_error(details: ErrorDetails, param: str) -> ApiError:
+    """Return the error of an object whose kind, such as a message's role, is unknown or missing."""
+    context = details["ctx"]
+    param = f"{param}.{context['discriminator'].strip(chr(39))}"
+    if details["type"] == "union_tag_not_found":
+        return ApiError(400, f"{param} is missing", param, _CODES["missing"])
+    return invalid(param, context["tag"], f"one of {context['expected_tags']}")
+
+
+_TAGGED = {"messages", "response_format"}
+"""Fields whose values pydantic tells apart by a role or type, which is then the next part of an error's place."""
+
+
+def _path(details: ErrorDetails) -> str:
+    """Return `messages[0].content` for ("messages", 0, "user", "content"); other unions' tags are in angle brackets."""
+    path, follows_tagged = "", False
+    for part in details["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif follows_tagged:
+            follows_tagged = False
+        elif not (part.startswith("<") and part.endswith(">")) and part != "[key]":
+            path += f".{part}" if path else part
+            follows_tagged = part in _TAGGED
+    return path
+
+
+_ENGINE_INPUT = re.compile(r"(?:row \d+: )?(\w+) ")
+_NO_ROOM = re.compile(r"at most (?P<prompt>\d+) tokens \(max_model_len - 1\)|together may have (?P<context>\d+)")
+
+
+def from_engine(error: TritonLlamaError, fields: Mapping[str, str]) -> ApiError:
+    """Return what a client gets for an error of Triton or the model.
+
+    fields: the request's field for each input of the model, such as `stop` for `stop_words`. A message of the model
+    begins with the input.
+    """
+    message = str(error)
+    if isinstance(error, RejectedInputError):
+        found = _ENGINE_INPUT.match(message)
+        if found is None or found[1] not in fields:
+            return ApiError(400, message, None, "invalid_value")
+        param = fields[found[1]]
+        message = f"{param} {message[found.end() :]}"
+        no_room = _NO_ROOM.search(message)
+        if no_room is not None:
+            return ApiError(400, f"{message}; {_phrases(no_room)}", param, "context_length_exceeded")
+        return ApiError(400, message, param, "invalid_value")
+    if isinstance(error, OverloadedError):
+        return ApiError(503, message, None, "overloaded", retry_after=1)
+    if isinstance(error, LlamaConnectionError):
+        return ApiError(503, message, None, "engine_unavailable", retry_after=1)
+    if isinstance(error, LlamaTimeoutError):
+        return ApiError(504, message, None, "timeout")
+    return ApiError(500, message, None, "internal_error")
+
+
+def _phrases(no_room: re.Match[str]) -> str:
+    """Return the words of hosted services: LiteLLM, LangChain and AIPerf search messages for them, not the code."""
+    if no_room["context"] is not None:
+        return f"this model's maximum context length is {no_room['context']} tokens"
+    return _prompt_phrase(int(no_room["prompt"]) + 1)
+
+
+def _prompt_phrase(context: int) -> str:
+    return f"the prompt is too long: this model's maximum context length is {context} tokens"

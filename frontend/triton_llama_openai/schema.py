@@ -1,0 +1,85 @@
+"""What all requests' schemas share: strict types, no unknown fields, marks for ignored and unsupported ones."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
+
+MAX_WORDS = 16
+MAX_WORD_BYTES = 1024
+MAX_TOKEN = 2**31 - 1
+
+IGNORED: JsonDict = {"ignored": True}
+"""`json_schema_extra` of a field that is checked and has no effect; the answer's header names those that were sent."""
+
+
+class Schema(BaseModel):
+    """A part of a request. JSON's types are taken as they are: "1" is no number, 1 is no string."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def ignored(self) -> list[str]:
+        """Return the fields that were sent and have no effect."""
+        fields = type(self).model_fields
+        return sorted(
+            name
+            for name in self.model_fields_set
+            if fields[name].json_schema_extra == IGNORED and getattr(self, name) is not None
+        )
+
+
+def unsupported(reason: str) -> BeforeValidator:
+    """Mark a field that clients know and this endpoint refuses; null is accepted, as no value."""
+
+    def check(value: object) -> object:
+        if value is not None:
+            raise PydanticCustomError("unsupported_parameter", "{reason}", {"reason": reason})
+        return value
+
+    return BeforeValidator(check)
+
+
+Unsupported = Annotated[object | None, unsupported("this endpoint has no such feature")]
+
+
+def by_json_type(value: object) -> str | None:
+    """Return the tag of a union's member: what kind of JSON value it is."""
+    match value:
+        case str():
+            return "<string>"
+        case list():
+            return "<list>"
+        case dict():
+            return "<object>"
+    return None
+
+
+def one_of(expected: str) -> Discriminator:
+    """Return the discriminator of a union of members with the tags of `by_json_type`."""
+    return Discriminator(
+        by_json_type, custom_error_type="union_type", custom_error_message=f"Input should be {expected}"
+    )
+
+
+def _word_size(word: str) -> str:
+    if len(word.encode()) > MAX_WORD_BYTES:
+        raise PydanticCustomError("too_long", "Input should have at most {limit} bytes", {"limit": MAX_WORD_BYTES})
+    return word
+
+
+Word = Annotated[str, Field(min_length=1), AfterValidator(_word_size)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN)]
+TokenIds = Annotated[list[TokenId], Field(max_length=1 << 16, fail_fast=True)]
+Words = Annotated[
+    Annotated[Word, Tag("<string>")]
+    | Annotated[list[Word], Field(max_length=MAX_WORDS, fail_fast=True), Tag("<list>")],
+    one_of("a string or a list of strings"),
+]
+"""One stop string, or a list of them."""
+
+OnlyTrue = Literal[True] | None
+OnlyFalse = Literal[False] | None
+"""Fields of other servers of which this endpoint has one behaviour."""

@@ -1,0 +1,151 @@
+"""The outputs of a response that are there only where a request asks for them: log probabilities and times.
+
+The JSON of log probabilities is that of Triton's vLLM backend: a list with an object for each token, which maps the
+token and the most likely ones, by id, to `logprob`, `rank` (1 is the most likely) and `decoded_token`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_engine.sampling.log_probs import TokenLogProbs
+from llama_engine.sequence import Sequence as EngineSequence
+from llama_engine.text.tokenizer import Tokenizer
+
+LEAST_LOG_PROB = -9999.0
+"""In place of minus infinity, which JSON doesn't have; vLLM's bound."""
+
+
+class Span(NamedTuple):
+    """The output tokens of a sequence, from `first` to before `last`, that a response is about."""
+
+    sequence: EngineSequence
+    first: int
+    last: int
+
+
+Output = NDArray[Any]
+
+
+def optional_outputs(spans: Sequence[Span], tokenizer: Tokenizer, final: bool) -> dict[str, Output]:
+    """Return the outputs that any of the sequences asks for, by name: one value, or one row, for each span.
+
+    final: whether the response is the sequences' last one. Their times come with the last one, what is about their
+    prompts with the first one.
+    """
+    requests = [span.sequence.request for span in spans]
+    outputs: dict[str, Output] = {}
+    if any(request.return_log_probs for request in requests):
+        outputs["output_log_probs"] = _output_log_probs(spans)
+        outputs["cum_log_probs"] = np.array([_cumulated(span) for span in spans], dtype=np.float32)
+    if any(request.num_logprobs is not None for request in requests):
+        outputs["logprobs"] = _strings(_to_json(span, tokenizer) for span in spans)
+    if any(request.prompt_logprobs is not None for request in requests) and not any(span.first for span in spans):
+        outputs["prompt_logprobs"] = _strings(_prompt_to_json(span.sequence, tokenizer) for span in spans)
+    if final and any(request.return_perf_metrics for request in requests):
+        outputs |= _perf_metrics([span.sequence for span in spans])
+    return outputs
+
+
+def _output_log_probs(spans: Sequence[Span]) -> NDArray[np.float32]:
+    """Return [spans, tokens of the longest], 0 beyond a shorter one's end and for a sequence that doesn't ask."""
+    values = np.zeros((len(spans), max(span.last - span.first for span in spans)), dtype=np.float32)
+    for row, span in zip(values, spans, strict=True):
+        if span.sequence.request.return_log_probs:
+            found = [one.log_prob for one in span.sequence.log_probs[span.first : span.last]]
+            row[: len(found)] = found
+    return values
+
+
+def _cumulated(span: Span) -> float:
+    """Return the sum from a sequence's first output token to the end of the span."""
+    asks = span.sequence.request.return_log_probs and span.last > 0
+    return span.sequence.cum_log_probs[span.last - 1] if asks else 0.0
+
+
+def _prompt_to_json(sequence: EngineSequence, tokenizer: Tokenizer) -> str:
+    if sequence.request.prompt_logprobs is None:
+        return "null"
+    _write(sequence.prompt_log_probs, sequence.prompt_json, tokenizer)
+    # Nothing precedes the first token.
+    return f"[{', '.join(['null', *sequence.prompt_json])}]"
+
+
+def write_json(sequence: EngineSequence, tokenizer: Tokenizer, most: int) -> bool:
+    """Write the JSON of at most `most` more of the tokens of a prompt, and of its completion so far, where they are
+    asked for; return whether all are written.
+
+    Thousands of tokens with 20 others each take a tenth of a second.
+    """
+    request = sequence.request
+    written = request.prompt_logprobs is None or _write(
+        sequence.prompt_log_probs, sequence.prompt_json, tokenizer, most
+    )
+    return written and (
+        request.num_logprobs is None or _write(sequence.log_probs, sequence.output_json, tokenizer, most)
+    )
+
+
+def _write(found: Sequence[TokenLogProbs], written: list[str], tokenizer: Tokenizer, most: int | None = None) -> bool:
+    """Write the JSON of at most `most` more of the tokens, None for all; return whether all are written."""
+    last = len(found) if most is None else len(written) + most
+    for one in found[len(written) : last]:
+        written.append(_entries(one, tokenizer))
+        # The thread that steps gets the interpreter in between.
+        time.sleep(0)
+    return len(written) == len(found)
+
+
+def _to_json(span: Span, tokenizer: Tokenizer) -> str:
+    sequence = span.sequence
+    if sequence.request.num_logprobs is None:
+        return "null"
+    _write(sequence.log_probs, sequence.output_json, tokenizer)
+    return f"[{', '.join(sequence.output_json[span.first : span.last])}]"
+
+
+def _entries(one: TokenLogProbs, tokenizer: Tokenizer) -> str:
+    """Write the object of a token: itself first, then the most likely ones, each once."""
+    entries = [_entry(one.token, one.log_prob, one.rank, tokenizer)]
+    rank, previous = 0, float("inf")
+    for place, (token, log_prob) in enumerate(one.top, 1):
+        # Equally likely tokens have the same rank.
+        rank = rank if log_prob == previous else place
+        previous = log_prob
+        if token != one.token:
+            entries.append(_entry(token, log_prob, rank, tokenizer))
+    return f"{{{', '.join(entries)}}}"
+
+
+def _entry(token: int, log_prob: float, rank: int, tokenizer: Tokenizer) -> str:
+    # A comparison with NaN is false, too.
+    bounded = log_prob if log_prob > LEAST_LOG_PROB else LEAST_LOG_PROB
+    # By hand: json.dumps of each token's object takes half as long again.
+    return f'"{token}": {{"logprob": {bounded!r}, "rank": {rank}, "decoded_token": {tokenizer.token_in_json(token)}}}'
+
+
+def _perf_metrics(sequences: Sequence[EngineSequence]) -> dict[str, Output]:
+    """Return times in nanoseconds since 1970, and how many prompt tokens were not computed but copied."""
+    offset = time.time_ns() - time.monotonic_ns()
+    times: Mapping[str, Callable[[EngineSequence], float]] = {
+        "arrival_time_ns": lambda sequence: sequence.arrived_at,
+        "first_scheduled_time_ns": lambda sequence: sequence.admitted_at,
+        "first_token_time_ns": lambda sequence: sequence.first_token_at,
+        # A completion is finished by its last token.
+        "last_token_time_ns": lambda sequence: sequence.finished_at,
+    }
+    outputs: dict[str, Output] = {
+        name: np.array([offset + round(at(sequence) * 1e9) for sequence in sequences], dtype=np.int64)
+        for name, at in times.items()
+    }
+    outputs["num_cached_tokens"] = np.array([sequence.num_copied for sequence in sequences], dtype=np.int32)
+    return outputs
+
+
+def _strings(texts: Iterable[str]) -> Output:
+    return np.array([text.encode() for text in texts], dtype=np.object_)

@@ -1,0 +1,213 @@
+"""A guide, what a completion must conform to, as a grammar in llguidance's dialect of Lark.
+
+Five kinds, named as TensorRT-LLM's: a JSON object, a JSON schema, a regular expression, a grammar (GBNF or Lark), and a
+structural tag (free text in which triggers begin tagged parts). Needs llguidance, and nothing else outside the standard
+library: the process that checks guides imports this module, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+# The mask follows the bytes alone: with forcing, it would follow one tokenization of what the grammar demands next.
+_HEAD = '%llguidance {"no_forcing": true}\n'
+
+_ANY_TEXT = r"/(.|\n)*/"
+
+# Between two tokens of JSON. Unbounded whitespace is where small models stay until max_tokens.
+_WHITESPACE = r"[ \t\n\r]{0,32}"
+
+
+class GuideError(ValueError):
+    """The guide is malformed, or asks for what is not supported. The message completes "guided_decoding_guide …"."""
+
+
+def to_lark(kind: str, text: str, special_tokens: Mapping[str, int]) -> str:
+    """Return the grammar of a guide. Raises GuideError.
+
+    text: ignored for the kind `json`. special_tokens: ids by name, such as <|python_tag|>, that tags may contain.
+    """
+    try:
+        grammar = _HEAD + _to_lark(kind, text, special_tokens)
+        # JSON has escapes for half a character, and llguidance takes none.
+        grammar.encode()
+    except RecursionError:
+        raise GuideError("is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise GuideError("has a lone surrogate, which no text has") from None
+    return grammar
+
+
+def _to_lark(kind: str, text: str, special_tokens: Mapping[str, int]) -> str:
+    if kind == "json":
+        return f"start: {_json({'type': 'object'})}\n"
+    if kind == "json_schema":
+        return f"start: {_json(_parse_json(text))}\n"
+    if kind == "regex":
+        return f"start: {_regex(text)}\n"
+    if kind == "ebnf_grammar":
+        try:
+            return any_to_lark(text)
+        except RecursionError:
+            raise
+        except Exception as error:  # the converter raises plain exceptions, and no others
+            raise GuideError(f"is neither GBNF nor Lark: {error}") from error
+    if kind == "structural_tag":
+        return _StructuralTag(special_tokens).grammar(_parse_json(text))
+    raise AssertionError(f"no guide's kind: {kind}")
+
+
+def _parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise GuideError(f"is not JSON: {error.msg} at character {error.pos}") from error
+    except ValueError as error:
+        # A number of too many digits.
+        raise GuideError(f"is not JSON: {error}") from error
+
+
+def _json(schema: Any) -> str:  # noqa: ANN401 - any JSON value; llguidance refuses what is no schema
+    if isinstance(schema, dict):
+        schema = {"x-guidance": {"whitespace_pattern": _WHITESPACE}, **schema}
+    return f"%json {json.dumps(schema)}"
+
+
+def _regex(pattern: str) -> str:
+    """Return a terminal that matches a whole text, with JavaScript's meaning of \\d and \\w."""
+    # The whole text is matched in any case, and llguidance has no anchors.
+    pattern = pattern.removeprefix("^")
+    if pattern.endswith("$") and not _ends_in_escape(pattern[:-1]):
+        pattern = pattern[:-1]
+    if _ends_in_escape(pattern):
+        # The converter would drop it.
+        raise GuideError("has a regular expression that ends in a backslash, which escapes nothing")
+    return f"/{regex_to_lark(pattern, 'dw')}/" if pattern else '""'
+
+
+def _ends_in_escape(pattern: str) -> bool:
+    """Whether a pattern ends in a backslash that is not escaped itself."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
+
+
+class _StructuralTag:
+    """Collects the rules of one structural tag: XGrammar's formats, and its older form of structures and triggers."""
+
+    def __init__(self, special_tokens: Mapping[str, int]) -> None:
+        # Longer names first: one may contain another.
+        self._special_tokens = sorted(special_tokens.items(), key=lambda item: -len(item[0]))
+        self._rules: list[str] = []
+        self._numbers = itertools.count()
+
+    def grammar(self, tag: Any) -> str:  # noqa: ANN401 - any JSON value
+        if not isinstance(tag, dict) or tag.get("type") != "structural_tag":
+            raise GuideError('is no structural tag: a JSON object with "type": "structural_tag"')
+        if "structures" in tag:
+            tags = [
+                {**item, "content": {"type": "json_schema", "json_schema": item["schema"]}}
+                for item in _list(tag, "structures", ("begin", "schema", "end"))
+            ]
+            tag = {"format": {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}}
+        start = self._format(tag.get("format"), "")
+        return "\n".join([f"start: {start}", *self._rules, ""])
+
+    def _format(self, node: Any, end: str) -> str:  # noqa: ANN401 - any JSON value
+        """Return the expression of a format followed by the text `end`."""
+        kind = node.get("type") if isinstance(node, dict) else None
+        if kind == "any_text":
+            return self._any_text(end)
+        expression = {
+            "const_string": lambda: self._literal(_text(node, "value")),
+            "json_schema": lambda: _json(node.get("json_schema", False)),
+            "regex": lambda: _regex(_text(node, "pattern")),
+            "sequence": lambda: " ".join(self._elements(node)),
+            "or": lambda: f"({' | '.join(self._elements(node))})",
+            "tag": lambda: self._tag(node, _text(node, "begin")),
+            "triggered_tags": lambda: self._triggered_tags(node),
+            "tags_with_separator": lambda: self._separated_tags(node),
+        }.get(str(kind))
+        if expression is None:
+            raise GuideError(f"has a format of the type {kind!r}, which is not supported")
+        return f"{expression()} {self._literal(end)}"
+
+    def _elements(self, node: dict[str, Any]) -> Iterator[str]:
+        for element in _list(node, "elements"):
+            yield self._rule(self._format(element, ""))
+
+    def _tag(self, node: dict[str, Any], begin: str) -> str:
+        """Return a tag, of whose beginning only `begin` is left to come."""
+        return f"{self._literal(begin)} {self._format(node.get('content'), _text(node, 'end'))}"
+
+    def _triggered_tags(self, node: dict[str, Any]) -> str:
+        """Return free text in which each trigger begins one of the tags."""
+        tags, triggers = [], _list(node, "triggers")
+        if not all(isinstance(text, str) for text in triggers):
+            raise GuideError(f"has triggers {triggers!r}; they must be strings")
+        for tag in _list(node, "tags", ("begin", "content", "end")):
+            begin = _text(tag, "begin")
+            trigger = next((text for text in triggers if begin.startswith(text)), "")
+            if not trigger:
+                raise GuideError(f"has the tag {begin!r}, which begins with none of the triggers")
+            tags.append(self._rule(f"{self._any_text(trigger)} {self._tag(tag, begin.removeprefix(trigger))}"))
+        one, required = f"({' | '.join(tags)})", bool(node.get("at_least_one"))
+        if node.get("stop_after_first"):
+            return one if required else f"({one} | {_ANY_TEXT})"
+        return f"{one}{'+' if required else '*'} {_ANY_TEXT}"
+
+    def _separated_tags(self, node: dict[str, Any]) -> str:
+        tags = _list(node, "tags", ("begin", "content", "end"))
+        one = self._rule(" | ".join(self._rule(self._tag(tag, _text(tag, "begin"))) for tag in tags))
+        more = "" if node.get("stop_after_first") else f" ({self._literal(_text(node, 'separator'))} {one})*"
+        return f"({one}{more})" + ("" if node.get("at_least_one") else "?")
+
+    def _any_text(self, end: str) -> str:
+        """Return any text up to the first `end`, and `end`; without one, any text."""
+        if not end:
+            return _ANY_TEXT
+        # A special token is no text, so text ends before it by itself.
+        if any(end.startswith(name) for name, _ in self._special_tokens):
+            return f"{_ANY_TEXT} {self._literal(end)}"
+        return self._rule(_ANY_TEXT, f"[suffix={_quoted(end)}]")
+
+    def _rule(self, body: str, options: str = "") -> str:
+        name = f"r{next(self._numbers)}"
+        self._rules.append(f"{name}{options}: {body}")
+        return name
+
+    def _literal(self, text: str) -> str:
+        """Return a text, with special tokens in it as such: as ordinary text the model can't generate them."""
+        for name, token in self._special_tokens:
+            before, found, after = text.partition(name)
+            if found:
+                return f"{self._literal(before)} <[{token}]> {self._literal(after)}".strip()
+        return _quoted(text) if text else ""
+
+
+def _quoted(text: str) -> str:
+    # Lark's strings are JSON's, but for U+007F, which it takes as an escape only.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _text(node: dict[str, Any], name: str) -> str:
+    value = node.get(name)
+    if not isinstance(value, str):
+        raise GuideError(f"has a {node.get('type', 'tag')} whose {name} is {value!r}; it must be a string")
+    return value
+
+
+def _list(node: dict[str, Any], name: str, keys: tuple[str, ...] = ()) -> list[Any]:
+    """Return a list that isn't empty; with `keys`, of objects that have them."""
+    values = node.get(name)
+    if not isinstance(values, list) or not values:
+        raise GuideError(f"has {name} {values!r}; they must be a list of at least one")
+    for value in values:
+        missing = [key for key in keys if not isinstance(value, dict) or key not in value]
+        if missing:
+            raise GuideError(f"has an element of {name} without {missing[0]}")
+    return values

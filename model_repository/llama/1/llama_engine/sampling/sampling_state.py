@@ -1,0 +1,86 @@
+"""What the sequences of a batch ask of the sampler, and their parameters and histories as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import torch
+
+from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.sequence import Sequence
+
+_PARAMETERS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_p")
+
+
+@dataclass(frozen=True)
+class SamplingFeatures:
+    """What rows ask for beyond their most likely token. Enabling an unused feature changes no token."""
+
+    repetition: bool = False
+    output_counts: bool = False
+    noise: bool = False
+    truncation: bool = False
+    min_p: bool = False
+    own: bool = False
+    """A bias or masks of single rows: a `RowProcessor`."""
+    log_probs: bool = False
+
+    def cover(self, other: SamplingFeatures) -> bool:
+        """Return whether every feature of `other` is enabled here."""
+        return all(mine or not theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True))
+
+
+def features_of(sequences: list[Sequence]) -> SamplingFeatures:
+    """Return the features that any of these sequences asks for."""
+    requests = [sequence.request for sequence in sequences]
+    return SamplingFeatures(
+        repetition=any(request.repetition_penalty != 1.0 for request in requests),
+        output_counts=any(request.frequency_penalty or request.presence_penalty for request in requests),
+        noise=any(request.temperature > 0 for request in requests),
+        truncation=any(request.temperature > 0 and (request.top_k or request.top_p < 1) for request in requests),
+        min_p=any(request.temperature > 0 and request.min_p for request in requests),
+        own=any(sequence.processor is not None for sequence in sequences),
+        log_probs=any(request.needs_log_probs for request in requests),
+    )
+
+
+class SamplingState:
+    """Sampling parameters and token histories of `slots` slots over a vocabulary, as tensors."""
+
+    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
+        self.vocabulary = vocabulary
+        self.parameters = torch.ones(slots, len(_PARAMETERS), device=device)
+        """One column for each of _PARAMETERS: [slots, parameters]."""
+        self.top_k = torch.full((slots,), vocabulary, dtype=torch.long, device=device)
+        self.in_prompt = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
+        """Whether the prompt has the token, for slots with a repetition penalty: [slots, vocabulary]."""
+        self.counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
+        """How often the completion has the token, for slots sampled with penalties: [slots, vocabulary]."""
+        self.seeds = np.zeros(slots, dtype=np.uint64)
+
+    @staticmethod
+    def bytes_for(slots: int, vocabulary: int) -> int:
+        """Return the bytes of the histories: bool for the prompt, int32 counts for the completion."""
+        return slots * vocabulary * 5
+
+    def set(self, first: int, requests: list[GenerationRequest]) -> None:
+        """Reset the slots `first` … to these requests."""
+        last = first + len(requests)
+        device = self.parameters.device
+        parameters = [[getattr(request, name) for name in _PARAMETERS] for request in requests]
+        self.parameters[first:last] = torch.tensor(parameters, dtype=torch.float32, device=device)
+        top_k = [min(request.top_k or self.vocabulary, self.vocabulary) for request in requests]
+        self.top_k[first:last] = torch.tensor(top_k, device=device)
+        self.seeds[first:last] = [request.seed for request in requests]
+        self.counts[first:last] = 0
+        self.in_prompt[first:last] = False
+        for slot, request in enumerate(requests, first):
+            if request.repetition_penalty != 1.0:
+                self.in_prompt[slot, list(request.prompt_tokens)] = True
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy slot `source` to slot `target`."""
+        for state in (self.parameters, self.top_k, self.in_prompt, self.counts):
+            state[target] = state[source]
+        self.seeds[target] = self.seeds[source]

@@ -1,0 +1,80 @@
+"""Responses as Triton's tensors: one dimension, a value for each completion.
+
+TensorRT-LLM's clients read `output[0]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from llama_engine.optional_outputs import Span, optional_outputs
+from llama_engine.sequence import Completion
+from llama_engine.text.tokenizer import Tokenizer
+
+
+def completion_tensors(completions: Sequence[Completion]) -> list[pb_utils.Tensor]:
+    """Return the outputs of a whole response."""
+    return [
+        _strings("text_output", [completion.text for completion in completions]),
+        _strings("finish_reason", [completion.finish_reason for completion in completions]),
+        _strings("stop_reason", [completion.stop_reason for completion in completions]),
+        _counts("num_input_tokens", [completion.num_input_tokens for completion in completions]),
+        _counts("num_output_tokens", [completion.num_output_tokens for completion in completions]),
+    ]
+
+
+def chunk_tensors(
+    text: str, completion: Completion | None, num_input_tokens: int, num_output_tokens: int
+) -> list[pb_utils.Tensor]:
+    """Return the outputs of a chunk. completion: what it ends; None before the end."""
+    tensors = [
+        _strings("text_output", [text]),
+        _reason("" if completion is None else completion.finish_reason),
+        _count("num_input_tokens", num_input_tokens),
+        _count("num_output_tokens", num_output_tokens),
+    ]
+    if completion is not None:
+        tensors.append(_strings("stop_reason", [completion.stop_reason]))
+    return tensors
+
+
+def optional_tensors(spans: Sequence[Span], tokenizer: Tokenizer, final: bool) -> list[pb_utils.Tensor]:
+    """Return the outputs that the sequences ask for beside those of every response. final: as in `optional_outputs`."""
+    return [pb_utils.Tensor(name, values) for name, values in optional_outputs(spans, tokenizer, final).items()]
+
+
+# A tensor that is sent again is written to shared memory once. The dispatcher's thread uses these, and `finalize` once
+# that has ended.
+@lru_cache(maxsize=256)
+def _count(name: str, value: int) -> pb_utils.Tensor:
+    return _counts(name, [value])
+
+
+@lru_cache
+def choice_tensor(choice: int) -> pb_utils.Tensor:
+    """Return which completion of several a chunk belongs to: [1, 1], as TensorRT-LLM's clients read it."""
+    return pb_utils.Tensor("sequence_index", np.array([[choice]], dtype=np.int32))
+
+
+@lru_cache
+def _reason(value: str) -> pb_utils.Tensor:
+    return _strings("finish_reason", [value])
+
+
+def release_tensors() -> None:
+    """Drop the tensors that are kept to be sent again: they must not outlive Triton's shared memory."""
+    _count.cache_clear()
+    choice_tensor.cache_clear()
+    _reason.cache_clear()
+
+
+def _strings(name: str, values: Sequence[str]) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.array([value.encode() for value in values], dtype=np.object_))
+
+
+def _counts(name: str, values: Sequence[int]) -> pb_utils.Tensor:
+    return pb_utils.Tensor(name, np.array(values, dtype=np.int32))

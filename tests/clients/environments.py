@@ -1,0 +1,39 @@
+"""The clients' virtual environments, `.work/clients/<name>`, from the pinned packages in `requirements/<name>.txt`.
+
+One for each client, because their packages exclude each other's; `make test-clients` installs them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent
+_INSTALLED = FOLDER.parents[1] / ".work" / "clients"
+
+
+def program(client: str, name: str) -> Path:
+    """Return a program of a client's environment. The test fails where it isn't installed."""
+    # The marker is created last.
+    if not (_INSTALLED / client / ".ready").exists():
+        pytest.fail(f"the client {client} isn't installed: make test-clients does it, into .work/clients")
+    return _INSTALLED / client / "bin" / name
+
+
+def environment(base_url: str, home: Path) -> dict[str, str]:
+    """Return the variables of a client's process: OpenAI's own, and none that lead out of this machine.
+
+    home: for what it caches.
+    """
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_KEY": "unused",
+        # LiteLLM's table of prices, Hugging Face's hub.
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+    }

@@ -1,0 +1,105 @@
+"""LangChain's ChatOpenAI and OpenAI."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import pytest
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import AIMessage, BaseMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel
+
+QUESTION = "What is a list?"
+
+
+class Topic(BaseModel):
+    """What a question is about."""
+
+    kind: Literal["list", "dict"]
+    urgent: bool
+
+
+def chat(**fields: object) -> ChatOpenAI:
+    return ChatOpenAI(**{"model": "pydoc-llama", "temperature": 0, "max_retries": 0, **fields})
+
+
+def test_a_chat_counts_its_tokens() -> None:
+    answer = chat(max_tokens=12).invoke([SystemMessage("Be short."), HumanMessage(QUESTION)])
+    assert answer.content
+    assert answer.usage_metadata["output_tokens"] == 12
+    assert answer.response_metadata["finish_reason"] == "length"
+
+
+def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
+    whole = chat(max_tokens=12).invoke(QUESTION)
+    chunks = list(chat(max_tokens=12, stream_usage=True).stream(QUESTION))
+    assert sum(bool(chunk.content) for chunk in chunks) > 1
+    assert (joined := _join(chunks)).content == whole.content
+    assert joined.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"]
+
+
+def test_an_asyncio_stream_has_the_same_text() -> None:
+    async def stream() -> str:
+        return "".join([str(chunk.content) async for chunk in chat(max_tokens=12).astream(QUESTION)])
+
+    assert asyncio.run(stream()) == chat(max_tokens=12).invoke(QUESTION).content
+
+
+def test_a_batch_is_answered_in_order() -> None:
+    questions = [QUESTION, "What is a dict?", "What is a file?"]
+    answers = chat(max_tokens=8).batch(questions)
+    assert [answer.content for answer in answers] == [chat(max_tokens=8).invoke(asked).content for asked in questions]
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output_is_a_pydantic_model(method: str) -> None:
+    assert isinstance(chat().with_structured_output(Topic, method=method).invoke(QUESTION), Topic)
+
+
+def test_structured_output_is_streamed() -> None:
+    *_, last = chat().with_structured_output(Topic).stream(QUESTION)
+    assert isinstance(last, Topic)
+
+
+def test_json_mode_writes_an_object() -> None:
+    answer = chat(max_tokens=40).bind(response_format={"type": "json_object"}).invoke(QUESTION)
+    assert str(answer.content).lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("choice", ["any", "Topic"])
+def test_a_bound_tool_is_called_with_valid_arguments(choice: str) -> None:
+    (call,) = chat().bind_tools([Topic], tool_choice=choice, parallel_tool_calls=False).invoke(QUESTION).tool_calls
+    assert call["name"] == "Topic"
+    Topic.model_validate(call["args"])
+
+
+def test_a_streamed_call_is_joined_and_answered() -> None:
+    called = _join(list(chat().bind_tools([Topic], tool_choice="Topic", strict=True).stream(QUESTION)))
+    (call,) = called.tool_calls
+    Topic.model_validate(call["args"])
+    conversation = [HumanMessage(QUESTION), AIMessage("", tool_calls=[call]), ToolMessage("2", tool_call_id=call["id"])]
+    assert chat(max_tokens=8).bind_tools([Topic], tool_choice="none").invoke(conversation).content
+
+
+def test_log_probabilities_and_stops() -> None:
+    answer = chat(max_tokens=3, logprobs=True, top_logprobs=2, seed=3, stop=["zz"]).invoke(QUESTION)
+    assert [len(token["top_logprobs"]) for token in answer.response_metadata["logprobs"]["content"]] == [2, 2, 2]
+
+
+def test_a_completion_and_its_stream_have_the_same_text() -> None:
+    model = OpenAI(model="pydoc-llama", temperature=0, max_tokens=8)
+    assert "".join(model.stream("Return a list of")) == model.invoke("Return a list of") != ""
+
+
+def test_a_prompt_beyond_the_context_is_an_error_of_its_own() -> None:
+    with pytest.raises(ContextOverflowError):
+        chat().invoke("word " * 600)
+
+
+def _join(chunks: list[BaseMessageChunk]) -> BaseMessageChunk:
+    joined, *others = chunks
+    for chunk in others:
+        joined += chunk
+    return joined

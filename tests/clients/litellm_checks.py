@@ -1,0 +1,109 @@
+"""LiteLLM's provider `openai/` and its completion API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Literal
+
+import litellm
+import pytest
+from pydantic import BaseModel
+
+MESSAGES = [{"role": "user", "content": "What is a list?"}]
+ENDPOINT = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
+CHAT = {"model": "openai/pydoc-llama", "messages": MESSAGES, **ENDPOINT}
+
+
+class Topic(BaseModel):
+    """What a question is about."""
+
+    kind: Literal["list", "dict"]
+    urgent: bool
+
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": Topic.model_json_schema()}}
+
+
+def test_a_chat_without_max_tokens_ends_by_itself() -> None:
+    answer = litellm.completion(**CHAT)
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer() -> None:
+    whole = litellm.completion(max_tokens=12, **CHAT)
+    chunks = list(litellm.completion(max_tokens=12, stream=True, stream_options={"include_usage": True}, **CHAT))
+    joined = litellm.stream_chunk_builder(chunks)
+    assert joined.choices[0].message.content == whole.choices[0].message.content
+    assert joined.choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+
+
+def test_an_asyncio_stream_has_the_same_text() -> None:
+    async def stream() -> str:
+        chunks = await litellm.acompletion(max_tokens=12, stream=True, **CHAT)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+    assert asyncio.run(stream()) == litellm.completion(max_tokens=12, **CHAT).choices[0].message.content
+
+
+def test_2000_max_tokens_are_refused_as_a_context_that_is_full() -> None:
+    with pytest.raises(litellm.ContextWindowExceededError, match="max_tokens is 2000; it must be at most"):
+        litellm.completion(max_tokens=2000, **CHAT)
+
+
+def test_2000_max_tokens_are_cut_to_the_context_where_the_request_says_so() -> None:
+    answer = litellm.completion(max_tokens=2000, extra_body={"truncate_max_tokens": True}, **CHAT)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_prompt_beyond_the_context_is_an_error_of_its_own() -> None:
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(**{**CHAT, "messages": [{"role": "user", "content": "word " * 600}]})
+
+
+def test_a_pydantic_model_is_the_form_of_an_answer() -> None:
+    answer = litellm.completion(response_format=Topic, **CHAT)
+    Topic.model_validate_json(answer.choices[0].message.content)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look_up"}}])
+def test_a_tool_is_called_with_valid_arguments(choice: object) -> None:
+    answer = litellm.completion(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, **CHAT)
+    call = answer.choices[0].message.tool_calls[0]
+    assert call.function.name == "look_up"
+    Topic.model_validate_json(call.function.arguments)
+
+
+def test_a_streamed_call_is_joined_and_answered() -> None:
+    called = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    chunks = list(litellm.completion(stream=True, **called, **CHAT))
+    message = litellm.stream_chunk_builder(chunks).choices[0].message
+    Topic.model_validate_json(message.tool_calls[0].function.arguments)
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": json.dumps({"found": 2})}
+    after = litellm.completion(
+        **{**CHAT, "messages": [*MESSAGES, message.model_dump(), result]}, tools=[TOOL], tool_choice="none"
+    )
+    assert after.choices[0].message.content
+
+
+def test_several_choices_have_log_probabilities() -> None:
+    answer = litellm.completion(max_tokens=3, n=2, logprobs=True, top_logprobs=2, **CHAT)
+    assert [len(choice.logprobs.content) for choice in answer.choices] == [3, 3]
+    assert all(len(token.top_logprobs) == 2 for token in answer.choices[0].logprobs.content)
+
+
+def test_completions_of_several_prompts_are_in_order() -> None:
+    model = "text-completion-openai/pydoc-llama"
+    prompts = ["Return a list of", "Raise ValueError"]
+    both = litellm.text_completion(model=model, prompt=prompts, max_tokens=5, logprobs=1, **ENDPOINT)
+    alone = [litellm.text_completion(model=model, prompt=prompt, max_tokens=5, **ENDPOINT) for prompt in prompts]
+    assert [choice.text for choice in both.choices] == [answer.choices[0].text for answer in alone]
+
+
+def test_embeddings_are_refused() -> None:
+    with pytest.raises(litellm.BadRequestError, match="they have no embeddings"):
+        litellm.embedding(model="openai/pydoc-llama", input=["a"], api_base=ENDPOINT["api_base"], api_key="unused")

@@ -1,0 +1,28 @@
+"""Libraries that speak OpenAI's protocol, each in its own environment, as its users install it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from clients.environments import FOLDER, environment, program
+
+
+@pytest.mark.parametrize("client", ["langchain", "litellm", "llama_index"])
+def test_a_library_passes_its_checks(client: str, base_url: str, tmp_path: Path) -> None:
+    # The checks are tests for the pytest of that environment, which has none of this project's packages.
+    checks = FOLDER / f"{client}_checks.py"
+    options = ["-c", os.devnull, f"--rootdir={FOLDER}", "--noconftest", "-p", "no:cacheprovider", "--verbose"]
+    ended = subprocess.run(
+        [program(client, "python"), "-m", "pytest", *options, checks],
+        env=environment(base_url, tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert " passed" in ended.stdout
+    assert " skipped" not in ended.stdout

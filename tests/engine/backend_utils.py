@@ -1,0 +1,102 @@
+"""What responses need of Triton's Python backend, which exists only inside Triton: tensors, responses and a sender."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FINAL = 1
+
+
+@dataclass
+class Tensor:
+    """A tensor."""
+
+    given_name: str
+    array: NDArray[Any]
+
+    def name(self) -> str:
+        return self.given_name
+
+    def as_numpy(self) -> NDArray[Any]:
+        return self.array
+
+
+@dataclass
+class Response:
+    """A response: outputs, or an error."""
+
+    output_tensors: list[Tensor] = field(default_factory=list)
+    error: Exception | None = None
+
+    def values(self) -> dict[str, list[Any]]:
+        """The outputs by name, strings as str."""
+        return {
+            tensor.given_name: [one.decode() if isinstance(one, bytes) else one for one in tensor.array.tolist()]
+            for tensor in self.output_tensors
+        }
+
+
+class TritonError(Exception):
+    """An error and its code."""
+
+    CANCELLED, INTERNAL, INVALID_ARG, UNAVAILABLE = range(4)
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Request:
+    """A request, its response sender, and what was sent: responses and whether each was the final one."""
+
+    def __init__(self, parameters: str = "", /, **inputs: NDArray[Any]) -> None:
+        self._parameters = parameters
+        self._inputs = [Tensor(name, array) for name, array in inputs.items()]
+        self.sent: list[tuple[Response, bool]] = []
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def parameters(self) -> str:
+        return self._parameters
+
+    def request_id(self) -> str:
+        return "one"
+
+    def timeout(self) -> int:
+        return 0
+
+    def get_response_sender(self) -> Request:
+        return self
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def send(self, response: Response, flags: int = 0) -> None:
+        assert not any(final for _, final in self.sent), "a response follows the final one"
+        self.sent.append((response, bool(flags & FINAL)))
+
+
+def text(*rows: str) -> NDArray[Any]:
+    """Return rows of one string."""
+    return np.array([[row.encode()] for row in rows], dtype=np.object_)
+
+
+def install() -> None:
+    """Stand in for the module; before anything that imports it."""
+    module = ModuleType("triton_python_backend_utils")
+    module.__dict__.update(
+        Tensor=Tensor,
+        InferenceRequest=Request,
+        InferenceResponse=Response,
+        InferenceResponseSender=Request,
+        TritonError=TritonError,
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
+    )
+    sys.modules.setdefault("triton_python_backend_utils", module)

@@ -1,0 +1,68 @@
+"""Guides over a byte-level vocabulary and one of Llama 2's kind, and the texts that their masks allow."""
+
+import json
+import string
+from collections.abc import Iterator
+
+import pytest
+import torch
+from engine.small_tokenizers import llama2_like
+from llama_engine.sampling.guided import Guides, GuideState, forbidden
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary
+
+END = 2
+
+# Exponential: more than 10 s and 1 GB.
+ENDLESS = json.dumps({"allOf": [{"type": "string", "pattern": f".*{one}.{{20}}"} for one in string.ascii_lowercase]})
+
+
+@pytest.fixture(scope="module", params=["byte-level", "SentencePiece"])
+def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Tokenizer:
+    if request.param == "byte-level":
+        return tokenizer
+    pretrained = llama2_like()
+    return Tokenizer(pretrained, Vocabulary.from_tokenizer(pretrained, len(pretrained)))
+
+
+@pytest.fixture(scope="module")
+def guides(any_tokenizer: Tokenizer) -> Iterator[Guides]:
+    guides = Guides(any_tokenizer, [END])
+    yield guides
+    guides.close()
+
+
+@pytest.fixture
+def own_guides(tokenizer: Tokenizer) -> Iterator[Guides]:
+    """A guides of the embedded checkpoint that no other test has used."""
+    guides = Guides(tokenizer, [END])
+    yield guides
+    guides.close()
+
+
+def allowed_tokens(state: GuideState, tokenizer: Tokenizer) -> set[int]:
+    size = len(tokenizer.vocabulary.token_bytes)
+    mask = torch.full((1, -(-size // 32)), -1, dtype=torch.int32)
+    state.fill(mask[0].numpy())
+    return set((~forbidden(mask, size))[0].nonzero()[:, 0].tolist())
+
+
+def tokens_of(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Split a text into the longest tokens from its start on."""
+    by_bytes = {token: index for index, token in enumerate(tokenizer.vocabulary.token_bytes) if token}
+    rest, tokens = text.encode(), []
+    while rest:
+        length = next(
+            size for size in range(min(len(rest), tokenizer.vocabulary.longest), 0, -1) if rest[:size] in by_bytes
+        )
+        tokens.append(by_bytes[rest[:length]])
+        rest = rest[length:]
+    return tokens
+
+
+def conforms(state: GuideState, text: str, tokenizer: Tokenizer) -> bool:
+    """Return whether the masks allow the text and an end token after it."""
+    for token in tokens_of(text, tokenizer):
+        if token not in allowed_tokens(state, tokenizer):
+            return False
+        assert state.accept(token)
+    return END in allowed_tokens(state, tokenizer)

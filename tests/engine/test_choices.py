@@ -1,0 +1,239 @@
+"""Choices of one prompt: the texts of requests alone, one prefill, and no effect on each other."""
+
+import random
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+from engine.engines import alone, engine_of, run, spoil_cache
+from engine.forward_passes import ForwardPass, watching
+from engine.prompts import request_of, requests_of
+from engine.scheduling import Client, Running, client_of, running
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.engine import Engine
+from llama_engine.errors import Cancelled, GenerationError
+from llama_engine.model.loader import Checkpoint
+from llama_engine.sequence import Completion, Result, Sequence
+from llama_engine.text.tokenizer import Vocabulary
+
+
+@pytest.fixture(params=["fp32", "int8"])
+def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+    """In PyTorch, and by the compiled kernels where they are built."""
+    loaded: Checkpoint = request.getfixturevalue(request.param)
+    return loaded
+
+
+def _request(checkpoint: Checkpoint, n: int, size: int = 40, max_tokens: int = 8) -> GenerationRequest:
+    return replace(request_of(checkpoint, size, size, max_tokens), n=n)
+
+
+def _expected(checkpoint: Checkpoint, request: GenerationRequest) -> list[Completion]:
+    return alone(checkpoint, request.choices())
+
+
+def _prefilled(engine: Engine, sequences: list[Sequence]) -> tuple[list[Result | None], int]:
+    """Run the sequences; return their results, and how many prompt tokens were computed."""
+    passes: list[ForwardPass] = []
+    with watching(passes.append):
+        results = run(engine, sequences).results
+    return results, sum(one.tokens for one in passes if not one.decodes)
+
+
+@pytest.mark.parametrize("budget", [512, 16])
+def test_choices_have_the_texts_of_requests_alone_and_their_prompt_is_computed_once(
+    checkpoint: Checkpoint, budget: int
+) -> None:
+    request = _request(checkpoint, 4)
+    engine = engine_of(checkpoint, 6, prefill_tokens=str(budget))
+    results, prefilled = _prefilled(engine, engine.choices(request))
+    assert results == _expected(checkpoint, request)
+    assert prefilled == 40
+    assert len({result.text for result in results if isinstance(result, Completion)}) > 1
+    assert [result.choice for result in results if isinstance(result, Completion)] == [0, 1, 2, 3]
+
+
+def test_choices_compute_their_masks_once_and_have_the_texts_of_requests_alone(fp32: Checkpoint) -> None:
+    allowed = tuple(range(len(fp32.tokenizer.vocabulary.token_bytes) - 100))
+    plain = _request(fp32, 4, max_tokens=16)
+    request = replace(plain, bad_words=(b"e", b"re"), logit_bias=((300, 4.0),), allowed_token_ids=allowed)
+    engine = engine_of(fp32, 4)
+    with patch.object(Vocabulary, "containing", autospec=True, side_effect=Vocabulary.containing) as containing:
+        choices = engine.choices(request)
+    assert containing.call_count == 2
+    results = run(engine, choices).results
+    assert results == _expected(fp32, request)
+    assert all("e" not in result.text for result in results if isinstance(result, Completion))
+
+
+def test_copies_of_a_long_prompt_are_spread_over_passes_that_compute_other_prompts(checkpoint: Checkpoint) -> None:
+    request, other = _request(checkpoint, 4), request_of(checkpoint, 9, 30, 3)
+    # 16 times 2 tokens are less than the prompt: one copy a pass.
+    engine = engine_of(checkpoint, 6, prefill_tokens="2")
+    sequences = [*engine.choices(request), engine.sequence(other)]
+    for sequence in sequences:
+        engine.add(sequence)
+    passes: list[ForwardPass] = []
+    copies: list[int] = []
+    with watching(passes.append), patch.object(engine._model, "copy", side_effect=engine._model.copy) as copy:
+        while engine.used_slots:
+            before = copy.call_count
+            engine.step()
+            copies.append(copy.call_count - before)
+    assert (max(copies), sum(copies)) == (1, 3)
+    assert sum(one.tokens for one in passes if not one.decodes) == 40 + 30
+    assert [one.result for one in sequences] == [*_expected(checkpoint, request), *alone(checkpoint, [other])]
+
+
+def test_a_prompt_whose_hidden_state_can_not_be_kept_at_first_is_computed_again(checkpoint: Checkpoint) -> None:
+    request, other = _request(checkpoint, 3), request_of(checkpoint, 9, 30, 3)
+    engine = engine_of(checkpoint, 4)
+    real, failures = torch.Tensor.clone, [torch.OutOfMemoryError("no room for a copy")]
+
+    def clone(tensor: torch.Tensor) -> torch.Tensor:
+        if failures and tensor.dim() == 2 and len(tensor) == 1:
+            raise failures.pop()
+        return real(tensor)
+
+    with patch.object(torch.Tensor, "clone", clone):
+        faulty = run(engine, [*engine.choices(request), engine.sequence(other)])
+    assert faulty.errors == 1
+    assert faulty.results == [*_expected(checkpoint, request), *alone(checkpoint, [other])]
+
+
+def test_stale_values_in_a_slot_do_not_reach_the_choice_that_gets_it(checkpoint: Checkpoint) -> None:
+    request = _request(checkpoint, 4, size=17)
+    engine = engine_of(checkpoint, 4)
+    spoil_cache(engine)
+    assert run(engine, engine.choices(request)).results == _expected(checkpoint, request)
+
+
+def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkpoint: Checkpoint) -> None:
+    request = _request(checkpoint, 5)
+    engine = engine_of(checkpoint, 2)
+    first, *others = engine.choices(request)
+    # The first one lasts, and each other one ends sooner.
+    others = [engine.sequence(replace(one.request, max_tokens=2, min_tokens=2)) for one in others]
+    for one in others:
+        one.share = first.share
+    results, prefilled = _prefilled(engine, [first, *others])
+    assert results == alone(checkpoint, [one.request for one in (first, *others)])
+    assert prefilled == 40
+
+
+def test_a_choice_that_no_other_can_give_the_prompt_computes_it_again(checkpoint: Checkpoint) -> None:
+    request = _request(checkpoint, 3)
+    engine = engine_of(checkpoint, 1)
+    results, prefilled = _prefilled(engine, engine.choices(request))
+    assert results == _expected(checkpoint, request)
+    assert prefilled == 3 * 40
+
+
+def test_choices_among_other_requests_change_no_text(checkpoint: Checkpoint) -> None:
+    randomness = random.Random(11)
+    engine = engine_of(checkpoint, 5, prefill_tokens="32")
+    several = [_request(checkpoint, randomness.randint(2, 6), randomness.choice((3, 20, 50))) for _ in range(4)]
+    sequences = [engine.sequence(request) for request in requests_of(checkpoint, 8)]
+    for request in several:
+        place = randomness.randrange(len(sequences))
+        sequences[place:place] = engine.choices(request)
+    assert run(engine, sequences).results == alone(checkpoint, [sequence.request for sequence in sequences])
+
+
+def test_identical_prompts_of_different_requests_are_not_shared(fp32: Checkpoint) -> None:
+    request = _request(fp32, 2)
+    engine = engine_of(fp32, 4)
+    _, prefilled = _prefilled(engine, [*engine.choices(request), *engine.choices(request)])
+    assert prefilled == 2 * 40
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3])
+def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: Checkpoint, fails: int) -> None:
+    request = _request(checkpoint, 4)
+    expected = _expected(checkpoint, request)
+    engine = engine_of(checkpoint, 4)
+    real, copies = engine._model.copy, iter(range(1, 100))
+
+    def copy(source: int, target: int, length: int) -> None:
+        if next(copies) == fails:
+            raise RuntimeError("no copy")
+        real(source, target, length)
+
+    with patch.object(engine._model, "copy", copy):
+        faulty = run(engine, engine.choices(request))
+    assert isinstance(faulty.results[fails], GenerationError)
+    assert [one for place, one in enumerate(faulty.results) if place != fails] == [
+        one for place, one in enumerate(expected) if place != fails
+    ]
+    assert run(engine, engine.choices(request)).results == expected
+
+
+def test_a_first_choice_that_fails_in_prefill_costs_the_others_nothing(checkpoint: Checkpoint) -> None:
+    request = _request(checkpoint, 3)
+    engine = engine_of(checkpoint, 4)
+
+    def fail_first(one: ForwardPass) -> None:
+        if one.number == 0:
+            raise RuntimeError("no prefill")
+
+    with watching(fail_first):
+        results = run(engine, engine.choices(request)).results
+    assert isinstance(results[0], GenerationError)
+    assert results[1:] == _expected(checkpoint, request)[1:]
+
+
+def test_choices_that_are_removed_at_any_time_harm_no_other(checkpoint: Checkpoint) -> None:
+    for steps in range(4):
+        for gone in range(3):
+            request = _request(checkpoint, 3, size=50)
+            engine = engine_of(checkpoint, 2, prefill_tokens="20")
+            choices = engine.choices(request)
+            waiting = list(choices)
+            for _ in range(steps):
+                while waiting and engine.used_slots < engine.slots:
+                    engine.add(waiting.pop(0))
+                engine.step()
+            if choices[gone] in waiting:
+                waiting.remove(choices[gone])
+            else:
+                engine.remove(choices[gone])
+            while waiting or engine.used_slots:
+                while waiting and engine.used_slots < engine.slots:
+                    engine.add(waiting.pop(0))
+                engine.step()
+            left = [one for one in choices if one is not choices[gone]]
+            assert [one.result for one in left] == alone(checkpoint, [one.request for one in left])
+
+
+def _add_choices(scheduled: Running, request: GenerationRequest, stream: bool = False) -> list[Sequence]:
+    """Schedule the choices of a request, each with a client of its own."""
+    choices = scheduled.engine.choices(request, stream=stream)
+    for choice in choices:
+        choice.sink = Client()
+    scheduled.scheduler.add(choices)
+    return choices
+
+
+def test_streamed_choices_name_themselves_in_every_chunk(fp32: Checkpoint) -> None:
+    request = _request(fp32, 3)
+    with running(fp32, 2) as scheduled:
+        choices = _add_choices(scheduled, request, stream=True)
+        results = scheduled.finish(choices)
+    assert results == _expected(fp32, request)
+    for place, (choice, result) in enumerate(zip(choices, results, strict=True)):
+        chunks = client_of(choice).chunks
+        assert {chunk.choice for chunk in chunks} == {place}
+        assert isinstance(result, Completion)
+        assert "".join(chunk.text for chunk in chunks) == result.text
+
+
+def test_a_cancelled_choice_frees_its_slot_and_the_others_end_as_they_would(fp32: Checkpoint) -> None:
+    request = _request(fp32, 4, max_tokens=20)
+    with running(fp32, 2) as scheduled:
+        choices = _add_choices(scheduled, request)
+        scheduled.pace.let(4)
+        client_of(choices[0]).cancel()
+        results = scheduled.finish(choices)
+    assert isinstance(results[0], Cancelled)
+    assert results[1:] == _expected(fp32, request)[1:]

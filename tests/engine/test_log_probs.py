@@ -1,0 +1,136 @@
+"""Log probabilities of generated tokens and of prompts: those of transformers' model, in pieces, and without effect."""
+
+import math
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+from engine.engines import completions, engine_of, run, tokens_in, with_tokens_as_text
+from engine.forward_passes import ForwardPass, watching
+from engine.oracle import oracle
+from engine.prompts import request_of, requests_of
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.engine import Engine
+from llama_engine.model.loader import Checkpoint
+from llama_engine.sampling.log_probs import TokenLogProbs
+from llama_engine.sequence import Completion, Sequence
+
+TOLERANCE = 2e-4
+"""Of a log probability in FP32, against another order of sums."""
+
+
+@pytest.fixture(params=["fp32", "int8"])
+def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+    """In PyTorch, and by the compiled kernels where they are built."""
+    loaded: Checkpoint = request.getfixturevalue(request.param)
+    return loaded
+
+
+def _asking(request: GenerationRequest, generated: int | None = 3, prompt: int | None = 2) -> GenerationRequest:
+    return replace(request, return_log_probs=True, num_logprobs=generated, prompt_logprobs=prompt)
+
+
+def _finished(engine: Engine, requests: list[GenerationRequest]) -> list[Sequence]:
+    sequences = [engine.sequence(request) for request in requests]
+    assert all(isinstance(result, Completion) for result in run(engine, sequences).results)
+    return sequences
+
+
+def _expected(checkpoint: Checkpoint, tokens: list[int]) -> torch.Tensor:
+    """Return transformers' log probabilities of what follows each token, [tokens, vocabulary]."""
+    with torch.inference_mode():
+        logits: torch.Tensor = oracle(checkpoint)(input_ids=torch.tensor([tokens])).logits[0]
+    return logits.double().log_softmax(-1)
+
+
+def _assert_is(found: TokenLogProbs, expected: torch.Tensor, token: int, top: int) -> None:
+    assert found.token == token
+    assert math.isclose(found.log_prob, float(expected[token]), abs_tol=TOLERANCE)
+    better = int((expected > expected[token] + TOLERANCE).sum())
+    assert better <= found.rank - 1 <= int((expected > expected[token] - TOLERANCE).sum())
+    values = expected.topk(top).values.tolist()
+    assert [value for _, value in found.top] == pytest.approx(values, abs=TOLERANCE)
+    assert all(math.isclose(value, float(expected[one]), abs_tol=TOLERANCE) for one, value in found.top)
+
+
+@pytest.mark.parametrize("budget", [512, 7])
+def test_they_are_those_of_transformers_for_prompt_and_completion(fp32: Checkpoint, budget: int) -> None:
+    """Penalties, temperature and the draw don't count; nor does the cut of the prompt."""
+    shown = with_tokens_as_text(fp32)
+    engine = engine_of(shown, 3, prefill_tokens=str(budget))
+    requests = [_asking(request) for request in requests_of(shown, 5)]
+    for sequence in _finished(engine, requests):
+        assert isinstance(sequence.result, Completion)
+        prompt, output = list(sequence.request.prompt_tokens), tokens_in(sequence.result.text)
+        expected = _expected(fp32, [*prompt, *output])
+        assert len(sequence.prompt_log_probs) == len(prompt) - 1
+        for place, found in enumerate(sequence.prompt_log_probs):
+            _assert_is(found, expected[place], prompt[place + 1], 2)
+        assert len(sequence.log_probs) == len(output)
+        for place, found in enumerate(sequence.log_probs, len(prompt) - 1):
+            _assert_is(found, expected[place], output[place - len(prompt) + 1], 3)
+
+
+def test_asking_for_them_changes_no_text_and_no_neighbours_cost(checkpoint: Checkpoint) -> None:
+    requests = requests_of(checkpoint, 6)
+    plain = completions(engine_of(checkpoint, 4), requests)
+    asked = [_asking(request) if row % 2 else request for row, request in enumerate(requests)]
+    sequences = _finished(engine_of(checkpoint, 4), asked)
+    assert [sequence.result for sequence in sequences] == plain
+    for sequence in sequences[::2]:
+        assert (sequence.log_probs, sequence.prompt_log_probs) == ([], [])
+        assert sequence.next_log_probs is None
+
+
+def test_a_request_has_the_same_ones_alone_and_among_others(int8: Checkpoint) -> None:
+    requests = [_asking(request, row, 20 - row) for row, request in enumerate(requests_of(int8, 6))]
+    together = _finished(engine_of(int8, 4), requests)
+    for one, request in zip(together, requests, strict=True):
+        (alone,) = _finished(engine_of(int8, 1), [request])
+        assert alone.log_probs == one.log_probs
+        assert alone.prompt_log_probs == one.prompt_log_probs
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_failed_step_records_no_token_twice(fp32: Checkpoint, place: int) -> None:
+    requests = [_asking(request) for request in requests_of(fp32, 4)]
+    expected = [sequence.log_probs for sequence in _finished(engine_of(fp32, 4), requests)]
+    prompts = [sequence.prompt_log_probs for sequence in _finished(engine_of(fp32, 4), requests)]
+    engine = engine_of(fp32, 4)
+
+    def fail(one: ForwardPass) -> None:
+        if one.number == place:
+            raise RuntimeError("no pass")
+
+    with watching(fail):
+        sequences = _finished(engine, requests)
+    for sequence, log_probs, of_prompt in zip(sequences, expected, prompts, strict=True):
+        assert [one.token for one in sequence.log_probs] == [one.token for one in log_probs]
+        assert [one.token for one in sequence.prompt_log_probs] == [one.token for one in of_prompt]
+
+
+def test_a_prompts_are_computed_in_pieces_of_as_many_logits_as_a_step_has(checkpoint: Checkpoint) -> None:
+    engine, rows = engine_of(checkpoint, 4), list[int]()
+    real = engine._model.logits
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return real(hidden)
+
+    with patch.object(engine._model, "logits", logits):
+        (sequence,) = _finished(engine, [_asking(request_of(checkpoint, 1, 30, 2))])
+    assert len(sequence.prompt_log_probs) == 29
+    assert max(rows) == 4
+    # The 29 of the prompt, and one for each of the two tokens.
+    assert sum(rows) == 29 + 2
+
+
+def test_choices_share_those_of_their_prompt(checkpoint: Checkpoint) -> None:
+    request = replace(_asking(request_of(checkpoint, 1, 30)), n=3)
+    engine = engine_of(checkpoint, 3)
+    choices = engine.choices(request)
+    run(engine, choices)
+    (alone,) = _finished(engine_of(checkpoint, 3), [request])
+    assert all(choice.prompt_log_probs == alone.prompt_log_probs for choice in choices)
+    assert all(len(choice.log_probs) == choice.num_output_tokens for choice in choices)

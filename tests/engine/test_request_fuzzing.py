@@ -1,0 +1,121 @@
+"""Any value of any field, in each way that it can be given, is accepted or refused by name; nothing else is raised."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from llama_engine.api.defaults import GenerationDefaults
+from llama_engine.api.fields import ALIASES, FIELDS, SAMPLING_PARAMETERS
+from llama_engine.api.request_parser import GenerationRequest, RequestParser
+from llama_engine.errors import InvalidRequest
+from llama_engine.text.tokenizer import Tokenizer
+from numpy.typing import NDArray
+
+MAX_MODEL_LEN = 64
+VOCABULARY = 3072
+CASES = 2000
+
+# The same cases in every run.
+_fuzzed = settings(
+    max_examples=CASES, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+_numbers = st.sampled_from(
+    [0, 1, -1, 2, 16, 17, 20, 21, 3071, 3072, 2**31 - 1, -(2**31), 2**63, 2**64, 10**40, 0.5, -0.0, 1.5, 1e308, 1e-320]
+)  # fmt: skip
+_texts = st.text(max_size=8) | st.sampled_from(
+    ["", "0.5", "1_0", "7", "-1", "٣", "nan", "1e999", "{}", "[]",
+     '{"1": 2}', '{"1": 1e999}', "json", "[" * 3000, "\ud800"]
+)  # fmt: skip
+_scalars = st.none() | st.booleans() | _numbers | st.floats(width=32) | _texts
+_values: SearchStrategy[object] = st.recursive(
+    _scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts | st.just("1"), inner, max_size=3),
+    max_leaves=6,
+)
+_names = st.sampled_from([*FIELDS, *ALIASES])
+_INT32 = st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 40)
+_ELEMENTS: dict[str, SearchStrategy[Any]] = {
+    "STRING": st.binary(max_size=8) | _texts.map(lambda text: text.encode("utf-8", "surrogatepass")),
+    "INT32": _INT32,
+    "FP32": st.floats(width=32),
+    "UINT64": st.integers(0, 2**64 - 1),
+    "BOOL": st.booleans(),
+}
+_DTYPES = {"STRING": np.object_, "INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_}
+
+
+@st.composite
+def _tensors(draw: st.DrawFn) -> dict[str, NDArray[Any]]:
+    """Return inputs of their types and shapes, with any values."""
+    tensors: dict[str, NDArray[Any]] = {}
+    for name in draw(st.lists(_names, max_size=4, unique=True)):
+        field = FIELDS[ALIASES.get(name, name)]
+        columns = draw(st.integers(0, 4)) if field.is_list else 1
+        row = [draw(_ELEMENTS[field.type]) for _ in range(columns)]
+        tensors[name] = np.array([row], dtype=_DTYPES[field.type]).reshape(1, columns)
+    return tensors
+
+
+def _check(tokenizer: Tokenizer, inputs: dict[str, NDArray[Any]], parameters: dict[str, object]) -> None:
+    """Parse; the result keeps its bounds, or the message names a field that was given."""
+    parser = RequestParser(tokenizer, GenerationDefaults(max_tokens=16), MAX_MODEL_LEN)
+    try:
+        (request,) = parser.parse(inputs, parameters)
+    except InvalidRequest as error:
+        message = str(error)
+        assert len(message) < 600, message
+        assert "\n" not in message, message
+        known = {*inputs, *parameters, *SAMPLING_PARAMETERS, "guided_decoding_guide", "embedding_bias_weights"}
+        assert any(name in message for name in known), message
+        message.encode()
+    else:
+        _assert_within_bounds(request)
+
+
+def _assert_within_bounds(request: GenerationRequest) -> None:
+    assert 1 <= request.max_tokens <= MAX_MODEL_LEN - len(request.prompt_tokens)
+    assert 0 <= request.min_tokens <= request.max_tokens
+    assert 0 <= request.temperature <= 2
+    assert 0 < request.top_p <= 1
+    assert 0 <= request.min_p <= 1
+    assert math.isfinite(request.repetition_penalty)
+    assert 1 <= len(request.choices()) <= 16
+    ids = [*request.prompt_tokens, *request.stop_token_ids, *request.allowed_token_ids]
+    ids += [token for token, _ in request.logit_bias]
+    assert all(type(token) is int and 0 <= token < VOCABULARY for token in ids)
+    assert all(math.isfinite(bias) for _, bias in request.logit_bias)
+
+
+@_fuzzed
+@given(_tensors())
+def test_any_tensor_of_its_type_is_accepted_or_refused_by_name(
+    tokenizer: Tokenizer, tensors: dict[str, NDArray[Any]]
+) -> None:
+    prompt = {"text_input": np.array([[b"def f"]], dtype=np.object_)}
+    _check(tokenizer, tensors if "input_ids" in tensors else {**prompt, **tensors}, {})
+
+
+@_fuzzed
+@given(st.dictionaries(_names, _scalars, max_size=3))
+def test_any_request_parameter_is_accepted_or_refused_by_name(
+    tokenizer: Tokenizer, parameters: dict[str, object]
+) -> None:
+    _check(tokenizer, {"text_input": np.array([[b"def f"]], dtype=np.object_)}, parameters)
+
+
+@_fuzzed
+@given(st.dictionaries(st.sampled_from([*SAMPLING_PARAMETERS, "best_of"]), _values, max_size=3))
+def test_any_sampling_parameter_is_accepted_or_refused_by_name(
+    tokenizer: Tokenizer, parameters: dict[str, object]
+) -> None:
+    text = json.dumps(parameters).encode()
+    inputs = {"text_input": [[b"def f"]], "sampling_parameters": [[text]]}
+    _check(tokenizer, {name: np.array(rows, dtype=np.object_) for name, rows in inputs.items()}, {})

@@ -1,0 +1,250 @@
+"""Requests become sequences, and their events responses: rows and choices in order, streams, final flags, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from engine import backend_utils
+from engine.backend_utils import Request, TritonError, text
+from engine.engines import engine_of
+from engine.metrics import RecordingRegistry
+from llama_engine.api.request_parser import RequestParser
+from llama_engine.engine import Engine
+from llama_engine.errors import Cancelled
+from llama_engine.model.loader import Checkpoint
+from llama_engine.observability.log import RequestLog
+from llama_engine.observability.stats import Stats
+from llama_engine.response_dispatcher import ResponseDispatcher
+from llama_engine.sequence import Chunk, Event, Sequence
+from llama_engine.triton.config import QueuePolicy
+from llama_engine.triton.forwarded import FORWARDED
+from numpy.typing import NDArray
+
+backend_utils.install()
+
+from llama_engine.triton import requests  # noqa: E402 - imports what is installed above
+from llama_engine.triton.requests import RequestDecoder, Response  # noqa: E402 - imports what is installed above
+from llama_engine.triton.tensors import release_tensors  # noqa: E402 - as above
+
+PROMPT = "Return a list of"
+ALWAYS = {"text_output", "finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens"}
+
+
+@pytest.fixture
+def decoder(fp32: Checkpoint) -> Iterator[RequestDecoder]:
+    dispatcher, registry = ResponseDispatcher(), RecordingRegistry()
+    stats = Stats(registry, 4)
+    engine = engine_of(fp32, 4)
+    parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
+    yield RequestDecoder(engine, parser, QueuePolicy(), True, True, RequestLog("none"), stats, dispatcher)
+    assert dispatcher.close(60)
+    stats.close(60)
+    release_tensors()
+
+
+def _int32(*rows: int) -> NDArray[np.int32]:
+    return np.array([[row] for row in rows], dtype=np.int32)
+
+
+def _flag(value: bool) -> NDArray[np.bool_]:
+    return np.array([[value]])
+
+
+def _run(engine: Engine, response: Response, every: int = 1) -> None:
+    """Run a response's sequences, sending what the scheduler would after every `every` steps."""
+    waiting: list[Sequence] = list(response.sequences)
+    inside: list[Sequence] = []
+    events: list[Event] = []
+    steps = 0
+    while waiting or inside:
+        while waiting and engine.used_slots < engine.slots:
+            inside.append(waiting.pop(0))
+            engine.add(inside[-1])
+        engine.step()
+        steps += 1
+        for sequence in list(inside):
+            chunk = sequence.next_chunk() if sequence.stream else None
+            events += [] if chunk is None else [chunk]
+            if sequence.result is not None:
+                events.append(sequence.result)
+                inside.remove(sequence)
+        if events and (steps % every == 0 or not (waiting or inside)):
+            response.send(events)
+            events = []
+
+
+def _decode(decoder: RequestDecoder, request: Request) -> Response:
+    return decoder.decode(cast(Any, request))
+
+
+def _answer(decoder: RequestDecoder, request: Request) -> dict[str, list[Any]]:
+    """Return the outputs of the only response to a request."""
+    _run(decoder.engine, _decode(decoder, request))
+    ((response, final),) = request.sent
+    assert final
+    assert response.error is None
+    return response.values()
+
+
+def test_a_response_has_rows_and_their_choices_in_order(decoder: RequestDecoder) -> None:
+    limits = _int32(3, 5)
+    greedy = np.zeros((2, 1), dtype=np.float32)
+    inputs = {"max_tokens": limits, "min_tokens": limits, "n": _int32(1, 3), "temperature": greedy}
+    request = Request(text_input=text(PROMPT, "class"), **inputs)
+    outputs = _answer(decoder, request)
+    assert set(outputs) == ALWAYS
+    assert outputs["num_output_tokens"] == [3, 5, 5, 5]
+    assert outputs["num_input_tokens"][1:] == [outputs["num_input_tokens"][1]] * 3
+    # Greedy: the choices are the same text.
+    assert len(set(outputs["text_output"][1:])) == 1
+    assert outputs["finish_reason"] == ["length"] * 4
+    assert outputs["stop_reason"] == [""] * 4
+
+
+@pytest.mark.parametrize("every", [1, 4, 100])
+def test_a_stream_of_choices_ends_with_the_last_chunk_of_the_last_one(decoder: RequestDecoder, every: int) -> None:
+    parameters = json.dumps({"temperature": 1.5, "seed": 3, "max_tokens": 9, "min_tokens": 9})
+    whole = Request(parameters, text_input=text(PROMPT), n=_int32(6))
+    outputs = _answer(decoder, whole)
+    assert len(set(outputs["text_output"])) > 1
+    streamed = Request(parameters, text_input=text(PROMPT), n=_int32(6), stream=_flag(True))
+    _run(decoder.engine, _decode(decoder, streamed), every)
+    assert [final for _, final in streamed.sent] == [False] * (len(streamed.sent) - 1) + [True]
+    texts, counts, reasons = [""] * 6, [0] * 6, [list[str]() for _ in range(6)]
+    for response, _ in streamed.sent:
+        values = response.values()
+        ((index,),) = values["sequence_index"]
+        texts[index] += values["text_output"][0]
+        counts[index] += values["num_output_tokens"][0]
+        reasons[index] += values["finish_reason"]
+        assert values["num_input_tokens"] == outputs["num_input_tokens"][:1]
+        assert ("stop_reason" in values) == (values["finish_reason"] == ["length"])
+    assert texts == outputs["text_output"]
+    assert counts == [9] * 6
+    assert all(one[-1] == "length" and set(one[:-1]) <= {""} for one in reasons)
+
+
+def test_a_stream_of_one_choice_has_the_outputs_that_it_always_had(decoder: RequestDecoder) -> None:
+    limit = _int32(3)
+    request = Request(text_input=text(PROMPT), max_tokens=limit, min_tokens=limit, stream=_flag(True))
+    _run(decoder.engine, _decode(decoder, request))
+    *before, (last, _) = request.sent
+    assert all(set(response.values()) == ALWAYS - {"stop_reason"} for response, _ in before)
+    assert set(last.values()) == ALWAYS
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_chunks_optional_outputs_join_to_those_of_one_response(decoder: RequestDecoder, every: int) -> None:
+    asked = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
+    parameters = json.dumps({**asked, "max_tokens": 7, "min_tokens": 7, "temperature": 0.0})
+    whole = _answer(decoder, Request(parameters, text_input=text(PROMPT)))
+    request = Request(parameters, text_input=text(PROMPT), stream=_flag(True))
+    _run(decoder.engine, _decode(decoder, request), every)
+    chunks = [response.values() for response, _ in request.sent]
+    assert [one for chunk in chunks for one in chunk["output_log_probs"][0]] == whole["output_log_probs"][0]
+    assert [one for chunk in chunks for one in json.loads(chunk["logprobs"][0])] == json.loads(whole["logprobs"][0])
+    assert chunks[-1]["cum_log_probs"] == whole["cum_log_probs"]
+    assert chunks[0]["prompt_logprobs"] == whole["prompt_logprobs"]
+    assert [("prompt_logprobs" in chunk, "arrival_time_ns" in chunk) for chunk in chunks] == [
+        (place == 0, place == len(chunks) - 1) for place in range(len(chunks))
+    ]
+
+
+class _Other:
+    """The sink of another request: how many responses of the first one were sent before its own."""
+
+    def __init__(self, first: Request) -> None:
+        self._first = first
+        self.before: list[int] = []
+
+    def send(self, events: list[Event]) -> None:
+        self.before.append(len(self._first.sent))
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("name", "output"), [("prompt_logprobs", "prompt_logprobs"), ("num_logprobs", "logprobs")])
+def test_the_log_probabilities_of_many_tokens_are_written_between_other_responses(
+    decoder: RequestDecoder, monkeypatch: pytest.MonkeyPatch, name: str, output: str
+) -> None:
+    limit = _int32(30)
+    inputs = {"text_input": text(PROMPT * 20), name: _int32(2), "n": _int32(2), "max_tokens": limit}
+    inputs |= {"min_tokens": limit, "seed": np.array([[5]], dtype=np.uint64)}
+    whole = Request("", **inputs, stream=_flag(False))
+    expected = _answer(decoder, whole)[output]
+    monkeypatch.setattr(requests, "TOKENS_AT_ONCE", 4)
+    request = Request("", **inputs, stream=_flag(False))
+    response, other = _decode(decoder, request), _Other(request)
+    results: list[Event] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(response, "send", results.extend)
+        _run(decoder.engine, response)
+    decoder.dispatcher.post([*((response, result) for result in results), (other, Chunk("", 1))])
+    assert decoder.dispatcher.close(60)
+    ((answered, final),) = request.sent
+    assert final
+    assert answered.values()[output] == expected
+    assert other.before == [0]
+
+
+class _Cancelled(Request):
+    """A request whose client has cancelled."""
+
+    def is_cancelled(self) -> bool:
+        return True
+
+
+def test_a_request_that_was_not_forwarded_but_says_so_can_be_cancelled(decoder: RequestDecoder) -> None:
+    forged = json.dumps({FORWARDED: json.dumps(["0" * 32, {}])})
+    assert _decode(decoder, _Cancelled(forged, text_input=text(PROMPT))).is_cancelled()
+    assert not _decode(decoder, Request(forged, text_input=text(PROMPT))).is_cancelled()
+
+
+def test_a_choice_that_fails_ends_the_stream_with_its_error_after_what_came_before(decoder: RequestDecoder) -> None:
+    request = Request('{"max_tokens": 9}', text_input=text(PROMPT), n=_int32(2), stream=_flag(True))
+    response = _decode(decoder, request)
+    for sequence in response.sequences:
+        decoder.engine.add(sequence)
+    decoder.engine.step()
+    chunks = [chunk for sequence in response.sequences if (chunk := sequence.next_chunk()) is not None]
+    response.send([*chunks, Cancelled("gone")])
+    response.send([Cancelled("gone, too")])
+    assert [final for _, final in request.sent] == [False] * len(chunks) + [True]
+    error = request.sent[-1][0].error
+    assert isinstance(error, TritonError)
+    assert (str(error), error.code) == ("gone", TritonError.CANCELLED)
+    # So that the choices that still run leave their slots.
+    assert response.is_cancelled()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "inputs", "message"),
+    [
+        ('{"top_q": 1}', {"text_input": text(PROMPT)}, "'top_q' is no input of this model, and so no request "),
+        ("{", {"text_input": text(PROMPT)}, "the request has parameters that are not UTF-8"),
+        ("", {"text_input": text("a", "b"), "stream": np.array([[True], [True]])}, "stream is true for 2 rows; "),
+        ("", {"max_tokens": _int32(3)}, "text_input is missing, and so is input_ids"),
+    ],
+)  # fmt: skip
+def test_a_refused_request_gets_its_error_as_its_only_response(
+    decoder: RequestDecoder, parameters: str, inputs: dict[str, NDArray[Any]], message: str
+) -> None:
+    request = Request(parameters, **inputs)
+    response = _decode(decoder, request)
+    assert response.sequences == []
+    assert str(response.error).startswith(message)
+    assert decoder.dispatcher.close(60)
+    ((sent, final),) = request.sent
+    assert final
+    assert isinstance(sent.error, TritonError)
+    assert (str(sent.error), sent.error.code) == (str(response.error), TritonError.INVALID_ARG)
+
+
+def test_the_id_of_a_request_to_generate_is_no_input(decoder: RequestDecoder) -> None:
+    request = Request('{"id": "7", "max_tokens": 2, "min_tokens": 2}', text_input=text(PROMPT))
+    assert _answer(decoder, request)["num_output_tokens"] == [2]

@@ -1,0 +1,37 @@
+"""A fake Triton and an endpoint in front of it for each module; every test begins with a fresh state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import pytest
+from frontend.endpoints import Endpoint, endpoint
+from frontend.fake_triton import FakeTriton, fake_triton
+
+
+@pytest.fixture(scope="module")
+def module_triton() -> Iterator[FakeTriton]:
+    with fake_triton() as triton:
+        yield triton
+
+
+@pytest.fixture(scope="module")
+def module_endpoint(module_triton: FakeTriton) -> Iterator[Endpoint]:
+    with endpoint(module_triton.port) as served:
+        yield served
+
+
+@pytest.fixture
+def triton(module_triton: FakeTriton) -> FakeTriton:
+    """The fake, as if it had just started."""
+    fresh = FakeTriton(port=module_triton.port)
+    for one in fields(FakeTriton):
+        setattr(module_triton, one.name, getattr(fresh, one.name))
+    return module_triton
+
+
+@pytest.fixture
+def served(triton: FakeTriton, module_endpoint: Endpoint) -> Endpoint:
+    """The endpoint with default settings."""
+    return module_endpoint

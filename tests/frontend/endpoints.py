@@ -1,0 +1,88 @@
+"""Endpoints on real sockets, each in a thread with an event loop of its own, and what they answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+from triton_llama_openai.app import create_app
+from triton_llama_openai.connections import make_server
+from triton_llama_openai.served_models import ServedModels
+from triton_llama_openai.settings import Settings
+
+HOST = "127.0.0.1"
+EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A running endpoint and a client of it."""
+
+    port: int
+    http: httpx.Client
+
+    @property
+    def base_url(self) -> str:
+        """What clients of OpenAI's protocol are given."""
+        return f"http://{HOST}:{self.port}/v1"
+
+    def chat(self, **fields: object) -> httpx.Response:
+        """Send a chat of one message, unless the fields have others."""
+        given = {"model": "pydoc-llama", "messages": [{"role": "user", "content": "What is a list?"}], **fields}
+        return self.http.post("/v1/chat/completions", json=given)
+
+    def complete(self, **fields: object) -> httpx.Response:
+        """Send a completion request with a prompt of three words, unless the fields have another."""
+        return self.http.post("/v1/completions", json={"model": "pydoc-llama", "prompt": "Return a list", **fields})
+
+
+@contextmanager
+def endpoint(triton_port: int, **changes: object) -> Iterator[Endpoint]:
+    """Serve in front of a Triton; `changes`: settings other than the defaults."""
+    given: dict[str, object] = {"grace": 5, **changes}
+    if "models_file" not in changes:
+        given |= {"triton": f"{HOST}:{triton_port}", "tokenizer": str(EMBEDDED)}
+    settings = replace(Settings(), **given)  # type: ignore[arg-type]  # the tests' values fit
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        app = create_app(settings, ServedModels.load(settings))
+        server = make_server(app, settings)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="endpoint")
+        thread.start()
+        try:
+            deadline = time.monotonic() + 20
+            while not server.started:
+                assert thread.is_alive(), "the endpoint has ended"
+                assert time.monotonic() < deadline, "the endpoint did not start"
+                time.sleep(0.01)
+            with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=30) as client:
+                yield Endpoint(port, client)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def error_of(response: httpx.Response) -> Json:
+    """Return the error of a refused request."""
+    error = response.json()["error"]
+    assert isinstance(error, dict)
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def events_of(response: httpx.Response) -> list[Json]:
+    """Return the events of a stream, checked: each a JSON object, the last one [DONE]."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = response.text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert all(line.startswith("data: {") for line in lines[:-2])
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]

@@ -1,0 +1,258 @@
+"""A Triton whose model `llama` behaves like the product's: real sockets, the same inputs and outputs, no weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
+
+HOST = "127.0.0.1"
+CONTEXT = 512
+Value = str | int | float | bool
+_FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request. inputs: the values of each tensor by name."""
+
+    id: str
+    inputs: dict[str, list[Value]]
+
+    def value(self, name: str, default: Value | None = None) -> Value | None:
+        """Return an input's only value."""
+        return self.inputs[name][0] if name in self.inputs else default
+
+    def integer(self, name: str, default: int) -> int:
+        """Return an input's only value, an integer."""
+        value = self.value(name, default)
+        assert isinstance(value, int)
+        return value
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt: its words, or the ids."""
+        if "input_ids" in self.inputs:
+            return len(self.inputs["input_ids"])
+        return len(str(self.value("text_input")).split())
+
+
+@dataclass
+class FakeTriton:
+    """The model's state and what it was asked.
+
+    tokens: the text it generates, for every choice. text: makes another text of a request. hold_after: responses of a
+    stream after which it generates no more, until the client cancels. failing: a status and a message instead of an
+    answer; after_tokens: once that number of responses is sent. cancelled: ids of requests whose client has left.
+    """
+
+    port: int = 0
+    ready: bool = True
+    tokens: list[str] = field(default_factory=lambda: [" Hello", ",", " world", "."])
+    text: Callable[[Asked], list[str]] | None = None
+    hold_after: int | None = None
+    failing: tuple[grpc.StatusCode, str] | None = None
+    after_tokens: int = 0
+    cached_tokens: int = 0
+    end_early: bool = False
+    asked: list[Asked] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+
+    @property
+    def last(self) -> Asked:
+        """The newest request."""
+        return self.asked[-1]
+
+    def wait_for(self, condition: Callable[[FakeTriton], bool]) -> None:
+        """Wait until something has happened here, 20 s at most."""
+        deadline = time.monotonic() + 20
+        while not condition(self):
+            assert time.monotonic() < deadline, "it never happened"
+            time.sleep(0.01)
+
+    async def answer(self, asked: Asked) -> AsyncIterator[messages.ModelStreamInferResponse]:
+        """Yield a request's responses."""
+        tokens, reason = self._generated(asked)
+        choices = asked.integer("n", 1)
+        if asked.value("stream"):
+            for number, token in enumerate(tokens):
+                if number == self.hold_after:
+                    await asyncio.Event().wait()
+                last = number == len(tokens) - 1
+                for index in range(choices):
+                    yield self._response(asked, [index], [token], reason if last else "", number, 1, stream=True)
+            return
+        if self.hold_after is not None:
+            await asyncio.Event().wait()
+        texts = ["".join(tokens)] * choices
+        yield self._response(asked, list(range(choices)), texts, reason, 0, len(tokens), stream=False)
+
+    def _generated(self, asked: Asked) -> tuple[list[str], str]:
+        tokens = self.tokens if self.text is None else self.text(asked)
+        room = CONTEXT - asked.prompt_tokens
+        most = asked.integer("max_tokens", 128)
+        if asked.value("truncate_max_tokens"):
+            most = min(most, room)
+        stops = [str(word) for word in asked.inputs.get("stop_words", [])]
+        kept: list[str] = []
+        for token in tokens[:most]:
+            if any(stop in "".join([*kept, token]) for stop in stops):
+                return [*kept, ""], "stop"
+            kept.append(token)
+        return kept, "length" if len(tokens) > most else "stop"
+
+    def _response(
+        self, asked: Asked, indices: list[int], texts: list[str], reason: str, first: int, count: int, *, stream: bool
+    ) -> messages.ModelStreamInferResponse:
+        rows = len(indices)
+        message = messages.ModelStreamInferResponse()
+        message.infer_response.model_name = "llama"
+        _add_strings(message, "text_output", texts)
+        _add_strings(message, "finish_reason", [reason] * rows)
+        _add_integers(message, "num_input_tokens", [asked.prompt_tokens] * rows)
+        _add_integers(message, "num_output_tokens", [count] * rows)
+        if stream and asked.integer("n", 1) > 1:
+            _add_integers(message, "sequence_index", indices)
+        if reason:
+            stops = [str(word) for word in asked.inputs.get("stop_words", [])]
+            stop = stops[0] if stops and reason == "stop" else ""
+            _add_strings(message, "stop_reason", [stop] * rows)
+        if "num_logprobs" in asked.inputs:
+            top = asked.integer("num_logprobs", 0)
+            tokens = self.tokens[first : first + count]
+            _add_strings(message, "logprobs", [json.dumps([logprobs(token, top) for token in tokens])] * rows)
+        if "prompt_logprobs" in asked.inputs and first == 0:
+            top = asked.integer("prompt_logprobs", 0)
+            words = str(asked.value("text_input", "a b c")).split()
+            entries = [None, *(logprobs(f" {word}", top) for word in words[1:])]
+            _add_strings(message, "prompt_logprobs", [json.dumps(entries)] * rows)
+        if asked.value("return_perf_metrics") and reason:
+            # The choices after the first find its prompt in the cache.
+            cached = [asked.prompt_tokens if index else self.cached_tokens for index in indices]
+            _add_integers(message, "num_cached_tokens", cached)
+        return message
+
+
+def logprobs(token: str, top: int) -> dict[str, dict[str, object]]:
+    """Return what the model says about a token: itself first, then the likeliest."""
+    alternatives = [token, *(f"{token}{number}" for number in range(top))]
+    return {
+        str(number): {"logprob": -0.5 - number, "rank": number + 1, "decoded_token": text}
+        for number, text in enumerate(alternatives[: max(1, top)])
+    }
+
+
+@contextmanager
+def fake_triton() -> Iterator[FakeTriton]:
+    """Serve in a thread with an event loop of its own."""
+    triton = FakeTriton()
+    started, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        add_GRPCInferenceServiceServicer_to_server(_Service(triton), server)
+        triton.port = server.add_insecure_port(f"{HOST}:0")
+        await server.start()
+        started.set()
+        await stop.wait()
+        await server.stop(None)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="fake-triton")
+    thread.start()
+    try:
+        assert started.wait(20)
+        yield triton
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated, without types
+    def __init__(self, triton: FakeTriton) -> None:
+        self._triton = triton
+
+    async def ModelReady(  # noqa: N802 - Triton's name
+        self, request: messages.ModelReadyRequest, context: grpc.aio.ServicerContext
+    ) -> messages.ModelReadyResponse:
+        return messages.ModelReadyResponse(ready=self._triton.ready and request.name == "llama")
+
+    async def ModelConfig(  # noqa: N802 - Triton's name
+        self, request: messages.ModelConfigRequest, context: grpc.aio.ServicerContext
+    ) -> messages.ModelConfigResponse:
+        response = messages.ModelConfigResponse()
+        response.config.name = request.name
+        return response
+
+    async def ModelStreamInfer(  # noqa: N802 - Triton's name
+        self, requests: AsyncIterator[messages.ModelInferRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[messages.ModelStreamInferResponse]:
+        triton = self._triton
+        async for request in requests:
+            asked = _read(request)
+            triton.asked.append(asked)
+            triton.running += 1
+            triton.most_running = max(triton.most_running, triton.running)
+            sent = 0
+            try:
+                async for response in triton.answer(asked):
+                    if triton.failing is not None and sent == triton.after_tokens:
+                        await context.abort(*triton.failing)
+                    yield response
+                    sent += 1
+                    if triton.end_early:
+                        return
+            except (asyncio.CancelledError, GeneratorExit):
+                # GeneratorExit: it was cancelled while gRPC was sending a response.
+                triton.cancelled.append(asked.id)
+                raise
+            finally:
+                triton.running -= 1
+
+
+def _read(request: messages.ModelInferRequest) -> Asked:
+    inputs: dict[str, list[Value]] = {}
+    for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
+        assert tensor.shape[0] == 1, f"{tensor.name} has shape {tensor.shape}"
+        values = _values(tensor.datatype, content)
+        assert len(values) == tensor.shape[1], f"{tensor.name} has {len(values)} values, shape {tensor.shape}"
+        inputs[tensor.name] = values
+    return Asked(request.id, inputs)
+
+
+def _values(datatype: str, content: bytes) -> list[Value]:
+    if datatype != "BYTES":
+        code = _FORMATS[datatype]
+        return list(struct.unpack(f"<{len(content) // struct.calcsize(code)}{code}", content))
+    texts: list[Value] = []
+    while content:
+        size = int.from_bytes(content[:4], "little")
+        texts.append(content[4 : 4 + size].decode())
+        content = content[4 + size :]
+    return texts
+
+
+def _add_strings(message: messages.ModelStreamInferResponse, name: str, texts: list[str]) -> None:
+    encoded = [text.encode() for text in texts]
+    _add(message, name, "BYTES", len(texts), b"".join(struct.pack("<I", len(text)) + text for text in encoded))
+
+
+def _add_integers(message: messages.ModelStreamInferResponse, name: str, values: list[int]) -> None:
+    _add(message, name, "INT32", len(values), struct.pack(f"<{len(values)}i", *values))
+
+
+def _add(message: messages.ModelStreamInferResponse, name: str, datatype: str, rows: int, content: bytes) -> None:
+    message.infer_response.outputs.add(name=name, datatype=datatype, shape=[rows])
+    message.infer_response.raw_output_contents.append(content)

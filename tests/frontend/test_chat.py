@@ -1,0 +1,189 @@
+"""/v1/chat/completions without a stream."""
+
+from __future__ import annotations
+
+import pytest
+from frontend.endpoints import Endpoint, events_of
+from frontend.fake_triton import FakeTriton
+
+
+def test_a_chat_is_answered_in_openais_form(served: Endpoint, triton: FakeTriton) -> None:
+    triton.cached_tokens = 2
+    response = served.chat()
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "pydoc-llama"
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["system_fingerprint"].startswith("fp_")
+    (choice,) = answer["choices"]
+    assert choice == {
+        "index": 0,
+        "message": {"role": "assistant", "content": " Hello, world.", "refusal": None},
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": None,
+    }
+    assert answer["usage"] == {
+        "prompt_tokens": triton.last.prompt_tokens,
+        "completion_tokens": 4,
+        "total_tokens": triton.last.prompt_tokens + 4,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
+def test_the_prompt_is_the_checkpoints_chat_template(served: Endpoint, triton: FakeTriton) -> None:
+    messages = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": "three"},
+        {"role": "user", "content": "four"},
+    ]
+    assert served.chat(messages=messages).status_code == 200
+    assert triton.last.value("text_input") == (
+        "<s>[INST] <<SYS>>\nBe short.\n<</SYS>>\n\none\ntwo [/INST] three </s><s>[INST] four [/INST]"
+    )
+    assert triton.last.value("stream") is False
+
+
+def test_without_max_tokens_the_answer_may_fill_the_context(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = [" a"] * 1000
+    answer = served.chat().json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == 512
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_max_tokens_bounds_the_answer_under_either_name(served: Endpoint, triton: FakeTriton, field: str) -> None:
+    answer = served.chat(**{field: 2}).json()
+    assert answer["choices"][0]["message"]["content"] == " Hello,"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert triton.last.value("max_tokens") == 2
+    assert "truncate_max_tokens" not in triton.last.inputs
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name", "inputs"),
+    [
+        ("temperature", 0.5, "temperature", [0.5]),
+        ("top_p", 0, "top_p", [0.0]),
+        ("top_k", 5, "top_k", [5]),
+        ("top_k", -1, "top_k", [0]),
+        ("min_p", 0.25, "min_p", [0.25]),
+        ("frequency_penalty", -2, "frequency_penalty", [-2.0]),
+        ("presence_penalty", 1.5, "presence_penalty", [1.5]),
+        ("repetition_penalty", 1.25, "repetition_penalty", [1.25]),
+        ("seed", 7, "seed", [7]),
+        ("seed", -1, "seed", [2**64 - 1]),
+        ("stop", "x", "stop_words", ["x"]),
+        ("stop", ["x", "yz"], "stop_words", ["x", "yz"]),
+        ("bad_words", ["no"], "bad_words", ["no"]),
+        ("stop_token_ids", [5, 6], "stop_token_ids", [5, 6]),
+        ("allowed_token_ids", [7, 8], "allowed_token_ids", [7, 8]),
+        ("ignore_eos", True, "ignore_eos", [True]),
+        ("priority", -3, "priority", [-3]),
+        ("min_tokens", 1, "min_tokens", [1]),
+        ("logit_bias", {"5": -100}, "logit_bias", ['{"5": -100.0}']),
+        ("guided_regex", "a+", "guided_decoding_guide", ["a+"]),
+        ("guided_regex", "a+", "guided_decoding_guide_type", ["regex"]),
+        ("guided_choice", ["a", 'b"'], "guided_decoding_guide", ['root ::= "a" | "b\\""']),
+        ("guided_grammar", "root ::= x", "guided_decoding_guide_type", ["ebnf_grammar"]),
+        ("guided_json", {"type": "object"}, "guided_decoding_guide", ['{"type":"object"}']),
+        ("response_format", {"type": "json_object"}, "guided_decoding_guide_type", ["json"]),
+        ("structured_outputs", {"regex": "b"}, "guided_decoding_guide", ["b"]),
+    ],
+)
+def test_a_field_reaches_the_model_as_its_input(
+    served: Endpoint, triton: FakeTriton, field: str, value: object, name: str, inputs: list[object]
+) -> None:
+    response = served.chat(**{field: value})
+    assert response.status_code == 200, response.text
+    assert triton.last.inputs[name] == inputs
+
+
+def test_a_schema_of_response_format_is_the_guide(served: Endpoint, triton: FakeTriton) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    assert served.chat(response_format=asked).status_code == 200
+    assert triton.last.value("guided_decoding_guide_type") == "json_schema"
+    assert '"required":["a"]' in str(triton.last.value("guided_decoding_guide"))
+
+
+def test_a_field_that_is_null_or_missing_is_no_input_of_the_model(served: Endpoint, triton: FakeTriton) -> None:
+    assert served.chat(temperature=None, stop=None, tools=None, logit_bias=None, seed=None).status_code == 200
+    expected = {"text_input", "stream", "max_tokens", "truncate_max_tokens", "return_perf_metrics"}
+    assert set(triton.last.inputs) == expected
+
+
+def test_several_choices_are_numbered_and_count_the_prompt_once(served: Endpoint, triton: FakeTriton) -> None:
+    answer = served.chat(n=3).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["usage"]["prompt_tokens"] == triton.last.prompt_tokens
+    assert len(triton.asked) == 1
+
+
+def test_a_stop_string_is_the_stop_reason(served: Endpoint) -> None:
+    (choice,) = served.chat(stop=[" world"]).json()["choices"]
+    assert choice["message"]["content"] == " Hello,"
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", " world")
+
+
+def test_logprobs_have_the_token_its_bytes_and_the_likeliest(served: Endpoint) -> None:
+    (choice,) = served.chat(logprobs=True, top_logprobs=2).json()["choices"]
+    content = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == [" Hello", ",", " world", "."]
+    assert content[0]["bytes"] == list(b" Hello")
+    assert [entry["logprob"] for entry in content[0]["top_logprobs"]] == [-0.5, -1.5]
+
+
+def test_a_part_of_a_character_has_no_bytes(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = ["\ufffd", "ü"]
+    (choice,) = served.chat(logprobs=True).json()["choices"]
+    assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [None, [0xC3, 0xBC]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_are_those_that_the_first_choice_found(
+    served: Endpoint, triton: FakeTriton, stream: bool
+) -> None:
+    triton.cached_tokens = 2
+    if stream:
+        usage = events_of(served.chat(n=3, stream=True, stream_options={"include_usage": True}))[-1]["usage"]
+    else:
+        usage = served.chat(n=3).json()["usage"]
+    assert isinstance(usage, dict)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+def test_logprobs_without_top_logprobs_have_no_alternatives(served: Endpoint) -> None:
+    (choice,) = served.chat(logprobs=True).json()["choices"]
+    assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [[], [], [], []]
+
+
+def test_fields_without_effect_are_named_in_a_header(served: Endpoint) -> None:
+    response = served.chat(user="me", metadata={"a": "b"}, store=False, temperature=0.5)
+    assert response.status_code == 200
+    assert response.headers["x-ignored-parameters"] == "metadata, store, user"
+    assert "x-ignored-parameters" not in served.chat(temperature=0.5).headers
+
+
+def test_a_request_id_is_the_clients_own_or_a_new_one(served: Endpoint, triton: FakeTriton) -> None:
+    fields = {"model": "pydoc-llama", "messages": [{"role": "user", "content": "a"}]}
+    response = served.http.post("/v1/chat/completions", json=fields, headers={"x-request-id": "mine-1"})
+    assert response.headers["x-request-id"] == "mine-1" == triton.last.id
+    assert served.chat().headers["x-request-id"] == triton.last.id != "mine-1"
+
+
+def test_the_last_message_can_be_continued(served: Endpoint, triton: FakeTriton) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The list"}]
+    assert served.chat(messages=messages, continue_final_message=True).status_code == 200
+    assert triton.last.value("text_input") == "<s>[INST] a [/INST] The list"
+
+
+def test_an_answer_can_be_sent_back_as_it_is(served: Endpoint, triton: FakeTriton) -> None:
+    message = served.chat().json()["choices"][0]["message"]
+    question = {"role": "user", "content": "a"}
+    response = served.chat(messages=[question, message, question])
+    assert response.status_code == 200, response.text
+    assert "x-ignored-parameters" not in response.headers

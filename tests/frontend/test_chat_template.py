@@ -1,0 +1,186 @@
+"""Chat templates: what transformers renders, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from frontend.endpoints import EMBEDDED
+from transformers import AutoTokenizer
+from triton_llama_openai.chat_template import ChatTemplate, InvalidTemplateError, Turn
+from triton_llama_openai.checkpoint import load_checkpoint
+from triton_llama_openai.errors import ApiError
+from triton_llama_openai.served_models import tool_form
+from triton_llama_openai.settings import InvalidSettingsError
+
+MESSAGES = [{"role": "system", "content": "Be <b>."}, {"role": "user", "content": "Köln?"}]
+FUNCTIONS = [{"type": "function", "function": {"name": "add", "description": "a < b"}}]
+TURNS: list[Turn] = [dict(message) for message in MESSAGES]
+TOOLS: list[Turn] = [dict(function) for function in FUNCTIONS]
+TEMPLATES = {
+    "loop controls": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "tojson": "{{ tools | tojson }}{{ messages | tojson(indent=2) }}",
+    "generation": "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}",
+    "blocks are trimmed": "{% for m in messages %}\n  {{ m.role }}\n  {% endfor %}\n{{ eos_token }}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "special tokens": "{{ bos_token }}{% if add_generation_prompt %}go{% endif %}",
+}
+
+
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_template_is_rendered_as_transformers_does(source: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    expected = tokenizer.apply_chat_template(
+        MESSAGES, tools=[*FUNCTIONS], chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    assert template.render(TURNS, TOOLS) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ raise_exception.__globals__ }}",
+        "{% set ns = namespace() %}{% set ns.__init__ = 1 %}{{ ns }}",
+        "{{ namespace(_x=1)._x }}",
+    ],
+)
+def test_a_template_reaches_nothing_outside_its_sandbox(source: str) -> None:
+    template = ChatTemplate(source, {})
+    try:
+        shown = template.render(TURNS)
+    except ApiError as error:
+        shown = error.param or "no parameter"
+    assert shown == "messages" or not ("object at" in shown or "class" in shown)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ 'a' * 10 ** 12 }}",
+        "{{ [0] * 10 ** 12 }}",
+        "{{ 10 ** 12 * 'a' }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_template_that_would_not_end_is_refused_in_bounded_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton_llama_openai.chat_template.LONGEST_RENDERING_S", 0.05)
+    with pytest.raises(ApiError, match="the chat template says") as refused:
+        ChatTemplate(source, {}).render(TURNS)
+    assert refused.value.param == "messages"
+
+
+def test_a_templates_arithmetic_is_pythons() -> None:
+    source = "{{ 2 ** 10 }} {{ 'ab' * 3 }} {{ 1.5 * 2 }} {{ [1] * 2 }} {{ 2 ** -1 }}"
+    assert ChatTemplate(source, {}).render(TURNS) == "1024 ababab 3.0 [1, 1] 0.5"
+
+
+def test_what_a_template_says_about_messages_is_a_refusal() -> None:
+    with pytest.raises(ApiError, match="the chat template says: no system here") as refused:
+        ChatTemplate("{{ raise_exception('no system here') }}", {}).render(TURNS)
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{", "{% for x in y %}"])
+def test_a_template_with_a_fault_is_refused_when_it_is_loaded(source: str) -> None:
+    with pytest.raises(InvalidTemplateError):
+        ChatTemplate(source, {})
+
+
+def test_a_template_says_whether_it_takes_tools_and_in_which_form(tmp_path: Path) -> None:
+    def form(source: str) -> tuple[bool, str]:
+        file = tmp_path / "t.jinja"
+        file.write_text(source)
+        checkpoint = load_checkpoint(str(EMBEDDED), file, None)
+        assert checkpoint.template is not None
+        return checkpoint.template.takes_tools, tool_form(checkpoint)
+
+    assert form("{{ messages }}") == (False, "hermes")
+    assert form("{{ tools }}<tool_call>") == (True, "hermes")
+    assert form('{{ tools }}{"name": function name, "parameters": ...}') == (True, "llama3_json")
+
+
+def test_the_template_is_found_where_checkpoints_have_it(tmp_path: Path) -> None:
+    def found(config: dict[str, object]) -> str | None:
+        (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 99, **config}))
+        checkpoint = load_checkpoint(str(tmp_path), None, None)
+        assert checkpoint.context == 99
+        return None if checkpoint.template is None else checkpoint.template.render(TURNS)
+
+    assert found({}) is None
+    assert found({"chat_template": "a{{ bos_token }}", "bos_token": {"content": "<x>"}}) == "a<x>"
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    assert found({"chat_template": named}) == "d"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert found({"chat_template": "config"}) == "file"
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A hub id of which the cache has two commits, main and the tag v1, without a template of their own; no network."""
+    repository = tmp_path / "models--org--name"
+    for name, length in (("main", 99), ("v1", 77)):
+        commit = f"{length:040}"
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / name).write_text(commit)
+        folder = repository / "snapshots" / commit
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
+        (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length, "chat_template": name}))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    # As a process takes it from HF_HUB_OFFLINE=1.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return "org/name"
+
+
+@pytest.mark.parametrize(("revision", "template", "context"), [(None, "main", 99), ("v1", "v1", 77)])
+def test_a_hub_id_is_loaded_from_the_cache_at_its_revision_without_the_hub(
+    cached: str, revision: str | None, template: str, context: int
+) -> None:
+    checkpoint = load_checkpoint(cached, None, None, revision)
+    assert checkpoint.template is not None
+    assert (checkpoint.name, checkpoint.template.source, checkpoint.context) == (cached, template, context)
+
+
+def test_a_hub_id_that_the_cache_lacks_is_refused_without_the_hub(cached: str) -> None:
+    with pytest.raises(InvalidSettingsError, match="tokenizer 'org/other': no folder, and not on the hub"):
+        load_checkpoint("org/other", None, None)
+    with pytest.raises(InvalidSettingsError, match="tokenizer 'org/name at v2': no folder, and not on the hub"):
+        load_checkpoint(cached, None, None, "v2")
+
+
+def test_the_context_is_the_checkpoints_at_most_the_servers_default(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
+    with pytest.raises(InvalidSettingsError, match="set max_model_len"):
+        load_checkpoint(str(tmp_path), None, None)
+    assert load_checkpoint(str(tmp_path), None, 77).context == 77
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 131072}')
+    assert load_checkpoint(str(tmp_path), None, None).context == 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json can't be loaded"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
+        ("config.json", "[]", "config.json has no JSON object"),
+    ],
+)
+def test_a_damaged_file_of_a_checkpoint_is_refused_by_name(
+    name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).write_bytes((EMBEDDED / file).read_bytes())
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidSettingsError, match=message):
+        load_checkpoint(str(tmp_path), None, None)

@@ -1,0 +1,78 @@
+"""A client that leaves frees its slot: the request is cancelled in Triton."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+from frontend.endpoints import HOST, Endpoint, endpoint
+from frontend.fake_triton import FakeTriton
+
+
+def _connect(served: Endpoint, path: str, fields: dict[str, object]) -> socket.socket:
+    """Send a request and return its connection."""
+    body = json.dumps({"model": "pydoc-llama", **fields}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection = socket.create_connection((HOST, served.port))
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+CHAT: tuple[str, dict[str, object]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+STREAM: dict[str, object] = {"stream": True}
+COMPLETION: tuple[str, dict[str, object]] = ("/v1/completions", {"prompt": ["a", "b"]})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "fields"), [CHAT, COMPLETION])
+def test_a_request_is_cancelled_when_its_client_leaves_before_any_text(
+    served: Endpoint, triton: FakeTriton, path: str, fields: dict[str, object], stream: bool
+) -> None:
+    triton.hold_after = 0
+    prompts = 2 if path == COMPLETION[0] else 1
+    with _connect(served, path, {**fields, "stream": stream}):
+        triton.wait_for(lambda fake: fake.running == prompts)
+    triton.wait_for(lambda fake: len(fake.cancelled) == prompts and not fake.running)
+
+
+@pytest.mark.parametrize(("path", "fields"), [CHAT, COMPLETION])
+def test_a_stream_is_cancelled_when_its_client_leaves_within_the_text(
+    served: Endpoint, triton: FakeTriton, path: str, fields: dict[str, object]
+) -> None:
+    triton.hold_after = 2
+    with _connect(served, path, {**fields, "stream": True}) as connection:
+        received = b""
+        while b" Hello" not in received:
+            received += connection.recv(65536)
+        triton.wait_for(lambda fake: fake.running > 0)
+    triton.wait_for(lambda fake: bool(fake.cancelled) and not fake.running)
+
+
+def test_a_client_that_leaves_is_counted(served: Endpoint, triton: FakeTriton) -> None:
+    triton.hold_after = 0
+    with _connect(served, *CHAT):
+        triton.wait_for(lambda fake: fake.running == 1)
+    triton.wait_for(lambda fake: not fake.running)
+    line = 'llama_openai_requests_total{code="499",route="/v1/chat/completions"}'
+    triton.wait_for(lambda _: line in served.http.get("/metrics").text)
+    assert "llama_openai_requests_in_flight 1.0" in served.http.get("/metrics").text
+
+
+def test_a_stream_that_its_client_does_not_read_ends_with_its_time(
+    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("triton_llama_openai.answering._SLACK_S", 0.0)
+    # More than the buffers of both sockets hold.
+    triton.tokens = ["a" * (1 << 20)] * 32
+    line = 'llama_openai_requests_total{code="499",route="/v1/completions"} 1.0'
+    with endpoint(triton.port, request_timeout=2) as served, _connect(served, COMPLETION[0], {"prompt": "a"} | STREAM):
+        triton.wait_for(lambda _: line in served.http.get("/metrics").text)
+    assert not [record for record in caplog.records if record.name == "uvicorn.error"]
+
+
+def test_an_aborted_body_is_no_request(served: Endpoint, triton: FakeTriton) -> None:
+    with socket.create_connection((HOST, served.port)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+    assert served.complete().status_code == 200
+    assert len(triton.asked) == 1

@@ -1,0 +1,123 @@
+"""The command `triton-llama-openai` and its health probe, as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from frontend.endpoints import EMBEDDED, HOST
+from frontend.fake_triton import FakeTriton
+from triton_local.openai_endpoint import OpenAIEndpoint
+
+COMMAND = [sys.executable, "-m", "triton_llama_openai"]
+ASKED = {"model": "pydoc-llama", "prompt": "a", "stream": True}
+
+
+@contextmanager
+def _running(triton: FakeTriton, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield the process and its base URL, as it prints it."""
+    command = [*COMMAND, "--port", "0", "--triton", f"{HOST}:{triton.port}", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "listening on http://" in line, process.communicate()[1]
+            yield process, line.rpartition(" ")[2].strip()
+        finally:
+            process.kill()
+
+
+def _probe(url: str, *options: str) -> tuple[int, str]:
+    port = httpx.URL(url).port
+    done = subprocess.run(
+        [*COMMAND[:2], "triton_llama_openai.health", "--port", str(port), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_it_serves_the_embedded_checkpoint_drains_on_sigterm_and_ends_with_0(triton: FakeTriton) -> None:
+    triton.hold_after = 2
+    answers: list[str] = []
+    with _running(triton, "--request-timeout", "2") as (process, url):
+        asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/completions", json=ASKED).text))
+        asking.start()
+        triton.wait_for(lambda fake: fake.running == 1)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+        asking.join()
+    assert process.returncode == 0, errors
+    # The model hangs: its own time ends the request, not the endpoint's end.
+    assert '"code":"timeout"' in answers[0]
+    assert "Traceback" not in errors
+
+
+def test_the_probe_is_that_of_the_model_and_alive_that_of_the_process(triton: FakeTriton) -> None:
+    with _running(triton) as (_, url):
+        assert _probe(url) == (0, "ready\n")
+        triton.ready = False
+        code, reason = _probe(url)
+        assert code == 1
+        assert "Triton's model llama is not ready" in reason
+        assert _probe(url, "--live") == (0, "alive\n")
+    code, reason = _probe(url)
+    assert code == 1
+    assert reason.startswith("no answer from http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_beside_a_local_server_it_takes_the_servers_checkpoint_unless_it_has_a_file_of_models(
+    triton: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    checkpoint = tmp_path / "other"
+    checkpoint.mkdir()
+    for source in EMBEDDED.glob("*.json"):
+        (checkpoint / source.name).write_bytes(source.read_bytes())
+    if listed:
+        file = tmp_path / "models.json"
+        file.write_text(json.dumps([{"served_name": "first", "tokenizer": str(EMBEDDED)}]))
+        monkeypatch.setenv("TRITON_LLAMA_OPENAI_MODELS_FILE", str(file))
+    with OpenAIEndpoint(HOST, 0, grace=5, model=str(checkpoint)) as endpoint:
+        endpoint.start(f"{HOST}:{triton.port}", print)
+        assert endpoint.served_name == ("first" if listed else "other")
+        assert httpx.get(f"http://{endpoint.address}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "reason"),
+    [
+        (["--port", "x"], {}, "port must be a whole number"),
+        ([], {"TRITON_LLAMA_OPENAI_GRAC": "1"}, "did you mean 'grace'"),
+        (["--tokenizer", str(EMBEDDED.parent)], {}, "has no tokenizer.json"),
+        (["--triton", "http://a:1"], {}, "triton: url is 'http://a:1'"),
+        ([], {"LLAMA_MAX_MODEL_LEN": "x"}, "environment variable LLAMA_MAX_MODEL_LEN: max_model_len must be"),
+        (["--host", "192.0.2.1"], {}, "can't listen on 192.0.2.1:9000"),
+    ],
+)
+def test_bad_settings_end_it_with_2_and_one_line(options: list[str], environment: dict[str, str], reason: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, *options], capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environment}
+    )
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("triton-llama-openai: ")]
+    assert reason in line
+    assert "Traceback" not in done.stderr
+
+
+def test_help_lists_every_option() -> None:
+    shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "--max-body-bytes" in shown
+    assert "--api-keys-file" in shown

@@ -1,0 +1,95 @@
+"""/v1/completions without a stream."""
+
+from __future__ import annotations
+
+from frontend.endpoints import Endpoint, error_of
+from frontend.fake_triton import FakeTriton
+
+
+def test_a_completion_is_answered_in_openais_form(served: Endpoint, triton: FakeTriton) -> None:
+    answer = served.complete().json()
+    assert answer["object"] == "text_completion"
+    assert answer["id"].startswith("cmpl-")
+    assert answer["choices"] == [
+        {"index": 0, "text": " Hello, world.", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    ]
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert triton.last.value("text_input") == "Return a list"
+
+
+def test_a_prompt_of_tokens_reaches_the_model_as_tokens(served: Endpoint, triton: FakeTriton) -> None:
+    assert served.complete(prompt=[1, 5, 9]).json()["usage"]["prompt_tokens"] == 3
+    assert triton.last.inputs["input_ids"] == [1, 5, 9]
+    assert "text_input" not in triton.last.inputs
+
+
+def test_every_prompt_of_a_list_is_answered_in_order_and_at_the_same_time(served: Endpoint, triton: FakeTriton) -> None:
+    triton.text = lambda asked: [f"{asked.value('text_input')}!"]
+    answer = served.complete(prompt=["a", "b c", "d"], n=2).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["a!", "a!", "b c!", "b c!", "d!", "d!"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3, 4, 5]
+    assert answer["usage"]["prompt_tokens"] == 4
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+def test_lists_of_tokens_are_prompts_each(served: Endpoint, triton: FakeTriton) -> None:
+    assert len(served.complete(prompt=[[1, 2], [3]]).json()["choices"]) == 2
+    assert sorted(asked.inputs["input_ids"] for asked in triton.asked) == [[1, 2], [3]]
+
+
+def test_echo_puts_the_prompt_in_front(served: Endpoint) -> None:
+    answer = served.complete(echo=True).json()
+    assert answer["choices"][0]["text"] == "Return a list Hello, world."
+
+
+def test_echo_of_tokens_is_their_text(served: Endpoint) -> None:
+    tokens = served.http.post("/tokenize", json={"prompt": "Return a list", "add_special_tokens": False}).json()[
+        "tokens"
+    ]
+    assert served.complete(prompt=tokens, echo=True).json()["choices"][0]["text"] == "Return a list Hello, world."
+
+
+def test_echo_with_logprobs_has_the_prompts_too(served: Endpoint, triton: FakeTriton) -> None:
+    """What lm-evaluation-harness reads: the first token has no probability, all others have."""
+    (choice,) = served.complete(echo=True, logprobs=1, max_tokens=1).json()["choices"]
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["", " a", " list", " Hello"]
+    assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.5]
+    assert logprobs["top_logprobs"][0] is None
+    assert logprobs["top_logprobs"][1] == {" a": -0.5}
+    assert triton.last.value("prompt_logprobs") == 1
+
+
+def test_echoed_tokens_have_the_text_of_the_first_one_among_the_logprobs(served: Endpoint) -> None:
+    asked = {"prompt": "Return a list", "add_special_tokens": False}
+    tokens = served.http.post("/tokenize", json=asked).json()["tokens"]
+    first = served.http.post("/detokenize", json={"tokens": tokens[:1]}).json()["prompt"]
+    (choice,) = served.complete(prompt=tokens, echo=True, logprobs=0).json()["choices"]
+    assert first
+    assert choice["text"].startswith(first)
+    assert choice["logprobs"]["tokens"][0] == first
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert choice["logprobs"]["text_offset"][:2] == [0, len(first)]
+
+
+def test_logprobs_have_the_offsets_of_their_tokens(served: Endpoint) -> None:
+    (choice,) = served.complete(logprobs=2).json()["choices"]
+    assert choice["logprobs"]["text_offset"] == [0, 6, 7, 13]
+    assert choice["logprobs"]["top_logprobs"][0] == {" Hello": -0.5, " Hello0": -1.5}
+
+
+def test_prompt_logprobs_are_those_of_the_model(served: Endpoint) -> None:
+    (choice,) = served.complete(prompt_logprobs=0).json()["choices"]
+    assert choice["prompt_logprobs"][0] is None
+    assert choice["prompt_logprobs"][1]["0"]["decoded_token"] == " a"
+
+
+def test_one_prompts_error_is_the_requests(served: Endpoint, triton: FakeTriton) -> None:
+    triton.text = lambda asked: [" fine"] if asked.prompt_tokens == 1 else _fail()
+    response = served.complete(prompt=["a", "b c"])
+    assert response.status_code == 500
+    assert error_of(response)["code"] == "internal_error"
+
+
+def _fail() -> list[str]:
+    raise ValueError("a fault of the fake")

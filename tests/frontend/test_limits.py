@@ -1,0 +1,238 @@
+"""Bounds of the endpoint: bodies, messages, requests in flight, connections, keys; and a graceful end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from frontend.endpoints import HOST, Endpoint, endpoint, error_of
+from frontend.fake_triton import FakeTriton
+from triton_llama_openai.auth import ApiKeys
+from triton_llama_openai.connections import LARGEST_HEAD, PROBES
+from triton_llama_openai.settings import InvalidSettingsError
+
+
+def test_a_body_beyond_the_bound_is_refused_announced_or_not(triton: FakeTriton) -> None:
+    with endpoint(triton.port, max_body_bytes=2000) as served:
+        announced = served.chat(messages=[{"role": "user", "content": "a" * 2000}])
+        chunked = served.http.post("/v1/completions", content=iter([b'{"prompt": "', b"a" * 2000, b'"}']))
+        for response in (announced, chunked):
+            assert response.status_code == 413
+            assert "at most 2000 bytes" in str(error_of(response)["message"])
+        assert served.chat().status_code == 200
+
+
+def test_a_body_that_does_not_arrive_is_refused(triton: FakeTriton) -> None:
+    with endpoint(triton.port, body_timeout=1) as served:
+        with socket.create_connection((HOST, served.port)) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+        assert served.chat().status_code == 200
+
+
+def test_messages_and_prompts_beyond_the_bound_are_refused(triton: FakeTriton) -> None:
+    with endpoint(triton.port, max_messages=2, max_prompts=2) as served:
+        message = {"role": "user", "content": "a"}
+        assert error_of(served.chat(messages=[message] * 3))["param"] == "messages"
+        assert error_of(served.complete(prompt=["a"] * 3))["param"] == "prompt"
+        assert error_of(served.http.post("/tokenize", json={"messages": [message] * 3}))["param"] == "messages"
+        assert served.http.post("/tokenize", json={"messages": [message]}).status_code == 200
+        assert served.complete(prompt=["a"] * 2).status_code == 200
+
+
+def test_tokens_beyond_the_context_are_refused_before_they_reach_the_model(triton: FakeTriton) -> None:
+    with endpoint(triton.port) as served:
+        for prompt in ([1] * 512, [[1], [1] * 1000]):
+            error = error_of(served.complete(prompt=prompt, echo=True))
+            assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+            assert "maximum context length is 512 tokens" in str(error["message"])
+        assert not triton.asked
+        assert served.complete(prompt=[1] * 511).status_code == 200
+
+
+def test_log_probabilities_of_prompts_are_bounded_in_total(triton: FakeTriton) -> None:
+    with endpoint(triton.port) as served:
+        many = ["a" * 5000] * 128
+        for fields in ({"prompt_logprobs": 20}, {"prompt_logprobs": 1, "n": 16}, {"logprobs": 20, "echo": True}):
+            error = error_of(served.complete(prompt=many, **fields))
+            assert error["param"] == next(iter(fields))
+            assert "at most 524288" in str(error["message"])
+        assert not triton.asked
+        assert served.complete(prompt=many[:4], prompt_logprobs=20).status_code == 200
+        assert served.complete(prompt=many, logprobs=1, echo=True).status_code == 200
+        assert served.complete(prompt=many, logprobs=20).status_code == 200
+
+
+def test_a_request_beyond_those_in_flight_is_refused_until_one_ends(triton: FakeTriton) -> None:
+    with endpoint(triton.port, max_requests=1) as served:
+        leaving = threading.Event()
+
+        def hold() -> None:
+            with httpx.Client(base_url=f"http://{HOST}:{served.port}", timeout=30) as client:
+                body = {"model": "pydoc-llama", "prompt": "a", "stream": True}
+                with client.stream("POST", "/v1/completions", json=body):
+                    leaving.wait(20)
+
+        triton.hold_after = 1
+        thread = threading.Thread(target=hold)
+        thread.start()
+        triton.wait_for(lambda fake: fake.running == 1)
+        response = served.chat()
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert error_of(response)["code"] == "overloaded"
+        leaving.set()
+        thread.join()
+        triton.wait_for(lambda fake: not fake.running)
+        triton.hold_after = None
+        assert served.chat().status_code == 200
+
+
+def test_a_request_whose_body_is_still_to_come_is_in_flight(triton: FakeTriton) -> None:
+    with endpoint(triton.port, max_requests=1) as served:
+        with socket.create_connection((HOST, served.port)) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+            triton.wait_for(lambda _: _in_flight(served) == 2)
+            for response in (served.chat(), served.http.post("/tokenize", json={"prompt": "a"})):
+                assert response.status_code == 503
+                assert error_of(response)["code"] == "overloaded"
+            assert served.http.get("/v1/models").status_code == 200
+        triton.wait_for(lambda _: _in_flight(served) == 1)
+        assert served.chat().status_code == 200
+
+
+def _in_flight(served: Endpoint) -> float:
+    """Return how many requests run, the one that asks included."""
+    page = served.http.get("/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in page if line.startswith("llama_openai_requests_in_flight "))
+
+
+def _ask(connection: socket.socket, path: str) -> bytes:
+    """Return the answer of a connection that the endpoint closes after it."""
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_connection_beyond_the_bound_is_answered_about_health_and_metrics_only(triton: FakeTriton) -> None:
+    with endpoint(triton.port, max_connections=2) as served:
+        served.http.get("/health/live")
+        with socket.create_connection((HOST, served.port)) as held:
+            for path in ("/health/live", "/health", "/metrics"):
+                with socket.create_connection((HOST, served.port)) as probe:
+                    assert _ask(probe, path).startswith(b"HTTP/1.1 200")
+            with socket.create_connection((HOST, served.port)) as refused:
+                answer = _ask(refused, "/v1/models")
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b'"code": "overloaded"' in answer
+            # The connections within the bound are served.
+            assert served.http.get("/v1/models").status_code == 200
+            held.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert held.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_silent_connections_beyond_the_bound_make_room_for_a_probe(triton: FakeTriton) -> None:
+    with endpoint(triton.port, max_connections=1) as served, ExitStack() as held:
+        served.http.get("/health/live")
+        for _ in range(2 * PROBES):
+            held.enter_context(socket.create_connection((HOST, served.port)))
+        with socket.create_connection((HOST, served.port)) as probe:
+            assert _ask(probe, "/health/live").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health/live HTTP/1.1\r\nHost: a\r\n"])
+def test_a_connection_whose_headers_do_not_come_is_closed(triton: FakeTriton, begun: bytes) -> None:
+    with endpoint(triton.port, body_timeout=1) as served, socket.create_connection((HOST, served.port)) as connection:
+        connection.settimeout(20)
+        connection.sendall(begun)
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /v1/models HTTP/1.1\r\nHost: a\r\nX-Large: ",
+        b"GET /",
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nTrailer: ",
+    ],
+    ids=["headers", "address", "trailers"],
+)
+def test_headers_without_end_are_refused(triton: FakeTriton, begun: bytes) -> None:
+    with endpoint(triton.port) as served, socket.create_connection((HOST, served.port)) as connection:
+        connection.settimeout(20)
+        connection.sendall(begun)
+        # It may be closed while this is still sending.
+        with suppress(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(b"a" * 65536)
+            pytest.fail("64 MB were taken")
+        assert served.http.get("/health/live").status_code == 200
+
+
+def test_headers_beyond_the_bound_are_refused_by_their_bound(triton: FakeTriton) -> None:
+    with endpoint(triton.port) as served, socket.create_connection((HOST, served.port)) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nX-Large: ".ljust(LARGEST_HEAD, b"a"))
+        connection.sendall(b"a")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 431")
+        assert b"at most 65536 bytes" in answer
+
+
+def test_keys_are_asked_for_where_requests_are_answered_and_not_for_health(triton: FakeTriton, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# the team's\nsk-first\n\nschlüssel-2\n", encoding="utf-8")
+    with endpoint(triton.port, api_keys_file=keys) as served:
+        assert served.http.get("/health").status_code == 200
+        assert served.http.get("/metrics").status_code == 200
+        for given in (None, "Bearer sk-third", "Bearer", "sk-first", "Basic sk-first", "Bearer sk-firs"):
+            headers = {} if given is None else {"authorization": given}
+            for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/tokenize")):
+                response = served.http.request(method, path, headers=headers)
+                assert response.status_code == 401
+                assert error_of(response)["code"] == "invalid_api_key"
+        for key in ("sk-first", "schlüssel-2"):
+            headers_of_key = {b"authorization": f"Bearer {key}".encode()}
+            assert served.http.get("/v1/models", headers=headers_of_key).status_code == 200
+
+
+def test_a_browser_page_may_call_only_from_an_allowed_origin(triton: FakeTriton) -> None:
+    origin = {"origin": "https://chat.example"}
+    asked = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    with endpoint(triton.port, allowed_origins="https://chat.example, https://other.example") as served:
+        allowed = served.http.options("/v1/chat/completions", headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+        assert served.http.get("/v1/models", headers=origin).headers["access-control-allow-origin"]
+        elsewhere = served.http.get("/v1/models", headers={"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in elsewhere.headers
+    with endpoint(triton.port) as served:
+        assert "access-control-allow-origin" not in served.http.get("/v1/models", headers=origin).headers
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n\n"])
+def test_a_file_without_keys_is_refused(content: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(content)
+    with pytest.raises(InvalidSettingsError, match="has no key"):
+        ApiKeys.read(keys)
+
+
+def test_an_accepted_request_is_answered_although_the_endpoint_ends(triton: FakeTriton) -> None:
+    triton.hold_after = 1
+    answers: list[str] = []
+
+    def ask(port: int) -> None:
+        body = {"model": "pydoc-llama", "prompt": "a", "stream": True}
+        with httpx.Client(timeout=30) as client:
+            answers.append(client.post(f"http://{HOST}:{port}/v1/completions", json=body).text)
+
+    with endpoint(triton.port, grace=20, request_timeout=2) as served:
+        thread = threading.Thread(target=ask, args=[served.port])
+        thread.start()
+        triton.wait_for(lambda fake: fake.running == 1)
+        served.http.close()
+    # The model hangs, so the request ends with its own time, within the grace.
+    thread.join()
+    assert '"code":"timeout"' in answers[0]

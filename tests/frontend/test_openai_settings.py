@@ -1,0 +1,108 @@
+"""Settings of the endpoint: parsed strictly, refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from frontend.endpoints import EMBEDDED
+from triton_llama_openai.served_models import ServedModels
+from triton_llama_openai.settings import BOUNDS, MEANINGS, InvalidSettingsError, Settings
+
+PREFIX = "TRITON_LLAMA_OPENAI_"
+
+
+def test_every_setting_has_a_bound_and_a_meaning() -> None:
+    assert [field.name for field in fields(Settings)] == list(BOUNDS) == list(MEANINGS)
+
+
+def test_an_option_overrides_the_environment_which_overrides_the_default() -> None:
+    environment = {f"{PREFIX}PORT": "9001", f"{PREFIX}MODEL": "other", "LLAMA_MODEL": "x"}
+    settings = Settings.parse(["--port", "9002"], environment)
+    assert (settings.port, settings.model, settings.host) == (9002, "other", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        ([], {f"{PREFIX}PROT": "1"}, f"environment variable {PREFIX}PROT: unknown setting .did you mean 'port'"),
+        (["--port", "70000"], {}, "option --port: port must be a whole number from 0 to 65535, got '70000'"),
+        ([], {f"{PREFIX}GRACE": " 7"}, "grace must be a whole number"),
+        ([], {f"{PREFIX}TRITON": " "}, "triton must not be empty"),
+        (["--log-requests", "all"], {}, "log_requests must be one of none, summary, prompts, got 'all'"),
+        (["--api-keys-file", "/does/not/exist"], {}, "api_keys_file must be a file that exists"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(arguments: list[str], environment: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidSettingsError, match=message):
+        Settings.parse(arguments, environment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "revision"),
+    [([], "v1"), (["--tokenizer", "org/x"], "v1"), (["--tokenizer", "org/y"], None), (["--revision", "v2"], "v2")],
+)
+def test_the_servers_revision_goes_with_the_servers_model(arguments: list[str], revision: str | None) -> None:
+    settings = Settings.parse(arguments, {"LLAMA_MODEL": "org/x", "LLAMA_REVISION": "v1"})
+    assert settings.revision == revision
+
+
+def test_triton_is_the_default_of_the_models_of_a_file(tmp_path: Path) -> None:
+    # Compose and the launcher always give it.
+    file = tmp_path / "models.json"
+    entry = {"tokenizer": str(EMBEDDED)}
+    file.write_text(json.dumps([{"served_name": "a", **entry}, {"served_name": "b", "triton": "b:2", **entry}]))
+    environment = {"LLAMA_MODEL": "x", f"{PREFIX}MODELS_FILE": str(file)}
+    models = ServedModels.load(Settings.parse(["--triton", "a:1"], environment))
+    assert [model.engine.endpoint.authority for model in models] == ["a:1", "b:2"]
+
+
+def test_a_file_of_models_and_a_model_of_its_own_exclude_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    file.write_text("[]")
+    with pytest.raises(InvalidSettingsError, match="models_file lists the models, so tokenizer can't be given"):
+        Settings.parse(["--models-file", str(file), "--tokenizer", "x"], {})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "at least 1 item"),
+        ('[{"tokeniser": "x"}]', r"\[0\].tokeniser is unknown"),
+        ('[{"triton": "http://x"}]', "triton: url is 'http://x'"),
+        ('[{"tokenizer": "."}]', "has no tokenizer.json"),
+        ('[{"chat_template": "/does/not/exist"}]', "chat_template '/does/not/exist' can't be read"),
+    ],
+)
+def test_a_bad_file_of_models_is_refused_with_its_reason(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    file.write_text(content)
+    with pytest.raises(InvalidSettingsError, match=message):
+        ServedModels.load(Settings(models_file=file))
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    file.write_text(json.dumps([{"tokenizer": str(EMBEDDED)}] * 2))
+    with pytest.raises(InvalidSettingsError, match="two models have one name"):
+        ServedModels.load(Settings(models_file=file))
+
+
+def test_a_template_that_cannot_be_compiled_is_refused(tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{% if %}")
+    with pytest.raises(InvalidSettingsError, match="can't be compiled"):
+        ServedModels.load(Settings(tokenizer=str(EMBEDDED), chat_template=template))
+
+
+def test_a_template_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    template = tmp_path / "chat_template.jinja"
+    template.write_bytes(b"\xff")
+    with pytest.raises(InvalidSettingsError, match=r"chat_template .*\.jinja' can't be read"):
+        ServedModels.load(Settings(tokenizer=str(EMBEDDED), chat_template=template))
+    (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
+    with pytest.raises(InvalidSettingsError, match=r"chat_template\.jinja is not UTF-8"):
+        ServedModels.load(Settings(tokenizer=str(tmp_path)))

@@ -1,0 +1,234 @@
+"""Refused requests: OpenAI's form of an error, with the field's name, its value and the bound."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from frontend.endpoints import Endpoint, error_of
+from frontend.fake_triton import FakeTriton
+
+MESSAGE = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temperature": 3}, "temperature", "temperature is 3; it must be less than or equal to 2"),
+        ({"temperature": "1"}, "temperature", "temperature is '1'; it must be a valid number"),
+        ({"temperature": True}, "temperature", "temperature is True; it must be a valid number"),
+        ({"n": 0}, "n", "n is 0; it must be greater than or equal to 1"),
+        ({"n": 17}, "n", "n is 17; it must be less than or equal to 16"),
+        ({"n": 1.5}, "n", "n is 1.5; it must be a valid integer"),
+        ({"top_p": -0.1}, "top_p", "top_p is -0.1;"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; it must be greater than or equal to 1"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "give one of them"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
+        ({"stop": ["a", ""]}, "stop[1]", "at least 1 character"),
+        ({"stop": 5}, "stop", "stop is 5; it must be a string or a list of strings"),
+        ({"stop": "ä" * 513}, "stop", "at most 1024 bytes"),
+        ({"seed": 2**64}, "seed", "seed is 18446744073709551616"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x", "logit_bias.x is 'x'"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
+        ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs to be true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream to be true"),
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role", "'robot'; it must be one of 'system'"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role", "messages[0].role is missing"),
+        ({"messages": [MESSAGE, {"role": "user"}]}, "messages[1].content", "messages[1].content is missing"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a string or a list of text parts"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+            "'image_url'",
+        ),
+        ({"messages": [MESSAGE, MESSAGE]}, "messages", "the chat template says: Conversation roles must alternate"),
+        ({"temprature": 1}, "temprature", "temprature is unknown"),
+        ({"functions": []}, "functions", "functions is not supported: use tools"),
+        ({"audio": {"voice": "x"}}, "audio", "audio is not supported"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "reasoning_effort is not supported"),
+        ({"modalities": ["text", "audio"]}, "modalities[1]", "'text'"),
+        ({"use_beam_search": True}, "use_beam_search", "use_beam_search is True; it must be False"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'; it must be one of 'text'"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "are both given"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not supported"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "one must be false",
+        ),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "chat_template_kwargs has messages"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "a template is code"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "at most 16 items"),
+        ({"model": ""}, "model", "at least 1 character"),
+    ],
+)
+def test_a_bad_field_of_a_chat_is_refused_by_name(
+    served: Endpoint, triton: FakeTriton, fields: dict[str, object], param: str, message: str
+) -> None:
+    response = served.chat(**fields)
+    error = error_of(response)
+    assert response.status_code == 400, error
+    assert error["param"] == param
+    assert message in str(error["message"])
+    assert error["type"] == "invalid_request_error"
+    assert triton.asked == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"prompt": ""}, "prompt", "at least 1 character"),
+        ({"prompt": None}, "prompt", "a text, a list of texts, a list of tokens"),
+        ({"prompt": []}, "prompt", "at least 1 item"),
+        ({"prompt": [1, "a"]}, "prompt[1]", "a valid integer"),
+        ({"prompt": [[1], []]}, "prompt[1]", "at least 1 item"),
+        ({"prompt": [-1]}, "prompt[0]", "greater than or equal to 0"),
+        ({"prompt": ["a"] * 129}, "prompt", "129 prompts"),
+        ({"suffix": "x"}, "suffix", "suffix is not supported"),
+        ({"best_of": 2}, "best_of", "best_of is not supported"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"logprobs": True}, "logprobs", "a valid integer"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "echo", "not supported"),
+        ({"messages": []}, "messages", "messages is unknown"),
+    ],
+)
+def test_a_bad_field_of_a_completion_is_refused_by_name(
+    served: Endpoint, triton: FakeTriton, fields: dict[str, object], param: str, message: str
+) -> None:
+    response = served.complete(**fields)
+    error = error_of(response)
+    assert response.status_code == 400, error
+    assert error["param"] == param
+    assert message in str(error["message"])
+    assert triton.asked == []
+
+
+def test_an_unknown_model_is_404_with_the_known_names(served: Endpoint) -> None:
+    response = served.chat(model="gpt-4")
+    assert response.status_code == 404
+    assert error_of(response) == {
+        "message": "model is 'gpt-4'; it must be one of pydoc-llama",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"a": "\\ud800"}', b"[" * 5000, b'{"a":' * 5000])
+def test_a_body_that_is_no_json_is_refused(served: Endpoint, body: bytes) -> None:
+    response = served.http.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("body", [b"[]", b"5", b'"a"', b"null"])
+def test_a_body_that_is_no_object_is_refused(served: Endpoint, body: bytes) -> None:
+    response = served.http.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400
+    assert "the body is" in str(error_of(response)["message"])
+
+
+def test_embeddings_are_refused_clearly(served: Endpoint) -> None:
+    response = served.http.post("/v1/embeddings", json={"model": "pydoc-llama", "input": "a"})
+    assert response.status_code == 400
+    assert "no embeddings" in str(error_of(response)["message"])
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)])
+def test_an_unknown_path_or_method_is_refused_in_openais_form(
+    served: Endpoint, method: str, path: str, status: int
+) -> None:
+    response = served.http.request(method, path)
+    assert response.status_code == status
+    error_of(response)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "code", "param", "name"),
+    [
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "text_input is 600 tokens; it must be at most 511 tokens (max_model_len - 1)",
+            400,
+            "messages",
+            "context_length_exceeded",
+        ),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "max_tokens is 600; it must be at most 500: the prompt has 12 tokens, and prompt and completion together "
+            "may have 512",
+            400,
+            "max_tokens",
+            "context_length_exceeded",
+        ),
+        (grpc.StatusCode.INVALID_ARGUMENT, "row 0: stop_words is bad; it must be good", 400, "stop", "invalid_value"),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "guided_decoding_guide is no schema; it must be one",
+            400,
+            "response_format",
+            "invalid_value",
+        ),
+        (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "guided_decoding_guide needs a package",
+            400,
+            "response_format",
+            "invalid_value",
+        ),
+        (grpc.StatusCode.INVALID_ARGUMENT, "Something that names no input", 400, None, "invalid_value"),
+        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", 503, None, "overloaded"),
+        (grpc.StatusCode.INTERNAL, "the server's log has the reason", 500, None, "internal_error"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "too late", 504, None, "timeout"),
+    ],
+)
+def test_an_error_of_the_model_has_its_status_and_the_requests_field(
+    served: Endpoint,
+    triton: FakeTriton,
+    status: grpc.StatusCode,
+    message: str,
+    code: int,
+    param: str | None,
+    name: str,
+) -> None:
+    triton.failing = (status, message)
+    response = served.chat()
+    error = error_of(response)
+    assert response.status_code == code
+    assert (error["param"], error["code"]) == (param, name)
+    assert ("retry-after" in response.headers) == (code == 503)
+
+
+@pytest.mark.parametrize(
+    ("message", "phrase"),
+    [
+        ("text_input is 600 tokens; it must be at most 511 tokens (max_model_len - 1)", "the prompt is too long: "),
+        ("max_tokens is 600; it must be at most 500: prompt and completion together may have 512", ""),
+    ],
+)
+def test_a_request_beyond_the_context_is_refused_in_the_words_that_clients_search_for(
+    served: Endpoint, triton: FakeTriton, message: str, phrase: str
+) -> None:
+    triton.failing = (grpc.StatusCode.INVALID_ARGUMENT, message)
+    found = str(error_of(served.chat())["message"])
+    assert found.endswith(f"; {phrase}this model's maximum context length is 512 tokens")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", b'{"model": "pydoc-llama", "prompt": [' + b"1.5," * 800_000 + b"1]}"),
+        (
+            "/v1/completions",
+            b'{"model": "pydoc-llama", "prompt": "a"%b}' % b"".join(b',"%d":1' % n for n in range(300_000)),
+        ),
+        ("/detokenize", b'{"tokens": [' + b'"",' * 1_000_000 + b"1]}"),
+    ],
+    ids=["a list of wrong types", "unknown fields", "wrong tokens"],
+)
+def test_a_body_of_nothing_but_violations_is_refused_within_seconds(served: Endpoint, path: str, body: bytes) -> None:
+    response = served.http.post(path, content=body, timeout=10)
+    assert response.status_code == 400
+    assert len(response.content) < 1000

@@ -1,0 +1,123 @@
+"""Streamed chats and completions: events, usage, errors within a stream."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from frontend.endpoints import Endpoint, Json, error_of, events_of
+from frontend.fake_triton import FakeTriton
+
+
+def _choices(events: list[Json]) -> list[Json]:
+    """Return the choices of all events, in order."""
+    choices: list[Json] = []
+    for event in events:
+        listed = event["choices"]
+        assert isinstance(listed, list)
+        choices += listed
+    return choices
+
+
+def _texts(events: list[Json], index: int = 0) -> str:
+    """Return a chat's text."""
+    deltas = [choice["delta"] for choice in _choices(events) if choice["index"] == index]
+    return "".join(str(delta.get("content") or "") for delta in deltas if isinstance(delta, dict))
+
+
+def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(served: Endpoint, triton: FakeTriton) -> None:
+    events = events_of(served.chat(stream=True))
+    choices = _choices(events)
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert _texts(events) == " Hello, world."
+    assert [choice["finish_reason"] for choice in choices] == [None] * 5 + ["stop"]
+    assert choices[-1]["delta"] == {}
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert len({event["id"] for event in events}) == 1
+    assert triton.last.value("stream") is True
+    assert all("usage" not in event for event in events)
+
+
+def test_usage_is_the_last_event_where_it_is_asked_for(served: Endpoint, triton: FakeTriton) -> None:
+    triton.cached_tokens = 3
+    *events, last = events_of(served.chat(stream=True, stream_options={"include_usage": True}))
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": triton.last.prompt_tokens,
+        "completion_tokens": 4,
+        "total_tokens": triton.last.prompt_tokens + 4,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+    assert all(event["usage"] is None for event in events)
+
+
+def test_usage_is_on_every_event_where_that_is_asked_for(served: Endpoint) -> None:
+    events = events_of(served.chat(stream=True, stream_options={"continuous_usage_stats": True}))
+    counted = [event["usage"] for event in events]
+    assert [usage["completion_tokens"] for usage in counted if isinstance(usage, dict)] == [1, 1, 2, 3, 4, 4]
+
+
+def test_the_choices_of_a_stream_are_numbered(served: Endpoint) -> None:
+    events = events_of(served.chat(stream=True, n=2))
+    assert [_texts(events, index) for index in (0, 1)] == [" Hello, world."] * 2
+    assert [choice["finish_reason"] for choice in _choices(events)].count("stop") == 2
+
+
+def test_each_event_of_a_stream_has_its_own_logprobs(served: Endpoint) -> None:
+    choices = _choices(events_of(served.chat(stream=True, logprobs=True, top_logprobs=1)))
+    tokens = [
+        choice["logprobs"]["content"][0]["token"] for choice in choices[1:-1] if isinstance(choice["logprobs"], dict)
+    ]
+    assert tokens == [" Hello", ",", " world", "."]
+
+
+def test_a_streamed_completion_has_texts(served: Endpoint) -> None:
+    events = events_of(served.complete(stream=True, logprobs=1))
+    choices = _choices(events)
+    assert "".join(str(choice["text"]) for choice in choices) == " Hello, world."
+    assert choices[-1]["finish_reason"] == "stop"
+    assert {event["object"] for event in events} == {"text_completion"}
+    offsets = [choice["logprobs"]["text_offset"] for choice in choices if isinstance(choice["logprobs"], dict)]
+    assert offsets == [[0], [6], [7], [13]]
+
+
+def test_a_streamed_completion_of_several_prompts_has_a_choice_for_each(served: Endpoint, triton: FakeTriton) -> None:
+    choices = _choices(events_of(served.complete(prompt=["a b", "c"], n=2, stream=True)))
+    for index in range(4):
+        assert "".join(str(choice["text"]) for choice in choices if choice["index"] == index) == " Hello, world."
+    assert sorted(asked.prompt_tokens for asked in triton.asked) == [1, 2]
+
+
+def test_a_streamed_completion_echoes_its_prompt_first(served: Endpoint) -> None:
+    choices = _choices(events_of(served.complete(stream=True, echo=True)))
+    assert choices[0]["text"] == "Return a list"
+    assert "".join(str(choice["text"]) for choice in choices) == "Return a list Hello, world."
+
+
+def test_a_stream_that_the_model_refuses_has_the_errors_own_status(served: Endpoint, triton: FakeTriton) -> None:
+    triton.failing = (grpc.StatusCode.INVALID_ARGUMENT, "max_tokens is 600; it must be at most 507: the prompt has 5")
+    response = served.chat(stream=True, max_tokens=600)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "max_tokens"
+
+
+def test_an_error_within_a_stream_is_its_last_event(served: Endpoint, triton: FakeTriton) -> None:
+    triton.failing = (grpc.StatusCode.INTERNAL, "the request failed; the server's log has the reason")
+    triton.after_tokens = 2
+    response = served.chat(stream=True)
+    assert response.status_code == 200
+    last = response.text.strip().split("\n\n")[-1]
+    assert last.startswith('data: {"error":{"message":"the request failed')
+    assert "[DONE]" not in response.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_without_its_end_is_an_error(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
+    triton.end_early = True
+    triton.tokens = ["a", "b"]
+    response = served.chat(stream=stream, n=1, max_tokens=5)
+    if stream:
+        assert '{"error":' in response.text
+        assert "[DONE]" not in response.text
+    else:
+        # The only response of an answer that isn't streamed is complete.
+        assert response.status_code == 200

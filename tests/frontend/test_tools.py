@@ -1,0 +1,204 @@
+"""Tools of a chat: the prompt, forced calls, answers with calls, streamed calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from frontend.endpoints import Endpoint, Json, error_of, events_of
+from frontend.fake_triton import FakeTriton
+
+PARAMETERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}}
+ADD: Json = {"type": "function", "function": {"name": "add", "description": "Add one.", "parameters": PARAMETERS}}
+CLOCK: Json = {"type": "function", "function": {"name": "clock"}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+QUESTION = {"role": "user", "content": "a?"}
+
+
+def _tokens(text: str) -> list[str]:
+    return [text[start : start + 5] for start in range(0, len(text), 5)]
+
+
+def test_a_call_in_the_text_is_an_answer_with_tool_calls(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens(f"One moment. {CALL}")
+    (choice,) = served.chat(tools=[ADD, CLOCK]).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "One moment. "
+    (call,) = choice["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+
+
+def test_an_answer_of_calls_alone_has_no_content(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens(CALL)
+    (choice,) = served.chat(tools=[ADD]).json()["choices"]
+    assert choice["message"]["content"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_lone_surrogate_in_a_calls_arguments_is_an_escape_in_the_answer(
+    served: Endpoint, triton: FakeTriton, stream: bool
+) -> None:
+    # JSON within a string, as some models write it.
+    triton.tokens = _tokens('<tool_call>{"name": "add", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>')
+    response = served.chat(tools=[ADD], stream=stream)
+    assert response.status_code == 200
+    assert "\\ud800" in response.text
+    if stream:
+        events_of(response)
+
+
+def test_a_text_without_calls_is_plain_although_there_are_tools(served: Endpoint) -> None:
+    (choice,) = served.chat(tools=[ADD]).json()["choices"]
+    assert choice["message"]["content"] == " Hello, world."
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_a_streamed_calls_arguments_come_in_pieces(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens(f"One moment. {CALL}")
+    events = events_of(served.chat(tools=[ADD], stream=True))
+    choices = [choice for event in events for choice in event["choices"]]  # type: ignore[attr-defined]  # JSON
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert calls[0]["id"].startswith("call_")
+    assert calls[0]["function"] == {"name": "add", "arguments": ""}
+    assert len(calls) > 2
+    assert all("id" not in call for call in calls[1:])
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == "One moment. "
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_that_is_cut_off_ends_with_length(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens(CALL)
+    (choice,) = served.chat(tools=[ADD], max_tokens=9).json()["choices"]
+    assert choice["finish_reason"] == "length"
+
+
+def test_a_named_choice_makes_the_functions_schema_the_guide(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens('{"a": 7}')
+    choice = {"type": "function", "function": {"name": "add"}}
+    (answer,) = served.chat(tools=[ADD, CLOCK], tool_choice=choice).json()["choices"]
+    guide = json.loads(str(triton.last.value("guided_decoding_guide")))
+    assert guide.pop("x-guidance") == {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    assert guide == {**PARAMETERS, "additionalProperties": False}
+    assert triton.last.value("guided_decoding_guide_type") == "json_schema"
+    assert answer["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 7}'}
+    assert answer["finish_reason"] == "stop"
+
+
+def test_a_required_choice_makes_a_list_of_calls_the_guide(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens('[{"name": "add", "parameters": {"a": 7}}, {"name": "clock", "parameters": {}}]')
+    (answer,) = served.chat(tools=[ADD, CLOCK], tool_choice="required").json()["choices"]
+    schema = json.loads(str(triton.last.value("guided_decoding_guide")))
+    assert schema["type"] == "array"
+    assert schema["$defs"] == {"N": {"type": "integer"}}
+    first, second = schema["items"]["anyOf"]
+    assert first["properties"]["name"] == {"const": "add"}
+    assert "$defs" not in first["properties"]["parameters"]
+    assert second["properties"]["parameters"] == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert "maxItems" not in schema
+    functions = [call["function"] for call in answer["message"]["tool_calls"]]
+    assert functions == [{"name": "add", "arguments": '{"a": 7}'}, {"name": "clock", "arguments": "{}"}]
+    assert answer["finish_reason"] == "tool_calls"
+
+
+def test_without_parallel_calls_a_required_choice_is_one_call(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens('[{"name": "clock", "parameters": {}}]')
+    fields: Json = {"tools": [CLOCK], "tool_choice": "required", "parallel_tool_calls": False}
+    assert served.chat(**fields).status_code == 200
+    assert json.loads(str(triton.last.value("guided_decoding_guide")))["maxItems"] == 1
+
+
+def test_a_template_without_tools_gets_them_in_the_system_message(served: Endpoint, triton: FakeTriton) -> None:
+    messages = [{"role": "system", "content": "Be short."}, QUESTION]
+    assert served.chat(messages=messages, tools=[ADD]).status_code == 200
+    prompt = str(triton.last.value("text_input"))
+    assert prompt.startswith("<s>[INST] <<SYS>>\nBe short.\n\nYou may call functions.")
+    assert '"name": "add"' in prompt
+
+
+def test_calls_and_results_of_a_conversation_are_turns_that_alternate(served: Endpoint, triton: FakeTriton) -> None:
+    def call(number: int) -> Json:
+        return {"id": f"c{number}", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {number}}}'}}
+
+    messages = [
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call(1), call(2)]},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        {"role": "tool", "tool_call_id": "c2", "content": "3"},
+    ]
+    response = served.chat(messages=messages, tools=[ADD])
+    assert response.status_code == 200, response.text
+    prompt = str(triton.last.value("text_input"))
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>' in prompt
+    assert "[INST] <tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response> [/INST]" in prompt
+
+
+def test_the_choice_none_hides_the_tools(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens(CALL)
+    (choice,) = served.chat(tools=[ADD], tool_choice="none").json()["choices"]
+    assert choice["message"]["content"] == CALL
+    assert "add" not in str(triton.last.value("text_input"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tool_choice": "auto"}, "tool_choice", "tool_choice is given without tools"),
+        ({"tools": [ADD], "tool_choice": "any"}, "tool_choice", "it must be 'none', 'auto' or 'required'"),
+        ({"tools": [ADD], "tool_choice": 5}, "tool_choice", "none, auto, required, or an object"),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            "tool_choice.function.name",
+            "one of the tools: add",
+        ),
+        ({"tools": [ADD, ADD]}, "tools", "different names"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "'function'"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "'a b'"),
+        (
+            {"tools": [ADD], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+            "are both given",
+        ),
+        (
+            {
+                "messages": [
+                    QUESTION,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{"}}],
+                    },
+                ]
+            },
+            "messages[1].tool_calls[0].function.arguments",
+            "a JSON object",
+        ),
+    ],
+)
+def test_a_bad_use_of_tools_is_refused_by_name(
+    served: Endpoint, triton: FakeTriton, fields: Json, param: str, message: str
+) -> None:
+    response = served.chat(**fields)
+    error = error_of(response)
+    assert response.status_code == 400
+    assert error["param"] == param
+    assert message in str(error["message"])
+    assert triton.asked == []
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]", "5", '{"a": "\\ud800"}', "[" * 5000, '{"a":' * 5000])
+def test_arguments_of_a_call_in_the_conversation_that_are_no_json_object_are_refused(
+    served: Endpoint, triton: FakeTriton, arguments: str
+) -> None:
+    call = {"id": "c", "function": {"name": "add", "arguments": arguments}}
+    response = served.chat(messages=[QUESTION, {"role": "assistant", "tool_calls": [call]}])
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "messages[1].tool_calls[0].function.arguments"
+    assert triton.asked == []
+
+
+def test_two_tools_that_define_a_type_differently_are_refused(served: Endpoint) -> None:
+    other: Json = {"type": "function", "function": {"name": "b", "parameters": {"$defs": {"N": {"type": "string"}}}}}
+    response = served.chat(tools=[ADD, other], tool_choice="required")
+    assert error_of(response)["param"] == "tools"

@@ -1,0 +1,290 @@
+"""What clients of other backends send, as they send it: to llama, and to `ensemble` and `vllm_model` of compatibility/.
+
+Names, types, shapes and what is read of the answers are those of TensorRT-LLM's `end_to_end_grpc_client.py`,
+LlamaIndex's `NvidiaTriton` and vllm_backend's `client.py`; docs/clients.md has runs of the programs themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from numpy.typing import NDArray
+from server.clients import Answer, ask, generate
+from server.metrics import LASTING, Metrics
+from server.servers import HTTP, TIMEOUT_S
+from triton_local.server import LocalTriton
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+PROMPT = "Return a list of the"
+TOKENS = 12
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Stream:
+    """A gRPC stream of one request, as these clients open it. It yields each response's outputs by name."""
+
+    def __init__(self, client: tritonclient.grpc.InferenceServerClient) -> None:
+        self._client = client
+        self._came: Queue[tuple[Any, InferenceServerException | None]] = Queue()
+        client.start_stream(lambda result, error: self._came.put((result, error)))
+
+    def ask(self, model: str, inputs: Arrays, outputs: Sequence[str], parameters: dict[str, str] | None = None) -> None:
+        """Send the request."""
+        tensors = []
+        for name, value in inputs.items():
+            tensors.append(tritonclient.grpc.InferInput(name, value.shape, np_to_triton_dtype(value.dtype)))
+            tensors[-1].set_data_from_numpy(value)
+        wanted = [tritonclient.grpc.InferRequestedOutput(name) for name in outputs]
+        self._client.async_stream_infer(
+            model, tensors, outputs=wanted, parameters=parameters, enable_empty_final_response=True
+        )
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        while True:
+            result, error = self._came.get(timeout=TIMEOUT_S)
+            if error is not None:
+                raise error
+            response = result.get_response()
+            if response.outputs:
+                yield {output.name: result.as_numpy(output.name) for output in response.outputs}
+            if response.parameters["triton_final_response"].bool_param:
+                return
+
+
+@contextmanager
+def opened(server: LocalTriton) -> Iterator[Stream]:
+    """A stream that is cancelled when the block is left before its end."""
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+        yield Stream(client)
+        client.stop_stream(cancel_requests=True)
+
+
+def responses(
+    server: LocalTriton,
+    model: str,
+    inputs: Arrays,
+    outputs: Sequence[str] = ("text_output",),
+    parameters: dict[str, str] | None = None,
+) -> list[dict[str, NDArray[Any]]]:
+    """Ask over a stream; return the outputs of all responses."""
+    with opened(server) as stream:
+        stream.ask(model, inputs, outputs, parameters)
+        return list(stream)
+
+
+def tensorrt_llm(**changed: object) -> dict[str, NDArray[Any]]:
+    """Return the inputs of end_to_end_grpc_client.py, with all of its options that llama knows."""
+    types = {"text_input": np.object_, "stream": np.bool_, "temperature": np.float32}
+    values = {"text_input": PROMPT.encode(), "max_tokens": TOKENS, "stream": False, "beam_width": 1, "temperature": 1.0}
+    options: dict[str, NDArray[Any]] = {
+        "bad_words": np.array([[b"foo", b"bar"]], np.object_),
+        "stop_words": np.array([[b"snowman"]], np.object_),
+        "repetition_penalty": np.array([[1.1]], np.float32),
+        "presence_penalty": np.array([[0.1]], np.float32),
+        "frequency_penalty": np.array([[0.1]], np.float32),
+        "embedding_bias_words": np.array([[b"cat", b"list"]], np.object_),
+        "embedding_bias_weights": np.array([[1.5, -2.0]], np.float32),
+        "end_id": np.array([[2]], np.int32),
+        "pad_id": np.array([[2]], np.int32),
+        "exclude_input_in_output": np.array([[True]]),
+        # Another client's: the text is to be the same again.
+        "random_seed": np.array([[7]], np.uint64),
+    }
+    values |= changed
+    required = {name: np.array([[value]], types.get(name, np.int32)) for name, value in values.items()}
+    return {**options, **required}
+
+
+def texts(chunks: list[dict[str, NDArray[Any]]]) -> list[str]:
+    """Return the text of each choice as that client joins it."""
+    joined: dict[int, str] = {}
+    for chunk in chunks:
+        index = int(chunk["sequence_index"][0][0]) if "sequence_index" in chunk else 0
+        joined[index] = joined.get(index, "") + chunk["text_output"][0].decode()
+    return [joined[index] for index in sorted(joined)]
+
+
+@pytest.mark.parametrize("beside", ["beside_streaming", "beside_default"])
+def test_an_ensemble_answers_tensorrt_llms_client_as_llama_does(request: pytest.FixtureRequest, beside: str) -> None:
+    server: LocalTriton = request.getfixturevalue(beside)
+    (whole,) = responses(server, "ensemble", tensorrt_llm())
+    (same,) = responses(server, "llama", tensorrt_llm())
+    assert whole["text_output"].shape == (1,)
+    assert whole["text_output"][0].decode()
+    assert whole["text_output"].tolist() == same["text_output"].tolist()
+    asked = tensorrt_llm() | {"return_log_probs": np.array([[True]])}
+    (logged,) = responses(server, "ensemble", asked, ("text_output", "cum_log_probs", "output_log_probs"))
+    assert logged["cum_log_probs"].shape == (1,)
+    assert np.isclose(logged["output_log_probs"].sum(), logged["cum_log_probs"][0], rtol=1e-4)
+
+
+def test_an_ensemble_streams_several_sequences_to_tensorrt_llms_client(beside_streaming: LocalTriton) -> None:
+    several = tensorrt_llm(stream=True, num_return_sequences=3)
+    chunks = responses(beside_streaming, "ensemble", several, ("text_output", "sequence_index"))
+    assert {chunk["sequence_index"].shape for chunk in chunks} == {(1, 1)}
+    (whole,) = responses(beside_streaming, "llama", tensorrt_llm(num_return_sequences=3))
+    assert texts(chunks) == [text.decode() for text in whole["text_output"]]
+    assert texts(responses(beside_streaming, "ensemble", tensorrt_llm(stream=True))) == texts(chunks)[:1]
+
+
+def test_a_guide_of_tensorrt_llms_client_holds(beside_streaming: LocalTriton) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    guide = {
+        "guided_decoding_guide_type": np.array([[b"json_schema"]], np.object_),
+        "guided_decoding_guide": np.array(
+            [[json.dumps({**schema, "additionalProperties": False}).encode()]], np.object_
+        ),
+    }
+    (whole,) = responses(beside_streaming, "ensemble", tensorrt_llm(max_tokens=60) | guide)
+    assert isinstance(json.loads(whole["text_output"][0])["a"], bool)
+
+
+def test_tensorrt_llms_curl_is_answered(beside_streaming: LocalTriton) -> None:
+    body = {"text_input": "What is machine learning?", "max_tokens": 20, "bad_words": "", "stop_words": ""}
+    answered = HTTP.post(f"http://{beside_streaming.http_url}/v2/models/ensemble/generate", json=body)
+    assert answered.status_code == 200
+    assert isinstance(answered.json()["text_output"], str)
+
+
+@pytest.mark.parametrize(
+    ("model", "integer"),
+    [("llama", np.int32), ("ensemble", np.int32), ("ensemble_uint32", np.uint32)],
+    ids=["NvidiaTriton of LlamaIndex", "its default model", "TritonTensorRTLLM of LangChain"],
+)
+def test_a_class_with_tensorrt_llms_inputs_streams_greedily(
+    beside_streaming: LocalTriton, model: str, integer: type[np.int32 | np.uint32]
+) -> None:
+    whole = {"max_tokens": 12, "top_k": 1, "beam_width": 1}
+    inputs = {
+        "text_input": np.array([[PROMPT.encode()]], np.object_),
+        **{name: np.array([[value]], integer) for name, value in whole.items()},
+        **{name: np.array([[1.0]], np.float32) for name in ("temperature", "length_penalty", "repetition_penalty")},
+        "top_p": np.array([[0.0]], np.float32),
+        "random_seed": np.array([[0]], np.uint64),
+        "stream": np.array([[True]]),
+    }
+    chunks = responses(beside_streaming, model, inputs)
+    assert len(chunks) > 1
+    expected = ask(
+        beside_streaming, generate, text_input=PROMPT, max_tokens=12, temperature=0.0, repetition_penalty=1.0
+    )
+    assert texts(chunks) == [expected.text]
+
+
+PARAMETERS = {"temperature": "0.0", "top_p": "0.95", "max_tokens": str(TOKENS)}
+
+
+def vllm(stream: bool, **more: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return the inputs of vllm_backend's client.py without its sampling parameters."""
+    return {"text_input": np.array([PROMPT.encode()], np.object_), "stream": np.array([stream]), **more}
+
+
+def sampling(**values: object) -> NDArray[Any]:
+    """Return its tensor of sampling parameters."""
+    return np.array([json.dumps(PARAMETERS | values).encode()], np.object_)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_vllm_model_frees_its_slot(beside_streaming: LocalTriton, stream: bool) -> None:
+    metrics = Metrics(beside_streaming)
+    lasting = {name: value for name, value in LASTING.items() if name != "text_input"}
+    with opened(beside_streaming) as running:
+        running.ask("vllm_model", vllm(stream, sampling_parameters=sampling(**lasting)), ("text_output",))
+        metrics.wait(lambda now: now.now("llama_slots_in_use") == 1, "it runs")
+    metrics.wait_for(1, "llama_cancellations_total")
+    metrics.wait(Metrics.idle, "the slot is free")
+
+
+def test_kserves_parameters_are_inputs_and_others_are_refused_by_name(beside_streaming: LocalTriton) -> None:
+    url = f"http://{beside_streaming.http_url}/v2/models/llama/generate"
+    parameters = {"temperature": 0.0, "top_p": 0.9, "max_tokens": TOKENS, "stop": ["snowman"], "frequency_penalty": 0.5}
+    answered = HTTP.post(url, json={"text_input": PROMPT, "parameters": parameters})
+    expected = ask(beside_streaming, generate, text_input=PROMPT, **parameters)
+    assert (
+        answered.json() | {"text_output": expected.text, "model_name": "llama", "model_version": "1"} == answered.json()
+    )
+    for name, value in (("details", True), ("best_of", 2)):
+        refused = HTTP.post(url, json={"text_input": PROMPT, "parameters": {**parameters, name: value}})
+        assert refused.status_code == 400
+        assert refused.json()["error"].startswith(f"'{name}' is no input of this model")
+
+
+def test_litellms_default_of_2000_tokens_is_cut_where_the_request_says_so(beside_streaming: LocalTriton) -> None:
+    url = f"http://{beside_streaming.http_url}/v2/models/llama/generate"
+    body = {"text_input": PROMPT, "parameters": {"max_tokens": 2000}, "stream": False}
+    refused = HTTP.post(url, json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("max_tokens is 2000; it must be at most")
+    body["parameters"] = {"max_tokens": 2000, "truncate_max_tokens": True, "temperature": 0.0, "stop": ["."]}
+    assert HTTP.post(url, json=body).json()["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "top_k", "beam_width"])
+def test_triton_refuses_an_unsigned_integer_by_its_name(beside_streaming: LocalTriton, name: str) -> None:
+    inputs = {"text_input": np.array([[PROMPT.encode()]], np.object_), name: np.array([[1]], np.uint32)}
+    with pytest.raises(InferenceServerException, match=f"'{name}' data-type is 'UINT32', but model 'llama' expects"):
+        responses(beside_streaming, "llama", inputs)
+
+
+@pytest.fixture
+def greedy(beside_streaming: LocalTriton) -> Answer:
+    """Llama's own answer to vllm_backend's client."""
+    return ask(beside_streaming, generate, text_input=PROMPT, max_tokens=TOKENS, temperature=0.0)
+
+
+@pytest.mark.parametrize("where", ["both", "tensor", "parameters"])
+def test_vllm_backends_client_gets_llamas_text(beside_streaming: LocalTriton, greedy: Answer, where: str) -> None:
+    own = {} if where == "parameters" else {"sampling_parameters": sampling()}
+    parameters = None if where == "tensor" else PARAMETERS
+    (whole,) = responses(beside_streaming, "vllm_model", vllm(False, **own), parameters=parameters)
+    # Without `stream` the prompt precedes the text, as there.
+    assert whole["text_output"].tolist() == [(PROMPT + greedy.text).encode()]
+    chunks = responses(beside_streaming, "vllm_model", vllm(True, **own), parameters=parameters)
+    assert len(chunks) > 1
+    assert b"".join(chunk["text_output"][0] for chunk in chunks).decode() == greedy.text
+
+
+def test_vllm_backends_outputs_come_where_they_are_asked_for(beside_streaming: LocalTriton, greedy: Answer) -> None:
+    names = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+    returns = {f"return_{name}": np.array([True]) for name in names}
+    inputs = vllm(True, sampling_parameters=sampling(logprobs=1), **returns)
+    chunks = responses(beside_streaming, "vllm_model", inputs, ("text_output", *names))
+    assert {frozenset(chunk) for chunk in chunks} == {frozenset(("text_output", *names))}
+    reasons = [chunk["finish_reason"][0] for chunk in chunks]
+    assert reasons == [b"None"] * (len(chunks) - 1) + [greedy.finish_reason.encode()]
+    assert {(chunk["num_input_tokens"].dtype.name, int(chunk["num_input_tokens"][0])) for chunk in chunks} == {
+        ("uint32", greedy.num_input_tokens)
+    }
+    assert sum(int(chunk["num_output_tokens"][0]) for chunk in chunks) == greedy.num_output_tokens
+    logged = [entry for chunk in chunks for entry in json.loads(chunk["logprobs"][0])]
+    total = sum(next(iter(entry.values()))["logprob"] for entry in logged)
+    assert np.isclose(chunks[-1]["cumulative_logprob"][0], total, rtol=1e-4)
+    (bare,) = responses(beside_streaming, "vllm_model", vllm(False, sampling_parameters=sampling()), ())
+    assert set(bare) == {"text_output"}
+
+
+@pytest.mark.parametrize("beside", ["beside_streaming", "beside_default"])
+def test_vllm_backends_curl_is_answered_by_either_model(request: pytest.FixtureRequest, beside: str) -> None:
+    server: LocalTriton = request.getfixturevalue(beside)
+    parameters = {"stream": False, "temperature": 0, "max_tokens": TOKENS}
+    body = {"text_input": PROMPT, "parameters": parameters}
+    urls = [f"http://{server.http_url}/v2/models/{model}/generate" for model in ("llama", "vllm_model")]
+    own, theirs = (HTTP.post(url, json=body).json()["text_output"] for url in urls)
+    assert theirs == PROMPT + own
+
+
+def test_an_error_of_vllm_model_keeps_its_message(beside_streaming: LocalTriton) -> None:
+    with pytest.raises(InferenceServerException, match=r"^temperature is '9'; it must be a finite number"):
+        responses(beside_streaming, "vllm_model", vllm(True, sampling_parameters=sampling(temperature="9")))
+    url = f"http://{beside_streaming.http_url}/v2/models/vllm_model/generate"
+    refused = HTTP.post(url, json={"text_input": PROMPT, "sampling_parameters": '{"best_of": 2}'})
+    assert refused.status_code == 400
+    assert "best_of" in refused.json()["error"]

@@ -1,0 +1,47 @@
+"""Log probabilities of tokens: the log softmax, ranks, and the most likely tokens of each row."""
+
+import math
+
+import pytest
+import torch
+from llama_engine.sampling.log_probs import log_probs_of
+
+ROWS, VOCABULARY = 9, 500
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    return 5 * torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(6))
+
+
+def test_they_are_the_log_softmax_of_the_logits(logits: torch.Tensor) -> None:
+    tokens = torch.arange(0, VOCABULARY, VOCABULARY // ROWS)[:ROWS]
+    expected = logits.double().log_softmax(-1)
+    found = log_probs_of(logits, tokens, [row % 4 for row in range(ROWS)])
+    for row, one in enumerate(found):
+        token = int(tokens[row])
+        assert one.token == token
+        assert math.isclose(one.log_prob, float(expected[row, token]), rel_tol=1e-6)
+        assert one.rank == 1 + int((expected[row] > expected[row, token]).sum())
+        best = expected[row].topk(row % 4)
+        assert [best_token for best_token, _ in one.top] == best.indices.tolist()
+        assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_a_row_has_the_same_values_alone_and_among_others(logits: torch.Tensor, scale: float) -> None:
+    tokens, top = torch.arange(ROWS), [0, 20, 1, 5, 20, 0, 3, 20, 2]
+    together = log_probs_of(logits * scale, tokens, top)
+    for row in range(ROWS):
+        one = slice(row, row + 1)
+        assert log_probs_of(logits[one] * scale, tokens[one], top[one]) == [together[row]]
+
+
+def test_equally_likely_tokens_have_the_same_rank() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]]).expand(4, -1)
+    assert [one.rank for one in log_probs_of(logits, torch.arange(4), [0] * 4)] == [4, 1, 1, 3]
+
+
+def test_no_more_tokens_are_reported_than_there_are() -> None:
+    (one,) = log_probs_of(torch.tensor([[1.0, 2.0]]), torch.tensor([0]), [20])
+    assert [token for token, _ in one.top] == [1, 0]

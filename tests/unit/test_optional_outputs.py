@@ -1,0 +1,120 @@
+"""Outputs that are there where a request asks for them: shapes, the JSON of log probabilities, times."""
+
+import json
+import math
+import time
+from typing import cast
+
+import numpy as np
+import pytest
+from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.optional_outputs import Span, optional_outputs
+from llama_engine.sampling.log_probs import TokenLogProbs
+from llama_engine.sequence import Sequence
+from llama_engine.text.stop_checker import StopChecker
+from llama_engine.text.tokenizer import Tokenizer, Vocabulary
+from transformers import PreTrainedTokenizerBase
+
+
+class _Names:
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        return "</s>" if token == 2 else None
+
+
+TOKENIZER = Tokenizer(
+    cast(PreTrainedTokenizerBase, _Names()), Vocabulary([b"a", b"b ", b"", "é".encode()[:1], b"", *[b"x"] * 9])
+)
+TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
+
+
+def _sequence(tokens: int, **values: object) -> Sequence:
+    """A sequence of three prompt tokens whose n-th token has the log probability -n."""
+    request = GenerationRequest("abc", (5, 6, 7), 9, **values)  # type: ignore[arg-type]  # values are fields
+    checker = StopChecker(min_tokens=0, max_tokens=tokens, stop_words=[], end_tokens=[])
+    sequence = Sequence(request, checker)
+    for token in range(tokens):
+        if request.needs_log_probs:
+            own = -float(token + 1)
+            sequence.next_log_probs = TokenLogProbs(token, own, 7, ((3, -0.5), (token, own)))
+        sequence.append(token, b"x")
+    if request.prompt_logprobs is not None:
+        first, second = TokenLogProbs(6, -1.0, 3, ((8, -0.25), (9, -0.25))), TokenLogProbs(7, -math.inf, 9)
+        sequence.prompt_log_probs = [first, second]
+    return sequence
+
+
+def _whole(sequence: Sequence) -> Span:
+    return Span(sequence, 0, sequence.num_output_tokens)
+
+
+def test_nothing_is_there_that_no_row_asks_for() -> None:
+    assert optional_outputs([_whole(_sequence(3)), _whole(_sequence(2))], TOKENIZER, final=True) == {}
+
+
+def test_log_probabilities_are_padded_with_zeros_and_cumulated() -> None:
+    spans = [_whole(_sequence(tokens, return_log_probs=tokens != 4)) for tokens in (3, 1, 4)]
+    outputs = optional_outputs(spans, TOKENIZER, final=True)
+    assert set(outputs) == {"output_log_probs", "cum_log_probs"}
+    assert outputs["output_log_probs"].tolist() == [[-1, -2, -3, 0], [-1, 0, 0, 0], [0, 0, 0, 0]]
+    assert outputs["cum_log_probs"].tolist() == [-6, -1, 0]
+    assert {output.dtype for output in outputs.values()} == {np.dtype(np.float32)}
+
+
+def test_the_likeliest_tokens_are_json_as_of_the_vllm_backend() -> None:
+    spans = [_whole(_sequence(3, num_logprobs=2)), _whole(_sequence(1))]
+    outputs = optional_outputs(spans, TOKENIZER, final=True)
+    assert set(outputs) == {"logprobs"}
+    first, second = (json.loads(text) for text in outputs["logprobs"])
+    assert second is None
+    likeliest = {"logprob": -0.5, "rank": 1, "decoded_token": "\ufffd"}
+    assert first == [
+        {"0": {"logprob": -1.0, "rank": 7, "decoded_token": "a"}, "3": likeliest},
+        {"1": {"logprob": -2.0, "rank": 7, "decoded_token": "b "}, "3": likeliest},
+        {"2": {"logprob": -3.0, "rank": 7, "decoded_token": "</s>"}, "3": likeliest},
+    ]
+    # The sampled token comes first.
+    assert [next(iter(entries)) for entries in first] == ["0", "1", "2"]
+
+
+def test_a_prompts_first_token_is_null_and_json_has_no_infinity() -> None:
+    outputs = optional_outputs([_whole(_sequence(1, prompt_logprobs=2)), _whole(_sequence(1))], TOKENIZER, final=True)
+    assert set(outputs) == {"prompt_logprobs"}
+    first, second = outputs["prompt_logprobs"]
+    assert second == b"null"
+    nothing, one, other = json.loads(first)
+    assert nothing is None
+    # Equally likely tokens have the same rank.
+    assert {token: (entry["logprob"], entry["rank"]) for token, entry in one.items()} == {
+        "6": (-1.0, 3), "8": (-0.25, 1), "9": (-0.25, 1),
+    }  # fmt: skip
+    assert {token: entry["logprob"] for token, entry in other.items()} == {"7": -9999.0}
+
+
+def test_a_chunk_has_its_own_tokens_the_first_one_the_prompts_and_the_last_one_the_times() -> None:
+    asked = {"return_log_probs": True, "num_logprobs": 0, "prompt_logprobs": 0, "return_perf_metrics": True}
+    sequence = _sequence(5, **asked)
+    sequence.admitted_at = sequence.arrived_at
+    own = {"output_log_probs", "cum_log_probs", "logprobs"}
+    chunks = [
+        optional_outputs([Span(sequence, first, last)], TOKENIZER, final=last == 5)
+        for first, last in ((0, 1), (1, 3), (3, 5))
+    ]
+    assert [set(chunk) - own for chunk in chunks] == [{"prompt_logprobs"}, set(), {*TIMES, "num_cached_tokens"}]
+    assert [chunk["output_log_probs"].tolist() for chunk in chunks] == [[[-1]], [[-2, -3]], [[-4, -5]]]
+    assert [chunk["cum_log_probs"].tolist() for chunk in chunks] == [[-1], [-6], [-15]]
+    assert [[*json.loads(chunk["logprobs"][0])[0]] for chunk in chunks] == [["0", "3"], ["1", "3"], ["3"]]
+
+
+def test_times_are_nanoseconds_since_1970_in_the_order_of_events() -> None:
+    before = time.time_ns()
+    sequence = _sequence(2, return_perf_metrics=True)
+    sequence.admit()
+    sequence.num_copied = 3
+    outputs = optional_outputs([_whole(sequence)], TOKENIZER, final=True)
+    assert outputs["num_cached_tokens"].tolist() == [3]
+    arrival, scheduled, first, last = (int(outputs[name][0]) for name in TIMES)
+    assert all(outputs[name].dtype == np.int64 for name in TIMES)
+    assert arrival <= first <= last <= scheduled
+    # The clocks' resolution.
+    assert before - 10**6 <= arrival <= scheduled <= time.time_ns() + 10**6
+    assert scheduled - arrival == pytest.approx((sequence.admitted_at - sequence.arrived_at) * 1e9, abs=2000)

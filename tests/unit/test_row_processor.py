@@ -1,0 +1,181 @@
+"""The bias and the masks of one row: what they leave, in which order, and beside a guide."""
+
+import numpy as np
+import pytest
+import torch
+from llama_engine.api.generation_request import GenerationRequest
+from llama_engine.errors import InvalidRequest
+from llama_engine.sampling.guided import GuideState, forbidden
+from llama_engine.sampling.row_processor import RowProcessor, row_processor
+from llama_engine.text.bad_words import BadWords
+from llama_engine.text.tokenizer import Vocabulary
+from numpy.typing import NDArray
+
+CPU = torch.device("cpu")
+SIZE, END = 40, 3
+LETTERS = Vocabulary([bytes([ord("a") + token % 26]) * (1 + token // 26) for token in range(SIZE)])
+
+
+class _Alternating(GuideState):
+    """A guide that allows even tokens first, then odd ones, and so on."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    @property
+    def finished(self) -> bool:
+        return len(self.accepted) > 2
+
+    @property
+    def may_end(self) -> bool:
+        return len(self.accepted) == 2
+
+    def fill(self, allowed: NDArray[np.int32]) -> None:
+        if len(self.accepted) > 2:
+            raise InvalidRequest("guided_decoding_guide can't be followed")
+        allowed.fill(0)
+        for token in range(len(self.accepted) % 2, SIZE, 2):
+            # Bit 31 is the sign.
+            allowed.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+
+    def accept(self, token: int) -> bool:
+        conforms = token % 2 == len(self.accepted) % 2
+        self.accepted.append(token)
+        return conforms
+
+
+def _guided(processor: RowProcessor, guide: GuideState) -> RowProcessor:
+    processor.follow(guide)
+    return processor
+
+
+def _left(processor: RowProcessor, too_early: bool = False) -> set[int]:
+    """Return the tokens that masks leave."""
+    logits = torch.zeros(SIZE)
+    if processor.is_guided:
+        allowed = torch.zeros(1, 2, dtype=torch.int32)
+        processor.fill(allowed[0].numpy())
+        logits.masked_fill_(forbidden(allowed, SIZE)[0], -torch.inf)
+    processor.mask(logits, too_early)
+    assert processor.leaves_nothing(too_early) == (not logits.isfinite().any())
+    return set(logits.isfinite().nonzero()[:, 0].tolist())
+
+
+def test_a_bias_is_added_to_its_tokens_alone() -> None:
+    logits = torch.arange(SIZE, dtype=torch.float32)
+    RowProcessor(SIZE, CPU, logit_bias=[(7, -2.5), (1, 4.0)]).bias(logits)
+    expected = torch.arange(SIZE, dtype=torch.float32)
+    expected[7] -= 2.5
+    expected[1] += 4.0
+    assert torch.equal(logits, expected)
+
+
+def test_allowed_tokens_are_the_only_ones_left() -> None:
+    assert _left(RowProcessor(SIZE, CPU, allowed=[9, 2, END], ends=[END])) == {2, END, 9}
+    assert _left(RowProcessor(SIZE, CPU, allowed=[9, 2, END], ends=[END]), too_early=True) == {2, 9}
+
+
+def test_ends_are_masked_before_min_tokens_alone() -> None:
+    processor = RowProcessor(SIZE, CPU, ends=[END, 5])
+    assert _left(processor) == set(range(SIZE))
+    assert _left(processor, too_early=True) == set(range(SIZE)) - {END, 5}
+
+
+@pytest.mark.parametrize("too_early", [False, True])
+def test_a_row_without_any_token_left_can_only_end(too_early: bool) -> None:
+    bad_words = BadWords([b"c"], LETTERS, CPU)
+    assert _left(RowProcessor(SIZE, CPU, allowed=[2], ends=[END, 5], bad_words=bad_words), too_early) == {END, 5}
+
+
+def test_a_row_that_has_no_end_has_no_token_left() -> None:
+    assert _left(RowProcessor(SIZE, CPU, allowed=[2], bad_words=BadWords([b"c"], LETTERS, CPU))) == set()
+
+
+def test_a_guide_masks_what_it_rules_out_beside_all_other_masks() -> None:
+    guide = _Alternating()
+    bad_words = BadWords([b"ab"], LETTERS, CPU)
+    processor = _guided(RowProcessor(SIZE, CPU, allowed=[0, 1, 2, END, 33], ends=[END], bad_words=bad_words), guide)
+    assert _left(processor) == {0, 2}
+    assert processor.append(0, b"a")
+    # 1, a "b", would complete the bad word.
+    assert _left(processor) == {END, 33}
+    assert not processor.append(2, b"c")
+    assert guide.accepted == [0, 2]
+    # The text may end here, but not before min_tokens.
+    assert _left(processor) == {0, 2, END}
+    assert _left(processor, too_early=True) == {0, 2}
+    assert processor.problem is None
+    processor.append(2, b"c")
+    assert _left(processor) == set()
+    assert str(processor.problem) == "guided_decoding_guide can't be followed"
+
+
+@pytest.mark.parametrize("too_early", [False, True])
+def test_a_guided_row_without_any_token_left_can_only_end_where_its_guide_lets_it(too_early: bool) -> None:
+    guide = _Alternating()
+    processor = _guided(RowProcessor(SIZE, CPU, allowed=[1], ends=[END]), guide)
+    assert _left(processor, too_early) == set()
+    processor.append(0, b"a")
+    processor.append(1, b"b")
+    assert _left(processor, too_early) == {END}
+
+
+def test_stop_tokens_may_come_where_the_guided_text_may_end_and_only_there() -> None:
+    guide = _Alternating()
+    processor = _guided(RowProcessor(SIZE, CPU, allowed=[2, 4, 5, END], ends=[END, 4, 5], stops=[4, 5]), guide)
+    assert _left(processor) == {2}
+    processor.append(0, b"a")
+    processor.append(1, b"b")
+    assert _left(processor) == {2, 4, 5, END}
+    assert _left(processor, too_early=True) == {2}
+
+
+def test_ignored_end_tokens_do_not_end_a_guided_text() -> None:
+    processor = _guided(RowProcessor(SIZE, CPU, allowed=[0, 2, 5], ends=[5], ignored=[2]), _Alternating())
+    # Where the text may not end, the guide itself asks for this token.
+    assert _left(processor) == {0, 2}
+    processor.append(0, b"a")
+    processor.append(1, b"b")
+    assert _left(processor) == {0, 5}
+
+
+def test_a_row_is_complete_when_its_guide_is_finished() -> None:
+    processor = _guided(RowProcessor(SIZE, CPU), _Alternating())
+    assert not processor.is_complete
+    for token in range(3):
+        processor.append(token, b"a")
+    assert processor.is_complete
+    assert not RowProcessor(SIZE, CPU).is_complete
+
+
+def _request(**values: object) -> GenerationRequest:
+    return GenerationRequest("", (1,), 9, **values)  # type: ignore[arg-type]  # values are fields
+
+
+@pytest.mark.parametrize(
+    ("values", "needed"),
+    [
+        ({}, False),
+        # The sampler masks the end tokens of all rows at once.
+        ({"min_tokens": 3}, False),
+        ({"stop_token_ids": (5,)}, False),
+        ({"ignore_eos": True}, False),
+        ({"min_tokens": 3, "stop_token_ids": (5,)}, True),
+        ({"min_tokens": 3, "ignore_eos": True}, True),
+        ({"logit_bias": ((1, 2.0),)}, True),
+        ({"allowed_token_ids": (1,)}, True),
+        ({"bad_words": (b"a",)}, True),
+    ],
+)
+def test_a_row_has_a_processor_only_where_it_asks_for_one(values: dict[str, object], needed: bool) -> None:
+    assert (row_processor(_request(**values), LETTERS, frozenset({END}), CPU) is not None) == needed
+
+
+@pytest.mark.parametrize(("ignore_eos", "masked"), [(False, {END, 5}), (True, {5})])
+def test_min_tokens_masks_stop_tokens_and_the_end_tokens_that_are_not_ignored(
+    ignore_eos: bool, masked: set[int]
+) -> None:
+    request = _request(min_tokens=3, stop_token_ids=(5,), ignore_eos=ignore_eos)
+    processor = row_processor(request, LETTERS, frozenset({END}), CPU)
+    assert processor is not None
+    assert _left(processor, too_early=True) == set(range(SIZE)) - masked

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, Tag
 
 from triton_llama_openai.sampling_request import JsonObject, SamplingRequest
-from triton_llama_openai.schema import IGNORED, MAX_TOKEN, OnlyFalse, Schema, Unsupported, one_of, unsupported
+from triton_llama_openai.schema import IGNORED, MAX_TOKEN, Items, OnlyFalse, Schema, Unsupported, one_of, unsupported
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -21,7 +21,7 @@ class TextPart(Schema):
 
 
 Content = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("<list>")],
+    Annotated[str, Tag("<string>")] | Annotated[Items[TextPart], Tag("<list>")],
     one_of("a string or a list of text parts"),
 ]
 
@@ -70,11 +70,11 @@ class AssistantMessage(Schema):
 
     role: Literal["assistant"]
     content: Content | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: Items[ToolCall] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = Field(None, json_schema_extra=IGNORED)
-    annotations: Annotated[list[JsonObject], Field(fail_fast=True)] | None = Field(None, json_schema_extra=IGNORED)
+    annotations: Items[JsonObject] | None = Field(None, json_schema_extra=IGNORED)
     audio: Unsupported = None
     function_call: Annotated[object | None, unsupported("use tool_calls")] = None
 
@@ -107,7 +107,7 @@ class Tool(Schema):
     function: FunctionDefinition
 
 
-Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
+Tools = Annotated[Items[Tool], Field(max_length=128)]
 
 
 class NamedFunction(Schema):
@@ -139,14 +139,14 @@ class ChatRequest(SamplingRequest):
         "num_logprobs": "top_logprobs",
     }
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
+    modalities: Items[Literal["text"]] | None = None
 
     metadata: (
         Annotated[
@@ -164,7 +164,7 @@ class ChatRequest(SamplingRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
-    documents: Annotated[list[JsonObject], Field(fail_fast=True)] | None = None
+    documents: Items[JsonObject] | None = None
 
     audio: Unsupported = None
     function_call: Annotated[object | None, unsupported("use tool_choice")] = None

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, cast
 from pydantic import Discriminator, Field, Tag
 
 from triton_llama_openai.sampling_request import SamplingRequest
-from triton_llama_openai.schema import TokenId, Unsupported, by_json_type, unsupported
+from triton_llama_openai.schema import Items, TokenId, Unsupported, by_json_type, unsupported
 
 Text = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Tokens = Annotated[Items[TokenId], Field(min_length=1)]
 
 
 def _prompt_kind(value: object) -> str | None:
@@ -28,9 +28,9 @@ def _prompt_kind(value: object) -> str | None:
 
 Prompt = Annotated[
     Annotated[Text, Tag("<string>")]
-    | Annotated[list[Text], Field(fail_fast=True), Tag("<texts>")]
+    | Annotated[Items[Text], Tag("<texts>")]
     | Annotated[Tokens, Tag("<tokens>")]
-    | Annotated[list[Tokens], Field(fail_fast=True), Tag("<token lists>")],
+    | Annotated[Items[Tokens], Tag("<token lists>")],
     Discriminator(
         _prompt_kind,
         custom_error_type="union_type",

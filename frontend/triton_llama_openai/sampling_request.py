@@ -10,6 +10,7 @@ from pydantic import Field, Tag
 from triton_llama_openai.schema import (
     IGNORED,
     MAX_TOKEN,
+    Items,
     OnlyFalse,
     OnlyTrue,
     Schema,
@@ -64,8 +65,8 @@ class StructuralTagFormat(Schema):
     """vLLM's: free text with structured parts, begun by triggers."""
 
     type: Literal["structural_tag"]
-    structures: Annotated[list[JsonObject], Field(fail_fast=True)] | None = None
-    triggers: Annotated[list[str], Field(fail_fast=True)] | None = None
+    structures: Items[JsonObject] | None = None
+    triggers: Items[str] | None = None
     format: JsonObject | None = None
 
 
@@ -76,7 +77,7 @@ GuidedJson = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[JsonObject, Tag("<object>")],
     one_of("a JSON schema, or one as a string"),
 ]
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)]
+Choices = Annotated[Items[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 
 
 class StructuredOutputs(Schema):
@@ -139,7 +140,7 @@ class SamplingRequest(Schema):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
-    bad_words: Annotated[list[Word], Field(max_length=64, fail_fast=True)] | None = None
+    bad_words: Annotated[Items[Word], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=MAX_TOKEN)] | None = None
     truncate_max_tokens: bool | None = None

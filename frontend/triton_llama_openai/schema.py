@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.config import JsonDict
@@ -70,12 +70,15 @@ def _word_size(word: str) -> str:
     return word
 
 
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list, checked up to its first bad item: a hostile body has millions, and pydantic makes an error of each."""
+
 Word = Annotated[str, Field(min_length=1), AfterValidator(_word_size)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN)]
-TokenIds = Annotated[list[TokenId], Field(max_length=1 << 16, fail_fast=True)]
+TokenIds = Annotated[Items[TokenId], Field(max_length=1 << 16)]
 Words = Annotated[
-    Annotated[Word, Tag("<string>")]
-    | Annotated[list[Word], Field(max_length=MAX_WORDS, fail_fast=True), Tag("<list>")],
+    Annotated[Word, Tag("<string>")] | Annotated[Items[Word], Field(max_length=MAX_WORDS), Tag("<list>")],
     one_of("a string or a list of strings"),
 ]
 """One stop string, or a list of them."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from triton_llama_openai.chat_request import Message, Tools
 from triton_llama_openai.sampling_request import JsonObject
-from triton_llama_openai.schema import Schema, TokenId
+from triton_llama_openai.schema import Items, Schema, TokenId
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -18,7 +18,7 @@ class TokenizeRequest(Schema):
 
     model: ModelName | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Annotated[Items[Message], Field(min_length=1)] | None = None
     tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -30,4 +30,4 @@ class DetokenizeRequest(Schema):
     """Tokens to turn into text."""
 
     model: ModelName | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    tokens: Items[TokenId]

@@ -45,7 +45,10 @@ class SequenceBuilder:
         """
         kind, text = request.guided_decoding_guide_type, request.guided_decoding_guide
         guide = self.guides.start_soon(kind, text) if kind and request.choice == 0 else None
-        processor = self._processor(request) if like is None else like.another()
+        if like is None:
+            processor = row_processor(request, self.vocabulary, self.end_tokens, self.device)
+        else:
+            processor = like.another()
         if processor is not None and guide is not None:
             processor.follow(guide)
         return Sequence(
@@ -73,6 +76,3 @@ class SequenceBuilder:
         assert sequence.processor is not None, "it has no guide"
         sequence.processor.follow(self.guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide))
         sequence.is_ready = True
-
-    def _processor(self, request: GenerationRequest) -> RowProcessor | None:
-        return row_processor(request, self.vocabulary, self.end_tokens, self.device)

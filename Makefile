@@ -27,6 +27,10 @@ WHEELS ?=
 LOCK_PYTHON ?= 3.12
 MINUTES ?= 30
 SOAK ?=
+STOPS ?=
+STARTS ?=
+REQUESTS ?= 100000
+HOSTILE ?=
 GPU ?=
 HOUSE ?=
 
@@ -45,7 +49,7 @@ READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 TESTS := $(BIN)/python scripts/run_tests.py
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-all test-unit test-contract test-frontend test-engine test-programs test-server test-kernels test-clients test-compose bench sweep bench-vllm tune quality soak report bench-inflight bench-openai bench-gpu check house faults words \
+.PHONY: help demo serve prepare test test-all test-unit test-contract test-frontend test-engine test-programs test-server test-kernels test-clients test-compose test-campaigns bench sweep bench-vllm tune quality soak stops hostile starts report bench-inflight bench-openai bench-gpu check house faults words \
   format lock sbom train clean $(COMPILED)
 
 help: ## this list
@@ -67,14 +71,17 @@ prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickl
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
 test: $(READY_ANALYZER) ## unit, contract, endpoint, engine, program and server tests (a real Triton; neither GPU nor Docker): minutes
-	@exec $(TESTS) -m 'not long' server unit contract --beside engine programs frontend
+	@exec $(TESTS) -m 'not long and not campaign' server unit contract --beside engine programs frontend
 
 # Kernels come last: they install the Triton language, which other tests must not find.
 test-all: $(READY_ANALYZER) ## make test, then soaks, fuzzing and load campaigns, docker compose, clients of others and kernels: what continuous integration runs
 	@failed=0; $(MAKE) test || failed=1; \
-	  $(TESTS) -m long server unit contract frontend engine programs --beside compose || failed=1; \
+	  $(TESTS) -m 'long and not campaign' server unit contract frontend engine programs --beside compose || failed=1; \
 	  $(MAKE) test-clients || failed=1; \
 	  $(MAKE) test-kernels || failed=1; exit "$$failed"
+
+test-campaigns: $(READY_ANALYZER) ## the largest campaigns: every stop, docker stop, 10,000 requests of two tenants, 10,000 hostile ones, a soak with restarts
+	@$(BIN)/python -m pytest -m campaign tests/server tests/compose
 
 test-unit: $(READY_PERF) ## pure functions and small objects
 	@exec $(TESTS) unit
@@ -121,6 +128,15 @@ quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 
 soak: $(READY_PERF) ## mixed load for MINUTES (30): flat memory, every request answered and counted (MODEL, SOAK options)
 	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
+
+stops: $(READY_PERF) ## every stop in every situation, and what became of each request: docs/operations.md (BUDGET minutes, STOPS options; 15 minutes)
+	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m server.stops $(if $(BUDGET),--budget '$(BUDGET)') $(STOPS)
+
+hostile: $(READY_PERF) ## REQUESTS (100000) hostile requests to every route of both configs: answered, bit-equal beside, flat (HOSTILE options)
+	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m perf.hostile --requests '$(REQUESTS)' $(HOSTILE)
+
+starts: $(READY) ## how often tritonserver crashes in its own start: 300 starts (STARTS options, such as --product)
+	@$(PERF) perf.starts $(STARTS)
 
 report: $(READY_PERF) ## write tables and plots of README.md and docs/ from perf/results/, without measuring
 	@$(PERF) perf.report

@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ENGINE = "model_repository/llama/1/llama_engine"
 GRAPHS = f"{ENGINE}/cuda_graphs.py"
 GRAPH_TESTS = "tests/engine/test_cuda_graphs.py"
+TENANT_TESTS = "tests/server/test_tenants.py"
+ENDPOINT = "frontend/triton_llama_openai"
 SECONDS = 300
 
 
@@ -201,6 +203,64 @@ FAULTS = (
         "tokens.positions[token] + 2}",
         "tests/engine/cpu_kernels/test_cpu_forward.py",
     ),
+    # Between two tenants.
+    Fault(
+        "tenants: a sequence gets the token of the next row",
+        f"{ENGINE}/engine.py",
+        "enumerate(tokens.tolist())",
+        "enumerate(tokens.roll(1).tolist())",
+        TENANT_TESTS,
+    ),
+    Fault(
+        "tenants: guides are kept by the beginning of their texts",
+        f"{ENGINE}/sampling/guided.py",
+        'return kind, "" if kind == "json" else text',
+        'return kind, "" if kind == "json" else text[:2]',
+        TENANT_TESTS,
+    ),
+    Fault(
+        "tenants: a stream's count is that of the tensor before",
+        f"{ENGINE}/triton/tensors.py",
+        "    return _counts(name, [value])\n",
+        "    return _counts(name, [max(value, 20)])\n",
+        TENANT_TESTS,
+    ),
+    Fault(
+        "tenants: the log has prompts",
+        f"{ENGINE}/observability/log.py",
+        'if self._level == "prompts" and rows:',
+        "if rows:",
+        TENANT_TESTS,
+    ),
+    Fault(
+        "tenants: the log has refused values",
+        f"{ENGINE}/observability/log.py",
+        'and self._level != "prompts" else',
+        'and self._level == "prompts" else',
+        TENANT_TESTS,
+    ),
+    Fault(
+        "tenants: a label of a metric is what a client wrote",
+        f"{ENDPOINT}/request_record.py",
+        'getattr(scope.get("route"), "path", "unmatched")',
+        'scope["path"]',
+        TENANT_TESTS,
+    ),
+    Fault(
+        "tenants: a chat template keeps the variables of the request before",
+        f"{ENDPOINT}/chat_template.py",
+        "        _deadline.set(time.monotonic() + LONGEST_RENDERING_S)\n",
+        "        self._special_tokens.update(variables or {})\n"
+        "        _deadline.set(time.monotonic() + LONGEST_RENDERING_S)\n",
+        TENANT_TESTS,
+    ),
+    Fault(
+        "tenants: an error shows the API key",
+        f"{ENDPOINT}/auth.py",
+        'ApiError(401, "the API key is wrong"',
+        'ApiError(401, f"the API key {key} is wrong"',
+        TENANT_TESTS,
+    ),
     Fault(
         "client: a full queue is no overload",
         "client/triton_llama/translate.py",
@@ -229,7 +289,7 @@ def copy_tracked(target: Path) -> None:
 
 def failing_test(tree: Path, tests: str) -> str | None:
     """Run tests in the tree until one fails; return its name, None if all pass."""
-    paths = [tree / folder for folder in ("client", "deploy/local", "deploy/prepare", "deploy/supervisor")]
+    paths = [tree / folder for folder in ("client", "frontend", "deploy/local", "deploy/prepare", "deploy/supervisor")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
     done = subprocess.run(

@@ -60,7 +60,7 @@ class Rooms:
                 self._running.kill()
 
     def _start(self, name: str) -> subprocess.Popen[str]:
-        report = f".work/tests/{name}{'-long' if self._marker == 'long' else ''}.xml"
+        report = f".work/tests/{name}{'-long' if self._marker.startswith('long') else ''}.xml"
         options = ["-m", self._marker] if self._marker else []
         command = [sys.executable, "-m", "pytest", f"tests/{name}", f"--junitxml={report}", *options]
         # In a session of its own: Ctrl-C comes from here, once. A second one would interrupt the end of the fixtures.
@@ -101,7 +101,7 @@ def _has_tests(room: str, marker: str) -> bool:
     """Whether a room has tests, marked `long` where only those run: without any, pytest would fail."""
     folder = ROOT / "tests" / room
     files = [*folder.rglob("test_*.py")]
-    if marker == "long":
+    if marker.startswith("long"):
         files = [file for file in (*files, *folder.glob("conftest.py")) if "mark.long" in file.read_text()]
     if not files:
         print(f"tests/{room}: no {marker} tests".replace("  ", " "), flush=True)

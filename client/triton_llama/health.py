@@ -7,9 +7,13 @@ A server is healthy if its model computes. The probe looks for the cheapest evid
     2. one token from /generate: costs a forward pass
     3. a step that the engine made while the probe waited for that token: the model is slow or overloaded, not dead
 
+Triton 2.51 doesn't notice a plain HTTP client that disconnects: a stuck model keeps its request, and computes it when
+it goes on. So while requests wait for the model, such as that of an earlier probe, the probe sends none and waits for
+their step. However many probes there are, a stuck model keeps one request of theirs.
+
 With several instances of the model (one per GPU, say), each must have made a recent step; otherwise one token must come
-from the instance that Triton picks, and no instance may hang with slots in use. An instance that died while idle goes
-unnoticed as long as another one answers.
+from the instance that Triton picks (or a step, where requests wait), and no instance may hang with slots in use. An
+instance that died while idle goes unnoticed as long as another one answers.
 
 Standard library only, and no import from the rest of the package: the Docker image installs this file as `bin/health`,
 where orchestrators start it every few seconds. `triton-llama health` and `python -m triton_llama.health` run it too.
@@ -229,8 +233,12 @@ def _parse_state(file: Path) -> State | None:
 
 LAST_STEP = "llama_last_step_timestamp_seconds"
 SLOTS_IN_USE = "llama_slots_in_use"
+PENDING = "nv_inference_pending_request_count"
+"""Triton's own: requests in its queue."""
 
-_SERIES = re.compile(rf"^({LAST_STEP}|{SLOTS_IN_USE})\{{(.*)\}} ([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)$", re.MULTILINE)
+_SERIES = re.compile(
+    rf"^({LAST_STEP}|{SLOTS_IN_USE}|{PENDING})\{{(.*)\}} ([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)$", re.MULTILINE
+)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -249,12 +257,17 @@ class Steps(NamedTuple):
     since an earlier look.
 
     instances: by their labels; empty if the page has none, and `trouble` then says why. now: the server's time if the
-    page states it, else ours.
+    page states it, else ours. queued: whether requests are in Triton's queue.
     """
 
     instances: Mapping[str, Instance]
     now: float
     trouble: str = ""
+    queued: bool = False
+
+    def requests_wait(self) -> bool:
+        """Return whether requests are in Triton's queue or in slots: a model that works makes a step for them."""
+        return self.queued or any(one.busy for one in self.instances.values())
 
     def recent(self, step_age: float) -> bool:
         """Return whether every instance made a step in the last `step_age` seconds."""
@@ -309,18 +322,21 @@ def read_steps(page: Address | None, model: str) -> Steps:
     series: dict[str, dict[str, str]] = {}
     for metric, labels, value in _SERIES.findall(response.body):
         series.setdefault(labels, {})[metric] = value
-    instances = {}
+    instances, queued = {}, False
     try:
         for labels, values in series.items():
             named = dict(_LABEL.findall(labels))
-            if LAST_STEP in values and named.get("model") == model:
+            if named.get("model") != model:
+                continue
+            queued = queued or float(values.get(PENDING, "0")) > 0
+            if LAST_STEP in values:
                 busy = float(values.get(SLOTS_IN_USE, "0")) > 0
                 instances[labels] = Instance(named.get("model_instance", model), float(values[LAST_STEP]), busy)
     except ValueError as error:
         return Steps({}, now, f"{page}: {error}")
     if response.status != 200 or not instances:
         return Steps({}, now, f"{page} has no {LAST_STEP} of the model {model}")
-    return Steps(instances, now)
+    return Steps(instances, now, queued=queued)
 
 
 # --- One token
@@ -347,6 +363,7 @@ class Outcome(Enum):
     TOKEN = "a token"
     LATE = "no response within the timeout"
     REFUSED = "refused by a full queue, which may accept the next request"
+    NOT_ASKED = "other requests wait for the model"
     NOT_LOADED = "the model isn't loaded"
     FAILURE = "any other error"
 
@@ -417,10 +434,16 @@ def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits
 
     metrics: None for a server without them, whatever listens two ports above; then only a token counts.
     """
+
+    def ask_unless_requests_wait(steps: Steps) -> TokenAttempt:
+        if steps.requests_wait():
+            return TokenAttempt(Outcome.NOT_ASKED, "requests wait")
+        return generate_token(endpoint, model, limits, deadline)
+
     before = read_steps(metrics, model)
     if before.recent(limits.step_age):
         return Proof(True, before.describe_youngest())
-    attempt = generate_token(endpoint, model, limits, deadline)
+    attempt = ask_unless_requests_wait(before)
     if attempt.outcome is Outcome.TOKEN and len(before.instances) < 2:
         # Sufficient; the metrics may not show this step yet.
         return Proof(True, attempt.reason + _no_metrics(before))
@@ -432,16 +455,19 @@ def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits
         if not hanging and (now.recent(limits.step_age) or now.advanced(before)):
             # Slow or overloaded, but alive.
             return Proof(True, f"{attempt.reason}, but {now.describe_youngest()}")
-        if attempt.outcome not in (Outcome.TOKEN, Outcome.REFUSED) or time.monotonic() >= deadline:
+        if attempt.outcome not in _INCONCLUSIVE or time.monotonic() >= deadline:
             break
-        time.sleep(PAUSE_SECONDS)
-        if attempt.outcome is Outcome.REFUSED:
-            again = generate_token(endpoint, model, limits, deadline)
+        time.sleep(max(0.0, min(PAUSE_SECONDS, deadline - time.monotonic())))
+        if attempt.outcome is not Outcome.TOKEN:
+            again = ask_unless_requests_wait(now)
             # A late attempt had only the rest of the timeout and says less than the refusal before it.
             attempt = attempt if again.outcome is Outcome.LATE else again
     names = f", and rows hang in {' '.join(one.name for one in hanging)}" if hanging else ""
     reason = f"{attempt.reason}{names}, {now.describe_oldest()}"
     return Proof(False, reason, loaded=attempt.outcome is not Outcome.NOT_LOADED)
+
+
+_INCONCLUSIVE = (Outcome.TOKEN, Outcome.REFUSED, Outcome.NOT_ASKED)
 
 
 def _no_metrics(steps: Steps) -> str:

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from perf.report import plots, tables
 from perf.report.results import RESULTS, ROOT, Result, ResultError, read_all
+from perf.report.stops import stops
 from perf.report.text import Table
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 
-DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/exact-int8.md")
+DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/exact-int8.md", "docs/operations.md")
 
 _MARKER = re.compile(r"^<!-- *(?P<what>table|plot|end): *(?P<name>.*?) *-->$", re.MULTILINE)
 
@@ -30,6 +31,7 @@ COMMANDS = {
     "quality": "make quality",
     "gpu": "make bench-gpu",
     "tune": "make tune SLO_P95_MS=<milliseconds>",
+    "stops": "make stops",
 }
 """The command that writes each kind of result."""
 
@@ -51,6 +53,8 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], Table | None]]] = {
     "gpu-mixed": ("gpu", tables.mixed),
     "gpu-products": ("gpu", tables.gpu_products),
     "tune": ("tune", tables.tune),
+    "stops-default": ("stops", stops("default")),
+    "stops-streaming": ("stops", stops("streaming")),
 }
 """By block: the kind of result, and the table made of it."""
 

@@ -46,8 +46,9 @@ _QUICK: Mapping[Weights, str] = {
     "fp16": r"fused attention, replayed as \d+ CUDA graphs",
 }
 
-local_triton = partial(LocalTriton, ready_timeout=READY_TIMEOUT_S, supervised=Supervised(stuck_after=None))
-"""Returns a server to start. Its supervisor sends no probes of its own: only the load may reach the model."""
+local_triton = partial(LocalTriton, ready_timeout=READY_TIMEOUT_S, supervised=Supervised(stuck_after=None, restarts=0))
+"""Returns a server to start. Its supervisor sends no probes of its own: only the load may reach the model. A death
+ends the measurement."""
 
 
 class UnknownLogError(Exception):

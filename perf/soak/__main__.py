@@ -16,18 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from triton_local.errors import LauncherError
+from triton_local.ports import Service
 from triton_local.repository import resolve_model
+from triton_local.server import LocalTriton
 
 from perf import environment
 from perf.command import count, make_command, model_name, positive
 from perf.results_file import Results
 from perf.servers.triton import local_triton
+from perf.soak.libraries import LIBRARIES, installed
+from perf.soak.observed import Course, Soaked
 from perf.soak.picture import columns, picture
-from perf.soak.soaking import Course, Soaked, SoakError, soak
+from perf.soak.soaking import SoakError, soak
+from perf.soak.stack import Stack
 from perf.soak.verdict import Finding, judge, lines, passed, verdict
 
 PASSED, FAILED, NOT_RUN, INTERRUPTED = 0, 1, 2, 130
-_DEFAULTS = {"variant": "streaming", "users": Course(1.0).users, "threads": 1, "seed": Course(1.0).seed}
+_DEFAULTS = {
+    "variant": "streaming",
+    "users": Course(1.0).users,
+    "threads": 1,
+    "seed": Course(1.0).seed,
+    "thinking": Course(1.0).thinking_seconds,
+    "burst": Course(1.0).burst_seconds,
+    "restarts": None,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--users", type=count, metavar="N", help="(default %(default)s)")
     parser.add_argument("--threads", type=count, metavar="N", help="that compute (default %(default)s)")
     parser.add_argument("--seed", type=count, metavar="N", help="(default %(default)s)")
+    parser.add_argument(
+        "--thinking", type=positive, metavar="SECONDS", help="mean pause of a user (default %(default)s)"
+    )
+    parser.add_argument(
+        "--burst", type=positive, metavar="SECONDS", help="without pauses, in each round (default %(default)s)"
+    )
+    parser.add_argument(
+        "--restarts",
+        type=positive,
+        metavar="MINUTES",
+        help="between two restarts, of the server and of the OpenAI endpoint in turn (default: none)",
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("perf/results/soak.json"), help="the picture goes beside it"
     )
@@ -61,20 +86,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    course = Course(60 * options.minutes, users=options.users, seed=options.seed)
+    course = Course(
+        60 * options.minutes,
+        users=options.users,
+        seed=options.seed,
+        thinking_seconds=options.thinking,
+        burst_seconds=options.burst,
+        restart_seconds=None if options.restarts is None else 60 * options.restarts,
+    )
     # A folder's name without its parents, which are this machine's own.
     model = "models/pydoc-llama" if options.model is None else model_name(options.model)
     settings = {"model": model, "variant": options.variant, "threads": options.threads, "course": asdict(course)}
     results = Results(options.output, "soak", settings, resume=False)
     results.section("command", _command(options))
-    server = local_triton(
-        variant=options.variant,
-        model=None if options.model is None else resolve_model(options.model),
-        environment={"OMP_NUM_THREADS": str(options.threads)},
-    )
-    with server:
+
+    model_path = None if options.model is None else resolve_model(options.model)
+
+    def make(ports: Mapping[Service, int]) -> LocalTriton:
+        return local_triton(
+            variant=options.variant,
+            model=model_path,
+            environment={"OMP_NUM_THREADS": str(options.threads)},
+            http_port=ports["http"],
+            grpc_port=ports["grpc"],
+            metrics_port=ports["metrics"],
+        )
+
+    missing = [name for name in LIBRARIES if name not in installed()]
+    if missing:
+        print(f"left out, not installed (make test-clients does it): {', '.join(missing)}", flush=True)
+    # A line for each request on the terminal hides the soak's own.
+    os.environ.setdefault("TRITON_LLAMA_OPENAI_LOG_REQUESTS", "none")
+    with Stack.of(make, model_path) as stack:
         print(f"soaking for {options.minutes:g} minutes: {options.users} users, config {options.variant}", flush=True)
-        soaked = soak(server, course, lambda line: print(line, flush=True))
+        soaked = soak(stack, course, lambda line: print(line, flush=True))
     if soaked.cut_short:
         print(f"soak: {soaked.cut_short}", file=sys.stderr)
     findings = judge(soaked)
@@ -85,7 +130,7 @@ def _run(options: argparse.Namespace) -> int:
     subtitle = f"{environment.device()}, {cores} cores; {model}, config {options.variant}; {course.users} users"
     drawn = options.output.with_suffix(".svg")
     try:
-        drawn.write_text(picture(columns(soaked.samples), f"{subtitle}; grey: rests"))
+        drawn.write_text(picture(columns(soaked.samples), f"{subtitle}; grey: rests, dashed: restarts"))
         written = f"{options.output} and {drawn}"
     except ValueError as error:
         # An older one would pass for this soak's.
@@ -113,6 +158,7 @@ def sections(soaked: Soaked, findings: Sequence[Finding]) -> Mapping[str, Any]:
             "refused": tally.refused,
             "errors": dict(tally.errors),
         },
+        "restarts": [asdict(restart) for restart in soaked.restarts],
         "looks": columns(soaked.samples),
     }
 

@@ -1,15 +1,16 @@
-"""The samples of a soak as columns of figures, and as a plot over time; grey: rests."""
+"""The samples of a soak as columns of figures, and as a plot over time; grey: rests, dashed: restarts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
 from perf.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, panels, styled, svg
-from perf.soak.soaking import COLUMNS, Sample
+from perf.soak.observed import COLUMNS, Sample
+from perf.soak.stack import Part
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -20,12 +21,14 @@ _PANELS = {
     "MiB": {
         "model_rss_mib": ("model's process", BLUE),
         "triton_rss_mib": ("tritonserver", VERMILION),
+        "endpoint_rss_mib": ("OpenAI endpoint", ORANGE),
         "vram_mib": ("GPU, in use", GREEN),
     },
     "open": {
         "triton_descriptors": ("descriptors", VERMILION),
         "triton_threads": ("threads", ORANGE),
         "model_descriptors": ("the model's", BLUE),
+        "endpoint_descriptors": ("the endpoint's", PURPLE),
     },
     "rows": {"slots_in_use": ("slots in use", GREEN), "pending": ("in the queue", PURPLE)},
     "tokens/s": {"tokens_per_second": ("tokens/s", GREEN)},
@@ -41,6 +44,8 @@ def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return {
         "seconds": [round(sample.seconds, 1) for sample in shown],
         "phase": [sample.phase for sample in shown],
+        "life": [sample.life for sample in shown],
+        "endpoint_life": [sample.endpoint_life for sample in shown],
         **{name: [one.get(name) for one in figures] for name in COLUMNS},
     }
 
@@ -58,6 +63,8 @@ def picture(columns: Columns, subtitle: str) -> str:
         for (minute, next_one), phase in zip(pairwise(minutes), columns["phase"], strict=False):
             if phase == "rest":
                 axes.axvspan(minute, next_one, color=FAINT, linewidth=0, alpha=0.6)
+        for at, part in _restarts(minutes, columns):
+            axes.axvline(at, color=VERMILION if part == "server" else ORANGE, linewidth=0.8, linestyle="--")
         for column, (name, colour) in lines.items():
             # Without an answer there is no latency, and the line has a gap.
             values = [float("nan") if value is None else value for value in columns[column]]
@@ -70,3 +77,10 @@ def picture(columns: Columns, subtitle: str) -> str:
             axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     stacked[-1].set_xlabel("minutes")
     return svg(drawn)
+
+
+def _restarts(minutes: Sequence[float], columns: Columns) -> Iterator[tuple[float, Part]]:
+    lives = list(zip(minutes, columns["life"], columns["endpoint_life"], strict=True))
+    for (_, life, endpoint_life), (minute, next_life, next_endpoint_life) in pairwise(lives):
+        if (life, endpoint_life) != (next_life, next_endpoint_life):
+            yield minute, "server" if life != next_life else "endpoint"

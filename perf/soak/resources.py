@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,23 +30,35 @@ _POLL_S = 0.1
 _REGION = re.compile(r"/dev/shm/(triton_python_backend_shm_region_[0-9a-f]{12}_)")
 
 
-def of(processes: ServerProcesses) -> dict[str, float]:
+def region_prefixes(triton: int) -> set[str]:
+    """Return the prefixes of the names of a tritonserver's regions. Raises OSError if it has ended."""
+    return set(_REGION.findall(Path(f"/proc/{triton}/maps").read_text()))
+
+
+def regions(prefixes: Collection[str]) -> list[Path]:
+    """Return the regions of shared memory with these prefixes."""
+    return [region for prefix in prefixes for region in Path("/dev/shm").glob(f"{prefix}*")]
+
+
+def of(processes: ServerProcesses, endpoint: int | None = None) -> dict[str, float]:
     """Return what a server takes, by the columns of a result file.
 
     shared_memory_mib: of the regions between its processes, including leaked ones. vram_mib: in use on the GPU by all
-    processes; absent without CUDA. triton_*, model_*: of tritonserver and of the models' processes together; rss_mib is
-    resident memory, pss_mib the same with shared pages divided among their users.
+    processes; absent without CUDA. triton_*, model_*, endpoint_*: of tritonserver, of the models' processes together,
+    of the OpenAI endpoint, absent without one; rss_mib is resident memory, pss_mib the same with shared pages divided
+    among their users.
 
     Raises OSError if a process has ended, CalledProcessError if nvidia-smi fails.
     """
-    prefixes = set(_REGION.findall(Path(f"/proc/{processes.triton}/maps").read_text()))
-    regions = [region for prefix in prefixes for region in Path("/dev/shm").glob(f"{prefix}*")]
-    found = {"shared_memory_mib": sum(region.stat().st_blocks * 512 for region in regions) / 2**20}
+    shared = regions(region_prefixes(processes.triton))
+    found = {"shared_memory_mib": sum(region.stat().st_blocks * 512 for region in shared) / 2**20}
     if (vram := environment.vram_mib()) is not None:
         found["vram_mib"] = vram
-    for name, pids in (("triton", (processes.triton,)), ("model", processes.models)):
-        sums = map(sum, zip(*map(_of_process, pids), strict=True))
-        found |= {f"{name}_{column}": value for column, value in zip(PROCESS, sums, strict=True)}
+    endpoints = () if endpoint is None else (endpoint,)
+    for name, pids in (("triton", (processes.triton,)), ("model", processes.models), ("endpoint", endpoints)):
+        if pids:
+            sums = map(sum, zip(*map(_of_process, pids), strict=True))
+            found |= {f"{name}_{column}": value for column, value in zip(PROCESS, sums, strict=True)}
     return found
 
 

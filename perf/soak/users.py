@@ -1,7 +1,7 @@
-"""The users of a soak: sessions of `perf.load`, in which every turn is an action of some kind, and their tally.
+"""The users of a soak: sessions of `perf.load`, in which every turn is an action of some kind.
 
-Users complete and stream texts over HTTP and gRPC, abandon streams, cancel, violate the contract, repeat the one
-request whose text is known, disconnect and connect again.
+Users complete and stream texts over HTTP and gRPC, read streams slowly, abandon streams, cancel, violate the contract,
+repeat the one request whose text is known, disconnect and connect again; and they ask with the clients of others.
 """
 
 from __future__ import annotations
@@ -9,147 +9,104 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+import openai
 from triton_llama import AsyncLlamaClient, Completion, RejectedInputError, SamplingParams, TritonLlamaError
 from triton_llama.endpoint import Protocol
 
-from perf.soak.workload import FIXED, FIXED_PROMPT, INVALID, LONG, LONGEST_OUTPUT, params, prompt
+from perf.soak import clients
+from perf.soak.clients import Addresses
+from perf.soak.libraries import LIBRARIES, Library, LibraryError
+from perf.soak.phases import Phases
+from perf.soak.tally import Tally
+from perf.soak.workload import FIXED, FIXED_PROMPT, INVALID, LONG, params, plain_params, prompt
 
 REQUEST_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 30.0
-MOST_MESSAGES = 50
-"""Different error messages that are kept; all are counted."""
 
-Phase = Literal["steady", "burst", "rest", "over"]
+FAULTS = (TritonLlamaError, LibraryError, *clients.FAULTS)
+"""What an action may raise; each is counted as an error."""
 
 _AFTER_ERROR_S = 0.5
 """A user's pause after an error: retries against a dead server would be a load of their own."""
-_MESSAGE_CHARACTERS = 300
 _MOST_CHUNKS_BEFORE_LEAVING = 8
 _LONGEST_WAIT_BEFORE_CANCELLING_S = 0.5
+_LONGEST_PAUSE_S = 4.0
+_PAUSE_SHARE = 0.02
+"""A slow reader's pauses, and after which share of the chunks it makes one."""
 
-_SHARES = {"complete": 40, "stream": 20, "leave": 8, "cancel": 6, "bad": 8, "fixed": 12, "reconnect": 6}
-_STREAMING = ("stream", "leave")
-
-
-def kinds(streams: bool) -> list[str]:
-    """Return the kinds of actions; streams: whether the config streams."""
-    return [kind for kind in _SHARES if streams or kind not in _STREAMING]
-
-
-@dataclass
-class Tally:
-    """Counts since the soak began.
-
-    done: actions by kind. completed: answers by finish_reason; output_tokens: theirs. left: abandoned requests, which
-    the server may have completed all the same; left_tokens: what they had asked for. refused: invalid requests that
-    were refused. same, different: texts of the fixed request. errors: unexpected ones, by message. busy: users that
-    wait for an answer now.
-    """
-
-    done: Counter[str] = field(default_factory=Counter)
-    completed: Counter[str] = field(default_factory=Counter)
-    output_tokens: int = 0
-    left: int = 0
-    left_tokens: int = 0
-    refused: int = 0
-    same: int = 0
-    different: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    busy: int = 0
-    _latencies: list[float] = field(default_factory=list)
-
-    def complete(self, completion: Completion, asked: SamplingParams, seconds: float) -> None:
-        """Count an answer, and check its length."""
-        tokens = completion.num_output_tokens
-        assert asked.max_tokens is not None
-        assert asked.min_tokens is not None
-        if not asked.min_tokens <= tokens <= asked.max_tokens:
-            self.fail(f"{tokens} tokens came, {asked.min_tokens} to {asked.max_tokens} were asked for")
-        self.completed[completion.finish_reason] += 1
-        self.output_tokens += tokens
-        self._latencies.append(seconds)
-
-    def leave(self) -> None:
-        """Count an abandoned request, a long one."""
-        self.left += 1
-        self.left_tokens += LONGEST_OUTPUT
-
-    def fail(self, message: str) -> None:
-        """Count an unexpected error."""
-        message = " ".join(message.split())[:_MESSAGE_CHARACTERS]
-        known = message in self.errors or len(self.errors) < MOST_MESSAGES
-        self.errors[message if known else "other errors"] += 1
-
-    def take_latencies(self) -> list[float]:
-        """Return the seconds of the answers since the last call."""
-        taken, self._latencies = self._latencies, []
-        return taken
+_SHARES = {
+    "complete": 30,
+    "stream": 15,
+    "slow": 6,
+    "leave": 8,
+    "cancel": 6,
+    "bad": 8,
+    "fixed": 12,
+    "reconnect": 6,
+    "raw": 4,
+    "tritonclient": 8,
+    "openai": 8,
+    "openai_leave": 3,
+    **dict.fromkeys(LIBRARIES, 3),
+}
+_STREAMING = ("stream", "slow", "leave")
+_OF_THE_ENDPOINT = ("openai", "openai_leave", *LIBRARIES)
 
 
-@dataclass
-class Phases:
-    """The present phase of the load. thinking_seconds: mean pause of a user before an action in the steady phase."""
+def kinds(streams: bool, endpoint: bool = False, libraries: Sequence[str] = ()) -> list[str]:
+    """Return the kinds of actions. streams: whether the config streams; libraries: those that are installed."""
 
-    thinking_seconds: float
-    phase: Phase = "rest"
-    _active: asyncio.Event = field(default_factory=asyncio.Event)
+    def possible(kind: str) -> bool:
+        if kind in _OF_THE_ENDPOINT and not endpoint:
+            return False
+        return (streams or kind not in _STREAMING) and (kind not in LIBRARIES or kind in libraries)
 
-    def change(self, phase: Phase) -> None:
-        """Begin a phase."""
-        self.phase = phase
-        if phase == "rest":
-            self._active.clear()
-        else:
-            self._active.set()
-
-    async def wait(self, randomness: random.Random) -> bool:
-        """Wait until the user may act, and return True; False once the load is over."""
-        while True:
-            await self._active.wait()
-            if self.phase == "steady":
-                await asyncio.sleep(randomness.expovariate(1 / self.thinking_seconds))
-            # The phase may have changed during the pause.
-            if self.phase != "rest":
-                return self.phase != "over"
+    return [kind for kind in _SHARES if possible(kind)]
 
 
 @dataclass
 class User:
-    """One user. urls: host:port by protocol. fixed_text: the fixed request's due text."""
+    """One user. fixed_text: the fixed request's due text. kinds: of its actions. libraries: shared by all users."""
 
-    urls: Mapping[Protocol, str]
-    streams: bool
+    at: Addresses
+    kinds: Sequence[str]
+    libraries: Mapping[str, Library]
     randomness: random.Random
     tally: Tally
     fixed_text: str
     phases: Phases
     _clients: dict[Protocol, AsyncLlamaClient] = field(default_factory=dict)
+    _openai: openai.AsyncOpenAI | None = None
 
     async def turn(self) -> bool:
         """Wait for the phase to permit it, and act; return False once the load is over."""
         if not await self.phases.wait(self.randomness):
             await self.disconnect()
             return False
-        actions: Mapping[str, Callable[[], Awaitable[object]]] = {
+        actions: dict[str, Callable[[], Awaitable[object]]] = {
             "complete": lambda: self._ask(prompt(self.randomness), params(self.randomness), streamed=False),
             "stream": lambda: self._ask(prompt(self.randomness), params(self.randomness), streamed=True),
+            "slow": self._read_slowly,
             "leave": self._leave,
             "cancel": self._cancel,
             "bad": self._violate,
             "fixed": self._repeat,
             "reconnect": self.disconnect,
+            "raw": self._ask_raw,
+            "tritonclient": self._ask_tritonclient,
+            "openai": self._ask_openai,
+            "openai_leave": self._leave_openai,
         }
-        chosen = kinds(self.streams)
-        (kind,) = self.randomness.choices(chosen, [_SHARES[kind] for kind in chosen])
+        for library in self.libraries.values():
+            actions[library.name] = lambda library=library: self._ask_library(library)  # type: ignore[misc]  # a default binds it
+        (kind,) = self.randomness.choices(self.kinds, [_SHARES[kind] for kind in self.kinds])
         self.tally.busy += 1
         try:
             await actions[kind]()
-        except TritonLlamaError as error:
+        except FAULTS as error:
             self.tally.fail(f"{kind}: {type(error).__name__}: {error}")
             await asyncio.sleep(_AFTER_ERROR_S)
         finally:
@@ -162,25 +119,42 @@ class User:
         while self._clients:
             _, client = self._clients.popitem()
             await client.close()
+        if self._openai is not None:
+            closing, self._openai = self._openai, None
+            await closing.close()
 
     async def _ask(self, text: str, asked: SamplingParams, streamed: bool) -> Completion:
         began = time.perf_counter()
         if streamed:
-            async with self._client().stream(text, asked) as stream:
+            async with self.client().stream(text, asked) as stream:
                 async for _ in stream:
                     pass
             completion = stream.completion
         else:
-            completion = await self._client().generate(text, asked)
+            completion = await self.client().generate(text, asked)
         self.tally.complete(completion, asked, time.perf_counter() - began)
         return completion
+
+    async def _read_slowly(self) -> None:
+        """Read a long stream with pauses of seconds, before the first chunk and between others."""
+        began = time.perf_counter()
+        async with self.client().stream(prompt(self.randomness), LONG) as stream:
+            await self._pause()
+            async for _ in stream:
+                if self.randomness.random() < _PAUSE_SHARE:
+                    await self._pause()
+        # Its latency is its own; the length is checked.
+        self.tally.complete(stream.completion, LONG, time.perf_counter() - began)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self.randomness.uniform(0, _LONGEST_PAUSE_S))
 
     async def _leave(self) -> None:
         """Read some chunks of a long stream, and close it."""
         began = time.perf_counter()
         chunks = self.randomness.randint(1, _MOST_CHUNKS_BEFORE_LEAVING)
         ended = False
-        async with self._client().stream(prompt(self.randomness), LONG) as stream:
+        async with self.client().stream(prompt(self.randomness), LONG) as stream:
             async for chunk in stream:
                 ended = bool(chunk.finish_reason)
                 chunks -= 1
@@ -206,23 +180,73 @@ class User:
 
     async def _violate(self) -> None:
         try:
-            await self._client().generate(prompt(self.randomness), self.randomness.choice(INVALID))
+            await self.client().generate(prompt(self.randomness), self.randomness.choice(INVALID))
         except RejectedInputError:
             self.tally.refused += 1
         else:
             self.tally.fail("bad: a request that violates the contract was answered")
 
     async def _repeat(self) -> None:
-        streamed = self.streams and self.randomness.random() < 0.5
+        streamed = self.at.streams and self.randomness.random() < 0.5
         completion = await self._ask(FIXED_PROMPT, FIXED, streamed)
         self.tally.same += completion.text == self.fixed_text
         self.tally.different += completion.text != self.fixed_text
 
-    def _client(self) -> AsyncLlamaClient:
-        protocol: Protocol = self.randomness.choice(("http", "grpc"))
+    async def _ask_raw(self) -> None:
+        streamed = self.at.streams and self.randomness.random() < 0.5
+        await self._ask_once(clients.raw_stream if streamed else clients.raw_generate)
+
+    async def _ask_tritonclient(self) -> None:
+        await self._ask_once(self.randomness.choice(clients.TRITON))
+
+    async def _ask_once(self, ask: clients.Ask) -> None:
+        asked, began = plain_params(self.randomness), time.perf_counter()
+        answer = await ask(self.at, prompt(self.randomness), asked)
+        self.tally.complete(answer, asked, time.perf_counter() - began)
+
+    async def _ask_openai(self) -> None:
+        asked, began = plain_params(self.randomness), time.perf_counter()
+        ask = self.randomness.choice((clients.openai_completion, clients.openai_chat))
+        answer = await ask(self.openai_client(), self.at.served_name, prompt(self.randomness), asked)
+        assert answer is not None
+        self.tally.complete(answer, asked, time.perf_counter() - began)
+
+    async def _leave_openai(self) -> None:
+        """Read some chunks of a long chat, and close its stream."""
+        began = time.perf_counter()
+        chunks = self.randomness.randint(1, _MOST_CHUNKS_BEFORE_LEAVING)
+        name, text = self.at.served_name, prompt(self.randomness)
+        answer = await clients.openai_chat(self.openai_client(), name, text, LONG, chunks)
+        if answer is None:
+            self.tally.leave()
+        else:
+            self.tally.complete(answer, LONG, time.perf_counter() - began)
+
+    async def _ask_library(self, library: Library) -> None:
+        chosen = plain_params(self.randomness)
+        # The libraries have no parameter for the fewest tokens.
+        asked = SamplingParams(max_tokens=chosen.max_tokens, min_tokens=0, temperature=chosen.temperature)
+        assert asked.max_tokens is not None
+        assert asked.temperature is not None
+        streamed, began = self.randomness.random() < 0.5, time.perf_counter()
+        answer = await library.ask(prompt(self.randomness), asked.max_tokens, asked.temperature, streamed)
+        self.tally.complete(answer, asked, time.perf_counter() - began)
+
+    def client(self, given: Protocol | None = None) -> AsyncLlamaClient:
+        """Return the user's client of this protocol, or of any."""
+        protocol: Protocol = self.randomness.choice(("http", "grpc")) if given is None else given
         if protocol not in self._clients:
-            self._clients[protocol] = connect(self.urls[protocol], protocol)
+            self._clients[protocol] = connect(self.at.http if protocol == "http" else self.at.grpc, protocol)
         return self._clients[protocol]
+
+    def openai_client(self) -> openai.AsyncOpenAI:
+        """Return the user's client of the OpenAI endpoint."""
+        if self._openai is None:
+            assert self.at.openai is not None
+            self._openai = openai.AsyncOpenAI(
+                base_url=self.at.openai, api_key="unused", max_retries=0, timeout=REQUEST_TIMEOUT_S
+            )
+        return self._openai
 
 
 def connect(url: str, protocol: Protocol = "http") -> AsyncLlamaClient:

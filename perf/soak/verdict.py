@@ -16,14 +16,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llama_engine.observability.metrics import REASONS
 from scipy.stats import theilslopes
 
-from perf.soak.soaking import Sample, Soaked
-from perf.soak.users import kinds
+from perf.soak.observed import Sample, Soaked
 
 CONFIDENCE = 0.95
 FEWEST_POINTS = 8
@@ -99,12 +98,16 @@ FIGURES = (
     Figure("descriptors of the model's process", "", "model_descriptors", 16.0, 4.0),
     Figure("threads of tritonserver", "", "triton_threads", 32.0, 8.0),
     Figure("threads of the model's process", "", "model_threads", 16.0, 4.0),
+    Figure("memory of the OpenAI endpoint", " MiB", "endpoint_rss_mib", 32.0, 8.0),
+    Figure("descriptors of the OpenAI endpoint", "", "endpoint_descriptors", 64.0, 16.0),
+    Figure("threads of the OpenAI endpoint", "", "endpoint_threads", 32.0, 8.0),
 )
 
 
 def judge(soaked: Soaked) -> list[Finding]:
     """Return every finding."""
-    return [*_behaviour(soaked), *_counts(soaked), *(_flat(figure, soaked.second_half) for figure in FIGURES)]
+    figures = (_flat(figure, soaked.second_halves(figure.column.startswith("endpoint_"))) for figure in FIGURES)
+    return [*_behaviour(soaked), *_counts(soaked), *figures]
 
 
 def passed(findings: Sequence[Finding]) -> bool:
@@ -133,12 +136,24 @@ def lines(findings: Sequence[Finding]) -> str:
     return "\n".join([*each, verdict(findings)])
 
 
-def _flat(figure: Figure, samples: Sequence[Sample]) -> Finding:
-    seen = [sample for sample in samples if figure.column in sample.figures]
-    if samples and not seen:
-        return Finding(figure.name, "left out", "this machine has none")
+def _flat(figure: Figure, halves: Sequence[Sequence[Sample]]) -> Finding:
+    """Judge each life that is long enough; the finding is the worst one's."""
+    seen = [[sample for sample in half if figure.column in sample.figures] for half in halves]
+    if any(halves) and not any(seen):
+        return Finding(figure.name, "left out", "there is none")
+    judged = [_flat_in_a_life(figure, half) for half in seen] or [_flat_in_a_life(figure, [])]
+    told = [one for one in judged if one.outcome != "can't be told"]
+    if not told:
+        return max(judged, key=lambda one: one.trend.seconds if one.trend else 0.0)
+    worst = max(told, key=lambda one: (one.outcome == "failed", one.trend.high if one.trend else 0.0))
+    if len(judged) == 1:
+        return worst
+    return replace(worst, said=f"{worst.said}; the worst of {len(told)} lives, {len(judged) - len(told)} too short")
+
+
+def _flat_in_a_life(figure: Figure, samples: Sequence[Sample]) -> Finding:
     try:
-        trend = Trend.of([sample.seconds for sample in seen], [sample.figures[figure.column] for sample in seen])
+        trend = Trend.of([sample.seconds for sample in samples], [sample.figures[figure.column] for sample in samples])
     except ValueError as error:
         return Finding(figure.name, "can't be told", str(error))
     unit = figure.unit
@@ -171,24 +186,43 @@ def _behaviour(soaked: Soaked) -> Iterator[Finding]:
     else:
         same = bool(tally.same) and not tally.different
         yield _holds("the fixed request", same, texts, "failed" if tally.different else missing)
-    idle = [kind for kind in kinds(soaked.streams) if not tally.done[kind]]
-    done = ", ".join(f"{tally.done[kind]:,} {kind}" for kind in kinds(soaked.streams))
+    idle = [kind for kind in soaked.kinds if not tally.done[kind]]
+    done = ", ".join(f"{tally.done[kind]:,} {kind}" for kind in soaked.kinds)
     yield _holds("everything was done", not idle, done, missing)
     busy = [rest for rest in soaked.rests if any(rest.levels.values())]
     first = f", first after {busy[0].seconds:.0f} s: {busy[0].levels}" if busy else ""
     rests = f"{len(busy)} of {len(soaked.rests)} with rows in the server{first}"
     yield _holds("rests", bool(soaked.rests) and not busy, rests, "failed" if busy else missing)
+    if soaked.course.restart_seconds is not None:
+        yield _restarts(soaked, missing)
     ended = "the same ones at the end" if soaked.same_processes else "others at the end than at first"
     yield _holds("processes", soaked.same_processes and not soaked.cut_short, soaked.cut_short or ended)
 
 
+def _restarts(soaked: Soaked, missing: Outcome) -> Finding:
+    """A restart must answer what runs, end with code 0 and leave no shared memory."""
+    restarts = soaked.restarts
+    running, answered = (sum(getattr(one, name) for one in restarts) for name in ("running", "answered"))
+    parts = Counter(one.part for one in restarts)
+    bad = [one for one in restarts if one.answered < one.running or one.code != 0 or one.regions]
+    knocks, away = (sum(getattr(one, name) for one in restarts) for name in ("knocks", "turned_away"))
+    said = (
+        f"{parts['server']} of the server, {parts['endpoint']} of the endpoint: {answered} of {running} running "
+        f"requests answered, {away} of {knocks} turned away meanwhile, the others answered; "
+        f"{max((one.end_seconds for one in restarts), default=0):.1f} s to end at most"
+    )
+    if bad:
+        return Finding("restarts", "failed", f"{said}; first wrong one: {bad[0]}")
+    return _holds("restarts", running > 0, said, missing)
+
+
 def _counts(soaked: Soaked) -> Iterator[Finding]:
     """Compare the server's counts with the users'; an abandoned request may have been completed or not."""
-    if soaked.after is None:
+    if any(life.after is None for life in soaked.lives):
         for name in ("rows", "refusals", "tokens", "computations"):
             yield Finding(name, "can't be told", "the server was gone at the end")
         return
-    tally = soaked.tally
+    tally = soaked.counted
     completed = tally.completed.total()
     ended = {reason: soaked.grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
     rows = ended["stop"] + ended["length"] + ended["cancelled"]

@@ -47,7 +47,7 @@ def prompt(randomness: random.Random) -> str:
 
 def params(randomness: random.Random) -> SamplingParams:
     """Return sampling parameters: mostly few tokens; greedy or sampled; an exact length or a maximum."""
-    length = min(1 + int(randomness.expovariate(1 / _MEAN_OUTPUT)), LONGEST_OUTPUT)
+    length = _length(randomness)
     sampled = randomness.random() < 0.6
     return SamplingParams(
         max_tokens=length,
@@ -61,3 +61,13 @@ def params(randomness: random.Random) -> SamplingParams:
         bad_words=randomness.choice([(), (), (), ("the",)]),
         exclude_input_in_output=randomness.random() < 0.8,
     )
+
+
+def plain_params(randomness: random.Random) -> SamplingParams:
+    """Return sampling parameters that every client has: an exact length and a temperature."""
+    length = _length(randomness)
+    return SamplingParams(max_tokens=length, min_tokens=length, temperature=randomness.choice([0.0, 0.9]))
+
+
+def _length(randomness: random.Random) -> int:
+    return min(1 + int(randomness.expovariate(1 / _MEAN_OUTPUT)), LONGEST_OUTPUT)

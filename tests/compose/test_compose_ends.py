@@ -1,4 +1,4 @@
-"""A server whose model died is restarted, and one that is stopped answers every accepted request first."""
+"""A server whose model died is started again, and one that is stopped answers every accepted request first."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ PROTOCOLS: tuple[Protocol | Literal["openai"], ...] = ("http", "grpc", "http", "
 TOKENS = 400
 """Long enough that the first request still runs when the last one arrives, on a busy machine too."""
 PENDING = re.compile(r'^nv_inference_pending_request_count\{model="llama".*\} (\d+)', re.MULTILINE)
+RESTARTS = re.compile(r"^llama_server_restarts\{.*\} (\d+)", re.MULTILINE)
 KILL_THE_MODEL = """
 for process in /proc/[0-9]*; do
   case $(cat $process/comm) in triton_python_b*) kill -9 ${process#/proc/} ;; esac
@@ -30,7 +31,8 @@ done
 @pytest.fixture(scope="module")
 def own_project(new_project: NewProject) -> Iterator[ComposeProject]:
     """A server of its own, of a config that serves one request at a time; an empty setting means its default."""
-    with new_project({"TRITON_MODEL_CONFIG": "naive_fp16", "LLAMA_MODEL": ""}) as project:
+    settings = {"TRITON_MODEL_CONFIG": "naive_fp16", "LLAMA_MODEL": "", "TRITON_RESTARTS": "1"}
+    with new_project(settings) as project:
         yield project
 
 
@@ -50,15 +52,31 @@ def test_the_named_config_is_served(project: ComposeProject) -> None:
     assert json.loads(_get(project.address(HTTP), "/v2/models/llama/config"))["max_batch_size"] == 1
 
 
-def test_a_container_whose_model_was_killed_is_restarted_and_healthy_again(project: ComposeProject) -> None:
+def _restarts(project: ComposeProject) -> int | None:
+    """Return what the metric says; None while nothing answers."""
+    try:
+        return int(RESTARTS.findall(_get(project.address(METRICS), "/metrics"))[0])
+    except (OSError, IndexError):
+        return None
+
+
+def test_a_killed_model_is_started_again_in_its_container_and_by_docker_when_that_is_too_often(
+    project: ComposeProject,
+) -> None:
+    project.inside("sh", "-c", KILL_THE_MODEL)
+    until(lambda: _restarts(project) == 1, project.log)
+    assert project.inspect(".RestartCount") == 0
     project.inside("sh", "-c", KILL_THE_MODEL)
     until(lambda: project.inspect(".RestartCount") == 1, project.log)
     # Waits until it is healthy again.
     project.compose("up", "--detach", "--wait", timeout=240)
-    assert project.inspect(".RestartCount") == 1
+    assert (project.inspect(".RestartCount"), _restarts(project)) == (1, 0)
     log = project.compose("logs", "--no-color").stdout.splitlines()
-    (last,) = [line for line in log if "triton_supervisor: " in line]
-    assert last.endswith(" is gone: it crashed, or was killed; the server ends with code 70")
+    first, last = [line for line in log if "triton_supervisor: " in line]
+    assert first.endswith(" is gone: it crashed, or was killed; tritonserver is started again at once (1 of 1)")
+    assert last.endswith(
+        ", and tritonserver has been started again 1 time within 10 minutes; the server ends with code 70"
+    )
 
 
 def test_stop_answers_every_accepted_request_and_down_leaves_no_container(project: ComposeProject) -> None:
@@ -67,18 +85,20 @@ def test_stop_answers_every_accepted_request_and_down_leaves_no_container(projec
     addresses = {"http": project.address(HTTP), "grpc": project.address(GRPC)}
     openai, metrics = project.address(OPENAI, "openai"), project.address(METRICS)
 
-    def generate(protocol: Protocol | Literal["openai"]) -> int:
+    def generate(protocol: Protocol | Literal["openai"], tokens: int = TOKENS) -> int:
         if protocol == "openai":
-            body = {"model": "pydoc-llama", "prompt": "def", "max_tokens": TOKENS, "min_tokens": TOKENS}
+            body = {"model": "pydoc-llama", "prompt": "def", "max_tokens": tokens, "min_tokens": tokens}
             request = urllib.request.Request(f"http://{openai}/v1/completions", json.dumps(body).encode())
             with urllib.request.urlopen(request, timeout=180) as response:
                 return int(json.load(response)["usage"]["completion_tokens"])
         with LlamaClient(addresses[protocol], protocol, timeout=180) as client:
-            return client.generate("def", max_tokens=TOKENS, min_tokens=TOKENS).num_output_tokens
+            return client.generate("def", max_tokens=tokens, min_tokens=tokens).num_output_tokens
 
     def queued() -> int:
         return int(PENDING.findall(_get(metrics, "/metrics"))[0])
 
+    # The endpoint pauses between its attempts to reach a server that was restarted.
+    assert generate("openai", 1) == 1
     with ThreadPoolExecutor(len(PROTOCOLS)) as pool:
         responses = [pool.submit(generate, protocol) for protocol in PROTOCOLS]
         waiting = len(PROTOCOLS) - 1

@@ -14,9 +14,9 @@ from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import Settings
 from tritonclient.grpc.model_config_pb2 import DataType
 
-README, API_PAGE, SETTINGS_PAGE, METRICS_PAGE, SECURITY_PAGE, BENCHMARKS_PAGE = (
+README, API_PAGE, SETTINGS_PAGE, METRICS_PAGE, THREATS_PAGE, BENCHMARKS_PAGE = (
     (ROOT / f"{name}.md").read_text()
-    for name in ("README", "docs/api", "docs/settings", "docs/metrics", "docs/security", "docs/benchmarks")
+    for name in ("README", "docs/api", "docs/settings", "docs/metrics", "docs/threats", "docs/benchmarks")
 )
 LINKED_PAGES = [*PAGES, *sorted((ROOT / "deploy").glob("*/README.md"))]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -131,16 +131,16 @@ def test_the_metrics_page_lists_the_metrics_of_the_code_and_queries_no_others() 
     assert used <= {metric.name + suffix for metric in METRICS for suffix in ("", "_bucket", "_sum", "_count")}
 
 
-def test_every_defence_of_the_security_page_names_a_page_or_a_test_that_exists() -> None:
-    (defended,) = re.findall(r"^## Defended$(.*?)^## ", SECURITY_PAGE, re.MULTILINE | re.DOTALL)
-    rows = re.findall(r"^\| (?!threat)([^|]+?) \| [^|]+? \| ([^|]+?) \|$", defended, re.MULTILINE)
-    assert len(rows) >= 15
+def test_every_defence_of_the_threats_page_names_a_page_or_a_test_that_exists() -> None:
+    tables = re.findall(r"^\| can try \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", THREATS_PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+?) \| [^|]+? \| ([^|]+?) \|$", "".join(tables), re.MULTILINE)
+    assert len(rows) == sum(table.count("\n") for table in tables) >= 15
     assert [threat for threat, shown in rows if not re.search(r"`tests/|\]\(", shown)] == []
-    assert [name for name in re.findall(r"`(tests/[\w/.]+)`", SECURITY_PAGE) if not (ROOT / name).is_file()] == []
+    assert [name for name in re.findall(r"`(tests/[\w/.]+)`", THREATS_PAGE) if not (ROOT / name).is_file()] == []
 
 
-def test_the_queues_bounds_on_the_security_page_are_the_configs() -> None:
+def test_the_queues_bounds_on_the_threats_page_are_the_configs() -> None:
     policy = read_config("config").dynamic_batching.default_queue_policy
-    assert f"holds {policy.max_queue_size} requests" in SECURITY_PAGE
+    assert f"holds {policy.max_queue_size} requests" in THREATS_PAGE
     assert policy.default_timeout_microseconds == 600_000_000
-    assert "ten minutes" in SECURITY_PAGE
+    assert "ten minutes" in THREATS_PAGE

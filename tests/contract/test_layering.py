@@ -69,7 +69,7 @@ LAYERS = [
     {"cuda_graphs"},
     {"model.memory_plan", "prefill"},
     {"engine"},
-    {"observability.stats", "observability.health", "guide_starter"},
+    {"observability.stats", "observability.health", "observability.request_counts", "guide_starter"},
     {"scheduler"},
     {"observability.readiness"},
     {"triton.tensors"},

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
 from contract.code_blocks import ROOT
 from contract.configs import MODEL, read_config
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
+from triton_supervisor.answers import FILES
+from triton_supervisor.process import CANCELLATIONS, SHARED_MEMORY
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 UNARY = ROOT / "model_repository" / "llama_unary"
@@ -30,6 +33,17 @@ def test_both_ends_have_the_same_constants() -> None:
     names = ("FORWARDED", "CANCELLATIONS")
     mine, theirs = (_constants(path) for path in ENDS)
     assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
+
+
+@pytest.mark.parametrize("end", [ENDS[0], ROOT / "compatibility" / "vllm_model" / "1" / "model.py"])
+def test_the_supervisor_finds_a_dead_servers_cancellations(end: Path) -> None:
+    assert ast.literal_eval(_constants(end)["CANCELLATIONS"]) == str(SHARED_MEMORY / CANCELLATIONS)
+    assert 'f"{os.getppid():08x}{secrets.token_hex(12)}"' in end.read_text()
+
+
+def test_the_supervisor_and_both_models_agree_on_the_request_counts() -> None:
+    models = (UNARY / "1" / "model.py", MODEL / "1" / "llama_engine" / "observability" / "request_counts.py")
+    assert {_constants(path)["FILES"] for path in models} == {repr(FILES)}
 
 
 def test_it_runs_on_the_standard_library_alone() -> None:

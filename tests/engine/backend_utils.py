@@ -12,6 +12,13 @@ from numpy.typing import NDArray
 
 FINAL = 1
 
+OUTPUTS = (
+    *("text_output", "finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens", "sequence_index"),
+    *("output_log_probs", "cum_log_probs", "logprobs", "prompt_logprobs", "num_cached_tokens"),
+    *("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"),
+)
+"""The config's."""
+
 
 @dataclass
 class Tensor:
@@ -53,12 +60,19 @@ class TritonError(Exception):
 
 
 class Request:
-    """A request, its response sender, and what was sent: responses and whether each was the final one."""
+    """A request, its response sender, and what was sent: responses and whether each was the final one.
+
+    requested: the outputs that the client requests; all, where it names none.
+    """
 
     def __init__(self, parameters: str = "", /, **inputs: NDArray[Any]) -> None:
         self._parameters = parameters
         self._inputs = [Tensor(name, array) for name, array in inputs.items()]
         self.sent: list[tuple[Response, bool]] = []
+        self.requested = list(OUTPUTS)
+
+    def requested_output_names(self) -> list[str]:
+        return self.requested
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -80,6 +94,7 @@ class Request:
 
     def send(self, response: Response, flags: int = 0) -> None:
         assert not any(final for _, final in self.sent), "a response follows the final one"
+        assert {tensor.given_name for tensor in response.output_tensors} <= {*self.requested}, "Triton would drop some"
         self.sent.append((response, bool(flags & FINAL)))
 
 

@@ -244,6 +244,19 @@ def test_a_guide_that_becomes_too_complex_fails_its_sequence_alone(
     assert [first, *others] == alone(fp32, good)
 
 
+def test_a_schema_that_is_too_complex_once_a_token_is_there_is_refused_and_fails_its_sequence_alone(
+    engine: Engine, fp32: Checkpoint
+) -> None:
+    # After the brace each of the properties may follow: more than a row of llguidance's parser holds.
+    properties = {f"p{number}": {"type": "string"} for number in range(500)}
+    good = requests_of(fp32, 3, 12)
+    wide = request("json_schema", json.dumps({"type": "object", "properties": properties}))
+    first, failed, *others = run(engine, good[0], wide, *good[1:])
+    assert isinstance(failed, InvalidRequest)
+    assert str(failed).startswith("guided_decoding_guide can't be followed to its end: it is refused: ")
+    assert [first, *others] == alone(fp32, good)
+
+
 @pytest.mark.parametrize(
     ("kind", "guide"), [("regex", "("), ("json_schema", "false"), ("ebnf_grammar", "root ::= root")]
 )

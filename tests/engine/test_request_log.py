@@ -62,6 +62,15 @@ def test_a_refused_request_is_logged_with_its_error(caplog: pytest.LogCaptureFix
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("level", "logged"), [("summary", "stop_words is ...; it must be short"), ("prompts", "")])
+def test_what_an_error_quotes_of_a_request_is_logged_only_where_prompts_are(
+    caplog: pytest.LogCaptureFixture, level: str, logged: str
+) -> None:
+    error = InvalidRequest("stop_words is ", "'a secret'", "; it must be short")
+    assert str(error) == "stop_words is 'a secret'; it must be short"
+    assert _logged(caplog, level, refusal=error)["error"] == (logged or str(error))
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "level"),
     [

@@ -17,6 +17,7 @@ from llama_engine.engine import Engine
 from llama_engine.errors import Cancelled
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.log import RequestLog
+from llama_engine.observability.request_counts import RequestCounts
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.sequence import Chunk, Event, Sequence
@@ -37,10 +38,10 @@ ALWAYS = {"text_output", "finish_reason", "stop_reason", "num_input_tokens", "nu
 @pytest.fixture
 def decoder(fp32: Checkpoint) -> Iterator[RequestDecoder]:
     dispatcher, registry = ResponseDispatcher(), RecordingRegistry()
-    stats = Stats(registry, 4)
+    stats, counts = Stats(registry, 4), RequestCounts({}, "llama")
     engine = engine_of(fp32, 4)
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
-    yield RequestDecoder(engine, parser, QueuePolicy(), True, True, RequestLog("none"), stats, dispatcher)
+    yield RequestDecoder(engine, parser, QueuePolicy(), True, True, RequestLog("none"), stats, counts, dispatcher)
     assert dispatcher.close(60)
     stats.close(60)
     release_tensors()
@@ -135,6 +136,16 @@ def test_a_stream_of_one_choice_has_the_outputs_that_it_always_had(decoder: Requ
     *before, (last, _) = request.sent
     assert all(set(response.values()) == ALWAYS - {"stop_reason"} for response, _ in before)
     assert set(last.values()) == ALWAYS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_has_only_the_outputs_that_the_client_requests(decoder: RequestDecoder, stream: bool) -> None:
+    """Triton 2.51 would leave the others out, but destroys them while other threads run Python."""
+    request = Request(text_input=text(PROMPT), max_tokens=_int32(3), stream=_flag(stream))
+    request.requested = ["text_output", "num_output_tokens", "cum_log_probs"]
+    _run(decoder.engine, _decode(decoder, request))
+    assert all(set(response.values()) == {"text_output", "num_output_tokens"} for response, _ in request.sent)
+    assert request.sent[-1][1]
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -22,6 +22,7 @@ IDLE = {
     "llama_slots_in_use": 0,
     "llama_waiting_rows": 0,
     "llama_queue_limit_requests": 64,
+    "llama_server_restarts": 3,
     "llama_model_info": 1,
 }
 LAST_STEP = "llama_last_step_timestamp_seconds"
@@ -36,7 +37,7 @@ def registry() -> RecordingRegistry:
 
 @pytest.fixture
 def stats(registry: RecordingRegistry) -> Iterator[Stats]:
-    stats = Stats(registry, slots=8, queue_limit=64)
+    stats = Stats(registry, slots=8, queue_limit=64, restarts=3)
     assert registry.levels == IDLE, "the gauges have no values before the model is ready"
     yield stats
     stats.close(SECONDS)
@@ -138,7 +139,7 @@ def test_a_failed_update_is_retried_and_only_an_observation_is_lost(
             raise RuntimeError("Triton's metrics are off")
 
     monkeypatch.setattr(registry, method, refuse_once)
-    stats = Stats(registry, slots=8, queue_limit=64)
+    stats = Stats(registry, slots=8, queue_limit=64, restarts=3)
     stats.record_finished(finished_sequence(STOPPED))
     assert refused.wait(SECONDS)
     stats.record_finished(finished_sequence(STOPPED))
@@ -154,7 +155,7 @@ def test_a_metric_follows_the_conventions_of_prometheus(metric: Metric) -> None:
     assert re.fullmatch(r"llama(_[a-z]+)+", metric.name)
     # Counters end in _total, times are in seconds, and any other name contains its unit; _info has its value in labels.
     assert metric.name.endswith("_total") == (metric.kind == "counter")
-    units = {"seconds", "tokens", "rows", "slots", "steps", "requests", "cancellations", "errors"}
+    units = {"seconds", "tokens", "rows", "slots", "steps", "requests", "cancellations", "errors", "restarts"}
     assert units & set(metric.name.split("_")) or (metric.name.endswith("_info") and metric.info)
     assert metric.help.endswith(".")
     assert bool(metric.buckets) == (metric.kind == "histogram")

@@ -21,12 +21,12 @@ SECRET = "cuda:0 is on fire at 10.0.0.1"
 
 
 def _before(owner: object, method: str, check: Callable[..., None]) -> None:
-    """Have `check` called before a method, with its arguments; what it raises, the method raises."""
+    """Have `check` called before a method, with its positional arguments; what it raises, the method raises."""
     real = getattr(owner, method)
 
-    def checked(*arguments: object) -> object:
+    def checked(*arguments: object, **options: object) -> object:
         check(*arguments)
-        return real(*arguments)
+        return real(*arguments, **options)
 
     setattr(owner, method, checked)
 

@@ -51,7 +51,8 @@ _FP32 = {
     "LLAMA_PREFILL_TOKENS": "48",
 }
 # After this long without a step a model counts as dead; a working one beside other tests must not.
-_SOON = Supervised(stuck_after=30.0)
+_SOON = Supervised(stuck_after=30.0, restarts=0)
+_RESTARTED = Supervised(stuck_after=None)
 # Few positions, so that no fuzzed request runs long.
 _SHORT = {"LLAMA_MAX_MODEL_LEN": "64"}
 
@@ -84,6 +85,8 @@ PLANS = {
     "faulty_default": Plan(shim="faulty_model", supervised=_SOON),
     "fuzzed": Plan(environment=_SHORT),
     "fuzzed_streaming": Plan("streaming", _SHORT),
+    # For tests that kill it, and go on with the one that follows.
+    "healing": Plan("streaming", shim="slow_model", supervised=_RESTARTED),
     # For tests that end them.
     "killed": Plan("streaming"),
     "ended_unary": Plan("streaming", _TWO_SLOTS),

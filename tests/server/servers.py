@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from triton_local.ports import SERVICES, Service
 from triton_local.process import Supervised
 from triton_local.server import LocalTriton
 from triton_supervisor.process_table import ModelProcess, model_processes
@@ -21,8 +22,9 @@ EMBEDDED = ROOT / "models" / "pydoc-llama"
 # On two busy cores, two threads that synchronize at every small matrix product are ten times slower than one.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
-# The product's supervisor without its liveness probe: tests count requests, and the probe would send some.
-SUPERVISED = Supervised(stuck_after=None)
+# The product's supervisor without its liveness probe: tests count requests, and the probe would send some. Without
+# restarts: a server that dies fails its tests.
+SUPERVISED = Supervised(stuck_after=None, restarts=0)
 
 PATIENCE_S = 60.0
 """How long `until` waits."""
@@ -48,15 +50,21 @@ def new_server(
     repository: Path | None = None,
     options: Sequence[str] = (),
     supervised: Supervised | None = SUPERVISED,
+    ports: Mapping[Service, int] | None = None,
 ) -> LocalTriton:
-    """Return a server of the embedded checkpoint on free ports, not started.
+    """Return a server of the embedded checkpoint, not started.
 
-    environment: added to the tests' own. repository: None is the project's. options: for tritonserver.
+    environment: added to the tests' own. repository: None is the project's. options: for tritonserver. ports: None are
+    free ones.
     """
+    chosen = ports or dict.fromkeys(SERVICES, 0)
     return LocalTriton(
         variant=variant,
         model_repository=repository,
         environment={**ENVIRONMENT, **(environment or {})},
+        http_port=chosen["http"],
+        grpc_port=chosen["grpc"],
+        metrics_port=chosen["metrics"],
         ready_timeout=240.0,
         extra_args=("--exit-timeout-secs=30", *options),
         supervised=supervised,

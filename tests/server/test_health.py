@@ -1,14 +1,18 @@
-"""Health probes against an idle server, a full queue, and a model process under SIGSTOP."""
+"""Health probes against an idle server, a full queue, a hanging step, and a model process under SIGSTOP."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
 from server.clients import ask, generate
+from server.fleet import copy_repository
 from server.metrics import PENDING, Metrics, all_slots_taken
-from server.servers import model_process
+from server.servers import in_use, model_process, new_server
 from triton_llama.health import Address, Limits, Verdict, healthy, live, ready
 from triton_local.server import LocalTriton
 
@@ -17,6 +21,23 @@ SHORT = {"text_input": "Return a list of the", "max_tokens": 3, "min_tokens": 3,
 PATIENT = Limits(timeout=60.0, step_age=600.0)
 # No step is that recent: the probe has to generate a token, or see a step while it waits.
 STRICT = Limits(timeout=60.0, step_age=1e-6)
+
+
+PROBES = 6
+SHORT_OF_TIME = Limits(timeout=0.5, step_age=1e-6)
+
+
+@pytest.fixture(params=["default", pytest.param("streaming", marks=pytest.mark.long)])
+def stuck(
+    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalTriton]:
+    """A server whose steps hang while the file `stuck` in the test's folder exists."""
+    repository = copy_repository(tmp_path_factory.mktemp("stuck"), "stuck_model")
+    server = new_server(request.param, {"STUCK_WHILE": str(tmp_path / "stuck")}, repository)
+    with server, in_use("stuck", server):
+        yield server
+        # Also after a failed test: a stuck model delays the end.
+        (tmp_path / "stuck").unlink(missing_ok=True)
 
 
 def _addresses(server: LocalTriton) -> tuple[Address, Address]:
@@ -57,7 +78,7 @@ def test_a_server_with_a_full_queue_is_healthy(narrow: LocalTriton, metrics: Met
             verdict = healthy(*_addresses(narrow), STRICT)
             assert not any(call.done() for call in lasting), "or there was room in the queue"
         assert verdict.ok, verdict
-        assert verdict.reason.startswith("HTTP 503: Exceeds maximum queue size, but a step ")
+        assert verdict.reason.startswith("requests wait, but a step ")
         assert all(other.result().num_output_tokens == 3 for other in others)
 
 
@@ -74,3 +95,19 @@ def test_a_stopped_model_process_is_unhealthy(stopped: LocalTriton) -> None:
         os.kill(process.pid, signal.SIGCONT)
     assert not any(verdict.ok for verdict in verdicts.values()), verdicts
     assert all(verdict.reason.endswith(" ago") for verdict in verdicts.values()), verdicts
+
+
+def test_probes_leave_one_request_at_most_with_a_stuck_model(stuck: LocalTriton, tmp_path: Path) -> None:
+    """What they leave is computed once the model goes on: it costs tokens, and slots of clients."""
+    metrics = Metrics(stuck)
+    (tmp_path / "stuck").touch()
+    assert not healthy(*_addresses(stuck), SHORT_OF_TIME).ok
+    metrics.wait_for_slots(1)
+    verdicts = [live(*_addresses(stuck), SHORT_OF_TIME) for _ in range(PROBES)]
+    assert {verdict.reason for verdict in verdicts} == {"requests wait, no step yet"}
+    (tmp_path / "stuck").unlink()
+    assert ask(stuck, generate, **SHORT).num_output_tokens == 3
+    metrics.wait(Metrics.idle, "all are answered")
+    # The first probe's and the client's.
+    metrics.wait_for(2, "llama_requests_total", finish_reason="length")
+    assert metrics.now(PENDING) == 0

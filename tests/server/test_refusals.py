@@ -19,6 +19,7 @@ from server.servers import EMBEDDED, HTTP
 from server.streams import STREAM_WIRES
 from tokenizers import Tokenizer
 from triton_local.server import LocalTriton
+from triton_supervisor.hardening import BODY_BYTES
 
 MAX_MODEL_LEN = 512
 PROMPT = "Be bad"
@@ -90,6 +91,8 @@ TENSORS = [
 ]
 
 
+HALF = BODY_BYTES // 2 - 10
+NESTED = [b"[" * BODY_BYTES, b'{"text_input": %s%s}' % (b"[" * HALF, b"]" * HALF)]
 MALFORMED = [
     b"", b"{", b"null", b"[]", b"{}", b'"text_input"', b"\xff\xfe\x00", b"[" * 100_000,
     b'{"text_input": "\\ud800"}',
@@ -188,6 +191,14 @@ def test_a_body_of_megabytes_without_a_json_content_type_is_refused(triton: Loca
     refused = HTTP.post(model_url(triton, "generate"), content=body, headers=headers)
     assert refused.status_code == 400
     assert f"text_input is a text of {megabytes}000000 bytes" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("body", NESTED, ids=["open", "closed"])
+def test_json_of_two_megabytes_of_nested_lists_is_refused(triton: LocalTriton, body: bytes) -> None:
+    """Triton 2.51 reads each level with more of a thread's stack; with 64 MiB this is signal 11."""
+    refused = post(triton, "generate", body)
+    assert refused.status_code in (400, 500)
+    assert refused.json()["error"]
 
 
 def test_a_malformed_body_is_refused_with_an_error_in_json(triton: LocalTriton) -> None:

@@ -64,9 +64,49 @@ def test_an_idle_server_generates_one_token(triton: FakeTriton, ago: float | Non
 
 def test_the_last_values_of_a_dead_process_are_no_evidence(triton: FakeTriton) -> None:
     triton.step(ago=95.0)
-    triton.instances["llama_0_0"].rows = 3
     triton.generate = _dead
     assert _ask(triton) == (False, f"{DEAD_REASON}, the last step was long ago")
+
+
+def _let_requests_wait(triton: FakeTriton, place: str) -> None:
+    triton.step(ago=95.0)
+    if place == "queue":
+        triton.queued = 1
+    else:
+        triton.instances["llama_0_0"].rows = 3
+
+
+@pytest.mark.parametrize("place", ["queue", "slots"])
+def test_a_model_that_makes_no_step_for_waiting_requests_is_unhealthy_and_gets_no_more(
+    triton: FakeTriton, place: str
+) -> None:
+    _let_requests_wait(triton, place)
+    assert _ask(triton, SOON) == (False, "requests wait, the last step was long ago")
+    assert triton.asked == []
+
+
+@pytest.mark.parametrize("place", ["queue", "slots"])
+def test_a_step_for_waiting_requests_is_evidence_in_place_of_a_token(
+    triton: FakeTriton, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _let_requests_wait(triton, place)
+    monkeypatch.setattr(time, "sleep", lambda _: triton.step())
+    assert _ask(triton).reason.startswith("requests wait, but a step ")
+    assert triton.asked == []
+
+
+def test_a_token_is_asked_for_once_the_waiting_requests_are_gone_without_a_step(
+    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were cancelled, or refused."""
+    _let_requests_wait(triton, "queue")
+
+    def leave(_: float) -> None:
+        triton.queued = 0
+
+    monkeypatch.setattr(time, "sleep", leave)
+    assert _ask(triton).reason.startswith("one token in ")
+    assert len(triton.asked) == 1
 
 
 @pytest.mark.parametrize(("ago", "words"), [(95.0, "the last step was long ago"), (None, "no step yet")])
@@ -218,24 +258,21 @@ def test_every_instance_needs_a_recent_step(triton: FakeTriton) -> None:
     assert len(triton.asked) == asked
 
 
-def test_an_instance_that_hangs_is_unhealthy_though_another_one_answers(triton: FakeTriton) -> None:
+def test_an_instance_that_hangs_is_unhealthy_though_another_one_answers(
+    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
     triton.instances[SECOND] = Instance(rows=2)
     triton.step(SECOND, ago=95)
-    verdict = _ask(triton, SOON)
-    assert not verdict.ok
-    assert verdict.reason.startswith("one token in ")
-    assert verdict.reason.endswith(f", and rows hang in {SECOND}, the last step was long ago")
+    monkeypatch.setattr(time, "sleep", lambda _: triton.step())
+    assert _ask(triton, SOON) == (False, f"requests wait, and rows hang in {SECOND}, the last step was long ago")
 
 
-def test_an_instance_with_a_long_step_is_healthy_once_the_step_ends(triton: FakeTriton) -> None:
+def test_an_instance_with_a_long_step_is_healthy_once_the_step_ends(
+    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
     triton.instances[SECOND] = Instance(rows=2)
     triton.step(SECOND, ago=95)
-
-    def step_elsewhere(triton: FakeTriton) -> Answer:
-        triton.step(SECOND)
-        return triton.token()
-
-    triton.generate = step_elsewhere
+    monkeypatch.setattr(time, "sleep", lambda _: triton.step(SECOND))
     assert _ask(triton).ok
 
 

@@ -4,7 +4,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from triton_local.log import ServerLog, TerminalView, failure_reason, names_startup_crash, names_taken_port
+from triton_local.log import ServerLog, TerminalView, failure_reason, names_taken_port
 
 NVML = "Error: Failed to initialize NVML"
 DCGM = 'W1121 00:42:30.408999 15449 metrics.cc:798] "DCGM unable to start: DCGM initialization error"'
@@ -70,19 +70,6 @@ def test_a_failed_start_always_has_a_reason(lines: list[str], reason: str) -> No
 
 def test_only_the_launchers_own_taken_port_counts() -> None:
     assert [names_taken_port([SOCKET], [port]) for port in (18000, 1800, 18001)] == [True, False, False]
-
-
-CRASH = [
-    LOADING,
-    "terminate called after throwing an instance of 'boost::interprocess::lock_exception'",
-    "  what():  boost::interprocess::lock_exception",
-]
-
-
-def test_a_crash_at_startup_differs_from_one_with_the_model_running() -> None:
-    assert names_startup_crash(CRASH)
-    assert not names_startup_crash([LOADING, MODEL_INFO, *CRASH])
-    assert not names_startup_crash([LOADING, LOAD, "terminate called after throwing an instance of 'std::bad_alloc'"])
 
 
 def test_a_full_disk_loses_no_line_in_memory_and_is_reported_once() -> None:

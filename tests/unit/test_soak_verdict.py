@@ -13,10 +13,12 @@ from triton_llama import Completion, SamplingParams
 from perf import metrics
 from perf.environment import ROOT
 from perf.soak.__main__ import sections
+from perf.soak.observed import COLUMNS, Course, Life, Rest, Restart, Sample, Soaked
 from perf.soak.picture import MOST_ROWS, columns, picture
 from perf.soak.resources import Readings
-from perf.soak.soaking import COLUMNS, ROWS_DEPEND, Course, Rest, Sample, Soaked
-from perf.soak.users import MOST_MESSAGES, Tally, kinds
+from perf.soak.soaking import ROWS_DEPEND
+from perf.soak.tally import MOST_MESSAGES, Counts, Tally
+from perf.soak.users import kinds
 from perf.soak.verdict import FIGURES, Outcome, Trend, judge, lines, passed
 
 MEMORY = "memory of the model's process"
@@ -33,6 +35,12 @@ def _readings(**changed: float) -> Readings:
     return Readings(metrics.series("\n".join(lines)))
 
 
+def _life(**changed: float) -> Life:
+    """Return a life after which the server's counters, apart from the changed ones, are those of its users."""
+    counts = Counts(Counter(stop=5, length=93), output_tokens=4000, left=6, left_tokens=1200, refused=7)
+    return Life(_readings(**dict.fromkeys([*ALL, "generated", "chosen"], 0)), _readings(**changed), counts)
+
+
 def _sample(seconds: float, **changed: float | None) -> Sample:
     found = {**dict.fromkeys(COLUMNS, 60.0), **changed}
     figures = {name: value for name, value in found.items() if value is not None}
@@ -46,15 +54,12 @@ def _sampled(column: str, value: Callable[[float], float | None], seconds: int =
 
 def _soaked(**changed: object) -> Soaked:
     """Return a soak of half an hour that passes, apart from the changed fields, of it or of its tally."""
-    tally: dict[str, object] = {
-        "done": Counter(dict.fromkeys(kinds(streams=True), 20)), "completed": Counter(stop=5, length=93),
-        "output_tokens": 4000, "left": 6, "left_tokens": 1200, "refused": 7, "same": 20,
-    }  # fmt: skip
+    tally: dict[str, object] = {"done": Counter(dict.fromkeys(kinds(streams=True), 20)), "same": 20}
     tally |= {name: changed.pop(name) for name in list(changed) if name in Tally.__dataclass_fields__}
     soaked = Soaked(
-        course=Course(1800.0), streams=True, before=_readings(**dict.fromkeys([*ALL, "generated", "chosen"], 0)),
-        fixed_text="text", samples=_sampled("vram_mib", lambda _: 9000.0), after=_readings(), same_processes=True,
-        rests=[Rest(60.0, {"llama_slots_in_use": 0.0})], tally=Tally(**tally),  # type: ignore[arg-type]  # by name
+        course=Course(1800.0), kinds=kinds(streams=True), fixed_text="text", lives=[_life()], same_processes=True,
+        samples=_sampled("vram_mib", lambda _: 9000.0), rests=[Rest(60.0, {"llama_slots_in_use": 0.0})],
+        tally=Tally(**tally),  # type: ignore[arg-type]  # by name
     )  # fmt: skip
     return replace(soaked, **changed)  # type: ignore[arg-type]  # fields by name
 
@@ -76,17 +81,17 @@ def test_a_soak_without_fault_passes() -> None:
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"after": _readings(length=92)}, "rows"),  # fewer than the users saw
-        ({"after": _readings(length=101)}, "rows"),  # more than were sent
-        ({"after": _readings(stop=4, length=96)}, "rows"),
-        ({"after": _readings(invalid=6)}, "refusals"),
-        ({"after": _readings(invalid=8)}, "refusals"),
-        ({"after": _readings(unavailable=1)}, "refusals"),
-        ({"after": _readings(error=1)}, "refusals"),
-        ({"after": _readings(generated=3999, chosen=3999)}, "tokens"),
-        ({"after": _readings(generated=5201, chosen=5201)}, "tokens"),
-        ({"after": _readings(chosen=4099)}, "tokens"),
-        ({"after": _readings(failed=1)}, "computations"),
+        ({"lives": [_life(length=92)]}, "rows"),  # fewer than the users saw
+        ({"lives": [_life(length=101)]}, "rows"),  # more than were sent
+        ({"lives": [_life(stop=4, length=96)]}, "rows"),
+        ({"lives": [_life(invalid=6)]}, "refusals"),
+        ({"lives": [_life(invalid=8)]}, "refusals"),
+        ({"lives": [_life(unavailable=1)]}, "refusals"),
+        ({"lives": [_life(error=1)]}, "refusals"),
+        ({"lives": [_life(generated=3999, chosen=3999)]}, "tokens"),
+        ({"lives": [_life(generated=5201, chosen=5201)]}, "tokens"),
+        ({"lives": [_life(chosen=4099)]}, "tokens"),
+        ({"lives": [_life(failed=1)]}, "computations"),
         ({"errors": Counter(["a request timed out"])}, "errors"),
         ({"different": 1}, "the fixed request"),
         ({"same": 0}, "the fixed request"),
@@ -130,6 +135,56 @@ def test_memory_that_grows_or_jumps_fails_and_a_warm_up_passes(minutes: int, mib
     assert _failed(_soaked(samples=samples)) == found
 
 
+def _in_lives(value: Callable[[int, float], float], *minutes: int) -> list[Sample]:
+    """Return samples of lives of these minutes. value: of the model's memory, by life and its seconds."""
+    samples: list[Sample] = []
+    began = 0
+    for life, length in enumerate(minutes):
+        samples += [
+            replace(_sample(float(began + at), model_rss_mib=value(life, at)), life=life, endpoint_life=life)
+            for at in range(0, 60 * length, 5)
+        ]
+        began += 60 * length
+    return samples
+
+
+def test_memory_is_judged_in_each_life_of_the_server() -> None:
+    # Each warms up anew, and the last one, of five minutes, proves nothing.
+    restarted = _soaked(samples=_in_lives(lambda _, at: 400 + min(at, 500) * 0.4, 25, 30, 5))
+    assert _failed(restarted) == []
+    said = next(one.said for one in judge(restarted) if one.name == MEMORY)
+    assert said.endswith("; the worst of 2 lives, 1 too short")
+    leaking = _soaked(samples=_in_lives(lambda life, at: 400 + at / 80 * (life == 1), 25, 30, 25))
+    assert _failed(leaking) == [MEMORY]
+
+
+RESTART = Restart("server", 900.0, 10, 10, 30, 28, code=0, regions=0, end_seconds=4.0)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "found"),
+    [
+        ([RESTART, replace(RESTART, part="endpoint")], []),
+        ([RESTART, replace(RESTART, answered=9)], ["restarts"]),
+        ([replace(RESTART, code=1)], ["restarts"]),
+        ([replace(RESTART, regions=1)], ["restarts"]),
+        ([replace(RESTART, running=0, answered=0)], ["restarts"]),
+        ([], ["restarts"]),
+    ],
+    ids=["all answered", "a lost request", "an exit code", "shared memory left", "none running", "none"],
+)
+def test_a_restart_answers_what_runs_ends_with_0_and_leaves_no_shared_memory(
+    restarts: list[Restart], found: list[str]
+) -> None:
+    course = Course(1800.0, restart_seconds=900.0)
+    assert _failed(_soaked(restarts=restarts, course=course)) == found
+
+
+def test_the_counts_of_all_lives_are_compared() -> None:
+    assert _failed(_soaked(lives=[_life(), _life()])) == []
+    assert _failed(_soaked(lives=[_life(), _life(length=101)])) == ["rows"]
+
+
 @pytest.mark.parametrize("an_hour", [0, 470])
 @pytest.mark.parametrize("seconds", [45, 120, 900])
 def test_a_soak_that_is_too_short_proves_nothing_about_growth(seconds: int, an_hour: int) -> None:
@@ -139,9 +194,9 @@ def test_a_soak_that_is_too_short_proves_nothing_about_growth(seconds: int, an_h
     assert _found(short, "failed") == []
     assert not passed(judge(short))
     last = lines(judge(short)).splitlines()[-1]
-    assert last == "NOT PASSED: 8 of 17 can't be told and aren't counted, none of the others failed"
+    assert last == "NOT PASSED: 11 of 20 can't be told and aren't counted, none of the others failed"
     worse = judge(replace(short, same_processes=False))
-    assert lines(worse).splitlines()[-1] == "FAILED: 1 of 17; 8 can't be told and aren't counted"
+    assert lines(worse).splitlines()[-1] == "FAILED: 1 of 20; 11 can't be told and aren't counted"
 
 
 def test_without_a_gpu_its_memory_is_left_out() -> None:
@@ -164,7 +219,8 @@ def test_with_an_outlier_threshold_the_fixed_request_is_left_out() -> None:
 
 
 def test_a_soak_whose_server_died_keeps_its_observations_and_fails() -> None:
-    died = _soaked(after=None, same_processes=False, cut_short="the server is gone; code 70")
+    last = replace(_life(), after=None)
+    died = _soaked(lives=[_life(), last], same_processes=False, cut_short="the server is gone; code 70")
     found = {finding.name: finding for finding in judge(died)}
     assert (found["processes"].outcome, found["processes"].said) == ("failed", "the server is gone; code 70")
     assert _found(died, "can't be told") == ["rows", "refusals", "tokens", "computations"]

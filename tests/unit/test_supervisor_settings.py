@@ -36,8 +36,9 @@ def _plan(repository: Path, *extra: str, **environment: str) -> Container:
 
 
 def test_missing_and_empty_settings_are_the_defaults() -> None:
-    default = Settings(grace=120, notice=0, stuck=120, state_file=None, ready_port=None)
-    names = ("GRACE_SECONDS", "NOTICE_SECONDS", "STUCK_SECONDS", "STATE_FILE", "READY_PORT")
+    default = Settings(grace=120, notice=0, stuck=120, restarts=5, restart_minutes=10, state_file=None, ready_port=None)
+    seconds = ("GRACE_SECONDS", "NOTICE_SECONDS", "STUCK_SECONDS")
+    names = (*seconds, "RESTARTS", "RESTART_MINUTES", "STATE_FILE", "READY_PORT")
     assert Settings.of({}) == Settings.of({f"TRITON_{name}": "" for name in names}) == default
 
 
@@ -49,6 +50,8 @@ def test_missing_and_empty_settings_are_the_defaults() -> None:
         ("TRITON_GRACE_SECONDS", "2m", "1 ... 3600"),
         ("TRITON_NOTICE_SECONDS", "-1", "0 ... 3600"),
         ("TRITON_STUCK_SECONDS", "5", "0 (never) or 10 ... 3600"),
+        ("TRITON_RESTARTS", "1001", "0 ... 1000"),
+        ("TRITON_RESTART_MINUTES", "0", "1 ... 1440"),
         ("TRITON_READY_PORT", "65536", "0 ... 65535"),
         ("TRITON_READY_PORT", "9" * 5000, "0 ... 65535"),
     ],

@@ -40,7 +40,8 @@ class FakeTriton:
     """The state of a server, and what has come to it.
 
     generate: what becomes of a request for text. ready: the status of each readiness endpoint. model: its name on the
-    metrics page, clock: the page's Date; None sends none, as Triton does. asked: the bodies of the requests for text.
+    metrics page, queued: requests in Triton's queue, clock: the page's Date; None sends none, as Triton does. asked:
+    the bodies of the requests for text.
     """
 
     endpoint: Address
@@ -49,6 +50,7 @@ class FakeTriton:
     generate: Callable[[FakeTriton], Answer] = field(default=lambda triton: triton.token())
     ready: dict[str, int] = field(default_factory=lambda: {"/v2/health/ready": 200, "/v2/models/llama/ready": 200})
     model: str = "llama"
+    queued: int = 0
     clock: float | None = None
     asked: list[dict[str, object]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
@@ -71,6 +73,8 @@ class FakeTriton:
     def page(self) -> str:
         """The metrics page, with something of Triton's own around what is the model's."""
         lines = ["# HELP nv_inference_count Number of inferences performed", 'nv_inference_count{model="llama"} 7']
+        for model, queued in ((self.model, self.queued), ("another", 9)):
+            lines.append(f'nv_inference_pending_request_count{{model="{model}",version="1"}} {queued}')
         for name, unit in (("llama_last_step_timestamp_seconds", "last_step"), ("llama_slots_in_use", "rows")):
             lines += [f"# HELP {name} Something.", f"# TYPE {name} gauge"]
             for instance, state in self.instances.items():

@@ -11,6 +11,7 @@ the cancellation's file and the codes of errors.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -47,13 +48,17 @@ class Passed:
     """One request under way."""
 
     def __init__(self, request: pb_utils.InferenceRequest) -> None:
-        self._name = secrets.token_hex(16)
+        # Begins with tritonserver's pid: if that dies, its supervisor finds the file.
+        self._name = f"{os.getppid():08x}{secrets.token_hex(12)}"
         self._cancellation = Path(CANCELLATIONS + self._name)
         self._request: pb_utils.InferenceRequest | None = request
         self._sender: pb_utils.InferenceResponseSender | None = request.get_response_sender()
         # Triton crashes when it is asked about a request that is answered, or just being answered.
         self._sending = threading.Lock()
         self._returned: set[str] = set()
+        # Triton's sender leaves other outputs out, too, but frees them while other threads run Python: on 2.51 that
+        # corrupts the process's memory.
+        self._requested = frozenset(request.requested_output_names())
 
     def answer(self) -> None:
         """Pass the request on and send what comes back; the last response, perhaps an error, has the final flag."""
@@ -119,7 +124,7 @@ class Passed:
             outputs["num_input_tokens"] = tensors["num_input_tokens"][:1].astype(np.uint32)
         if "return_num_output_tokens" in self._returned:
             outputs["num_output_tokens"] = tensors["num_output_tokens"].astype(np.uint32)
-        return [pb_utils.Tensor(name, value) for name, value in outputs.items()]
+        return [pb_utils.Tensor(name, value) for name, value in outputs.items() if name in self._requested]
 
     def _send(self, response: pb_utils.InferenceResponse | None, final: bool) -> None:
         """Send a response, none for the final flag alone; nothing after that flag."""

@@ -15,19 +15,28 @@ from pathlib import Path
 from types import FrameType
 
 import click
-from triton_supervisor.settings import DEAD, DEFAULT_STUCK_S
+from triton_supervisor.settings import (
+    DEFAULT_RESTART_MINUTES,
+    DEFAULT_RESTARTS,
+    DEFAULT_STUCK_S,
+    MOST_RESTART_MINUTES,
+    MOST_RESTARTS,
+)
 
 from triton_local.errors import InterruptedStartError, LauncherError
 from triton_local.log import TerminalView, gpu_driver_present
 from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.ports import HeldPorts, Service, resolve_host
 from triton_local.process import Supervised
-from triton_local.readiness import remove_ready_file, write_ready_file
+from triton_local.readiness import ReadyFile
 from triton_local.server import LocalTriton
 
 _PORT = click.IntRange(0, 65535)
 _LOADING_LINE_S = 30.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAME_REQUEST_S = 2.0
+"""A SIGTERM or SIGHUP this soon after the first signal is the same request: one to the process group or control group
+reaches make, too, which passes it on. A key press is always a request of its own."""
 
 
 _PARAMETERS: list[click.Parameter] = [
@@ -53,6 +62,18 @@ _PARAMETERS: list[click.Parameter] = [
         default=DEFAULT_STUCK_S,
         help="Seconds without a step until the model counts as dead.",
     ),
+    click.Option(
+        ["--restarts"],
+        type=click.IntRange(0, MOST_RESTARTS),
+        default=DEFAULT_RESTARTS,
+        help="Starts of a server that has died, within --restart-minutes; 0 ends it instead.",
+    ),
+    click.Option(
+        ["--restart-minutes"],
+        type=click.IntRange(1, MOST_RESTART_MINUTES),
+        default=DEFAULT_RESTART_MINUTES,
+        help="Time that --restarts bounds.",
+    ),
     click.Option(["--unsupervised"], is_flag=True, help="Triton alone: goes on serving when its model is dead."),
     click.Option(["-v", "--verbose"], is_flag=True, help="Show the server's whole log."),
     click.Argument(["tritonserver_args"], nargs=-1, type=click.UNPROCESSED),
@@ -73,15 +94,20 @@ def main(
     ready_timeout: float,
     log_file: Path | None,
     stuck_after: float,
+    restarts: int,
+    restart_minutes: int,
     unsupervised: bool,
     verbose: bool,
     tritonserver_args: tuple[str, ...],
 ) -> None:
     """Run Triton on the model repository, without Docker; TRITONSERVER_ARGS come after --.
 
-    SIGTERM or Ctrl-C drains accepted requests and ends; a second one kills. Exit codes: 0 drained, 70 the model died, 1
-    not ready in time or not drained in time, 2 refused before the start; else tritonserver's own.
+    SIGTERM or Ctrl-C drains accepted requests and ends; a second one kills. A server that dies is started again on the
+    same ports. Exit codes: 0 drained, 70 the model died too often, 1 not ready in time or not drained in time, 2
+    refused before the start; else tritonserver's own.
     """
+    supervised = Supervised(stuck_after=stuck_after, restarts=restarts, restart_minutes=restart_minutes)
+    file = ReadyFile(ready_file, _say)
     server = LocalTriton(
         variant=variant,
         model=model,
@@ -94,7 +120,8 @@ def main(
         log_file=log_file,
         ready_timeout=ready_timeout,
         on_log_line=_Terminal(everything=verbose).show,
-        supervised=None if unsupervised else Supervised(stuck_after=stuck_after),
+        supervised=None if unsupervised else supervised,
+        on_condition=file.server_serves,
     )
     try:
         endpoint = None
@@ -103,18 +130,17 @@ def main(
             with HeldPorts(resolve_host(host), {**ports, "openai": openai_port}):  # no two are the same
                 pass
             endpoint = OpenAIEndpoint(host, openai_port, server.exit_timeout, model)
-        sys.exit(_serve(server, endpoint, host, ready_file))
+        sys.exit(_serve(server, endpoint, host, file))
     except LauncherError as error:
         click.echo(f"triton_local: {error}", err=True)
         sys.exit(error.exit_code)
 
 
-def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, ready_file: Path | None) -> int:
+def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, file: ReadyFile) -> int:
     started = time.monotonic()
     stopper = _Stopper(server, endpoint)
     server.check()
-    if ready_file is not None:
-        remove_ready_file(ready_file)
+    file.remove()
     _say(f"starting tritonserver, variant {server.variant}")
     try:
         with _LoadingLines(started) as waiting, server, endpoint or contextlib.nullcontext():
@@ -122,9 +148,8 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
             if endpoint is not None:
                 endpoint.start(server.grpc_url, _say)
             stopper.server_is_ready()
-            if ready_file is not None:
-                addresses: dict[Service, str] = {} if endpoint is None else {"openai": endpoint.address}
-                write_ready_file(ready_file, {**server.urls, **addresses}, server.pid, server.variant)
+            addresses: dict[Service, str] = {} if endpoint is None else {"openai": endpoint.address}
+            file.write({**server.urls, **addresses}, lambda: server.pid, server.variant)
             _say(f"ready after {time.monotonic() - started:.1f} s, pid {server.pid}, listening on {host}")
             for service, url in server.urls.items():
                 _say(f"  {service:<7} {url}")
@@ -133,10 +158,11 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, read
                 _say(f"try: {_example(endpoint)}")
             code = server.wait()
     finally:
-        if ready_file is not None:
-            remove_ready_file(ready_file)
-    # The guard has printed why the model is dead.
-    if not stopper.asked and code != DEAD:
+        file.remove()
+    # Of a supervised one the guard has said why, unless it is dead.
+    if (name := server.guard_killed_by) is not None:
+        click.echo(f"triton_local: the guard died of {name}, and tritonserver with it; code {code}", err=True)
+    elif not stopper.asked and not server.is_supervised:
         click.echo(f"triton_local: tritonserver has ended with code {code}", err=True)
     return code
 
@@ -182,16 +208,24 @@ class _Stopper:
         self._server = server
         self._endpoint = endpoint
         self._ready = False
-        self.asked = False
+        self._asked_at: float | None = None
         for signum in _STOP_SIGNALS:
             signal.signal(signum, self._handle)
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has requested the end."""
+        return self._asked_at is not None
 
     def server_is_ready(self) -> None:
         """From now on signals drain the endpoint, if there is one, and the server."""
         self._ready = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        first, self.asked = not self.asked, True
+        now = time.monotonic()
+        first, self._asked_at = not self.asked, self._asked_at or now
+        if not first and signum != signal.SIGINT and now - self._asked_at < SAME_REQUEST_S:
+            return
         if first and not self._ready:
             raise InterruptedStartError(signum)
         # During the clean-up of a failed start there may be no server any more.

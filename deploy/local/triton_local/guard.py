@@ -2,10 +2,10 @@
 
     launcher ── guard (own session, subreaper) ── server ── the server's own children
 
-- The launcher ends, even by SIGKILL: the guard handles it like SIGTERM.
-- SIGTERM: accepted requests are answered within the grace period, then the server ends, or is killed. SIGQUIT kills it
-  at once. (Another signal, because two pending SIGTERMs are one.)
-- The model's process dies, or makes no steps any more: the guard ends the server with code 70.
+- The launcher ends, even by SIGKILL: the guard handles it like SIGUSR1.
+- SIGUSR1: accepted requests are answered within the grace period, then the server ends, or is killed. SIGQUIT kills it
+  at once. SIGTERM has no effect: one to every process of a control group is the launcher's to interpret.
+- The server dies, or its model does, or makes no steps any more: the guard kills what is left, and starts it again.
 - The server ends: the guard kills its orphans.
 - The guard itself is killed: the kernel kills the server.
 
@@ -27,25 +27,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triton_llama.health import Address
+from triton_supervisor.answers import counts_environment
 from triton_supervisor.hardening import new_key, set_stack_limit
-from triton_supervisor.loop import Course, Unwatched, Wishes, block_signals, run
+from triton_supervisor.life import Life, LifeCourse, Unwatched
+from triton_supervisor.loop import Wishes, block_signals, run
 from triton_supervisor.process import (
     SHARED_MEMORY,
     ServerProcess,
     adopt_orphans,
     kill_children,
+    remove_cancellations,
     remove_shared_memory,
     start_server,
 )
 from triton_supervisor.repository_api import control_arguments
-from triton_supervisor.settings import RefusedError
+from triton_supervisor.restarting import Restarting
+from triton_supervisor.restarts import Restarts
+from triton_supervisor.settings import RESTARTS_VARIABLE, RefusedError
 from triton_supervisor.state import StateFile
 from triton_supervisor.supervision import supervise
+
+from triton_local.errors import LauncherError
+from triton_local.ports import SERVICES, HeldPorts, reachable_host
 
 # Where the backend's environment manager creates its folder.
 ENVIRONMENT_FOLDERS = Path("/tmp")
 
 _BACKEND_LIBRARY = "libtriton_python.so"
+_NAME = "triton_local"
 _REFUSED = 2
 
 
@@ -93,21 +102,25 @@ class EnvironmentFolder:
 
 
 class Report:
-    """What the launcher reads from the guard: the server's pid in a line, then the end once its model is watched.
+    """What the launcher reads from the guard, a line for each change: the server's pid, and "starting" or "serving".
 
     A model that dies before its processes are known is noticed only by the probes, minutes later: the launcher calls a
-    supervised server ready after this.
+    supervised server ready after it is "serving". The pipe holds more lines than there are restarts.
     """
 
-    def __init__(self, descriptor: int, server: int) -> None:
-        self._descriptor: int | None = descriptor
-        os.write(descriptor, f"{server}\n".encode())
+    def __init__(self, descriptor: int) -> None:
+        # If the server inherited it, the launcher would wait for the server's end to read the end of the report.
+        os.set_inheritable(descriptor, False)
+        self._descriptor = descriptor
+        self._last = ""
 
-    def watched(self) -> None:
-        """Close the report; a second call has no effect."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+    def write(self, server: int, condition: str) -> None:
+        """Write a line, unless it is the last one again."""
+        line = f"{server} {condition}\n"
+        if line != self._last:
+            self._last = line
+            with contextlib.suppress(BrokenPipeError):  # the launcher is gone
+                os.write(self._descriptor, line.encode())
 
 
 def _a_python_backend_runs() -> bool:
@@ -119,38 +132,114 @@ def _a_python_backend_runs() -> bool:
     return False
 
 
+class Guard:
+    """One tritonserver after another, and what each leaves behind."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._report = Report(options.report_fd)
+        self._state = StateFile(options.state_file, _say)
+        self._key = new_key() if options.supervised else ""
+        self._environment_folder = EnvironmentFolder(options.shm_prefix)
+        self._held: HeldPorts | None = None
+        self._server = 0
+
+    def run(self) -> int:
+        """Serve until the end; return the exit code."""
+        options = self._options
+        restarts = Restarts(options.restarts, options.restart_minutes)
+        course = Restarting(self._begin, self._clean_up, restarts, self._state, _say)
+        return run(course, Wishes(again_kills=False, parent=options.parent), self._each_round)
+
+    def close(self) -> None:
+        """Remove what a server has left, however it has ended, and release its ports."""
+        self._remove_remains()
+        self._release_ports()
+
+    def _remove_remains(self) -> None:
+        kill_children()
+        remove_shared_memory(self._options.shm_prefix)
+        self._environment_folder.remove()
+
+    def _clean_up(self, server: int | None) -> None:
+        self._remove_remains()
+        if server is not None:
+            remove_cancellations(server)
+        if self._state.condition.state == "starting":  # another one follows, after a pause perhaps
+            self._hold_ports()
+
+    def _begin(self, restarts: int) -> Life:
+        options = self._options
+        self._environment_folder = EnvironmentFolder(options.shm_prefix)
+        # In front: an option without its value would consume what follows.
+        program, *others = options.command
+        control = control_arguments(self._key, options.model) if options.supervised else ()
+        counts = counts_environment(options.shm_prefix) if options.supervised else {}
+        environment = {**os.environ, **counts, RESTARTS_VARIABLE: str(restarts)}
+        server = start_server([program, *control, *others], _NAME, environment)
+        self._server = server.pid
+        self._report.write(server.pid, "starting")
+        return Life(server, self._course(server))
+
+    def _course(self, server: ServerProcess) -> LifeCourse:
+        options = self._options
+        if not options.supervised:
+            return Unwatched(server, options.grace, _say)
+        host = reachable_host(options.host)
+        return supervise(
+            server,
+            Address(host, options.http_port),
+            None if options.metrics_port is None else Address(host, options.metrics_port),
+            self._key,
+            options.shm_prefix,
+            self._state,
+            _say,
+            grace=options.grace,
+            notice=options.notice,
+            stuck=options.stuck,
+            models=options.model,
+        )
+
+    def _each_round(self) -> None:
+        self._environment_folder.look()
+        state = self._state.condition.state
+        # One that drains may have served before, or not yet: the last report holds.
+        if state in ("starting", "serving"):
+            self._report.write(self._server, state)
+        if state == "serving":
+            self._release_ports()
+
+    def _hold_ports(self) -> None:
+        """Keep other programs from a dead server's ports until the next one has them, as the launcher does before."""
+        if self._held is not None:
+            return
+        # Its services' names don't matter here; a number for each.
+        try:
+            self._held = HeldPorts(self._options.host, dict(zip(SERVICES, self._options.hold, strict=False)))
+        except LauncherError as error:
+            _say(f"{error}; tritonserver is started all the same")
+
+    def _release_ports(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the command after `--` under guard; return the exit code."""
     options = _parse(argv)
     block_signals()
     adopt_orphans()
-    environment_folder = EnvironmentFolder(options.shm_prefix)
-    key = new_key() if options.supervised else ""
-    # In front: an option without its value would consume what follows.
-    program, *others = options.command
-    arguments = [program, *(control_arguments(key, options.model) if options.supervised else ()), *others]
     set_stack_limit()
-    # If the server inherited it, the launcher would wait for the server's end to read its line.
-    os.set_inheritable(options.report_fd, False)
     try:
-        state = StateFile(options.state_file, _say)
-        server = start_server(arguments, _say)
-        report = Report(options.report_fd, server.pid)
-        wishes = Wishes(again_kills=False, parent=options.parent)
-
-        def each_round() -> None:
-            environment_folder.look()
-            if state.condition.state != "starting":
-                report.watched()
-
-        return run(server, _course(server, key, state, options), wishes, each_round)
+        guard = Guard(options)
     except RefusedError as error:
         _say(str(error))
         return _REFUSED
+    try:
+        return guard.run()
     finally:
-        kill_children()
-        remove_shared_memory(options.shm_prefix)
-        environment_folder.remove()
+        guard.close()
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -164,30 +253,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--http-port", type=int)
     parser.add_argument("--metrics-port", type=int)
+    parser.add_argument("--hold", type=int, action="append", default=[])
     parser.add_argument("--notice", type=float, default=0.0)
     parser.add_argument("--stuck", type=float)
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--restart-minutes", type=float, default=1.0)
     parser.add_argument("--state-file", type=Path)
     parser.add_argument("command", nargs="+")
     return parser.parse_args(argv)
 
 
-def _course(server: ServerProcess, key: str, state: StateFile, options: argparse.Namespace) -> Course:
-    if not options.supervised:
-        return Unwatched(server, options.grace, _say)
-    return supervise(
-        server,
-        Address(options.host, options.http_port),
-        None if options.metrics_port is None else Address(options.host, options.metrics_port),
-        key,
-        state,
-        _say,
-        grace=options.grace,
-        notice=options.notice,
-        stuck=options.stuck,
-        models=options.model,
-    )
-
-
 def _say(message: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # the launcher is gone
-        os.write(sys.stdout.fileno(), f"triton_local: {message}\n".encode())
+        os.write(sys.stdout.fileno(), f"{_NAME}: {message}\n".encode())

@@ -5,7 +5,7 @@ import json
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,6 @@ _DRIVER_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 _COMPLAINT = re.compile(r"error: |(\S*/)?tritonserver: |.*error while loading shared libraries")
 _LAST_LINES = 5
 _PLACE = "\n\nAt:\n"
-_STARTUP_CRASH = "boost::interprocess::lock_exception"
 # Enough for any start, and bounded: a server may run for weeks.
 _KEPT_LINES = 20_000
 
@@ -105,14 +104,6 @@ def names_taken_port(lines: Iterable[str], ports: Iterable[int]) -> bool:
     return any(
         "already in use" in line and any(re.search(rf"{ending}\b", line) for ending in endings) for line in lines
     )
-
-
-def names_startup_crash(lines: Sequence[str]) -> bool:
-    """Return whether tritonserver crashed in a race of its own, before the model ran: another start usually succeeds.
-
-    triton-inference-server/server issue 8882; about once in 400 starts on an overloaded machine.
-    """
-    return any(_STARTUP_CRASH in line for line in lines) and not any(map(_is_of_the_model, map(parse_line, lines)))
 
 
 def _is_of_the_model(line: LogLine) -> bool:

@@ -68,6 +68,16 @@ class OpenAIEndpoint:
         """Its base URL."""
         return f"http://{self.address}/v1"
 
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None before the start."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its process's, negative for a signal; None while it runs and before the start."""
+        return None if self._process is None else self._process.poll()
+
     def start(self, grpc_url: str, say: Callable[[str], None]) -> None:
         """Start it in front of this server and wait until it listens; `served_name` is its first model.
 

@@ -30,7 +30,7 @@ from triton_local.command import (
 )
 from triton_local.errors import InvalidSettingError, NotReadyError, PortInUseError, StartFailedError
 from triton_local.installation import Interpreter, find_wheel
-from triton_local.log import ServerLog, failure_reason, names_startup_crash, names_taken_port
+from triton_local.log import ServerLog, failure_reason, names_taken_port
 from triton_local.ports import HeldPorts, Service, reachable_host, resolve_host
 from triton_local.process import SUPERVISED, GuardedProcess, Supervised, guarding
 from triton_local.readiness import is_ready
@@ -57,9 +57,10 @@ class LocalTriton:
 
     Ports of 0 are any free ones. variant: a config's name; None: `streaming`, where the repository has it. model: a
     folder or a hub id for LLAMA_MODEL. environment: overrides the current one. extra_args: for tritonserver. The log is
-    in `log_text()`, in `log_file` if given, and goes line by line to `on_log_line`, in another thread. supervised: ends
-    with code 70 when its model is dead, and drains at shutdown; None is Triton alone. Methods raise
-    errors of the LauncherError tree.
+    in `log_text()`, in `log_file` if given, and goes line by line to `on_log_line`, in another thread. supervised:
+    starts a dead server again, on the same ports, within bounds, and drains at shutdown; None is Triton alone.
+    on_condition: takes whether it serves, in another thread, at each change after `start`: False when it has died and
+    is started again, True when it is ready again. Methods raise errors of the LauncherError tree.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class LocalTriton:
         ready_timeout: float = 180.0,
         on_log_line: Callable[[str], None] | None = None,
         supervised: Supervised | None = SUPERVISED,
+        on_condition: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._variant = variant
         self._model = model
@@ -90,6 +92,7 @@ class LocalTriton:
         self._ready_timeout = ready_timeout
         self._on_log_line = on_log_line
         self._supervised = supervised
+        self._on_condition = on_condition
         self._resources = ExitStack()
         self._log: ServerLog | None = None
         self._process: GuardedProcess | None = None
@@ -132,13 +135,23 @@ class LocalTriton:
 
     @property
     def pid(self) -> int:
-        """tritonserver's process id."""
+        """tritonserver's process id; a restart changes it."""
         return self._running().pid
 
     @property
     def exit_code(self) -> int | None:
         """0 drained, 70 the model died, else tritonserver's, 128 + N for signal N; None while it runs."""
         return self._running().exit_code()
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether a supervisor watches it, which says why it ends."""
+        return self._supervised is not None
+
+    @property
+    def guard_killed_by(self) -> str | None:
+        """The name of the signal that ended its guard, and the server with it; None if none has."""
+        return self._running().guard_killed_by()
 
     @property
     def exit_timeout(self) -> int:
@@ -231,8 +244,8 @@ class LocalTriton:
                 arguments = (arguments[0], *load_arguments(plan.models), *arguments[1:])
             command = ServerCommand(arguments, plan.environment)
             ports = {service: held.numbers[service] for service in served(self._extra)}
-            guard = guarding(self._supervised, self.exit_timeout, self._host_for_clients, ports, plan.models)
-            self._process = GuardedProcess(command, shm_prefix, guard, self._log.add)
+            guard = guarding(self._supervised, self.exit_timeout, plan.address, ports, plan.models)
+            self._process = GuardedProcess(command, shm_prefix, guard, self._log.add, self._on_condition)
             if self._wait_until_ready(plan.models):
                 return None
         code = self._process.wait()
@@ -240,8 +253,6 @@ class LocalTriton:
         chosen = [port for service, port in self._ports.items() if self._requested[service] == 0]
         if names_taken_port(lines, chosen) and not last_attempt:
             return "a port was taken before tritonserver bound it"
-        if names_startup_crash(lines) and not last_attempt:
-            return f"tritonserver ended with code {code} in its own start, before the model ran (its issue 8882)"
         if names_taken_port(lines, self._ports.values()):
             raise PortInUseError(f"a port was taken while the model was loading: {failure_reason(lines)}")
         raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {failure_reason(lines)}")

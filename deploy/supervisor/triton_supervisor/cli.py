@@ -19,20 +19,25 @@ from pathlib import Path
 
 from triton_supervisor.command import plan_container
 from triton_supervisor.hardening import new_key, set_stack_limit
+from triton_supervisor.life import Life
 from triton_supervisor.loop import Wishes, block_signals, run
 from triton_supervisor.process import (
     adopt_orphans,
     container_prefix,
     kill_children,
+    remove_cancellations,
     remove_shared_memory,
     start_server,
 )
 from triton_supervisor.ready_port import ReadyPort
-from triton_supervisor.settings import RefusedError, Settings
+from triton_supervisor.restarting import Restarting
+from triton_supervisor.restarts import Restarts
+from triton_supervisor.settings import RESTARTS_VARIABLE, RefusedError, Settings
 from triton_supervisor.state import StateFile, announcement_file
 from triton_supervisor.supervision import supervise
 
 REFUSED = 2
+_NAME = "triton_supervisor"
 LONGEST_ANNOUNCEMENT_S = 3600
 
 
@@ -83,16 +88,16 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     state = StateFile(settings.state_file, _say)
     ready_port = None if settings.ready_port is None else ReadyPort(settings.ready_port, state)
     set_stack_limit()
-    server = start_server(plan.arguments, _say, plan.environment)
-    try:
-        # The server forks before there are threads.
-        if ready_port is not None:
-            ready_port.begin()
+
+    def begin(restarts: int) -> Life:
+        environment = {**plan.environment, RESTARTS_VARIABLE: str(restarts)}
+        server = start_server(plan.arguments, _NAME, environment)
         course = supervise(
             server,
             plan.http,
             plan.metrics,
             key,
+            prefix,
             state,
             _say,
             grace=settings.grace,
@@ -100,7 +105,19 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             stuck=settings.stuck or None,
             models=plan.models,
         )
-        return run(server, course, Wishes(again_kills=True), lambda: None)
+        return Life(server, course)
+
+    def clean_up(server: int | None) -> None:
+        kill_children()
+        remove_shared_memory(prefix)
+        if server is not None:
+            remove_cancellations(server)
+
+    try:
+        if ready_port is not None:
+            ready_port.begin()
+        restarts = Restarts(settings.restarts, settings.restart_minutes)
+        return run(Restarting(begin, clean_up, restarts, state, _say), Wishes(again_kills=True), lambda: None)
     finally:
         kill_children()
         remove_shared_memory(prefix)
@@ -109,4 +126,4 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 def _say(message: str) -> None:
     # Unbuffered and in one write, because tritonserver writes to the same file. Its reader may have left.
     with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), f"triton_supervisor: {message}\n".encode())
+        os.write(sys.stderr.fileno(), f"{_NAME}: {message}\n".encode())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from triton_llama.health import Address
 
+from triton_supervisor.answers import counts_environment
 from triton_supervisor.hardening import body_limit_arguments
 from triton_supervisor.process import prefix_argument
 from triton_supervisor.repository_api import MODEL, control_arguments, served_models
@@ -69,7 +70,7 @@ def plan_container(
     _check(extra)
     config = _config(environment, repository)
     models = served_models(repository, config)
-    own = server_environment(environment, settings.grace, settings.stuck)
+    own = {**server_environment(environment, settings.grace, settings.stuck), **counts_environment(shm_prefix)}
     arguments = (
         TRITONSERVER,
         f"--model-repository={repository}",

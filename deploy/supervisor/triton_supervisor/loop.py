@@ -1,4 +1,4 @@
-"""The supervisor's loop: wait for signals and advance the server's course, until the server has ended.
+"""The supervisor's loop: wait for signals and advance the course, until it has an exit code.
 
 Imports nothing of the package, so that signals can be blocked before anything else is loaded.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from triton_supervisor.process import ServerProcess
+from typing import Protocol
 
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that request a graceful shutdown."""
 
-HEARD = (*END, signal.SIGQUIT, signal.SIGCHLD)
+PARENT_ENDS = signal.SIGUSR1
+"""What the launcher requests it with. Others send SIGTERM to a whole control group, as systemd does, and standard
+signals don't queue: of two pending SIGTERMs one remains, with either's sender."""
+
+HEARD = (*END, PARENT_ENDS, signal.SIGQUIT, signal.SIGCHLD)
 
 _POLL_S = 0.25
 
@@ -29,44 +29,19 @@ def block_signals() -> None:
 
 
 class Course(Protocol):
-    """What the supervisor does with a server from its start to its end."""
+    """What the supervisor does from its start to its end."""
 
     def end(self) -> None:
         """Begin the shutdown; a second call has no effect."""
 
-    def advance(self) -> None:
-        """Take the next step without blocking; called several times a second."""
-
-    def exit_code(self, server_code: int) -> int:
-        """Return the supervisor's exit code for a server that has ended with this one."""
-
-
-class Unwatched:
-    """The course of a server that gets SIGTERM, and SIGKILL when it takes too long."""
-
-    def __init__(self, server: ServerProcess, grace: float, say: Callable[[str], None]) -> None:
-        """grace: seconds between SIGTERM and SIGKILL."""
-        self._server = server
-        self._grace = grace
-        self._say = say
-        self._deadline: float | None = None
-
-    def end(self) -> None:
-        """Send SIGTERM; a second call has no effect."""
-        if self._deadline is None:
-            self._server.terminate()
-            self._deadline = time.monotonic() + self._grace
+    def kill(self) -> None:
+        """End at once."""
 
     def advance(self) -> None:
-        """Kill the server after its deadline."""
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            self._say(f"tritonserver didn't end within {self._grace:.0f} s of SIGTERM: killed")
-            self._server.kill()
-            self._deadline = float("inf")
+        """Take the next step without blocking for long; called several times a second."""
 
-    def exit_code(self, server_code: int) -> int:
-        """Return the server's own code."""
-        return server_code
+    def exit_code(self) -> int | None:
+        """Return the supervisor's exit code once everything has ended."""
 
 
 class Wish(Enum):
@@ -79,15 +54,16 @@ class Wish(Enum):
 
 
 class Wishes:
-    """Interprets signals, which must be blocked: SIGTERM, SIGINT and SIGHUP end, SIGQUIT kills.
+    """Interprets signals, which must be blocked: END's end, SIGQUIT kills.
 
-    again_kills: a second request to end kills, as at a terminal. parent: a process id whose end is a request to end.
-    Two equal signals in quick succession are one.
+    again_kills: a second request to end kills, as at a terminal. parent: a process id whose end is a request to end,
+    and then PARENT_ENDS is the other, and END's have no effect. Two equal signals in quick succession are one.
     """
 
     def __init__(self, *, again_kills: bool, parent: int | None = None) -> None:
         self._again_kills = again_kills
         self._parent = parent
+        self._ends = END if parent is None else (PARENT_ENDS,)
         self._asked = False
 
     def wait(self) -> Wish | None:
@@ -96,7 +72,7 @@ class Wishes:
         number = None if received is None else received.si_signo
         if number == signal.SIGQUIT:
             return Wish.KILL
-        if number in END:
+        if number in self._ends:
             again, self._asked = self._asked, True
             return Wish.KILL if again and self._again_kills else Wish.END
         if self._parent is not None and os.getppid() != self._parent:
@@ -104,14 +80,14 @@ class Wishes:
         return None
 
 
-def run(server: ServerProcess, course: Course, wishes: Wishes, each_round: Callable[[], None]) -> int:
-    """Run the course until the server has ended; return the exit code. each_round: called several times a second."""
-    while (code := server.exit_code()) is None:
+def run(course: Course, wishes: Wishes, each_round: Callable[[], None]) -> int:
+    """Run the course to its end; return the exit code. each_round: called several times a second."""
+    while (code := course.exit_code()) is None:
         each_round()
         wish = wishes.wait()
         if wish is Wish.KILL:
-            server.kill()
+            course.kill()
         elif wish is Wish.END:
             course.end()
         course.advance()
-    return course.exit_code(code)
+    return code

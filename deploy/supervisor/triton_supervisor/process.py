@@ -13,20 +13,41 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from triton_supervisor.process_table import children
 
 SHARED_MEMORY = Path("/dev/shm")
+CANCELLATIONS = "llama_unary-cancelled-"
+"""The beginning of llama_unary's files in SHARED_MEMORY; tritonserver's pid in eight hexadecimal digits follows."""
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.25
 _KILLED_MUST_END_S = 10.0
-_NOT_RUN = 127
-"""Exit code of a command that can't be run, as in shells."""
+
+# 1 is PR_SET_PDEATHSIG. 127 is the exit code of a command that can't be run, as in shells. SIGPIPE stays ignored, as
+# Python sets it: a log reader that leaves must not interrupt the drain.
+_BOOT = """
+import ctypes, os, signal, sys
+parent, name, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(parent):
+    sys.exit(1)  # it died before the prctl
+# Python would print a traceback of a SIGINT, so it has been blocked until here.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    os.write(2, f"{name}: {command[0]} can't be run: {error.strerror}\\n".encode())
+    os._exit(127)
+"""
+
+
+_BLOCKED = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServerProcess:
@@ -46,8 +67,8 @@ class ServerProcess:
         return self._code
 
     def terminate(self) -> None:
-        """Send SIGTERM, unless it has ended."""
-        self._signal(signal.SIGTERM)
+        """Send SIGINT, which tritonserver takes as SIGTERM, unless it has ended."""
+        self._signal(signal.SIGINT)
 
     def kill(self) -> None:
         """Send SIGKILL, unless it has ended."""
@@ -64,31 +85,19 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def start_server(
-    arguments: Sequence[str], say: Callable[[str], None], environment: Mapping[str, str] | None = None
-) -> ServerProcess:
+def start_server(arguments: Sequence[str], name: str, environment: Mapping[str, str] | None = None) -> ServerProcess:
     """Start a command, found on PATH, that is killed when this process ends. environment: None inherits this one's.
 
-    It has a process group of its own. Call it before there are threads. A command that can't be run is a child that
-    prints the reason and ends with 127.
+    It has a process group of its own: otherwise Ctrl-C at its terminal (`docker run -it`) would end it, and the model,
+    without a drain. So would a SIGTERM to its control group, as systemd sends: it is blocked, and SIGINT does the same.
+    Its descendants inherit that, so that they survive the signal, too: a model ends a process of its own by SIGKILL.
+    A command that can't be run is a child that prints the reason, behind `name`, and ends with 127.
+    Call it in the main thread: the kernel kills the server when the thread that started it ends.
     """
-    supervisor = os.getpid()
-    pid = os.fork()
-    if pid:
-        return ServerProcess(pid)
-    try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:  # it died before the prctl
-            os._exit(1)
-        # Otherwise Ctrl-C at its terminal (`docker run -it`) would end it, and the model, without a drain.
-        os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # SIGPIPE stays ignored, as Python set it: a log reader that leaves must not interrupt the drain.
-        os.execvpe(arguments[0], list(arguments), dict(os.environ if environment is None else environment))
-    except OSError as error:
-        say(f"{arguments[0]} can't be run: {error.strerror}")
-    finally:
-        os._exit(_NOT_RUN)
+    # Not os.fork: a server that is started again is started beside threads. The new process prepares itself.
+    boot = [sys.executable, "-I", "-S", "-c", _BOOT, str(os.getpid()), name, *arguments]
+    own = dict(os.environ if environment is None else environment)
+    return ServerProcess(os.posix_spawn(sys.executable, boot, own, setpgroup=0, setsigmask=_BLOCKED))
 
 
 def kill_children() -> None:
@@ -125,6 +134,11 @@ def remove_shared_memory(prefix: str) -> None:
     """Remove the regions whose names begin with the prefix."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         region.unlink(missing_ok=True)
+
+
+def remove_cancellations(server: int) -> None:
+    """Remove what a tritonserver of this pid has left of cancelled requests that it was still working on."""
+    remove_shared_memory(f"{CANCELLATIONS}{server:08x}")
 
 
 def _ended_children() -> Iterator[tuple[int, int]]:

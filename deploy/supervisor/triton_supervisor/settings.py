@@ -18,6 +18,13 @@ DEFAULT_CONFIG = "streaming"
 
 DEFAULT_GRACE_S = 120
 DEFAULT_STUCK_S = 120
+DEFAULT_RESTARTS = 5
+DEFAULT_RESTART_MINUTES = 10
+MOST_RESTARTS = 1000
+MOST_RESTART_MINUTES = 1440
+
+RESTARTS_VARIABLE = "TRITON_SERVER_RESTARTS"
+"""Tells the model how often tritonserver has been started again; the metric llama_server_restarts."""
 
 STOP_MARGIN_S = 30
 """Beyond notice and grace: unloading the model, flushing the last responses, killing what is left."""
@@ -33,7 +40,7 @@ DRAINED = 0
 CUT_OFF = 1
 """The model wasn't unloaded in time: sequences still ran, or its `finalize` hung."""
 DEAD = 70
-"""The model died (EX_SOFTWARE of sysexits.h). An orchestrator restarts the server."""
+"""The model died (EX_SOFTWARE of sysexits.h), and the server isn't started again, or not any more."""
 
 MODEL_PREFIX = "LLAMA_"
 MOST_SECONDS = 3600
@@ -48,16 +55,19 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """Seconds, a file and a port.
+    """Seconds, restarts, a file and a port.
 
     grace: for accepted requests to finish during shutdown. notice: of serving on before the drain, unless the shutdown
     was announced. stuck: without a step, although one is requested, until the model counts as dead; 0 disables the
-    check. state_file: JSON for probes. ready_port: for load balancers.
+    check. restarts: of a tritonserver that has died, within restart_minutes; 0 leaves them to an orchestrator.
+    state_file: JSON for probes. ready_port: for load balancers.
     """
 
     grace: int
     notice: int
     stuck: int
+    restarts: int
+    restart_minutes: int
     state_file: Path | None
     ready_port: int | None
 
@@ -74,6 +84,10 @@ class Settings:
             grace=_whole(environment, "TRITON_GRACE_SECONDS", DEFAULT_GRACE_S, 1, MOST_SECONDS),
             notice=_whole(environment, "TRITON_NOTICE_SECONDS", 0, 0, MOST_SECONDS),
             stuck=stuck,
+            restarts=_whole(environment, "TRITON_RESTARTS", DEFAULT_RESTARTS, 0, MOST_RESTARTS),
+            restart_minutes=_whole(
+                environment, "TRITON_RESTART_MINUTES", DEFAULT_RESTART_MINUTES, 1, MOST_RESTART_MINUTES
+            ),
             state_file=Path(state_file) if state_file else None,
             ready_port=_whole(environment, "TRITON_READY_PORT", 0, 0, 65535) or None,
         )

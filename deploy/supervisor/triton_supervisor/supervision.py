@@ -1,8 +1,8 @@
 """The course of a supervised server: it loads, serves while its model lives, and drains.
 
-    starting ── serving ──(end)── notice ── unload ── flush ── SIGTERM
-        │          └──(the model is dead)── kill, exit code 70
-        └──(end)── SIGTERM: no request was accepted yet
+    starting ── serving ──(end)── notice ── unload ── flush ── SIGINT
+        │          └──(the model is dead)── kill: the life ends, and another may follow (`restarting`)
+        └──(end)── SIGINT: no request was accepted yet
 
 Each state is a generator that is advanced several times a second and yields where it waits. When the model dies,
 tritonserver is killed at once: that closes its clients' connections, which Triton itself would leave open for ever.
@@ -10,17 +10,19 @@ tritonserver is killed at once: that closes its clients' connections, which Trit
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from triton_llama.health import Address
 
+from triton_supervisor.answers import Answers
+from triton_supervisor.life import Outcome, Unwatched, describe_end, is_crash
 from triton_supervisor.liveness import Liveness, Pace, Watch, live_probe
-from triton_supervisor.loop import Unwatched
 from triton_supervisor.process import ServerProcess
 from triton_supervisor.repository_api import MODEL, ApiError, NotListeningError, RepositoryApi
 from triton_supervisor.settings import CUT_OFF, DEAD, DRAINED, FLUSH_S, UNLOAD_S
-from triton_supervisor.sockets import flush
+from triton_supervisor.sockets import connections, flush
 from triton_supervisor.state import StateFile
 
 _LOADING_ENDS_S = 2.0
@@ -29,28 +31,39 @@ _UNLOADS_WITHOUT_PROCESS_S = 3.0
 
 
 class Supervision:
-    """A Course. grace: seconds for accepted requests. notice: seconds of serving on before the drain."""
+    """A LifeCourse. grace: seconds for accepted requests. notice: seconds of serving on before the drain.
+
+    http_ports: Triton's; on its others are gRPC's streams.
+    """
 
     def __init__(
         self,
         server: ServerProcess,
         api: RepositoryApi,
         watch: Watch,
+        answers: Answers,
         state: StateFile,
         say: Callable[[str], None],
         *,
         grace: float,
         notice: float,
+        http_ports: Collection[int],
     ) -> None:
         self._server = server
         self._api = api
         self._watch = watch
+        self._answers = answers
         self._state = state
         self._say = say
         self._grace = grace
         self._notice = notice
+        self._http_ports = http_ports
         self._ending = False
         self._code: int | None = None
+        self._served = False
+        self._death: str | None = None
+        # The course that ends it when the model can't be unloaded.
+        self._unwatched: Unwatched | None = None
         self._course = self._serve()
 
     def end(self) -> None:
@@ -64,22 +77,30 @@ class Supervision:
         self._state.catch_up()
         next(self._course, None)
 
-    def exit_code(self, server_code: int) -> int:
-        """Return DRAINED, CUT_OFF or DEAD, or the server's code if it ended by itself."""
-        if self._code is None and not self._ending:
-            self._state.enter("failed", f"tritonserver has ended with code {server_code}")
-        return server_code if self._code is None else self._code
+    def outcome(self, server_code: int) -> Outcome:
+        """Return an outcome with the code DRAINED, CUT_OFF or DEAD, or the server's if it ended by itself."""
+        self._watch.end()
+        if self._code is not None:
+            return Outcome(self._code, self._death, self._served)
+        asked = self._ending and not self._died_while_ending(server_code)
+        return Outcome(server_code, None if asked else describe_end(server_code), self._served)
+
+    def _died_while_ending(self, server_code: int) -> bool:
+        killed = self._unwatched is not None and self._unwatched.killed
+        return is_crash(server_code) or (server_code == 128 + signal.SIGKILL and not killed)
 
     def _serve(self) -> Iterator[None]:
         while not self._api.model_is_ready():
             self._watch.wait()
             yield
         self._watch.begin()
+        self._served = True
         self._state.enter("serving", "the model is loaded")
         while not self._dies():
+            # Before a look at the announcement: "serving" is what a launcher waits for.
+            yield
             if self._state.announced():
                 self._state.enter("draining", "the end is announced; still serving")
-            yield
 
     def _dies(self) -> bool:
         death = self._watch.death()
@@ -88,8 +109,7 @@ class Supervision:
         return death is not None
 
     def _fail(self, reason: str) -> None:
-        self._say(f"{reason}; the server ends with code {DEAD}")
-        self._state.enter("failed", reason)
+        self._death = reason
         self._code = DEAD
         self._server.kill()
 
@@ -124,23 +144,30 @@ class Supervision:
         self._server.kill()
 
     def _leave_to_triton(self, why: str) -> Iterator[None]:
-        """On SIGTERM Triton also finishes requests, though it waits for idle connections first."""
-        self._say(f"the model can't be unloaded ({why}); tritonserver gets SIGTERM instead")
-        course = Unwatched(self._server, self._grace + UNLOAD_S, self._say)
+        """On a signal Triton also finishes requests, though it waits for idle connections first."""
+        self._say(f"the model can't be unloaded ({why}); tritonserver gets SIGINT instead")
+        self._unwatched = course = Unwatched(self._server, self._grace + UNLOAD_S, self._say)
         course.end()
         while True:
             course.advance()
             yield
 
     def _unload(self, deadline: float) -> Iterator[None]:
-        """Wait until the last accepted request is answered and every model is unloaded, one after the other."""
+        """Wait until the last accepted request is answered and every model is unloaded, one after the other.
+
+        A model that has answered everything, and that Triton still holds, counts as unloaded.
+        """
         *others, model = self._api.models
+        held: list[str] = []
         gone_since: float | None = None
         last_error = ""
         while True:
             now = time.monotonic()
             try:
-                if not self._api.model_is_loaded(model):
+                loaded = self._api.model_is_loaded(model)
+                if loaded and self._answers.settled(model):
+                    held.append(model)
+                if not loaded or model in held:
                     if not others:
                         break
                     self._api.unload(others[-1])
@@ -164,11 +191,28 @@ class Supervision:
                 self._server.kill()
                 return
             yield
+        if held:
+            self._say(
+                f"everything that was accepted is answered, and Triton still holds {' and '.join(held)}: it keeps the "
+                "first request of a gRPC stream that its client left open; the server ends without unloading"
+            )
+        yield from self._flush(deadline, held)
+
+    def _flush(self, deadline: float, held: Sequence[str]) -> Iterator[None]:
+        """End Triton, which now waits for connections, while the kernel sends the last bytes without it."""
         self._code = DRAINED
         self._state.enter("draining", "everything that was accepted is answered")
         self._server.terminate()
-        # Triton now waits for connections; the kernel sends the bytes without it.
-        yield from flush(self._server.pid, max(deadline, time.monotonic() + FLUSH_S))
+        while True:
+            streams = connections(self._server.pid, self._http_ports) if held else frozenset()
+            until = max(deadline, time.monotonic() + FLUSH_S)
+            try:
+                yield from flush(self._server.pid, until, streams)
+            except OSError as error:
+                self._say(f"what slow readers of gRPC streams have taken is unknown, they are not waited for: {error}")
+                yield from flush(self._server.pid, until)
+            if time.monotonic() > deadline or not any(self._answers.are_due(model) for model in held):
+                break
         self._server.kill()
 
 
@@ -177,6 +221,7 @@ def supervise(
     http: Address,
     metrics: Address | None,
     key: str,
+    shm_prefix: str,
     state: StateFile,
     say: Callable[[str], None],
     *,
@@ -187,6 +232,7 @@ def supervise(
 ) -> Supervision:
     """Return the course of a server that was started with `control_arguments(key, models)`; starts threads.
 
+    shm_prefix: as in `prefix_argument` and `counts_environment`, which the server was started with, too.
     metrics: None when they are off. grace, notice, stuck: seconds, as in Settings; stuck None disables the probes.
     """
     api = RepositoryApi(http, key, models)
@@ -195,4 +241,6 @@ def supervise(
         pace = Pace.for_verdict_within(stuck)
         liveness = Liveness(live_probe(http, metrics, pace), pace, say)
     watch = Watch(server.pid, api.listens, liveness, say)
-    return Supervision(server, api, watch, state, say, grace=grace, notice=notice)
+    answers = Answers(shm_prefix, metrics)
+    http_ports = {http.port} if metrics is None else {http.port, metrics.port}
+    return Supervision(server, api, watch, answers, state, say, grace=grace, notice=notice, http_ports=http_ports)

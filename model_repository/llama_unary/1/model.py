@@ -12,6 +12,8 @@ end:
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import secrets
 import threading
 import time
@@ -35,6 +37,9 @@ POLL_SECONDS = 0.02
 POLL_SHARE = 20
 """As llama's scheduler: polling takes at most one part in 20 of the time."""
 
+FILES = "TRITON_LLAMA_REQUEST_COUNTS"
+"""Environment variable: the beginning of the path of the request counts, set by the supervisor."""
+
 CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
 
 # Triton's own words for what it refuses in front of llama, where the code is lost.
@@ -45,7 +50,8 @@ class Forwarded:
     """One request under way."""
 
     def __init__(self, request: pb_utils.InferenceRequest) -> None:
-        self._name = secrets.token_hex(16)
+        # Begins with tritonserver's pid: if that dies, its supervisor finds the file.
+        self._name = f"{os.getppid():08x}{secrets.token_hex(12)}"
         self._cancellation = Path(CANCELLATIONS + self._name)
         self._request: pb_utils.InferenceRequest | None = request
         self._sender: pb_utils.InferenceResponseSender | None = request.get_response_sender()
@@ -92,11 +98,43 @@ class Forwarded:
             sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
+class RequestCounts:
+    """Requests accepted and answered, 8 bytes each, for the supervisor: `llama_engine.observability.request_counts`."""
+
+    def __init__(self, model: str) -> None:
+        beginning = os.environ.get(FILES)
+        self._file = Path(f"{beginning}{model}-{os.getpid()}") if beginning else None
+        memory: mmap.mmap | bytearray = bytearray(16)
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+            with self._file.open("xb+") as file:
+                file.truncate(len(memory))
+                memory = mmap.mmap(file.fileno(), len(memory))
+        self._counts = memoryview(memory).cast("Q")
+        self._lock = threading.Lock()
+
+    def add_accepted(self, requests: int) -> None:
+        """Count requests that Triton has handed over."""
+        with self._lock:
+            self._counts[0] += requests
+
+    def add_answered(self) -> None:
+        """Count a request whose response Triton has, or can't be given."""
+        with self._lock:
+            self._counts[1] += 1
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
 class TritonPythonModel:
     """One instance of the model."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the threads."""
+        self._counts = RequestCounts(args["model_name"])
         self._free = threading.Semaphore(CONCURRENT_REQUESTS)
         self._under_way: set[Forwarded] = set()
         self._changed = threading.Condition()
@@ -107,6 +145,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         """Pass the requests on, and return when each has its thread: until then the queue stays Triton's."""
+        self._counts.add_accepted(len(requests))
         for request in requests:
             self._free.acquire()
             forwarded = Forwarded(request)
@@ -117,6 +156,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Wait for the last answers. Triton unloads the model only when they are sent."""
+        self._counts.close()
         self._threads.shutdown()
         with self._changed:
             self._ending = True
@@ -134,7 +174,11 @@ class TritonPythonModel:
                 response = _error("INTERNAL", "the request could not be passed on; the server's log has the reason")
             with self._changed:
                 self._under_way.discard(forwarded)
-            forwarded.answer(response)
+            try:
+                forwarded.answer(response)
+            finally:
+                # A response that can't be sent is due no longer: a drain would wait for it.
+                self._counts.add_answered()
         except Exception as error:  # noqa: BLE001 - the thread's end would go unnoticed
             pb_utils.Logger.log_error(f"llama_unary: a response could not be sent: {type(error).__name__}: {error}")
         finally:

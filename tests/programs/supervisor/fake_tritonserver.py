@@ -3,12 +3,17 @@
 Run as a program, with tritonserver's options. The environment sets its behaviour:
 
     FAKE_LOADS      the model is loading forever, and the port is closed
+    FAKE_LOADS_WHEN file: while it exists, the same
     FAKE_BUSY       file: while it exists, a request is running that unloading waits for
     FAKE_REFUSES    unloading is refused with this message
-    FAKE_WAITS      it doesn't end on SIGTERM, as with an idle connection that Triton waits for
+    FAKE_WAITS      it doesn't end on SIGINT, as with an idle connection that Triton waits for
     FAKE_INSTANCES  number of model processes, which end one after the other (1)
     FAKE_FINALIZES  seconds that each of them takes to end (0)
+    FAKE_HOLDS      each model counts a request, answered when nothing is running any more, and is never unloaded
     FAKE_UNLOADED   file: gets a line with the name of each model when it is unloaded
+    FAKE_STARTS     file: gets a line with the supervisor's count of restarts at each start
+    FAKE_CRASHES    number of starts in FAKE_STARTS that die of SIGABRT before they listen (0)
+    FAKE_FAILS      every start in FAKE_STARTS after this many ends with code 1 before it listens
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -53,8 +59,14 @@ class FakeTriton(ThreadingHTTPServer):
     def unload(self, model: str) -> None:
         """Unload a model once no request is running; end the processes of `llama`."""
         self.states[model] = "UNLOADING"
+        counts = Path(f"{os.environ['TRITON_LLAMA_REQUEST_COUNTS']}{model}-{os.getpid()}")
+        if "FAKE_HOLDS" in os.environ:
+            counts.write_bytes(struct.pack("=QQ", 1, 0))
         while Path(os.environ.get("FAKE_BUSY", "/nowhere")).exists():
             time.sleep(0.02)
+        if "FAKE_HOLDS" in os.environ:
+            counts.write_bytes(struct.pack("=QQ", 1, 1))
+            return
         for process in self.processes if model == "llama" else []:
             time.sleep(float(os.environ.get("FAKE_FINALIZES", "0")))
             process.kill()
@@ -98,16 +110,31 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+def fail_as_told() -> None:
+    """Count this start; end it if FAKE_CRASHES or FAKE_FAILS covers it."""
+    if "FAKE_STARTS" not in os.environ:
+        return
+    with Path(os.environ["FAKE_STARTS"]).open("a+") as starts:
+        print(os.environ["TRITON_SERVER_RESTARTS"], file=starts, flush=True)
+        starts.seek(0)
+        number = len(starts.readlines())
+    if number <= int(os.environ.get("FAKE_CRASHES", "0")):
+        os.abort()
+    if number > int(os.environ.get("FAKE_FAILS", "1000")):
+        sys.exit(1)
+
+
 def main() -> None:
     options = dict(word.split("=", 1) for word in sys.argv if "=" in word)
     if "--help" in sys.argv:
         print("  --model-repository <string>")
         return
-    if "FAKE_LOADS" in os.environ:
+    fail_as_told()
+    if "FAKE_LOADS" in os.environ or Path(os.environ.get("FAKE_LOADS_WHEN", "/nowhere")).exists():
         time.sleep(600)
     models = [word.partition("=")[2] for word in sys.argv if word.startswith("--load-model=")]
     triton = FakeTriton(int(options["--http-port"]), options["--http-restricted-api"], models)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if "FAKE_WAITS" in os.environ else lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN if "FAKE_WAITS" in os.environ else lambda *_: os._exit(0))
     triton.serve_forever()
 
 

@@ -86,11 +86,18 @@ def supervisor(folder: Path, program: Sequence[str] = PROGRAM, **environment: st
     """Run one in a session of its own; kill it at the end if it still runs. program: what Python runs."""
     fake = folder / "bin" / "tritonserver"
     fake.parent.mkdir()
-    fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{_FAKE}" "$@"\n')
+    # Python would print a traceback of a SIGINT at its start.
+    fake.write_text(f'#!/bin/sh\ntrap "" INT\nexec "{sys.executable}" "{_FAKE}" "$@"\n')
     fake.chmod(0o755)
     state_file = folder / "state" / "state.json"
     path = f"{fake.parent}:{os.environ['PATH']}"
-    own: dict[str, str | Path] = {"PATH": path, "TRITON_STATE_FILE": state_file, "TRITON_MODEL_CONFIG": "default"}
+    own: dict[str, str | Path] = {
+        "PATH": path,
+        "TRITON_STATE_FILE": state_file,
+        "TRITON_MODEL_CONFIG": "default",
+        # A death ends it, unless a test is about what follows.
+        "TRITON_RESTARTS": "0",
+    }
     process = subprocess.Popen(
         [sys.executable, "-P", *program, "--allow-metrics=false", f"--http-port={free_port()}"],
         env={**os.environ, **own, **environment},

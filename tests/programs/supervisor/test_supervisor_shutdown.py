@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 from programs.supervisor.supervisors import PROGRAM, Supervisor, alive, free_port, supervisor
+from triton_supervisor.answers import LOOKS
+from triton_supervisor.process import SHARED_MEMORY
 from triton_supervisor.state import announcement_file
 
 # Without the ten seconds for the model's own end.
@@ -24,12 +26,15 @@ from triton_supervisor import cli, supervision
 supervision.UNLOAD_S = 0.5
 sys.exit(cli.main(sys.argv[1:]))
 """
-# With this project's model repository, which has the config `streaming`.
+# With this project's model repository, which has the config `streaming`. The usual prefix is the machine's: other
+# supervisors remove what has it when they start or end.
 ON_THE_REPOSITORY = """
+import os
 import sys
 from pathlib import Path
 from triton_supervisor import cli, command
 command.plan_container.__defaults__ = (Path(sys.argv.pop(1)),)
+cli.container_prefix = lambda: f"test-supervisor-{os.getpid()}-"
 sys.exit(cli.main(sys.argv[1:]))
 """
 REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
@@ -90,7 +95,26 @@ def test_llama_unary_is_unloaded_before_the_model_that_it_calls(tmp_path: Path, 
     assert unloaded.read_text().split() == ["llama_unary", "llama"]
 
 
-REFUSED = 'the model can\'t be unloaded (HTTP 503: {"error": "not today"}); tritonserver gets SIGTERM instead'
+def test_models_that_triton_holds_are_left_once_they_have_answered_everything(tmp_path: Path, busy: Path) -> None:
+    program = ("-c", ON_THE_REPOSITORY, str(REPOSITORY))
+    with _serving(tmp_path, program, FAKE_BUSY=busy, FAKE_HOLDS="1", TRITON_MODEL_CONFIG="streaming") as one:
+        (model,) = one.models()
+        one.send(signal.SIGTERM)
+        one.wait_for("draining")
+        with pytest.raises(subprocess.TimeoutExpired):
+            one.process.wait(timeout=LOOKS * 0.25 + 1)
+        assert alive(model)
+        busy.unlink()
+        code, (line,) = one.ends()
+        assert code == 0
+        assert line.startswith(
+            "everything that was accepted is answered, and Triton still holds llama_unary and llama: "
+        )
+        assert not alive(model)
+    assert list(SHARED_MEMORY.glob(f"test-supervisor-{one.process.pid}-*")) == []
+
+
+REFUSED = 'the model can\'t be unloaded (HTTP 503: {"error": "not today"}); tritonserver gets SIGINT instead'
 CUT_OFF = "the model isn't unloaded within 1.5 s; requests that still ran are cut off"
 
 
@@ -197,6 +221,7 @@ def test_the_code_of_a_server_that_ends_by_itself_is_returned(tmp_path: Path) ->
     with _serving(tmp_path) as one:
         (model,) = one.models()
         os.kill(one.tritonserver(), signal.SIGKILL)
-        assert one.ends() == (128 + signal.SIGKILL, [])
+        line = "tritonserver died of SIGKILL; the server ends with code 137"
+        assert one.ends() == (128 + signal.SIGKILL, [line])
         assert not alive(model), "an orphan of the server outlives process 1"
-    assert one.condition()["reason"] == "tritonserver has ended with code 137"
+    assert one.condition()["reason"] == "tritonserver died of SIGKILL"

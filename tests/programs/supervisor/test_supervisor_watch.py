@@ -70,7 +70,8 @@ def test_a_process_that_dies_as_the_model_gets_ready_is_a_death(model: subproces
 
 def test_a_server_without_a_model_process_is_reported() -> None:
     lines: list[str] = []
-    watch = Watch(1, lambda: True, None, lines.append)
+    # This process: other tests' servers are not below it.
+    watch = Watch(os.getpid(), lambda: True, None, lines.append)
     watch.begin()
     assert watch.death() is None
     assert not watch.all_gone()
@@ -179,6 +180,25 @@ def test_flush_waits_for_a_slow_client_and_abandons_a_stalled_one(
         assert not _iterate(waiting, sockets.STALLED_S / 4)
     assert not _iterate(waiting, sockets.STALLED_S / 2)
     assert _iterate(waiting, PATIENCE_S / 2)
+
+
+def test_flush_waits_while_an_open_stream_takes_bytes_of_which_the_kernel_holds_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sockets, "PAUSE_S", 0.05)
+    monkeypatch.setattr(sockets, "STALLED_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client, listener.accept()[0] as server:
+            inodes = {os.fstat(server.fileno()).st_ino}
+            assert inodes <= sockets.connections(os.getpid(), without=())
+            assert inodes.isdisjoint(sockets.connections(os.getpid(), without=(port,)))
+            waiting = sockets.flush(os.getpid(), time.monotonic() + 600, inodes)
+            for _ in range(8):
+                server.send(b"x")
+                assert client.recv(1) == b"x"
+                assert not _iterate(waiting, sockets.STALLED_S / 4)
+            assert _iterate(waiting, PATIENCE_S / 2)
 
 
 @pytest.mark.usefixtures("stopped_client")

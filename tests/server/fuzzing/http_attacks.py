@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from server.clients import DTYPES, OUTPUTS
 from server.fuzzing import values
-from server.fuzzing.sending import RawBytes
+from server.fuzzing.attack import CONTROL, Form, RawBytes
+from triton_supervisor.hardening import HTTP_HEADER
 
 MODEL = "/v2/models/llama"
 DEEP = 10_000
@@ -24,11 +25,6 @@ DEEP = 10_000
 MOST_CHUNKS = 200
 """Of a body: each takes room on a stack of Triton's."""
 
-_MOST_ELEMENTS = 2**20
-"""Of a tensor with its data in JSON: Triton 2.51 allocates what the shape says before it looks at the data, and ends if
-it can't (docs/limits.md, docs/security.md).
-"""
-
 _PATHS = (
     *("/v2", "/v2/", "/", "", "*", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/metrics", "//v2"),
     *(f"{MODEL}{end}" for end in ("", "/", "/ready", "/config", "/stats", "/versions", "/infer/", "/generate/x")),
@@ -36,6 +32,15 @@ _PATHS = (
     *(f"/v2/models/{model}/generate" for model in ("", "x", "llama%00", "..", "%2e%2e%2fllama", "l" * 3000, "\u00e9")),
     f"{MODEL}/generate?{'a=b&' * 300}",
     f"http://localhost{MODEL}/infer",
+)
+_CONTROLS = (
+    *("/v2/repository/index", "/v2/repository/models/llama/load", "/v2/repository/models/llama/unload"),
+    *("/v2/systemsharedmemory/status", "/v2/systemsharedmemory/region/x/register", "/v2/systemsharedmemory/unregister"),
+    *("/v2/cudasharedmemory/status", "/v2/cudasharedmemory/region/x/register", "/v2/trace/setting", "/v2/logging"),
+)
+_STATISTICS = (
+    "/v2/models/stats",
+    *(f"{MODEL}{end}/stats" for end in ("", "x", "/versions/1", "/versions/9", "/versions/x")),
 )
 _METHODS = ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "post", "X" * 300, "")
 _HEADERS = (
@@ -58,7 +63,8 @@ _parameters = st.dictionaries(
     st.sampled_from(values.PARAMETERS), st.booleans() | values.sizes | values.texts | values.anything, max_size=3
 )
 _output = st.fixed_dictionaries(
-    {"name": st.sampled_from([*OUTPUTS, "text_input", "", "nothing"])}, optional={"parameters": _parameters}
+    {"name": st.sampled_from([*OUTPUTS, "text_input", "", "nothing"])},
+    optional={"parameters": _parameters.map(values.without_deadly)},
 )
 _part = values.part | _parameters | st.lists(_output, max_size=3)
 _tensor_parts = st.sampled_from(["name", "shape", "datatype", "data", "parameters"])
@@ -112,21 +118,19 @@ def _tensor(draw: st.DrawFn, name: str, data: list[object], binary: bool) -> tup
         tensor |= draw(_wrong_tensor)
         tensor.pop(draw(_tensor_parts | st.just("nothing")), None)
         tail += draw(st.binary(max_size=9))
-        shape = tensor.get("shape")
-        # The largest tensor that the shape may be taken for: Triton multiplies until it overflows.
-        parts = [part for part in (shape if isinstance(shape, list) else [shape]) if isinstance(part, int | float)]
-        if math.prod(max(1.0, abs(part)) for part in parts) > _MOST_ELEMENTS:
+        if not values.survivable(tensor.get("shape")):
             tensor.pop("data", None)
     return tensor, tail
 
 
 @st.composite
-def http_requests(draw: st.DrawFn) -> RawBytes:
-    """Requests to /generate, /generate_stream, /infer and everywhere else."""
+def http_requests(draw: st.DrawFn, unary: str) -> RawBytes:
+    """Requests to /generate, /generate_stream, /infer and everywhere else. unary: the model that answers /infer."""
     kind = draw(st.sampled_from([*["generate"] * 3, "generate_stream", *["infer"] * 3]))
     content, json_bytes = draw(_infer_bodies()) if kind == "infer" else (draw(_statements), None)
     body = draw(values.mangled(content))
-    method, path = "POST", f"{MODEL}/{kind}"
+    model = draw(st.sampled_from(["llama", unary] if kind == "generate" else [unary if kind == "infer" else "llama"]))
+    route, method, path = f"/{kind}", "POST", f"/v2/models/{model}/{kind}"
     headers = ["Host: x", "Connection: close"]
     if json_bytes is not None:
         headers.append(f"Inference-Header-Content-Length: {json_bytes}")
@@ -134,7 +138,10 @@ def http_requests(draw: st.DrawFn) -> RawBytes:
     # In every second request something else than the body may be wrong, too.
     match wrong := draw(st.sampled_from([*[""] * 6, "path", "method", "header", "coding", "chunks", "frame"])):
         case "path":
-            path = draw(st.sampled_from(_PATHS) | st.text(max_size=20).map(lambda text: f"{MODEL}/{text}"))
+            route, path = (
+                "elsewhere",
+                draw(st.sampled_from(_PATHS) | st.text(max_size=20).map(lambda text: f"{MODEL}/{text}")),
+            )
         case "method":
             method = draw(st.sampled_from(_METHODS))
         case "header":
@@ -148,8 +155,31 @@ def http_requests(draw: st.DrawFn) -> RawBytes:
             framing, body = [_CHUNKED], _chunks(body, draw(st.sampled_from([1, 7, 4096]))) + b"0\r\n\r\n"
         case "frame":
             framing, body = draw(_misframed(body))
-    head = "\r\n".join([f"{method} {path} HTTP/1.1", *headers, *framing, "", ""])
-    return RawBytes("http", head.encode("utf-8", "surrogatepass") + body, whole=wrong != "frame")
+    ordinary = wrong in ("", "coding", "chunks")
+    form: Form = "incomplete" if wrong == "frame" else "request" if ordinary else "odd request"
+    return RawBytes(route, "http", _head(method, path, [*headers, *framing]) + body, form)
+
+
+def _head(method: str, path: str, headers: Sequence[str]) -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *headers, "", ""]).encode("utf-8", "surrogatepass")
+
+
+_keys = st.sampled_from([[], [f"{HTTP_HEADER}: "], [f"{HTTP_HEADER}: x"], [f"{HTTP_HEADER}: {'0' * 64}"]])
+_questions = st.sampled_from(
+    [
+        *((CONTROL, method, path) for method in ("GET", "POST") for path in _CONTROLS),
+        *(("statistics", method, path) for method in ("GET", "POST") for path in _STATISTICS),
+    ]
+)
+
+
+@st.composite
+def http_controls(draw: st.DrawFn) -> RawBytes:
+    """Requests to the repository's and other restricted APIs, without their key, and to the statistics."""
+    route, method, path = draw(_questions)
+    body = draw(_statements)
+    headers = ["Host: x", "Connection: close", *draw(_keys), f"Content-Length: {len(body)}"]
+    return RawBytes(f"{route} over HTTP", "http", _head(method, path, headers) + body, "request")
 
 
 _CHUNKED = "Transfer-Encoding: chunked"
@@ -179,5 +209,7 @@ def _chunks(body: bytes, size: int) -> bytes:
 
 
 http_noise: SearchStrategy[RawBytes] = st.builds(
-    lambda beginning, rest: RawBytes("http", beginning + rest), st.sampled_from(BEGINNINGS), st.binary(max_size=300)
+    lambda beginning, rest: RawBytes("bytes on the HTTP port", "http", beginning + rest),
+    st.sampled_from(BEGINNINGS),
+    st.binary(max_size=300),
 )

@@ -13,6 +13,9 @@ from typing import TypeVar
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from server.clients import DTYPES
+from server.fuzzing import texts_within
+
+_MOST_ELEMENTS = 2**20
 
 DATATYPES = ("BOOL", "UINT8", "UINT64", "INT8", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES", "BF16")
 _FORMATS = {"INT32": "<i", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}
@@ -28,6 +31,9 @@ PARAMETERS = (
     *("sequence_id", "sequence_start", "sequence_end", "shared_memory_region", "shared_memory_byte_size", "id"),
     *("shared_memory_offset", "triton_enable_empty_final_response", "no such one", ""),
 )
+
+DEADLY = "classification"
+"""A parameter of an output: Triton 2.51 ends where that is one of texts (docs/security.md)."""
 
 _VALUES: dict[str, tuple[object, ...]] = {
     "BYTES": ([""], ["e"], [" the", "\u00e9", ""], ["x"] * 65, ["x" * 1025]),
@@ -71,9 +77,29 @@ inputs: SearchStrategy[dict[str, object]] = st.builds(
     lambda prompt, tokens, others: {"text_input": prompt, "max_tokens": tokens, **dict(others)},
     weighted((4, prompts), (1, texts)),
     st.integers(1, 4),
-    weighted((3, st.lists(_of_its_type, max_size=3)), (1, st.lists(_wrong, min_size=1, max_size=2))),
+    weighted(
+        (4, st.lists(_of_its_type, max_size=3)),
+        (1, st.lists(_wrong, min_size=1, max_size=2)),
+        (1, texts_within.inputs),
+    ),
 )
-"""A prompt, a few tokens, and others: of their types, some beyond their bounds, or of any kind."""
+"""A prompt, a few tokens, and others: of their types, some beyond their bounds, of any kind, or a text in a text."""
+
+
+def without_deadly(parameters: dict[str, _Drawn]) -> dict[str, _Drawn]:
+    """Return parameters that Triton 2.51 survives at an output."""
+    return {name: value for name, value in parameters.items() if name != DEADLY}
+
+
+def survivable(shape: object) -> bool:
+    """Whether Triton 2.51 survives a tensor of that shape with its data in JSON.
+
+    It allocates what the shape says before it looks at the data, and ends if it can't (docs/security.md). A shape may
+    be of any kind, and taken for a larger one: Triton multiplies until it overflows.
+    """
+    parts = shape if isinstance(shape, list) else [shape]
+    sizes = [min(abs(part), _MOST_ELEMENTS) for part in parts if isinstance(part, int | float)]
+    return math.prod(max(1, size) for size in sizes) < _MOST_ELEMENTS
 
 
 def one_in(count: int) -> SearchStrategy[bool]:

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from programs.supervisor.supervisors import until
 from server.launcher.launching import FREE_PORTS, Launch, Launcher, generate, own_lines
 from server.servers import HTTP
+from triton_local.cli import SAME_REQUEST_S
 from triton_supervisor.process_table import model_processes
 
 
@@ -46,6 +48,27 @@ def test_sigterm_answers_accepted_requests_and_leaves_nothing_behind(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.parametrize("everyone", [False, True], ids=["twice", "control-group"])
+def test_a_sigterm_that_comes_in_several_ways_is_one(launch: Launch, tmp_path: Path, everyone: bool) -> None:
+    """make passes the process group's on, and systemd sends it to every process of the control group."""
+    running = tmp_path / "running"
+    launcher = launch(*FREE_PORTS, "--", "--exit-timeout-secs=600", TELL_WHEN_RUNNING=str(running))
+    address = launcher.facts()["http"]
+    with httpx.Client(trust_env=False) as idle, ThreadPoolExecutor() as pool:
+        assert idle.get(f"http://{address}/v2/health/live").is_success
+        answer = pool.submit(generate, address, "accepted")
+        until(running.exists)
+        for pid in launcher.processes if everyone else ():
+            os.kill(pid, signal.SIGTERM)
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.process.stdout is not None
+        while "again: at once" not in launcher.process.stdout.readline():
+            pass
+        launcher.process.send_signal(signal.SIGTERM)
+        assert answer.result() == "accepted"
+        assert launcher.ends(within=60)[0] == 0
+
+
 def test_killing_the_launcher_ends_tritonserver_and_its_stub(launch: Launch) -> None:
     launcher = launch(*FREE_PORTS)
     launcher.facts()
@@ -55,14 +78,14 @@ def test_killing_the_launcher_ends_tritonserver_and_its_stub(launch: Launch) -> 
 
 def test_a_killed_tritonserver_ends_its_stub_and_its_code_is_returned(launch: Launch) -> None:
     before = set(Path("/tmp").glob("python_env_*"))
-    launcher = launch(*FREE_PORTS)
+    launcher = launch(*FREE_PORTS, "--restarts=0")
     pid = int(launcher.facts()["pid"])
     folders = set(Path("/tmp").glob("python_env_*")) - before
     assert folders, "the backend has made its folder"
     os.kill(pid, signal.SIGKILL)
     code, _, errors = launcher.ends()
     assert code == 128 + signal.SIGKILL
-    assert "tritonserver has ended with code 137" in errors
+    assert own_lines(errors) == ["triton_local: tritonserver died of SIGKILL; the server ends with code 137"]
     # It has no mark of its owner: of several, because another Triton starts beside this test, the others stay.
     assert len(folders) > 1 or not any(folder.exists() for folder in folders)
 
@@ -71,7 +94,7 @@ def test_a_killed_tritonserver_ends_its_stub_and_its_code_is_returned(launch: La
 def busy(launch: Launch, tmp_path: Path) -> Iterator[tuple[Launcher, int]]:
     """A launcher whose model works on a request that never gets an answer, and the pid of its tritonserver."""
     running = tmp_path / "running"
-    launcher = launch(*FREE_PORTS, TELL_WHEN_RUNNING=str(running), EXECUTE_S="600")
+    launcher = launch(*FREE_PORTS, "--restarts=0", TELL_WHEN_RUNNING=str(running), EXECUTE_S="600")
     facts = launcher.facts()
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(generate, facts["http"], "never answered")
@@ -81,13 +104,16 @@ def busy(launch: Launch, tmp_path: Path) -> Iterator[tuple[Launcher, int]]:
             answer.result()
 
 
-def test_a_second_signal_kills_a_draining_server(busy: tuple[Launcher, int]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+def test_a_second_signal_kills_a_draining_server(busy: tuple[Launcher, int], number: signal.Signals) -> None:
     launcher, _ = busy
-    launcher.process.send_signal(signal.SIGINT)
+    launcher.process.send_signal(number)
     assert launcher.process.stdout is not None
     while "again: at once" not in launcher.process.stdout.readline():
         pass
-    launcher.process.send_signal(signal.SIGINT)
+    if number == signal.SIGTERM:
+        time.sleep(SAME_REQUEST_S)
+    launcher.process.send_signal(number)
     assert launcher.ends()[0] == 128 + signal.SIGKILL
 
 

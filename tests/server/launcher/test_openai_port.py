@@ -134,7 +134,7 @@ def test_an_endpoint_that_cannot_be_started_again_is_reported_and_triton_goes_on
 
 
 def test_a_dead_model_ends_the_endpoint_too(launch: Launch) -> None:
-    launcher = launch(*OPENAI)
+    launcher = launch(*OPENAI, "--restarts=0")
     pid = int(launcher.facts()["pid"])
     endpoint = _pid(launcher)
     os.kill(pid, signal.SIGKILL)

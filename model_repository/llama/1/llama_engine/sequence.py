@@ -215,7 +215,8 @@ class Sequence:
             self.finish(self.completion())
         elif not conforms:
             count = self.num_output_tokens
-            self.finish(GenerationError(f"the text does not conform to the guide after {count} tokens"))
+            ruled_out = GenerationError(f"the text does not conform to the guide after {count} tokens")
+            self.finish(ruled_out if processor is None or processor.problem is None else processor.problem)
 
     def finish(self, result: Result) -> None:
         """Set the result. An error replaces a completion; nothing replaces an error.

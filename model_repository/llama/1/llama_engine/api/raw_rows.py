@@ -52,7 +52,7 @@ class RawRow:
     def refusal(self, name: str, value: object, bound: str) -> InvalidRequest:
         """Return the error of a field that violates a bound. value: as the message shows it."""
         given = self.given[name].name if name in self.given else name
-        return InvalidRequest(f"{self.prefix}{given} is {value}; it must be {bound}")
+        return InvalidRequest(f"{self.prefix}{given} is ", str(value), f"; it must be {bound}")
 
     def read(self, name: str) -> object:
         """Return a given value in its Python form, parsed once. Raises InvalidRequest if it violates its bound."""
@@ -75,7 +75,7 @@ def raw_rows(inputs: RawInputs, parameters: Parameters) -> list[RawRow]:
     for name, value in inputs.items():
         field = field_of(name)
         if field is None:
-            raise InvalidRequest(f"{name} is no input of this model{_near(name)}")
+            raise InvalidRequest("", name, f" is no input of this model{_near(name)}")
         if value.ndim != 2 or value.shape[0] != rows or (value.shape[1] != 1 and not field.is_list):
             many = "number of words" if field.type == "STRING" else "number of values"
             expected = f"[{rows}, {many if field.is_list else 1}]"
@@ -104,11 +104,11 @@ def _row(inputs: RawInputs, common: list[Given], row: int, prefix: str) -> RawRo
     def add(one: Given, fields: Mapping[str, str], what: str) -> None:
         name = fields.get(one.name)
         if name is None:
-            raise InvalidRequest(f"{prefix}{show(one.name)} is no {what}{_near(one.name)}")
+            raise InvalidRequest(prefix, show(one.name), f" is no {what}{_near(one.name)}")
         first = given.setdefault(name, one)
         if first is not one and not _agree(FIELDS[name], first, one):
-            values = f"{first.name} is {show(first.value)} and {one.name} is {show(one.value)}"
-            raise InvalidRequest(f"{prefix}{values}; the field must have one value")
+            values = f"is {show(first.value)} and {one.name} is {show(one.value)}"
+            raise InvalidRequest(f"{prefix}{first.name} ", values, "; the field must have one value")
 
     for name, value in inputs.items():
         field = field_of(name)
@@ -140,7 +140,7 @@ def _sampling_parameters(value: object, prefix: str) -> dict[str, object]:
     try:
         read = dict(read_object(value))
     except BoundError as error:
-        raise InvalidRequest(f"{prefix}sampling_parameters {error}") from None
+        raise InvalidRequest(f"{prefix}sampling_parameters is ", error.value, f"; it must be {error.bound}") from None
     if read.get("top_k") in (-1, "-1"):
         # What vLLM's clients send for "off".
         read["top_k"] = 0

@@ -4,8 +4,8 @@ A record's `fields` (see `fields_of`) are for programs to parse: in text they fo
 they are members of the object. Whatever a client wrote, a line is one line of printable ASCII, and a value can't pass
 for another field.
 
-Prompts are logged only under `log_requests: prompts`, completions never. Ids and error messages hold what clients
-wrote: `RequestLog` bounds both.
+Prompts, and what errors quote of a request, are logged only under `log_requests: prompts`, completions never. Ids and
+those errors hold what clients wrote: `RequestLog` bounds both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from llama_engine.errors import GenerationError, RequestError
+from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.sequence import Result, Sequence, finish_reason
 
 ID_CHARACTERS = 128
@@ -73,12 +73,16 @@ class RequestLog:
         }
         errors = [result for result in results if isinstance(result, RequestError)]
         if errors:
-            fields["error"] = _cut(str(errors[0]), ERROR_CHARACTERS)
+            fields["error"] = _cut(self._shown(errors[0]), ERROR_CHARACTERS)
         if self._level == "prompts" and rows:
             share = PROMPT_CHARACTERS // len(rows)
             fields["prompts"] = [_cut(row.request.prompt, share) for row in rows]
         ours = any(isinstance(error, GenerationError) for error in errors)
         _log.log(logging.WARNING if ours else logging.INFO, "request answered", extra={"fields": fields})
+
+    def _shown(self, error: RequestError) -> str:
+        """Return an error's message, without what the client wrote unless prompts are logged, too."""
+        return error.logged if isinstance(error, InvalidRequest) and self._level != "prompts" else str(error)
 
 
 def fields_of(record: logging.LogRecord) -> Fields:

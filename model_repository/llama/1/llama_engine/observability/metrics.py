@@ -94,6 +94,11 @@ LAST_STEP = Metric(
     "End of the last successful step, in seconds since 1970; after a failure only a step that yields a token counts. "
     "Its age is time() - llama_last_step_timestamp_seconds.",
 )
+SERVER_RESTARTS = Metric(
+    "llama_server_restarts",
+    "gauge",
+    "How often the supervisor has started tritonserver again since its own start, because it or the model had died.",
+)
 MODEL_INFO = Metric(
     "llama_model_info",
     "gauge",
@@ -105,7 +110,7 @@ MODEL_INFO = Metric(
 METRICS = (
     REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, LATENCY, QUEUE_TIME,
     STEP_ROWS, STEP_PREFILL_TOKENS, SLOTS, SLOTS_IN_USE, WAITING, QUEUE_LIMIT, STEPS, STEP_ERRORS, CANCELLATIONS,
-    LAST_STEP, MODEL_INFO,
+    LAST_STEP, SERVER_RESTARTS, MODEL_INFO,
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from llama_engine.observability.metrics import (
     QUEUE_LIMIT,
     QUEUE_TIME,
     REQUESTS,
+    SERVER_RESTARTS,
     SLOTS,
     SLOTS_IN_USE,
     STEP_ERRORS,
@@ -46,8 +47,11 @@ _log = logging.getLogger(__name__)
 class Stats:
     """Records what happens, and passes it on from a thread of its own."""
 
-    def __init__(self, registry: Registry, slots: int, queue_limit: int = 0) -> None:
-        """queue_limit: requests that Triton's queue takes; 0 is no limit, as in Triton's config."""
+    def __init__(self, registry: Registry, slots: int, queue_limit: int = 0, restarts: int = 0) -> None:
+        """queue_limit: requests that Triton's queue takes; 0 is no limit, as in Triton's config.
+
+        restarts: of tritonserver by its supervisor, before this start.
+        """
         self._registry = registry
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Metric, str]] = Counter()
@@ -57,6 +61,7 @@ class Stats:
             SLOTS_IN_USE: 0,
             WAITING: 0,
             QUEUE_LIMIT: queue_limit,
+            SERVER_RESTARTS: restarts,
         }
         self._observations: list[tuple[Metric, float]] = []
         self._last_step = 0.0

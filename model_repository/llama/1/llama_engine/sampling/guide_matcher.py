@@ -55,6 +55,11 @@ class GuideMatchers:
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
 
 
+def is_ruled_out(matcher: LLMatcher) -> bool:
+    """Return whether a matcher's error is that its guide doesn't allow a token; not that it met one of its limits."""
+    return "doesn't satisfy the grammar" in matcher.get_error()
+
+
 def problem_of(matcher: LLMatcher) -> str:
     """Return a matcher's error so that it completes "guided_decoding_guide …", in one line."""
     lines = matcher.get_error().splitlines() or ["unknown error"]

@@ -49,11 +49,15 @@ _log = logging.getLogger(__name__)
 
 
 class CheckedGuide(NamedTuple):
-    """A guide's grammar, or what is wrong with it. seconds: processor time to compile it."""
+    """A guide's grammar, or what is wrong with it. seconds: processor time to compile it.
+
+    problem: may quote the guide. exhausted: what it takes too much of.
+    """
 
     grammar: str
     problem: str = ""
     seconds: float = 0.0
+    exhausted: str = ""
 
 
 class GuideWorker:
@@ -86,10 +90,10 @@ class GuideWorker:
                 self._refuse_if_closed()
                 raise Unavailable("the process that checks guides was killed; try again") from None
             if code == -signal.SIGPROF:
-                problem = f"takes longer than {COMPILE_SECONDS:g} s to compile; simplify it"
+                exhausted = f"takes longer than {COMPILE_SECONDS:g} s to compile"
             else:
-                problem = "takes too much memory, or is nested too deeply, to compile; simplify it"
-            return CheckedGuide("", problem)
+                exhausted = "takes too much memory, or is nested too deeply, to compile"
+            return CheckedGuide("", exhausted=exhausted)
         self.stop()
         raise Unavailable(f"a guide was not compiled within {ANSWER_SECONDS:g} s: the server is overloaded")
 

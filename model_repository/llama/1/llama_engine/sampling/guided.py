@@ -46,6 +46,7 @@ MASK_SECONDS, MASK_SECONDS_PER_TOKEN = 0.25, 0.003
 (root ::= root root | "a") take ever longer.
 """
 
+_FAILED = "guided_decoding_guide can't be followed to its end: it "
 _KEPT_GUIDES = 256
 _INSTALL = "pip install 'llguidance>=1.9,<2'"
 
@@ -92,22 +93,27 @@ class GuideState:
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         self._seconds += time.thread_time() - began
-        problem = ""
         if self._matcher.is_error():
             from llama_engine.sampling.guide_matcher import problem_of
 
-            problem = problem_of(self._matcher)
-        elif self._seconds > MASK_SECONDS + self._num_tokens * MASK_SECONDS_PER_TOKEN:
-            problem = f"took {self._seconds:.2g} s for {self._num_tokens} tokens; simplify it"
-        if problem:
-            raise InvalidRequest(f"guided_decoding_guide can't be followed to its end: it {problem}")
+            raise InvalidRequest(_FAILED, problem_of(self._matcher))
+        if self._seconds > MASK_SECONDS + self._num_tokens * MASK_SECONDS_PER_TOKEN:
+            raise InvalidRequest(f"{_FAILED}took {self._seconds:.2g} s for {self._num_tokens} tokens; simplify it")
 
     def accept(self, token: int) -> bool:
-        """Append a token; return whether the guide allows it. After False the completion can't go on."""
+        """Append a token; return whether the guide allows it. After False the completion can't go on.
+
+        Raises InvalidRequest, as `fill`, if the guide is too complex to follow from here.
+        """
         began = time.thread_time()
         conforms = self._matcher.consume_token(token)
         self._seconds += time.thread_time() - began
         self._num_tokens += 1
+        if not conforms:
+            from llama_engine.sampling.guide_matcher import is_ruled_out, problem_of
+
+            if not is_ruled_out(self._matcher):
+                raise InvalidRequest(_FAILED, problem_of(self._matcher))
         return conforms
 
 
@@ -158,7 +164,9 @@ class Guides:
 
     def _start(self, guide: CheckedGuide) -> GuideState:
         if guide.problem:
-            raise InvalidRequest(f"guided_decoding_guide {guide.problem}")
+            raise InvalidRequest("guided_decoding_guide ", guide.problem)
+        if guide.exhausted:
+            raise InvalidRequest(f"guided_decoding_guide {guide.exhausted}; simplify it")
         assert self._matchers is not None, "a guide was checked without"
         return GuideState(self._matchers.matcher(guide.grammar))
 

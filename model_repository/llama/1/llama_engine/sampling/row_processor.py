@@ -53,7 +53,7 @@ class RowProcessor:
         self._guided_ends = tuple(ends), tuple(stops), tuple(ignored)
         self._guide: GuideState | None = None
         self.problem: InvalidRequest | None = None
-        """Why no token may come next, where the guide rules all of them out."""
+        """Why no token may come next, where the guide rules all of them out or is too complex to follow."""
 
     def follow(self, guide: GuideState) -> None:
         """Mask by this guide, too. Before the first token."""
@@ -138,10 +138,14 @@ class RowProcessor:
         return logits.amax().item() == -torch.inf
 
     def append(self, token: int, token_bytes: bytes) -> bool:
-        """Take the sampled token and its bytes; return whether the text still conforms to the guide."""
+        """Take the sampled token and its bytes; return whether the text can go on by the guide, else see `problem`."""
         if self._bad_words is not None:
             self._bad_words.append(token_bytes)
-        return self._guide is None or self._guide.accept(token)
+        try:
+            return self._guide is None or self._guide.accept(token)
+        except InvalidRequest as error:
+            self.problem = error
+            return False
 
 
 def _bits(vocabulary: int, tokens: Iterable[int]) -> NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""The model config and arguments that Triton passes when it loads the model, as plain values.
+"""The model config and arguments that Triton, and its supervisor, pass when the model is loaded, as plain values.
 
 Triton applies the queue policy to its own queue; `QueuePolicy` applies it to the requests that Triton has handed over.
 How long those have waited before is unknown here, so their time counts from their arrival in the model.
@@ -7,13 +7,19 @@ How long those have waited before is unknown here, so their time counts from the
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llama_engine.errors import InvalidSettings
+
 BACKEND_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 """Config parameters of Triton's Python backend itself."""
+
+RESTARTS_VARIABLE = "TRITON_SERVER_RESTARTS"
+"""Set by the supervisor; missing without one."""
 
 _MICROSECOND = 1e-6
 
@@ -39,6 +45,14 @@ def instance_name(args: Mapping[str, str]) -> str:
     # Instances of one group on several GPUs may have the same name.
     gpu = gpu_of(args)
     return args["model_instance_name"] if gpu is None else f"{args['model_instance_name']}_gpu{gpu}"
+
+
+def server_restarts(environment: Mapping[str, str]) -> int:
+    """Return how often the supervisor has started tritonserver again. Raises InvalidSettings for anything else."""
+    text = environment.get(RESTARTS_VARIABLE, "0")
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise InvalidSettings(f"environment variable {RESTARTS_VARIABLE}: must be a whole number, got {text!r}")
+    return int(text)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log import RequestLog
+from llama_engine.observability.request_counts import RequestCounts
 from llama_engine.observability.stats import Stats
 from llama_engine.optional_outputs import Span, write_json
 from llama_engine.response_dispatcher import ResponseDispatcher
@@ -46,12 +47,15 @@ class RequestDecoder:
     inflight: bool
     log: RequestLog
     stats: Stats
+    counts: RequestCounts
     dispatcher: ResponseDispatcher
 
     def decode(self, request: pb_utils.InferenceRequest) -> Response:
         """Return the request's response, with one sequence per row, or with its error if the request is invalid."""
         name = self.log.name(_request_id(request))
-        response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
+        response = Response(
+            request, self.log, self.counts, name, self.engine.tokenizer, self.dispatcher if self.inflight else None
+        )
         try:
             response.add(self._sequences(request, response))
         except InvalidRequest as error:
@@ -98,6 +102,7 @@ class Response:
         self,
         request: pb_utils.InferenceRequest,
         log: RequestLog,
+        counts: RequestCounts,
         name: str,
         tokenizer: Tokenizer,
         dispatcher: ResponseDispatcher | None,
@@ -105,8 +110,11 @@ class Response:
         """name: of the request in the log. dispatcher: calls `send`; None where `execute` returns `build`."""
         self.name = name
         self._log = log
+        self._counts = counts
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
+        # All of the config's where the client names none.
+        self._requested = frozenset(request.requested_output_names())
         self._sender = request.get_response_sender() if dispatcher is not None else None
         # The request with its tensors is kept only where there is no sender to ask.
         self._cancellable: pb_utils.InferenceResponseSender | pb_utils.InferenceRequest | None
@@ -186,7 +194,8 @@ class Response:
             return self._cancellable is not None and self._cancellable.is_cancelled()
 
     def _end(self) -> None:
-        """Log the answered request, and drop what it refers to."""
+        """Count and log the answered request, and drop what it refers to."""
+        self._counts.add_answered()
         self._log.record(self.name, self.sequences, self.stream, self.error)
         # Each sequence refers to its sink: without the cycle both are freed at once.
         self.sequences, self._asked = [], []
@@ -203,7 +212,7 @@ class Response:
         if any(sequence.request.has_optional_outputs for sequence in self.sequences):
             spans = [Span(sequence, 0, sequence.num_output_tokens) for sequence in self.sequences]
             tensors += optional_tensors(spans, self._tokenizer, final=True)
-        return pb_utils.InferenceResponse(tensors)
+        return self._of_requested(tensors)
 
     def _error(self, error: RequestError) -> pb_utils.InferenceResponse:
         code = _code(error)
@@ -243,7 +252,15 @@ class Response:
             self._sent[choice] += count
             span = Span(sequence, first, first + count)
             tensors += optional_tensors([span], self._tokenizer, final=completion is not None)
-        return pb_utils.InferenceResponse(tensors)
+        return self._of_requested(tensors)
+
+    def _of_requested(self, tensors: list[pb_utils.Tensor]) -> pb_utils.InferenceResponse:
+        """Return a response of the tensors whose outputs the client requests.
+
+        Triton's sender leaves the others out, too, but destroys them while other threads run Python: on 2.51 that
+        corrupts the process's memory, and one request in tens of thousands ends it (perf/LOG.md).
+        """
+        return pb_utils.InferenceResponse([tensor for tensor in tensors if tensor.name() in self._requested])
 
     def _send(
         self, sender: pb_utils.InferenceResponseSender, response: pb_utils.InferenceResponse, final: bool

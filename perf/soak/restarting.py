@@ -1,0 +1,139 @@
+"""A restart in the middle of a soak: requests run when a part is asked to end, and others knock until it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Literal
+
+import httpx
+
+from perf.soak import clients
+from perf.soak.clients import Addresses
+from perf.soak.observed import Restart
+from perf.soak.stack import Part, Stack
+from perf.soak.tally import Answer, Tally
+from perf.soak.users import FAULTS, User
+from perf.soak.workload import LONG, prompt
+
+_KNOCK_S = 0.25
+_SILENCE_S = 30.0
+"""Without an answer, a refusal or a closed connection for so long, a knock has met silence."""
+_ACCEPTED_AFTER_S = 0.5
+"""A request without a first chunk counts as accepted so long after it was sent."""
+
+Way = Literal["grpc stream", "http stream", "openai stream", "raw"]
+"""How a request is sent that is to be running when a part is stopped."""
+
+_WAYS: dict[Part, tuple[Way, ...]] = {
+    "server": ("grpc stream", "http stream", "openai stream", "raw"),
+    "endpoint": ("openai stream",),
+}
+
+
+async def ride(user: User, way: Way, accepted: Callable[[], None]) -> bool:
+    """Send a long request; return whether it was answered completely. accepted: called once the server has it."""
+    text, began = prompt(user.randomness), time.perf_counter()
+    answer: Answer | None
+    try:
+        if way == "raw":
+            asyncio.get_running_loop().call_later(_ACCEPTED_AFTER_S, accepted)
+            answer = await clients.raw_generate(user.at, text, LONG)
+        elif way == "openai stream":
+            answer = await clients.openai_chat(user.openai_client(), user.at.served_name, text, LONG, came=accepted)
+            assert answer is not None
+        else:
+            async with user.client("grpc" if way == "grpc stream" else "http").stream(text, LONG) as stream:
+                async for _ in stream:
+                    accepted()
+            answer = stream.completion
+    except FAULTS as error:
+        user.tally.fail(f"running at a restart, {way}: {type(error).__name__}: {error}")
+        return False
+    finally:
+        accepted()
+    user.tally.complete(answer, LONG, time.perf_counter() - began)
+    return True
+
+
+class Knocks:
+    """Requests that are sent while a part ends, is gone and starts: each is answered, refused or not connected."""
+
+    def __init__(self, at: Addresses, part: Part, tally: Tally) -> None:
+        self.sent = self.turned_away = 0
+        self._at = at
+        self._part = part
+        self._tally = tally
+        self._over = asyncio.Event()
+
+    async def keep_knocking(self) -> None:
+        """Knock until `end`, and wait for the last answers."""
+        async with httpx.AsyncClient(timeout=_SILENCE_S, trust_env=False) as http, asyncio.TaskGroup() as tasks:
+            while not self._over.is_set():
+                tasks.create_task(self._knock(http))
+                await asyncio.sleep(_KNOCK_S)
+
+    def end(self) -> None:
+        """Send no more."""
+        self._over.set()
+
+    async def _knock(self, http: httpx.AsyncClient) -> None:
+        if self._part == "server":
+            url = f"http://{self._at.http}/v2/models/{self._at.unary}/generate"
+            body: dict[str, object] = {"text_input": "A list", "max_tokens": 2}
+        else:
+            url = f"{self._at.openai}/completions"
+            body = {"model": self._at.served_name, "prompt": "A list", "max_tokens": 2}
+        self.sent += 1
+        try:
+            # A connection of its own: a kept one may close for idleness while the request is on its way.
+            response = await http.post(url, json=body, headers={"Connection": "close"})
+        except httpx.TimeoutException:
+            self._tally.fail(f"a request at a restart of the {self._part} had no answer in {_SILENCE_S:g} s")
+        except httpx.ConnectError:
+            self.turned_away += 1
+        except httpx.HTTPError as error:
+            self._tally.fail(f"sent at a restart of the {self._part}: {type(error).__name__}: {error}")
+        else:
+            self.turned_away += not response.is_success
+
+
+async def restart(
+    stack: Stack, part: Part, users: Sequence[User], tally: Tally, seconds: Callable[[], float]
+) -> Restart:
+    """Stop a part with a request of every user running, and start it again. seconds: since the start of the soak.
+
+    Raises a LauncherError if it doesn't start.
+    """
+    began = seconds()
+    accepted = [asyncio.Event() for _ in users]
+    ways = cycle(_WAYS[part])
+    rides = [
+        asyncio.create_task(ride(user, next(ways), event.set)) for user, event in zip(users, accepted, strict=True)
+    ]
+    for event in accepted:
+        await event.wait()
+    running = [ride for ride in rides if not ride.done()]
+    knocks = Knocks(users[0].at, part, tally)
+    knocking = asyncio.create_task(knocks.keep_knocking())
+    try:
+        stopped = await asyncio.to_thread(stack.stop, part)
+        answered = sum(await asyncio.gather(*running))
+        await asyncio.gather(*rides)
+        await asyncio.to_thread(stack.start, part)
+    finally:
+        knocks.end()
+        await knocking
+    return Restart(
+        part=part,
+        seconds=began,
+        running=len(running),
+        answered=answered,
+        knocks=knocks.sent,
+        turned_away=knocks.turned_away,
+        code=stopped.code,
+        regions=stopped.regions,
+        end_seconds=stopped.seconds,
+    )

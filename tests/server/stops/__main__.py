@@ -1,0 +1,173 @@
+"""The matrix of stops: every stop, in every situation, under both configs (`make stops`).
+
+Each cell is a server of its own. What became of every request that it had accepted goes into perf/results/stops.json,
+and `make report` writes the table of docs/operations.md from it. A cell that fails, or for which there is no time, is
+recorded with its reason, and the others follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from compose.commands import CommandFailedError
+from compose.container import docker_stop
+from compose.engine import docker_engine
+from server.stops.cells import CONFIGS, Cell, run
+from server.stops.outcomes import Outcome
+from server.stops.scene import CellError
+from server.stops.situations import SITUATIONS
+from server.stops.stops import STOPS, Stop
+from triton_local.errors import LauncherError
+
+from perf.command import make_command, positive
+from perf.course import Budget
+from perf.results_file import Results
+
+HELD, FAILED, INTERRUPTED = 0, 1, 130
+LAST_START_S = 60.0
+"""With less time left no cell begins."""
+DOCKER = "docker"
+_CELL_S = 300.0
+"""Bound of a cell: start, situation, stop, end."""
+
+AnyStop = Stop[Any]
+
+
+def main() -> int:
+    """Run the cells that the command line names; return the exit code."""
+    parser = argparse.ArgumentParser(prog="make stops", description=__doc__, epilog="Exit code: 1 if a cell failed.")
+    add = parser.add_argument
+    add("--budget", type=positive, default=25.0, metavar="MINUTES", help="for all of it (default 25)")
+    add("--at-once", type=int, default=2, metavar="N", help="cells at the same time (default 2)")
+    add("--stops", nargs="*", choices=[*STOPS, DOCKER], default=[*STOPS, DOCKER], metavar="STOP", help="(all)")
+    add("--situations", nargs="*", choices=SITUATIONS, default=[*SITUATIONS], metavar="SITUATION", help="(all)")
+    add("--configs", nargs="*", choices=CONFIGS, default=CONFIGS, metavar="CONFIG", help="(both)")
+    add("--resume", action="store_true", help="run only what the output file lacks, or what failed or wasn't run")
+    add("--output", type=Path, default=Path("perf/results/stops.json"), metavar="FILE")
+    options = parser.parse_args()
+    try:
+        results = Results(options.output, "stops", {"model": "models/pydoc-llama"}, options.resume)
+    except ValueError as error:
+        print(f"stops: {error}", file=sys.stderr)
+        return FAILED
+    results.section("command", make_command("stops", {}))
+    budget = Budget(60 * options.budget)
+    with ExitStack() as engine:
+        stops, absent = _stops(options.stops, engine)
+        keys = [
+            (config, situation, stop)
+            for situation in options.situations
+            for config in options.configs
+            for stop in options.stops
+        ]
+        waiting = [key for key in keys if not _held(results.measurements.get("/".join(key)))]
+        try:
+            asyncio.run(_run(waiting, stops, absent, results, budget, options.at_once))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            print("stops: interrupted; --resume goes on", file=sys.stderr)
+            return INTERRUPTED
+    results.finish()
+    return _verdict(results)
+
+
+def _stops(names: Sequence[str], engine: ExitStack) -> tuple[Mapping[str, AnyStop], Mapping[str, str]]:
+    """Return the stops by name, and why one isn't there."""
+    stops: dict[str, AnyStop] = {name: STOPS[name] for name in names if name != DOCKER}
+    if DOCKER not in names:
+        return stops, {}
+    try:
+        stops[DOCKER] = engine.enter_context(docker_stop(engine.enter_context(docker_engine())))
+    except (AssertionError, CommandFailedError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        print(f"stops: no containers: {reason}", file=sys.stderr)
+        return stops, {DOCKER: "no Docker engine, or no image"}
+    return stops, {}
+
+
+async def _run(
+    keys: Sequence[tuple[str, str, str]],
+    stops: Mapping[str, AnyStop],
+    absent: Mapping[str, str],
+    results: Results,
+    budget: Budget,
+    at_once: int,
+) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    # As Ctrl-C: every server is ended before the program is.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    free = asyncio.Semaphore(at_once)
+    done = Counter[str]()
+
+    async def cell(config: str, situation: str, stop: str) -> None:
+        async with free:
+            title = f"{stop} while {situation}, {config}"
+            if stop in absent:
+                found: Mapping[str, Any] = {"not_run": absent[stop]}
+            elif budget.left < LAST_START_S:
+                found = {"not_run": f"the {budget.seconds / 60:.0f} minutes were over"}
+            else:
+                found = await _measured(lambda: run(stops[stop], SITUATIONS[situation], config))
+            results.add(f"{config}/{situation}/{stop}", {"title": title, "situation": situation, "stop": stop, **found})
+            done["cells"] += 1
+            failed = found.get("failures") or ([found["not_run"]] if "not_run" in found else [])
+            print(
+                f"[{budget.spent / 60:4.1f} min, {done['cells']} of {len(keys)}] {title}: "
+                f"{found.get('outcomes', {})}, code {found.get('code')}, "
+                f"{'held' if found.get('held') else found.get('seconds')} s"
+                f"{'; FAILED: ' if failed else ''}{'; '.join(failed)}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    await asyncio.gather(*(cell(*key) for key in keys))
+
+
+async def _measured(cell: Callable[[], Coroutine[Any, Any, Cell]]) -> Mapping[str, Any]:
+    """Return the cell as JSON, or as one that failed: the others follow."""
+    try:
+        ran = await asyncio.wait_for(cell(), _CELL_S)
+    except (CellError, LauncherError, CommandFailedError, OSError, TimeoutError) as error:
+        print(f"stops: {error}", file=sys.stderr)
+        # Without paths of this machine, which a result doesn't have.
+        reason = f"{type(error).__name__}: {re.sub('/[^ ]*', '...', ' '.join(str(error).split()))[:300]}"
+        return {
+            "accepted": 0,
+            "running": 0,
+            "waiting": 0,
+            "outcomes": {},
+            "held": False,
+            "seconds": 0.0,
+            "failures": [reason],
+        }
+    if ran.failures:
+        print(f"stops: the log ends with: {ran.log}", file=sys.stderr)
+    return ran.measurement()
+
+
+def _held(found: Mapping[str, Any] | None) -> bool:
+    return found is not None and "not_run" not in found and not found["failures"]
+
+
+def _verdict(results: Results) -> int:
+    cells = results.measurements.values()
+    outcomes = Counter[str]()
+    for cell in cells:
+        outcomes.update(cell.get("outcomes", {}))
+    failed = sum(not _held(cell) for cell in cells)
+    counted = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in Outcome)
+    print(f"{len(cells)} cells, {failed} failed or not run; {outcomes.total()} requests: {counted}")
+    return FAILED if failed else HELD
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The ways to stop a server, or its model. Each begins one and waits until it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import httpx
+from server.metrics import PENDING
+from server.stops.hosts import Bare, Host, Launcher, Supervisor
+from server.stops.scene import CellError
+from triton_supervisor.process import adopt_orphans
+
+from perf import metrics
+
+STOP_S = 100.0
+"""A stop that takes longer hangs: the grace period and the supervisor's own bounds are shorter."""
+
+ANNOUNCED_S = 0.5
+"""Between the announcement and SIGTERM; 15 s in the manifests."""
+
+HELD_S = 5.0
+"""After the last response; without a stream that holds it, the model is unloaded in one or two."""
+
+_POLL_S = 0.05
+_BUSY = ("llama_slots_in_use", "llama_waiting_rows", PENDING)
+_LOADED = ("READY", "LOADING", "UNLOADING")
+
+
+class ModelHeldError(Exception):
+    """Triton keeps a model that has answered every request, for a stream that its client hasn't closed."""
+
+
+Of = TypeVar("Of", bound=Host)
+
+
+@dataclass(frozen=True)
+class Stop(Generic[Of]):
+    """host: what it stops. stop: does it; returns the exit code, None if the server goes on."""
+
+    host: Callable[[str, Path], Of]
+    stop: Callable[[Of], Awaitable[int | None]]
+
+
+async def _terminate(launcher: Launcher) -> int:
+    os.kill(launcher.pid, signal.SIGTERM)
+    return await launcher.wait()
+
+
+async def _terminate_group(launcher: Launcher) -> int:
+    """As systemd: every process of the group gets SIGTERM, and make passes its own on."""
+    assert launcher.process is not None
+    os.killpg(launcher.process.pid, signal.SIGTERM)
+    return await launcher.wait()
+
+
+async def _interrupt(launcher: Launcher) -> int:
+    os.kill(launcher.pid, signal.SIGINT)
+    return await launcher.wait()
+
+
+async def _kill_parent(launcher: Launcher) -> int:
+    """Return the guard's exit code; this process adopts it."""
+    adopt_orphans()
+    os.kill(launcher.pid, signal.SIGKILL)
+    await launcher.wait()
+    _, status = await asyncio.to_thread(os.waitpid, launcher.guard, 0)
+    launcher.guard = 0
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+async def _pre_stop(supervisor: Supervisor) -> int:
+    assert supervisor.process is not None
+    await supervisor.announce(ANNOUNCED_S)
+    supervisor.process.send_signal(signal.SIGTERM)
+    return await supervisor.wait()
+
+
+async def _unload(bare: Bare) -> None:
+    """In the supervisor's order: the model that calls the other one first. Raises ModelHeldError."""
+    for model in reversed(bare.models):
+        await _order(bare, f"models/{model}/unload")
+        busy_at = time.monotonic()
+        while await _state(bare, model) in _LOADED:
+            now = await asyncio.to_thread(metrics.read, bare.addresses.metrics)
+            # Series of a model that is gone are gone, too.
+            if any(now.get(name, 0.0) for name in _BUSY):
+                busy_at = time.monotonic()
+            if time.monotonic() - busy_at > HELD_S:
+                raise ModelHeldError
+            await asyncio.sleep(_POLL_S)
+
+
+async def _reload(bare: Bare) -> None:
+    await _unload(bare)
+    for model in bare.models:
+        # Returns once it is loaded.
+        await _order(bare, f"models/{model}/load")
+        if await _state(bare, model) != "READY":
+            raise CellError(f"{model} isn't ready after it was loaded")
+    async with httpx.AsyncClient(timeout=STOP_S, trust_env=False) as client:
+        url = f"http://{bare.addresses.http}/v2/models/llama/generate"
+        body = {"text_input": "def", "max_tokens": 1}
+        (await client.post(url, json=body, headers={"Connection": "close"})).raise_for_status()
+
+
+async def _order(bare: Bare, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=STOP_S, trust_env=False) as client:
+        url = f"http://{bare.addresses.http}/v2/repository/{path}"
+        return (await client.post(url, headers={"Connection": "close"})).raise_for_status()
+
+
+async def _state(bare: Bare, model: str) -> str:
+    entries = (await _order(bare, "index")).json()
+    return next(str(entry.get("state", "")) for entry in entries if entry["name"] == model)
+
+
+STOPS: dict[str, Stop[Launcher] | Stop[Supervisor] | Stop[Bare]] = {
+    "sigterm": Stop(Launcher, _terminate),
+    "group": Stop(
+        lambda config, folder: Launcher(config, folder, below_make=True),
+        _terminate_group,
+    ),
+    "sigint": Stop(Launcher, _interrupt),
+    "parent": Stop(Launcher, _kill_parent),
+    "prestop": Stop(Supervisor, _pre_stop),
+    "unload": Stop(Bare, _unload),
+    "reload": Stop(Bare, _reload),
+}
+"""Those that need no container engine."""

@@ -1,0 +1,93 @@
+"""Shutdown while Triton holds a model that has answered everything: clients left gRPC streams open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import grpc
+import pytest
+from server.clients import ask, generate
+from server.fleet import SLOW
+from server.metrics import LASTING, Metrics
+from server.servers import in_use, new_server
+from server.streams import GrpcStream, grpc_stream, whole
+from triton_llama import SamplingParams, grpc_wire
+from triton_llama.tensors import prepare
+from tritonclient.grpc.service_pb2 import ModelInferRequest
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+# A client of its own, which prints what it gets and exits without closing its stream.
+REFUSED_AND_GONE = """
+import os, queue, sys
+import numpy, tritonclient.grpc
+came = queue.Queue()
+client = tritonclient.grpc.InferenceServerClient(sys.argv[1])
+client.start_stream(lambda result, error: came.put(error))
+for name, datatype, value in (("nonsense", "INT32", 1), ("max_tokens", "BYTES", b"3")):
+    given = tritonclient.grpc.InferInput(name, [1, 1], datatype)
+    given.set_data_from_numpy(numpy.array([[value]], numpy.object_ if datatype == "BYTES" else numpy.int32))
+    client.async_stream_infer("llama", [given])
+    print(came.get(timeout=60), flush=True)
+os._exit(0)
+"""
+
+
+SLOW_READER_S = 0.02
+
+
+TWO_SLOTS = {"LLAMA_SLOTS": "2", **SLOW}
+
+
+@pytest.mark.parametrize("variant", ["streaming", pytest.param("default", marks=pytest.mark.long)])
+def test_open_streams_answered_or_refused_cost_a_shutdown_no_request(variant: str) -> None:
+    with new_server(variant, TWO_SLOTS) as server, in_use("held", server), GrpcStream(server) as idle:
+        client = [sys.executable, "-c", REFUSED_AND_GONE, server.grpc_url]
+        refusals = subprocess.run(client, capture_output=True, text=True, timeout=100, check=True).stdout
+        assert "unexpected inference input 'nonsense'" in refusals
+        assert "data-type is 'BYTES', but model 'llama' expects 'INT32'" in refusals
+        idle.ask({"text_input": "a", "max_tokens": 1})
+        assert idle.next().error is None
+        alone = ask(server, generate, **LASTING)
+        metrics = Metrics(server)
+        ways = (partial(ask, server, generate, **LASTING), lambda: whole(server, grpc_stream, LASTING))
+        with ThreadPoolExecutor(4) as pool:
+            accepted = [pool.submit(way) for way in (ways if variant == "streaming" else ways[:1] * 2) * 2]
+            metrics.wait_for_slots(2, waiting=2)
+            server.terminate()
+            assert [one.result() for one in accepted] == [alone] * 4
+        assert server.wait() == 0
+        assert "everything that was accepted is answered, and Triton still holds llama: " in server.log_text()
+
+
+@pytest.mark.long
+def test_a_shutdown_waits_for_a_client_that_reads_its_open_stream_slowly() -> None:
+    requests, tokens = 8, 150
+    request = prepare("def f():", SamplingParams(max_tokens=tokens, min_tokens=tokens), stream=True)
+    with new_server("streaming") as server, in_use("slow-reader", server), grpc.insecure_channel(server.grpc_url) as to:
+        closed = threading.Event()
+
+        def asked() -> Iterator[ModelInferRequest]:
+            for _ in range(requests):
+                yield grpc_wire.infer_request("llama", request)
+            closed.wait()
+
+        ended = 0
+        stream = GRPCInferenceServiceStub(to).ModelStreamInfer(asked())
+        try:
+            for number, response in enumerate(stream):
+                if number == 0:
+                    server.terminate()
+                time.sleep(SLOW_READER_S)
+                ended += bool(grpc_wire.read_stream_response(response, started=True).finish_reason)
+                if ended == requests:
+                    break
+        finally:
+            closed.set()
+        assert ended == requests
+        assert server.wait() == 0

@@ -51,3 +51,21 @@ def gpu(**measurements: object) -> Content:
     content = result("gpu", "make bench-gpu", {**some, **measurements}, verdict=aims)
     content["settings"] = {"model": "a made-up Llama", "threads": 1, "prompt_tokens": 100, "output_tokens": 200}
     return content
+
+
+def stops() -> Content:
+    """A stops.json with one cell that held and one that failed under each config."""
+    held = {"situation": "idle", "stop": "sigterm", "accepted": 1, "outcomes": {"complete": 1}, "seconds": 4.25}
+    lost = {
+        "situation": "running",
+        "stop": "group",
+        "accepted": 33,
+        "outcomes": {"complete": 31, "lost": 2},
+        "seconds": 9,
+    }
+    measurements: Content = {
+        f"{config}/{cell['situation']}/{cell['stop']}": {**cell, "failures": failures, "held": False, "code": 0}
+        for config in ("default", "streaming")
+        for cell, failures in ((held, []), (lost, ["2 requests lost"]))
+    }
+    return result("stops", "make stops", measurements)

@@ -328,11 +328,13 @@ def test_every_block_is_filled_the_rest_stays_and_the_same_results_make_the_same
     articles = {key: one for key, one in committed()["measurements"].items() if key.startswith("article/")}
     (folder.results / "bench.json").write_text(json.dumps(with_more_users()))
     (folder.results / "gpu.json").write_text(json.dumps(made_up_results.gpu(**articles)))
+    (folder.results / "stops.json").write_text(json.dumps(made_up_results.stops()))
     assert folder.report() == SAME
     text = folder.document.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nA `<!-- table: NAME -->` in a sentence is text.\n")
     assert "Not measured yet" not in text
+    assert text.count("| 32 running | not run | **failed**: 31 of 33, 2 lost; code 0; 9.0 s |") == 2
     assert "](../plots/scaling.svg)" in text
     assert {file.stem for file in folder.plots.iterdir()} == set(PLOTS)
     first = {file: file.read_bytes() for file in (folder.document, *folder.plots.iterdir())}

@@ -65,7 +65,7 @@ def test_open_streams_answered_or_refused_cost_a_shutdown_no_request(variant: st
         assert "everything that was accepted is answered, and Triton still holds llama: " in server.log_text()
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 def test_a_shutdown_waits_for_a_client_that_reads_its_open_stream_slowly() -> None:
     requests, tokens = 8, 150
     request = prepare("def f():", SamplingParams(max_tokens=tokens, min_tokens=tokens), stream=True)

@@ -93,7 +93,7 @@ def begin(
     return course, rates
 
 
-def given(parser: argparse.ArgumentParser, options: Options, names: Sequence[str]) -> list[str]:
+def given(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """Return those of the options of these names that differ from their default, as typed."""
     words: list[str] = []
     for name in names:

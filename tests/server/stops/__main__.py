@@ -28,7 +28,7 @@ from server.stops.situations import SITUATIONS
 from server.stops.stops import STOPS, Stop
 from triton_local.errors import LauncherError
 
-from perf.command import make_command, positive
+from perf.command import given, make_command, positive
 from perf.course import Budget
 from perf.results_file import Results
 
@@ -44,22 +44,15 @@ AnyStop = Stop[Any]
 
 def main() -> int:
     """Run the cells that the command line names; return the exit code."""
-    parser = argparse.ArgumentParser(prog="make stops", description=__doc__, epilog="Exit code: 1 if a cell failed.")
-    add = parser.add_argument
-    add("--budget", type=positive, default=25.0, metavar="MINUTES", help="for all of it (default 25)")
-    add("--at-once", type=int, default=2, metavar="N", help="cells at the same time (default 2)")
-    add("--stops", nargs="*", choices=[*STOPS, DOCKER], default=[*STOPS, DOCKER], metavar="STOP", help="(all)")
-    add("--situations", nargs="*", choices=SITUATIONS, default=[*SITUATIONS], metavar="SITUATION", help="(all)")
-    add("--configs", nargs="*", choices=CONFIGS, default=CONFIGS, metavar="CONFIG", help="(both)")
-    add("--resume", action="store_true", help="run only what the output file lacks, or what failed or wasn't run")
-    add("--output", type=Path, default=Path("perf/results/stops.json"), metavar="FILE")
+    parser = matrix_parser()
     options = parser.parse_args()
     try:
         results = Results(options.output, "stops", {"model": "models/pydoc-llama"}, options.resume)
     except ValueError as error:
         print(f"stops: {error}", file=sys.stderr)
         return FAILED
-    results.section("command", make_command("stops", {}))
+    before, this = results.get("command"), command(parser, options)
+    results.section("command", this if before in (None, this) else f"{before}; {this}")
     budget = Budget(60 * options.budget)
     with ExitStack() as engine:
         stops, absent = _stops(options.stops, engine)
@@ -77,6 +70,27 @@ def main() -> int:
             return INTERRUPTED
     results.finish()
     return _verdict(results)
+
+
+def matrix_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="make stops", description=__doc__, epilog="Exit code: 1 if a cell failed.")
+    add = parser.add_argument
+    add("--budget", type=positive, default=25.0, metavar="MINUTES", help="for all of it (default 25)")
+    add("--at-once", type=int, default=2, metavar="N", help="cells at the same time (default 2)")
+    add("--stops", nargs="*", choices=[*STOPS, DOCKER], default=[*STOPS, DOCKER], metavar="STOP", help="(all)")
+    add("--situations", nargs="*", choices=SITUATIONS, default=[*SITUATIONS], metavar="SITUATION", help="(all)")
+    add("--configs", nargs="*", choices=CONFIGS, default=[*CONFIGS], metavar="CONFIG", help="(both)")
+    add("--resume", action="store_true", help="run only what the output file lacks, or what failed or wasn't run")
+    add("--output", type=Path, default=Path("perf/results/stops.json"), metavar="FILE")
+    return parser
+
+
+def command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+    """Return the `make` command that repeats the run."""
+    budget = options.budget != parser.get_default("budget")
+    words = given(parser, options, ("at_once", "stops", "situations", "configs"))
+    return make_command("stops", {"BUDGET": f"{options.budget:g}"} if budget else {}, words)
 
 
 def _stops(names: Sequence[str], engine: ExitStack) -> tuple[Mapping[str, AnyStop], Mapping[str, str]]:

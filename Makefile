@@ -129,7 +129,7 @@ quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 soak: $(READY_PERF) ## mixed load for MINUTES (30): flat memory, every request answered and counted (MODEL, SOAK options)
 	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
 
-stops: $(READY_PERF) ## every stop in every situation, and what became of each request: docs/operations.md (BUDGET minutes, STOPS options; 15 minutes)
+stops: $(READY_PERF) ## every stop in every situation, and what became of each request: docs/operations.md (at most BUDGET minutes, 25; STOPS options)
 	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m server.stops $(if $(BUDGET),--budget '$(BUDGET)') $(STOPS)
 
 hostile: $(READY_PERF) ## REQUESTS (100000) hostile requests to every route of both configs: answered, bit-equal beside, flat (HOSTILE options)

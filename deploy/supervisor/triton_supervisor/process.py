@@ -80,9 +80,9 @@ class ServerProcess:
             os.kill(self.pid, number)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants that lose theirs, so that they can be found and killed."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans(adopt: bool = True) -> None:
+    """Become the parent of descendants that lose theirs, so that they can be found and killed; or no longer."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def start_server(arguments: Sequence[str], name: str, environment: Mapping[str, str] | None = None) -> ServerProcess:

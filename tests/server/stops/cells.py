@@ -19,7 +19,8 @@ CONFIGS = ("default", "streaming")
 ENDS_S = 20.0
 """For the clients to notice that a stop is over."""
 
-_TRIES = 3
+TRIES = 3
+"""To see a situation's requests together: the demo model may have answered them before."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ async def run(stop: Stop[Any], situation: Situation, config: str) -> Cell:
 
 
 async def _stopped(stop: Stop[Any], situation: Situation, host: Any, scene: Scene) -> Cell:  # noqa: ANN401 - the stop's own
-    load = await _entered(situation, scene)
+    load = await enter(situation, scene)
     failures = []
     code, held = None, False
     for act in scene.at_stop:
@@ -84,9 +85,12 @@ async def _stopped(stop: Stop[Any], situation: Situation, host: Any, scene: Scen
     return Cell(accepted, load.running, load.waiting, counts, code, held, seconds, failures, log)
 
 
-async def _entered(situation: Situation, scene: Scene) -> Load:
-    """Enter the situation, again if its requests had ended, or most of them, when they were to be seen together."""
-    for tries_left in reversed(range(_TRIES)):
+async def enter(situation: Situation, scene: Scene) -> Load:
+    """Enter the situation, again if its requests had ended, or most of them, when they were to be seen together.
+
+    Raises CellError if they had at every try, or if one of them was lost.
+    """
+    for tries_left in reversed(range(TRIES)):
         try:
             await situation.enter(scene)
             return await scene.wait_until_accepted(situation.running, situation.waiting)

@@ -20,7 +20,7 @@ from server.stops.scene import Addresses, CellError
 from triton_local.command import server_environment
 from triton_local.installation import Interpreter, find_wheel
 from triton_local.runtime import cache_root, prepare_runtime
-from triton_supervisor.process_table import read_process
+from triton_supervisor.process_table import Process, read_process
 
 GRACE_S = 60
 """For accepted requests."""
@@ -114,6 +114,7 @@ class Launcher(_Process):
         self._code = folder / "code"
         self.addresses = Addresses("", "", "")
         self.tritonserver = self.guard = self.pid = 0
+        self._below: list[Process] = []
 
     async def start(self) -> None:
         options = [
@@ -132,8 +133,10 @@ class Launcher(_Process):
         facts = json.loads(self._ready.read_text())
         self.addresses = Addresses(facts["http"], facts["grpc"], facts["metrics"])
         self.tritonserver = int(facts["pid"])
-        self.guard = _parent(self.tritonserver)
-        self.pid = _parent(self.guard)
+        guard = _parent(self.tritonserver)
+        launcher = _parent(guard.pid)
+        self.guard, self.pid = guard.pid, launcher.pid
+        self._below = [guard, launcher]
         assert self._below_make or self.pid == process.pid
 
     async def wait(self) -> int:
@@ -145,13 +148,14 @@ class Launcher(_Process):
         return int(self._code.read_text()) if self._code.exists() else 128 + signal.SIGKILL
 
     async def end(self) -> None:
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        # The group of a process that is reaped may be another's; so may the pid of one that has ended.
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        if self.guard:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.guard, signal.SIGKILL)
+        for process in self._below:
+            if _runs(process):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
 
 class Supervisor(_Process):
@@ -238,8 +242,14 @@ def _ending(log: str) -> str:
     return "\n".join([line for line in log.splitlines() if "request answered" not in line][-5:])
 
 
-def _parent(pid: int) -> int:
+def _parent(pid: int) -> Process:
     process = read_process(pid)
-    if process is None:
-        raise CellError(f"process {pid} is gone before the stop")
-    return process.parent
+    parent = None if process is None else read_process(process.parent)
+    if parent is None:
+        raise CellError(f"process {pid} is gone before the stop, or its parent is")
+    return parent
+
+
+def _runs(process: Process) -> bool:
+    now = read_process(process.pid)
+    return now is not None and now.started == process.started and not now.ended

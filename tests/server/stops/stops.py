@@ -66,12 +66,16 @@ async def _interrupt(launcher: Launcher) -> int:
 
 
 async def _kill_parent(launcher: Launcher) -> int:
-    """Return the guard's exit code; this process adopts it."""
+    """Return the guard's exit code; this process adopts it, and nothing that loses its parent later."""
+    assert launcher.process is not None
     adopt_orphans()
-    os.kill(launcher.pid, signal.SIGKILL)
-    await launcher.wait()
+    try:
+        os.kill(launcher.pid, signal.SIGKILL)
+        # Not in a thread: another cell would adopt orphans meanwhile, or end it here. A killed process ends at once.
+        launcher.process.wait()
+    finally:
+        adopt_orphans(False)
     _, status = await asyncio.to_thread(os.waitpid, launcher.guard, 0)
-    launcher.guard = 0
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 

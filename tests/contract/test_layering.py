@@ -47,6 +47,7 @@ LAYERS = [
     {"api.compound_bounds"},
     {"kernels.reference", "kernels.arrival_counters", "kernels.cpu.build", "kernels.cpu.structures",
      "sampling.guide_matcher"},
+    {"triton.batch_strategy.build"},
     KERNELS | {"kernels.cpu.library", "sampling.guide_worker"},
     {"kernels.selection", "kernels.cpu.packing"},
     {"kernels.cpu.forward", "kernels.cpu.reference"},
@@ -93,8 +94,9 @@ def _imports(path: Path, nested: bool = True) -> list[str]:
     return names
 
 
-def test_the_version_folder_has_model_py_and_the_package_only() -> None:
-    assert {path.name for path in VERSION.iterdir()} - {"__pycache__"} == {"model.py", "llama_engine"}
+def test_the_version_folder_has_model_py_the_package_and_what_is_compiled_only() -> None:
+    compiled = {"__pycache__", "batchstrategy.so"}
+    assert {path.name for path in VERSION.iterdir()} - compiled == {"model.py", "llama_engine"}
     assert set(_imports(PACKAGE / "__init__.py")) <= {"__future__"}
 
 

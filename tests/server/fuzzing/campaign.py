@@ -30,6 +30,14 @@ Good = tuple[Callable[[], object], object]
 """A valid request and the answer it gets alone."""
 
 
+def by_fault(faults: Sequence[tuple[Attack, str]]) -> dict[str, list[Attack]]:
+    """Return the attacks of each fault, in the order in which the faults were found."""
+    found: dict[str, list[Attack]] = {}
+    for attack, wrong in faults:
+        found.setdefault(wrong, []).append(attack)
+    return found
+
+
 @dataclass
 class Campaign:
     """Attacks on one server. good: requests sent in between, in turn. outcomes: by route and status.

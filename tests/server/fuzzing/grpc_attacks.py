@@ -58,7 +58,7 @@ def _messages(draw: st.DrawFn, model: str, alone: bool) -> bytes:
         data = value if isinstance(value, list) else [value]
         tensor.shape.extend([1, len(data)])
         if raw:
-            request.raw_input_contents.append(b"".join(values.packed(item, tensor.datatype) for item in data))
+            request.raw_input_contents.append(draw(values.packed_row(data, tensor.datatype)))
         else:
             _fill(tensor.contents, tensor.datatype, data)
         if draw(values.one_in(12)):

@@ -111,7 +111,7 @@ def _tensor(draw: st.DrawFn, name: str, data: list[object], binary: bool) -> tup
     """A tensor in JSON, and the bytes that belong behind it."""
     datatype = DTYPES.get(name, "INT32")
     tensor: dict[str, Any] = {"name": name, "shape": [1, len(data)], "datatype": datatype}
-    tail = b"".join(values.packed(item, datatype) for item in data) if binary else b""
+    tail = draw(values.packed_row(data, datatype)) if binary else b""
     tensor |= {"parameters": {"binary_data_size": len(tail)}} if binary else {"data": data}
     # Of one tensor in twelve some parts are wrong, missing, or there twice.
     if draw(values.one_in(12)):

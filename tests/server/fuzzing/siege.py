@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import grpc
 from server.clients import WIRES, Inputs, ask, generate
 from server.fuzzing.attack import HUNG
-from server.fuzzing.campaign import Campaign, Good
+from server.fuzzing.campaign import Campaign, Good, by_fault
 from server.fuzzing.drawing import Batch, shrunk
 from server.fuzzing.sending import Attack, send
 from server.fuzzing.verdict import fault
@@ -37,7 +38,7 @@ MANY = 1_000
 """Attacks from which on the share is judged; of fewer, one must be computed and one refused."""
 
 MOST_SHRUNK = 3
-"""Faults of a batch that are shrunk: each takes up to some minutes."""
+"""Different faults of a batch that are shrunk: each takes up to some minutes."""
 
 
 def unary_of(server: LocalTriton) -> str:
@@ -71,7 +72,10 @@ class Siege:
         if self.gone:
             self.failures.append(f"{again}: a process is gone; sent last: {self.campaign.gone}")
             return
-        for attack, wrong in self.campaign.faults[known:][:MOST_SHRUNK]:
+        for wrong, attacks in islice(by_fault(self.campaign.faults[known:]).items(), MOST_SHRUNK):
+            # A neighbour in a batch may have the fault of another attack: shrunk is one that has it alone.
+            alone = (attack for attack in attacks if wrong != HUNG and self._has(wrong, attack))
+            attack = next(alone, attacks[0])
             smallest = repr(attack) if wrong == HUNG else shrunk(batch, attack, partial(self._has, wrong))
             self.failures.append(f"{again}: {wrong}: {smallest}")
         self.figures[self.campaign.sent] = self._idle()

@@ -18,11 +18,16 @@ from triton_local.installation import find_wheel
 
 Speaker = Literal["the model", "Triton"]
 
+# Python shows a name that contains a ' between ".
+_NAME = r"""(?:'.*'|".*")"""
 _MODELS = re.compile(
-    rf"(?:{'|'.join(DTYPES)})\b|'.*' is no input of this model, and so no request parameter"
-    r"|'.*' is no parameter that sampling_parameters may have|the request has parameters that are not UTF-8$",
+    rf"(?:{'|'.join(DTYPES)})\b|{_NAME} is no input of this model, and so no request parameter"
+    rf"|{_NAME} is no parameter that sampling_parameters may have|the request has parameters that are not UTF-8$",
     re.DOTALL,
 )
+
+_OF_A_BATCH = re.compile("incomplete string (?:data|length indicator) for inference input '[^']*', expecting")
+"""Words of Triton's Python backend, sent to every request of a batch; tritonserver's own name the model, too."""
 
 # Sent with 500 or INTERNAL: Triton's statuses for what is the client's fault.
 _BROKEN = (
@@ -85,6 +90,8 @@ def fault(attack: Attack, outcome: Outcome) -> str | None:
     if attack.route.startswith(CONTROL) and status in ("200", "OK"):
         return "a control endpoint answers without the key"
     for said in outcome.said:
+        if _OF_A_BATCH.match(said):
+            return f"{status} for one request of the batch, this one or another: {said}"
         if said and speaker(said) is None:
             return f"{status} in unknown words: {said}"
         if speaker(said) == "the model" and _FAULTS.fullmatch(status):

@@ -103,4 +103,4 @@ def docker_stop(engine: DockerEngine) -> Iterator[Stop[Container]]:
         def container(config: str, folder: Path) -> Container:
             return Container(engine, f"{project.name}-server", config)
 
-        yield Stop(container, _docker_stop)
+        yield Stop(container, _docker_stop, network_ends=True)

@@ -76,7 +76,9 @@ class _GrpcConnection:
     """A gRPC connection of its own; results and errors that have come are queued."""
 
     def __init__(self, server: LocalTriton) -> None:
-        self._client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        # Otherwise gRPC gives all channels of a process to one address the same connection.
+        alone = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+        self._client = tritonclient.grpc.InferenceServerClient(server.grpc_url, channel_args=alone)
         self._came: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
 
     def __enter__(self) -> Self:

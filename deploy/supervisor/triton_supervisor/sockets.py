@@ -1,15 +1,16 @@
 """A process's TCP sockets from /proc: the ports it listens on, and the bytes that its clients haven't taken.
 
 On SIGTERM Triton waits for connections, idle ones included, so it can't tell when clients have their responses. The
-kernel can: it knows which bytes are unacknowledged. Bytes that gRPC holds back for a client that reads its stream
-slowly are not in the kernel (HTTP/2's flow control); while they flow, the number of acknowledged bytes grows.
+kernel can: it knows which bytes are unacknowledged. It doesn't know what a gRPC client has read of a stream that it
+keeps open: gRPC takes bytes before its application asks for them, and drops them when the connection closes
+(perf/LOG.md). Only time helps there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,9 @@ PAUSE_S = 2.0
 
 STALLED_S = 5.0
 """A client that takes no byte for this long is abandoned."""
+
+READING_S = 15.0
+"""The same for a gRPC stream that its client keeps open: time to read what has arrived."""
 
 _LISTENING = "0A"
 
@@ -45,34 +49,33 @@ def unsent_bytes(pid: int) -> int:
     return sum(socket.unsent for socket in _sockets(pid) if not socket.listens)
 
 
-def connections(pid: int, without: Collection[int]) -> frozenset[int]:
-    """Return the inodes of process `pid`'s connections, except those on the ports `without`."""
-    return frozenset(one.inode for one in _sockets(pid) if not one.listens and one.port not in without)
+def taken_bytes(pid: int, without: Collection[int]) -> dict[int, int]:
+    """Return the bytes that each client of process `pid` has acknowledged, by the connection's inode.
+
+    without: ports to leave out. Raises OSError if the kernel doesn't tell.
+    """
+    own = {one.inode for one in _sockets(pid) if not one.listens and one.port not in without}
+    return {inode: taken for inode, taken in acknowledged_bytes().items() if inode in own} if own else {}
 
 
-def flush(pid: int, deadline: float, streams: Collection[int] = ()) -> Iterator[None]:
+def flush(pid: int, deadline: float, streams: Callable[[], Mapping[int, int]] = dict) -> Iterator[None]:
     """Yield until the clients of process `pid` have taken everything, or take nothing more, or until `deadline`.
 
-    deadline: on the monotonic clock. streams: inodes of connections for which gRPC may hold bytes back, so that they
-    count as finished only after STALLED_S without a byte taken. The caller may pause between iterations. Raises OSError
-    if there are streams and the kernel doesn't tell what their peers have acknowledged.
+    deadline: on the monotonic clock. streams: returns the bytes taken of each connection whose client may still read
+    what it has taken; such a one counts as finished when it is closed, or READING_S after its last byte. The caller may
+    pause between iterations. Raises what `streams` raises.
     """
     began = time.monotonic()
-    left, moved = _progress(pid, streams), began
+    left, read, moved = unsent_bytes(pid), streams(), began
     while True:
         now = time.monotonic()
-        if now - began >= PAUSE_S and ((left[0] == 0 and not streams) or now - moved >= STALLED_S or now >= deadline):
+        quiet = now - moved >= (READING_S if read else STALLED_S)
+        if now - began >= PAUSE_S and ((left == 0 and not read) or quiet or now >= deadline):
             return
         yield
-        latest = _progress(pid, streams)
-        if latest != left:
-            left, moved = latest, time.monotonic()
-
-
-def _progress(pid: int, streams: Collection[int]) -> tuple[int, int]:
-    """Return the bytes that the clients haven't taken, and those that the streams' have."""
-    taken = acknowledged_bytes() if streams else {}
-    return unsent_bytes(pid), sum(taken.get(inode, 0) for inode in streams)
+        latest = unsent_bytes(pid), streams()
+        if latest != (left, read):
+            (left, read), moved = latest, time.monotonic()
 
 
 def _sockets(pid: int) -> Iterator[TcpSocket]:

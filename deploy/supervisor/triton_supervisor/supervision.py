@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from triton_llama.health import Address
 
@@ -22,10 +22,13 @@ from triton_supervisor.liveness import Liveness, Pace, Watch, live_probe
 from triton_supervisor.process import ServerProcess
 from triton_supervisor.repository_api import MODEL, ApiError, NotListeningError, RepositoryApi
 from triton_supervisor.settings import CUT_OFF, DEAD, DRAINED, FLUSH_S, UNLOAD_S
-from triton_supervisor.sockets import connections, flush
+from triton_supervisor.sockets import flush, taken_bytes
 from triton_supervisor.state import StateFile
 
 _LOADING_ENDS_S = 2.0
+_READ_AT_ONCE_BYTES = 4096
+"""A client of a gRPC stream that has taken no more than this during the drain isn't behind: it is some ten deltas, or
+HTTP/2's own frames."""
 _UNLOADS_WITHOUT_PROCESS_S = 3.0
 """Triton notices sooner that the process of a model that it unloads has ended."""
 
@@ -59,6 +62,9 @@ class Supervision:
         self._notice = notice
         self._http_ports = http_ports
         self._ending = False
+        # By the connection's inode, when the drain began.
+        self._taken_before: Mapping[int, int] = {}
+        self._untold = False
         self._code: int | None = None
         self._served = False
         self._death: str | None = None
@@ -124,6 +130,7 @@ class Supervision:
                 yield
         self._watch.end()
         deadline = time.monotonic() + self._grace + UNLOAD_S
+        self._taken_before = self._taken_of_streams()
         try:
             # The one that calls the others first.
             self._api.unload(self._api.models[-1])
@@ -204,16 +211,28 @@ class Supervision:
         self._state.enter("draining", "everything that was accepted is answered")
         self._server.terminate()
         while True:
-            streams = connections(self._server.pid, self._http_ports) if held else frozenset()
             until = max(deadline, time.monotonic() + FLUSH_S)
-            try:
-                yield from flush(self._server.pid, until, streams)
-            except OSError as error:
-                self._say(f"what slow readers of gRPC streams have taken is unknown, they are not waited for: {error}")
-                yield from flush(self._server.pid, until)
+            yield from flush(self._server.pid, until, self._streams_behind if held else dict)
             if time.monotonic() > deadline or not any(self._answers.are_due(model) for model in held):
                 break
         self._server.kill()
+
+    def _streams_behind(self) -> Mapping[int, int]:
+        """Return the bytes taken of the connections on which gRPC streams got responses during the drain."""
+        return {
+            inode: taken
+            for inode, taken in self._taken_of_streams().items()
+            if taken - self._taken_before.get(inode, 0) > _READ_AT_ONCE_BYTES
+        }
+
+    def _taken_of_streams(self) -> Mapping[int, int]:
+        try:
+            return taken_bytes(self._server.pid, self._http_ports)
+        except OSError as error:
+            if not self._untold:
+                self._say(f"who still reads a gRPC stream is unknown, so none is waited for: {error}")
+            self._untold = True
+            return {}
 
 
 def supervise(

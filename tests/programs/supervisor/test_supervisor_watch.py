@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from programs.supervisor.fake_tritonserver import model_process
@@ -182,23 +183,33 @@ def test_flush_waits_for_a_slow_client_and_abandons_a_stalled_one(
     assert _iterate(waiting, PATIENCE_S / 2)
 
 
-def test_flush_waits_while_an_open_stream_takes_bytes_of_which_the_kernel_holds_none(
+def test_flush_gives_an_open_stream_time_after_its_last_byte_and_none_once_it_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sockets, "PAUSE_S", 0.05)
-    monkeypatch.setattr(sockets, "STALLED_S", 1.0)
+    monkeypatch.setattr(sockets, "STALLED_S", 0.05)
+    monkeypatch.setattr(sockets, "READING_S", 1.0)
+    me = os.getpid()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client, listener.accept()[0] as server:
-            inodes = {os.fstat(server.fileno()).st_ino}
-            assert inodes <= sockets.connections(os.getpid(), without=())
-            assert inodes.isdisjoint(sockets.connections(os.getpid(), without=(port,)))
-            waiting = sockets.flush(os.getpid(), time.monotonic() + 600, inodes)
-            for _ in range(8):
+            inode = os.fstat(server.fileno()).st_ino
+
+            def streams() -> dict[int, int]:
+                return {own: taken for own, taken in sockets.taken_bytes(me, without=()).items() if own == inode}
+
+            waiting = sockets.flush(me, time.monotonic() + 600, streams)
+            for sent in range(1, 9):
                 server.send(b"x")
                 assert client.recv(1) == b"x"
-                assert not _iterate(waiting, sockets.STALLED_S / 4)
+                until(partial(lambda taken: streams() == {inode: taken}, sent))
+                assert not _iterate(waiting, sockets.READING_S / 4)
+            assert inode not in sockets.taken_bytes(me, without=(port,))
             assert _iterate(waiting, PATIENCE_S / 2)
+            monkeypatch.setattr(sockets, "READING_S", 600.0)
+            waiting = sockets.flush(me, time.monotonic() + 600, streams)
+            assert not _iterate(waiting, 10 * sockets.PAUSE_S)
+        assert _iterate(waiting, PATIENCE_S / 2)
 
 
 @pytest.mark.usefixtures("stopped_client")

@@ -53,7 +53,7 @@ async def run(stop: Stop[Any], situation: Situation, config: str) -> Cell:
         host = stop.host(config, Path(folder))
         try:
             await host.start()
-            async with Scene(host.addresses, config == "streaming") as scene:
+            async with Scene(host.addresses, config == "streaming", stop.network_ends) as scene:
                 cell = await _stopped(stop, situation, host, scene)
         finally:
             await host.end()

@@ -15,7 +15,7 @@ from triton_llama import LlamaConnectionError, LlamaTimeoutError, RejectedInputE
 
 
 class Outcome(StrEnum):
-    """Every outcome but `LOST` tells the client what became of its request."""
+    """Every outcome but `SILENT` and `LOST` tells the client what became of its request."""
 
     COMPLETE = "complete"
     """The whole text."""
@@ -25,6 +25,8 @@ class Outcome(StrEnum):
     """The connection closed within a response, which the client's protocol reports."""
     CANCELLED = "cancelled"
     """By the client itself."""
+    SILENT = "silent"
+    """Neither a byte nor an end, because the server's network is gone; permitted only to clients that read nothing."""
     LOST = "lost"
     """A connection that closed without a response, silence, or another text than without a stop."""
 

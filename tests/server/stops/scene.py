@@ -66,12 +66,14 @@ class Load:
 class Scene:
     """One server, entered before the situation and left after the stop.
 
-    streams: whether the config streams (decoupled), with llama_unary beside. at_stop: called when the stop begins.
+    streams: whether the config streams (decoupled), with llama_unary beside. network_ends: as in Stop.
+    at_stop: called when the stop begins.
     stopped: set once it is over.
     """
 
     addresses: Addresses
     streams: bool
+    network_ends: bool = False
     expected: Expected = field(default_factory=lambda: Expected({}))
     at_stop: list[Callable[[], object]] = field(default_factory=list)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -223,7 +225,7 @@ def _outcomes(requests: Iterable[Request], silence: str) -> tuple[Counter[Outcom
     losses: dict[tuple[str, Outcome], list[str]] = {}
     for request in requests:
         if not request.task.done():
-            end = End(Outcome.LOST, silence)
+            end = End(Outcome.SILENT if Outcome.SILENT in request.permitted else Outcome.LOST, silence)
         else:
             end = End(Outcome.CANCELLED) if request.task.cancelled() else request.task.result()
         outcomes[end.outcome] += 1

@@ -89,10 +89,11 @@ async def _read(scene: Scene) -> None:
 async def _unread(scene: Scene) -> None:
     """Nothing is read before the server is gone."""
     permitted = (*ANSWERED, Outcome.CUT)
+    silent = (Outcome.SILENT,) if scene.network_ends else ()
     for _ in range(CONNECTIONS):
         sse = await scene.closing.enter_async_context(connection(scene.addresses.http, SMALL_BUFFER))
         await _ask(scene, sse)
-        scene.add("unread HTTP stream", _read_after(scene.stopped, scene, sse), permitted)
+        scene.add("unread HTTP stream", _read_after(scene.stopped, scene, sse), (*permitted, *silent))
     for stream in await scene.closing.enter_async_context(grpc_streams(scene.addresses.grpc, CONNECTIONS)):
         await stream.ask(PROMPT, TOKENS, scene.streams)
         scene.add("unread gRPC stream", _read_stream_later(scene, stream), permitted)

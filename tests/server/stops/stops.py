@@ -42,10 +42,14 @@ Of = TypeVar("Of", bound=Host)
 
 @dataclass(frozen=True)
 class Stop(Generic[Of]):
-    """host: what it stops. stop: does it; returns the exit code, None if the server goes on."""
+    """host: what it stops. stop: does it; returns the exit code, None if the server goes on.
+
+    network_ends: whether the server's network ends with it, and with it what its kernel still held for its clients.
+    """
 
     host: Callable[[str, Path], Of]
     stop: Callable[[Of], Awaitable[int | None]]
+    network_ends: bool = False
 
 
 async def _terminate(launcher: Launcher) -> int:

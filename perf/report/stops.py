@@ -46,8 +46,8 @@ _NOTES = {
     ),
     "cancelled": "Cancelled: by the client, when the stop began.",
     "silent": (
-        "Silent: HTTP streams that were not read for 5 s while a container ended. Its network ends with it, and so does "
-        "what its kernel still held: such a client needs a timeout."
+        "Silent: HTTP streams that were not read for 5 s while a container ended. Its network ends with it, and "
+        "so does what its kernel still held: such a client needs a timeout."
     ),
     "lost": "**Lost**: no response, or another text than without the stop.",
 }

@@ -59,7 +59,7 @@ async def ride(user: User, way: Way, accepted: Callable[[], None]) -> bool:
 
 
 class Knocks:
-    """Requests that are sent while a part ends, is gone and starts: each is answered, refused or not connected."""
+    """Requests that are sent while a part ends, is gone and starts: each is answered, refused or disconnected."""
 
     def __init__(self, at: Addresses, part: Part, tally: Tally) -> None:
         self.sent = self.turned_away = 0
@@ -92,7 +92,8 @@ class Knocks:
             response = await http.post(url, json=body, headers={"Connection": "close"})
         except httpx.TimeoutException:
             self._tally.fail(f"a request at a restart of the {self._part} had no answer in {_SILENCE_S:g} s")
-        except httpx.ConnectError:
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            # Not connected, or connected in the moment when the server was ended: closed without a byte.
             self.turned_away += 1
         except httpx.HTTPError as error:
             self._tally.fail(f"sent at a restart of the {self._part}: {type(error).__name__}: {error}")

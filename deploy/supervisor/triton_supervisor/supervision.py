@@ -1,6 +1,6 @@
 """The course of a supervised server: it loads, serves while its model lives, and drains.
 
-    starting ── serving ──(end)── notice ── unload ── flush ── SIGINT
+    starting ── serving ──(end)── notice ── unload ── flush ── SIGKILL
         │          └──(the model is dead)── kill: the life ends, and another may follow (`restarting`)
         └──(end)── SIGINT: no request was accepted yet
 
@@ -206,10 +206,13 @@ class Supervision:
         yield from self._flush(deadline, held)
 
     def _flush(self, deadline: float, held: Sequence[str]) -> Iterator[None]:
-        """End Triton, which now waits for connections, while the kernel sends the last bytes without it."""
+        """Wait until the last bytes are with the clients, and end Triton.
+
+        Meanwhile it refuses new requests with a reason. On a signal it would close their connections without a word,
+        and wait for idle ones.
+        """
         self._code = DRAINED
         self._state.enter("draining", "everything that was accepted is answered")
-        self._server.terminate()
         while True:
             until = max(deadline, time.monotonic() + FLUSH_S)
             yield from flush(self._server.pid, until, self._streams_behind if held else dict)

@@ -54,9 +54,8 @@ def test_the_ensemble_of_unsigned_integers_differs_from_llama_in_these_alone() -
 
 def test_vllm_model_passes_requests_on_as_llama_takes_them() -> None:
     mine, theirs = (_constants(path) for path in (VLLM / "1" / "model.py", FORWARDED))
-    assert {name: mine[name] for name in ("FORWARDED", "CANCELLATIONS")} == {
-        name: theirs[name] for name in ("FORWARDED", "CANCELLATIONS")
-    }
+    names = ("FORWARDED", "CANCELLATIONS", "UNSUPERVISED")
+    assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
     config, llama = _config(VLLM), read_config("streaming")
     assert set(ast.literal_eval(mine["OUTPUTS"])) <= set(_types(llama.output))
     assert config.model_transaction_policy.decoupled

@@ -10,7 +10,7 @@ from contract.code_blocks import ROOT
 from contract.configs import MODEL, read_config
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
 from triton_supervisor.answers import FILES
-from triton_supervisor.process import CANCELLATIONS, SHARED_MEMORY
+from triton_supervisor.shared_memory import CANCELLATIONS
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 UNARY = ROOT / "model_repository" / "llama_unary"
@@ -30,15 +30,15 @@ def test_inputs_outputs_rows_and_queue_are_those_of_the_streaming_config() -> No
 
 
 def test_both_ends_have_the_same_constants() -> None:
-    names = ("FORWARDED", "CANCELLATIONS")
+    names = ("FORWARDED", "CANCELLATIONS", "UNSUPERVISED")
     mine, theirs = (_constants(path) for path in ENDS)
     assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
 
 
 @pytest.mark.parametrize("end", [ENDS[0], ROOT / "compatibility" / "vllm_model" / "1" / "model.py"])
-def test_the_supervisor_finds_a_dead_servers_cancellations(end: Path) -> None:
-    assert ast.literal_eval(_constants(end)["CANCELLATIONS"]) == str(SHARED_MEMORY / CANCELLATIONS)
-    assert 'f"{os.getppid():08x}{secrets.token_hex(12)}"' in end.read_text()
+def test_a_cancellation_has_the_supervisors_prefix_and_128_random_bits(end: Path) -> None:
+    assert ast.literal_eval(_constants(end)["CANCELLATIONS"]) == CANCELLATIONS
+    assert "self._name = secrets.token_hex(16)\n" in end.read_text()
 
 
 def test_the_supervisor_and_both_models_agree_on_the_request_counts() -> None:

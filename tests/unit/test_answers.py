@@ -11,7 +11,7 @@ import pytest
 from llama_engine.observability.request_counts import RequestCounts
 from triton_llama.health import Address
 from triton_supervisor.answers import LOOKS, Answers, counts_environment
-from triton_supervisor.process import SHARED_MEMORY, prefix_for, remove_shared_memory
+from triton_supervisor.shared_memory import SHARED_MEMORY, prefix_for, remove_shared_memory
 from unit.peers import respond, server
 
 PREFIX = prefix_for(f"test-answers-{os.getpid()}")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from triton_llama.health import Address
 from triton_supervisor.command import Container, is_off, last_value, plan_container
-from triton_supervisor.process import container_prefix, prefix_for, remove_shared_memory
 from triton_supervisor.settings import RefusedError, Settings, with_model_defaults
+from triton_supervisor.shared_memory import prefix_for
 
 KEY = "k3y-" * 8
 
@@ -173,17 +173,3 @@ def test_unloading_needs_the_key(repository: Path) -> None:
     restricted = [argument for argument in arguments if "-restricted-" in argument]
     assert len(restricted) == 2
     assert all(argument.endswith(f"={KEY}") for argument in restricted)
-
-
-def test_shared_memory_is_removed_by_its_prefix() -> None:
-    own, others = prefix_for(f"test-{os.getpid()}"), prefix_for(f"test-{os.getpid()}-other")
-    regions = [Path("/dev/shm") / f"{prefix}1" for prefix in (own, others)]
-    try:
-        for region in regions:
-            region.touch()
-        remove_shared_memory(own)
-        assert [region.exists() for region in regions] == [False, True]
-    finally:
-        for region in regions:
-            region.unlink(missing_ok=True)
-    assert container_prefix() == container_prefix(), "a restart doesn't find it"

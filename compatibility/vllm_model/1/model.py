@@ -22,7 +22,8 @@ import triton_python_backend_utils as pb_utils
 
 MODEL = "llama"
 FORWARDED = "llama_unary"
-CANCELLATIONS = "/dev/shm/llama_unary-cancelled-"
+CANCELLATIONS = "TRITON_LLAMA_CANCELLATIONS"
+UNSUPERVISED = "/dev/shm/llama_unary-cancelled-"
 CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
 # Triton's own words for what it refuses in front of llama, where the code is lost.
 _UNAVAILABLE = ("Exceeds maximum queue size", "Request timeout expired", "is not ready", "is not at ready state")
@@ -48,9 +49,8 @@ class Passed:
     """One request under way."""
 
     def __init__(self, request: pb_utils.InferenceRequest) -> None:
-        # Begins with tritonserver's pid: if that dies, its supervisor finds the file.
-        self._name = f"{os.getppid():08x}{secrets.token_hex(12)}"
-        self._cancellation = Path(CANCELLATIONS + self._name)
+        self._name = secrets.token_hex(16)
+        self._cancellation = Path(os.environ.get(CANCELLATIONS, UNSUPERVISED) + self._name)
         self._request: pb_utils.InferenceRequest | None = request
         self._sender: pb_utils.InferenceResponseSender | None = request.get_response_sender()
         # Triton crashes when it is asked about a request that is answered, or just being answered.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triton_supervisor.command import cut_short, has_option, is_off, last_number
-from triton_supervisor.process import prefix_argument
 from triton_supervisor.settings import DEFAULT_GRACE_S, MOST_SECONDS, RefusedError, with_model_defaults
+from triton_supervisor.shared_memory import prefix_argument
 
 from triton_local.errors import InvalidSettingError, ReservedArgumentError
 from triton_local.ports import SERVICES, Service

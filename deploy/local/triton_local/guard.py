@@ -13,7 +13,8 @@ A process of its own, because a library would have to change its host's signal h
 die with it. `triton_supervisor` does the work, as in the container. Exits with 128 + N when signal N ended the server.
 Standard library only: it runs with `-I -S`, to start fast.
 
-What a killed server leaves: shared memory regions have a prefix that the launcher made unique. The Python backend's
+What a killed server leaves: shared memory regions have a prefix that the launcher made unique, and a guard that starts
+removes those of guards that were killed with their launchers. The Python backend's
 `/tmp/python_env_*` folder has no mark, and another running Triton may need one that looks the same, so ours is
 recognised while its server starts.
 """
@@ -31,19 +32,18 @@ from triton_supervisor.answers import counts_environment
 from triton_supervisor.hardening import new_key, set_stack_limit
 from triton_supervisor.life import Life, LifeCourse, Unwatched
 from triton_supervisor.loop import Wishes, block_signals, run
-from triton_supervisor.process import (
-    SHARED_MEMORY,
-    ServerProcess,
-    adopt_orphans,
-    kill_children,
-    remove_cancellations,
-    remove_shared_memory,
-    start_server,
-)
+from triton_supervisor.process import ServerProcess, adopt_orphans, kill_children, start_server
 from triton_supervisor.repository_api import control_arguments
 from triton_supervisor.restarting import Restarting
 from triton_supervisor.restarts import Restarts
 from triton_supervisor.settings import RESTARTS_VARIABLE, RefusedError
+from triton_supervisor.shared_memory import (
+    SHARED_MEMORY,
+    Ownership,
+    cancellations_environment,
+    remove_orphaned,
+    remove_shared_memory,
+)
 from triton_supervisor.state import StateFile
 from triton_supervisor.supervision import supervise
 
@@ -140,6 +140,11 @@ class Guard:
         self._report = Report(options.report_fd)
         self._state = StateFile(options.state_file, _say)
         self._key = new_key() if options.supervised else ""
+        try:
+            remove_orphaned(_say)
+            self._ownership = Ownership(options.shm_prefix)
+        except OSError as error:
+            raise RefusedError(f"{SHARED_MEMORY} can't be used: {error}") from error
         self._environment_folder = EnvironmentFolder(options.shm_prefix)
         self._held: HeldPorts | None = None
         self._server = 0
@@ -154,6 +159,7 @@ class Guard:
     def close(self) -> None:
         """Remove what a server has left, however it has ended, and release its ports."""
         self._remove_remains()
+        self._ownership.release()
         self._release_ports()
 
     def _remove_remains(self) -> None:
@@ -161,10 +167,8 @@ class Guard:
         remove_shared_memory(self._options.shm_prefix)
         self._environment_folder.remove()
 
-    def _clean_up(self, server: int | None) -> None:
+    def _clean_up(self) -> None:
         self._remove_remains()
-        if server is not None:
-            remove_cancellations(server)
         if self._state.condition.state == "starting":  # another one follows, after a pause perhaps
             self._hold_ports()
 
@@ -175,7 +179,8 @@ class Guard:
         program, *others = options.command
         control = control_arguments(self._key, options.model) if options.supervised else ()
         counts = counts_environment(options.shm_prefix) if options.supervised else {}
-        environment = {**os.environ, **counts, RESTARTS_VARIABLE: str(restarts)}
+        cancellations = cancellations_environment(options.shm_prefix)
+        environment = {**os.environ, **counts, **cancellations, RESTARTS_VARIABLE: str(restarts)}
         server = start_server([program, *control, *others], _NAME, environment)
         self._server = server.pid
         self._report.write(server.pid, "starting")

@@ -14,7 +14,6 @@ from typing import TextIO
 import triton_llama
 import triton_supervisor
 from triton_supervisor.loop import PARENT_ENDS
-from triton_supervisor.process import remove_shared_memory
 from triton_supervisor.settings import (
     DEFAULT_RESTART_MINUTES,
     DEFAULT_RESTARTS,
@@ -23,6 +22,7 @@ from triton_supervisor.settings import (
     MOST_RESTARTS,
     STOP_MARGIN_S,
 )
+from triton_supervisor.shared_memory import Ownership
 
 from triton_local.command import ServerCommand
 from triton_local.errors import InvalidSettingError
@@ -124,7 +124,7 @@ class GuardedProcess:
         self._reader.join(_GUARD_SLACK_S)
         self._finish_output()
         if self._guard.returncode < 0:  # the guard was killed before it could do this
-            remove_shared_memory(self._shm_prefix)
+            Ownership(self._shm_prefix).release()
         assert code is not None
         return code
 

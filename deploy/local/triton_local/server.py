@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 from triton_supervisor.command import has_option
-from triton_supervisor.process import prefix_for
 from triton_supervisor.repository_api import load_arguments, served_models
+from triton_supervisor.shared_memory import prefix_for
 
 from triton_local.command import (
     ServerCommand,

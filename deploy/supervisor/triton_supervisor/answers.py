@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from triton_llama.health import Address, NoAnswerError, exchange
 
-from triton_supervisor.process import SHARED_MEMORY
+from triton_supervisor.shared_memory import SHARED_MEMORY
 
 FILES = "TRITON_LLAMA_REQUEST_COUNTS"
 """Environment variable for the models: the beginning of their files' paths. Each instance of a model has one, from its

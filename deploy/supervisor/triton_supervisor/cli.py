@@ -21,18 +21,12 @@ from triton_supervisor.command import plan_container
 from triton_supervisor.hardening import new_key, set_stack_limit
 from triton_supervisor.life import Life
 from triton_supervisor.loop import Wishes, block_signals, run
-from triton_supervisor.process import (
-    adopt_orphans,
-    container_prefix,
-    kill_children,
-    remove_cancellations,
-    remove_shared_memory,
-    start_server,
-)
+from triton_supervisor.process import adopt_orphans, kill_children, start_server
 from triton_supervisor.ready_port import ReadyPort
 from triton_supervisor.restarting import Restarting
 from triton_supervisor.restarts import Restarts
 from triton_supervisor.settings import RESTARTS_VARIABLE, RefusedError, Settings
+from triton_supervisor.shared_memory import container_prefix, remove_shared_memory
 from triton_supervisor.state import StateFile, announcement_file
 from triton_supervisor.supervision import supervise
 
@@ -107,11 +101,9 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         )
         return Life(server, course)
 
-    def clean_up(server: int | None) -> None:
+    def clean_up() -> None:
         kill_children()
         remove_shared_memory(prefix)
-        if server is not None:
-            remove_cancellations(server)
 
     try:
         if ready_port is not None:

@@ -15,7 +15,6 @@ from triton_llama.health import Address
 
 from triton_supervisor.answers import counts_environment
 from triton_supervisor.hardening import body_limit_arguments
-from triton_supervisor.process import prefix_argument
 from triton_supervisor.repository_api import MODEL, control_arguments, served_models
 from triton_supervisor.settings import (
     DEFAULT_CONFIG,
@@ -25,6 +24,7 @@ from triton_supervisor.settings import (
     whole_number,
     with_model_defaults,
 )
+from triton_supervisor.shared_memory import cancellations_environment, prefix_argument
 
 REPOSITORY = Path("/srv/triton-llama/model_repository")
 TRITONSERVER = "tritonserver"
@@ -70,7 +70,8 @@ def plan_container(
     _check(extra)
     config = _config(environment, repository)
     models = served_models(repository, config)
-    own = {**server_environment(environment, settings.grace, settings.stuck), **counts_environment(shm_prefix)}
+    own = server_environment(environment, settings.grace, settings.stuck)
+    own |= {**counts_environment(shm_prefix), **cancellations_environment(shm_prefix)}
     arguments = (
         TRITONSERVER,
         f"--model-repository={repository}",

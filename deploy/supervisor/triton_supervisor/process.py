@@ -1,8 +1,8 @@
-"""tritonserver as a child process: started, reaped, killed, and cleaned up after.
+"""tritonserver as a child process: started, reaped, killed with its descendants.
 
 - The supervisor is killed: the kernel kills the server (PR_SET_PDEATHSIG).
 - The server ends: its orphans become children of the supervisor (a subreaper), which kills them.
-- The server doesn't end in order: its shared memory stays, and is found by the prefix of its name.
+- The server doesn't end in order: its shared memory stays (shared_memory.py).
 """
 
 from __future__ import annotations
@@ -10,19 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from triton_supervisor.process_table import children
-
-SHARED_MEMORY = Path("/dev/shm")
-CANCELLATIONS = "llama_unary-cancelled-"
-"""The beginning of llama_unary's files in SHARED_MEMORY; tritonserver's pid in eight hexadecimal digits follows."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.25
@@ -110,35 +103,6 @@ def kill_children() -> None:
         signal.sigtimedwait((signal.SIGCHLD,), _POLL_S)
         for _ in _ended_children():
             pass
-
-
-def prefix_for(owner: str) -> str:
-    """Return the prefix of the names of shared memory regions that belong to `owner`."""
-    return f"triton_python_backend_shm_region_{owner}_"
-
-
-def container_prefix() -> str:
-    """Return this container's prefix, the same at every start: /dev/shm, and the regions in it, may outlive one.
-
-    The host name is the container's or the pod's: others that share /dev/shm keep their regions.
-    """
-    return prefix_for(re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()))
-
-
-def prefix_argument(prefix: str) -> str:
-    """Return tritonserver's option that makes the Python backend use the prefix."""
-    return f"--backend-config=python,shm-region-prefix-name={prefix}"
-
-
-def remove_shared_memory(prefix: str) -> None:
-    """Remove the regions whose names begin with the prefix."""
-    for region in SHARED_MEMORY.glob(f"{prefix}*"):
-        region.unlink(missing_ok=True)
-
-
-def remove_cancellations(server: int) -> None:
-    """Remove what a tritonserver of this pid has left of cancelled requests that it was still working on."""
-    remove_shared_memory(f"{CANCELLATIONS}{server:08x}")
 
 
 def _ended_children() -> Iterator[tuple[int, int]]:

@@ -34,14 +34,14 @@ class Restarting:
     def __init__(
         self,
         begin: Callable[[int], Life],
-        clean_up: Callable[[int | None], None],
+        clean_up: Callable[[], None],
         restarts: Restarts,
         state: StateFile,
         say: Callable[[str], None],
     ) -> None:
         """begin: starts a tritonserver; takes the number of restarts before it.
 
-        clean_up: removes what a dead one has left; takes its pid, None if its start failed.
+        clean_up: removes what a dead one has left.
         """
         self._begin = begin
         self._clean_up = clean_up
@@ -92,7 +92,7 @@ class Restarting:
         else:
             life, self._life = self._life, None
             self._ended(life.course.outcome(server_code))
-            self._clean_up(life.server.pid)
+            self._clean_up()
             if self._code is None:
                 self._begin_again()
 
@@ -105,7 +105,7 @@ class Restarting:
                 self._life = self._begin(self._restarts.total)
             except (OSError, RuntimeError) as error:  # no memory, no process or no thread left
                 self._ended(Outcome(_NOT_STARTED, f"tritonserver can't be started: {error}"))
-                self._clean_up(None)
+                self._clean_up()
 
     def _watch_start(self, life: Life) -> None:
         self._hung = self._hung or self._starts.hangs(self._state.condition.state == "starting")

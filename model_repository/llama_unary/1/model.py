@@ -27,8 +27,11 @@ MODEL = "llama"
 FORWARDED = "llama_unary"
 """Request parameter: JSON of [the cancellation's name, the client's own parameters]."""
 
-CANCELLATIONS = "/dev/shm/llama_unary-cancelled-"
-"""The beginning of a cancellation's path. Triton's Python backend needs that folder, too."""
+CANCELLATIONS = "TRITON_LLAMA_CANCELLATIONS"
+"""Environment variable: the beginning of a cancellation's path, set by the supervisor."""
+
+UNSUPERVISED = "/dev/shm/llama_unary-cancelled-"
+"""The beginning where it isn't set. Triton's Python backend needs that folder, too."""
 
 CONCURRENT_REQUESTS = 32
 """Requests under way together: each holds a thread of Triton's pool for this instance, which has as many by default."""
@@ -50,9 +53,8 @@ class Forwarded:
     """One request under way."""
 
     def __init__(self, request: pb_utils.InferenceRequest) -> None:
-        # Begins with tritonserver's pid: if that dies, its supervisor finds the file.
-        self._name = f"{os.getppid():08x}{secrets.token_hex(12)}"
-        self._cancellation = Path(CANCELLATIONS + self._name)
+        self._name = secrets.token_hex(16)
+        self._cancellation = Path(os.environ.get(CANCELLATIONS, UNSUPERVISED) + self._name)
         self._request: pb_utils.InferenceRequest | None = request
         self._sender: pb_utils.InferenceResponseSender | None = request.get_response_sender()
         # Triton crashes when it is asked about a request that is answered, or just being answered.

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from programs.supervisor.supervisors import PROGRAM, Supervisor, alive, free_port, supervisor
 from triton_supervisor.answers import LOOKS
-from triton_supervisor.process import SHARED_MEMORY
+from triton_supervisor.shared_memory import SHARED_MEMORY
 from triton_supervisor.state import announcement_file
 
 # Without the ten seconds for the model's own end.

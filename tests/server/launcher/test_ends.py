@@ -11,11 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from programs.supervisor.supervisors import until
+from programs.supervisor.supervisors import alive, until
 from server.launcher.launching import FREE_PORTS, Launch, Launcher, generate, own_lines
 from server.servers import HTTP
 from triton_local.cli import SAME_REQUEST_S
-from triton_supervisor.process_table import model_processes
+from triton_supervisor.process_table import model_processes, read_process
+from triton_supervisor.shared_memory import SHARED_MEMORY, remove_orphaned
 
 
 @pytest.mark.parametrize("options", [(), ("--unsupervised",)])
@@ -74,6 +75,49 @@ def test_killing_the_launcher_ends_tritonserver_and_its_stub(launch: Launch) -> 
     launcher.facts()
     launcher.process.kill()
     until(launcher.is_gone)
+
+
+def test_a_killed_guard_ends_the_server_and_the_launcher_says_so(launch: Launch) -> None:
+    launcher = launch(*FREE_PORTS)
+    guard, left = _guard_and_a_file_of_the_model(launcher)
+    os.kill(guard, signal.SIGKILL)
+    code, _, errors = launcher.ends()
+    assert code == 128 + signal.SIGKILL
+    assert own_lines(errors) == ["triton_local: the guard died of SIGKILL, and tritonserver with it; code 137"]
+    assert not left.exists()
+    assert list(SHARED_MEMORY.glob(f"*{_prefix(left)}*")) == []
+
+
+def test_what_a_guard_that_is_killed_with_its_launcher_leaves_goes_when_another_starts(launch: Launch) -> None:
+    killed = launch(*FREE_PORTS)
+    guard, left = _guard_and_a_file_of_the_model(killed)
+    # It would notice that the launcher is gone.
+    os.kill(guard, signal.SIGSTOP)
+    for pid in (killed.process.pid, guard):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(map(alive, killed.processes)))
+    killed.ready_file.unlink()
+    living = launch(*FREE_PORTS)
+    _, own = _guard_and_a_file_of_the_model(living)
+    assert list(SHARED_MEMORY.glob(f"*{_prefix(left)}*")) == []
+    remove_orphaned(print)
+    assert own.exists(), "its owner lives"
+    living.process.send_signal(signal.SIGTERM)
+    assert living.ends(within=60)[0] == 0
+
+
+def _guard_and_a_file_of_the_model(launcher: Launcher) -> tuple[int, Path]:
+    """Return the guard's pid once the server is ready, and a file as a model writes it there."""
+    server = read_process(int(launcher.facts()["pid"]))
+    assert server is not None
+    region = next(iter(launcher.regions))
+    file = region.with_name(f"{_prefix(region)}requests-llama-1")
+    file.touch()
+    return server.parent, file
+
+
+def _prefix(file: Path) -> str:
+    return "_".join(file.name.split("_")[:6]) + "_"
 
 
 def test_a_killed_tritonserver_ends_its_stub_and_its_code_is_returned(launch: Launch) -> None:

@@ -43,7 +43,7 @@ import functools, pathlib, sys
 from triton_supervisor.loop import block_signals
 block_signals()
 from triton_supervisor import cli
-from triton_supervisor.process import prefix_for
+from triton_supervisor.shared_memory import prefix_for
 cli.plan_container = functools.partial(cli.plan_container, repository=pathlib.Path(sys.argv[1]))
 cli.container_prefix = lambda: prefix_for(sys.argv[2])
 sys.exit(cli.main(sys.argv[3:]))

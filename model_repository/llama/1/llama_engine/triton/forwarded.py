@@ -10,6 +10,7 @@ model_repository/llama_unary/1/model.py and compatibility/vllm_model/1/model.py 
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,12 @@ FORWARDED = "llama_unary"
 """Request parameter: JSON of [the cancellation's name, the client's own parameters], and true where the other end takes
 a stream."""
 
-CANCELLATIONS = "/dev/shm/llama_unary-cancelled-"
-"""The beginning of a cancellation's path. The file exists once the client has cancelled."""
+CANCELLATIONS = "TRITON_LLAMA_CANCELLATIONS"
+"""Environment variable: the beginning of a cancellation's path, set by the supervisor, which removes what a killed
+server leaves. The file exists once the client has cancelled."""
+
+UNSUPERVISED = "/dev/shm/llama_unary-cancelled-"
+"""The beginning where the variable isn't set."""
 
 _NAME = re.compile("[0-9a-f]{32}")
 
@@ -42,7 +47,7 @@ class Forwarded:
             return None
         if not (isinstance(own, dict) and isinstance(name, str) and _NAME.fullmatch(name)):
             return None
-        return cls(own, Path(CANCELLATIONS + name), streams == [True])
+        return cls(own, Path(os.environ.get(CANCELLATIONS, UNSUPERVISED) + name), streams == [True])
 
     def is_cancelled(self) -> bool:
         """Return whether the client has cancelled the request. No round trip to Triton."""

@@ -29,7 +29,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from email.utils import mktime_tz, parsedate_tz
 from enum import Enum
 from pathlib import Path
@@ -237,7 +237,7 @@ PENDING = "nv_inference_pending_request_count"
 """Triton's own: requests in its queue."""
 
 _SERIES = re.compile(
-    rf"^({LAST_STEP}|{SLOTS_IN_USE}|{PENDING})\{{(.*)\}} ([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)$", re.MULTILINE
+    rf"^({LAST_STEP}|{SLOTS_IN_USE}|{PENDING})\{{(.*)\}} ([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)$", re.MULTILINE
 )
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -310,6 +310,20 @@ class Steps(NamedTuple):
         return f"{age:.1f} s" if age < 10 else f"{age:.0f} s"
 
 
+def _series(page: str, model: str) -> Iterator[tuple[str, dict[str, str], str, float]]:
+    """Yield each series of a model on a metrics page: all labels as they stand, by name, the metric and its value."""
+    for metric, labels, value in _SERIES.findall(page):
+        named = dict(_LABEL.findall(labels))
+        if named.get("model") == model:
+            yield labels, named, metric, float(value)
+
+
+def pending_requests(page: str, model: str) -> float | None:
+    """Return how many requests are in Triton's queues of a model, by its metrics page; None if the page has none."""
+    counts = [value for _, _, metric, value in _series(page, model) if metric == PENDING]
+    return sum(counts) if counts else None
+
+
 def read_steps(page: Address | None, model: str) -> Steps:
     """Read the metrics page; without one (None), or if it isn't this model's, the result has no instances."""
     if page is None:
@@ -319,24 +333,17 @@ def read_steps(page: Address | None, model: str) -> Steps:
     except NoAnswerError as error:
         return Steps({}, time.time(), str(error))
     now = time.time() if response.clock is None else response.clock
-    series: dict[str, dict[str, str]] = {}
-    for metric, labels, value in _SERIES.findall(response.body):
-        series.setdefault(labels, {})[metric] = value
-    instances, queued = {}, False
-    try:
-        for labels, values in series.items():
-            named = dict(_LABEL.findall(labels))
-            if named.get("model") != model:
-                continue
-            queued = queued or float(values.get(PENDING, "0")) > 0
-            if LAST_STEP in values:
-                busy = float(values.get(SLOTS_IN_USE, "0")) > 0
-                instances[labels] = Instance(named.get("model_instance", model), float(values[LAST_STEP]), busy)
-    except ValueError as error:
-        return Steps({}, now, f"{page}: {error}")
+    found = list(_series(response.body, model))
+    busy = {labels for labels, _, metric, value in found if metric == SLOTS_IN_USE and value > 0}
+    instances = {
+        labels: Instance(named.get("model_instance", model), value, labels in busy)
+        for labels, named, metric, value in found
+        if metric == LAST_STEP
+    }
     if response.status != 200 or not instances:
         return Steps({}, now, f"{page} has no {LAST_STEP} of the model {model}")
-    return Steps(instances, now, queued=queued)
+    # Where Triton doesn't say how many, only a request for a token can tell.
+    return Steps(instances, now, queued=(pending_requests(response.body, model) or 0) > 0)
 
 
 # --- One token

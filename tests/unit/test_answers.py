@@ -65,12 +65,25 @@ def test_a_model_without_counts_or_at_its_end_is_not_settled(counts: RequestCoun
     ("name", "number", "looks"), [("llama", 1, LOOKS + 1), ("llama", 0, LOOKS), ("other", 1, LOOKS)]
 )
 def test_a_request_in_tritons_queue_is_waited_for(counts: RequestCounts, name: str, number: int, looks: int) -> None:
-    page = f'nv_inference_pending_request_count{{model="{name}",version="1"}} {number}.000000\n'.encode()
+    series = 'nv_inference_pending_request_count{model="%s",version="1"} %d.000000\n'
+    # llama's is there in any case.
+    page = "".join(series % one for one in {"llama": 0, name: number}.items()).encode()
     with server(respond(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(page), page))) as port:
         assert _looks(Answers(PREFIX, Address("127.0.0.1", port))) == looks
 
 
-@pytest.mark.parametrize("page", [b"", b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"])
+_OTHERS = b'nv_inference_pending_request_count{model="other",version="1"} 0\n'
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"",
+        b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_OTHERS), _OTHERS),
+    ],
+    ids=["closed", "error", "another model's"],
+)
 def test_a_queue_that_triton_does_not_tell_is_waited_for(counts: RequestCounts, page: bytes) -> None:
     with server(respond(page)) as port:
         assert _looks(Answers(PREFIX, Address("127.0.0.1", port))) > LOOKS

@@ -7,11 +7,10 @@ stream ends, and for ever if it refused that one itself and the client left with
 from __future__ import annotations
 
 import contextlib
-import re
 import struct
 from http import HTTPStatus
 
-from triton_llama.health import Address, NoAnswerError, exchange
+from triton_llama.health import Address, NoAnswerError, exchange, pending_requests
 
 from triton_supervisor.shared_memory import SHARED_MEMORY
 
@@ -24,7 +23,6 @@ LOOKS = 8
 the model is in neither count; it arrives as soon as the threads of tritonserver and of the model get a processor, and
 between two looks tritonserver has answered two requests."""
 
-_PENDING = re.compile(r'^nv_inference_pending_request_count\{(?:.*,)?model="([^"]*)".*\} ([0-9.e+]+)$', re.MULTILINE)
 _METRICS_S = 2.0
 _COUNT = struct.Struct("=Q")
 
@@ -88,6 +86,4 @@ class Answers:
             page = exchange(self._metrics, "GET", "/metrics", _METRICS_S)
         except NoAnswerError:
             return True
-        if page.status != HTTPStatus.OK:
-            return True
-        return any(float(number) > 0 for name, number in _PENDING.findall(page.body) if name == model)
+        return page.status != HTTPStatus.OK or pending_requests(page.body, model) != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from compose.conftest import NewProject
 from compose.engine import BUILD_AND_START_S, GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
+from llama_engine.triton.batch_strategy.build import is_built
 from triton_llama import LlamaClient
 from triton_llama.endpoint import Protocol
 from triton_llama.health import Address
@@ -77,6 +79,15 @@ def test_the_container_computes_with_the_kernels_that_were_compiled_from_its_sou
     (one,) = read_model_info(Address.parse(served.address(METRICS), METRICS), "llama")
     assert one.computation.startswith("exact INT8 ")
     assert one.computation.endswith(" kernels")
+
+
+@pytest.mark.skipif(not is_built(), reason="this checkout has no batchstrategy.so: no C++ compiler")
+def test_the_container_isolates_malformed_requests_of_both_models(served: ComposeProject) -> None:
+    """Triton logs each library that it loads, the model that one is missing."""
+    log = served.compose("logs", "--no-color", SERVICE).stdout
+    loaded = re.findall(r"Loading custom batching strategy library \S+ for model (\w+)", log)
+    assert set(loaded) == {"llama", "llama_unary"}
+    assert "no batchstrategy.so" not in log
 
 
 @pytest.mark.parametrize("guide", [{}, {"response_format": {"type": "json_object"}}], ids=["free", "guided"])

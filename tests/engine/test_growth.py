@@ -35,7 +35,8 @@ SLOTS = 16
 WARM_UP, MEASURED = 20, 40
 """Batches of SLOTS requests."""
 BYTES_A_REQUEST = 100
-"""A request's smallest object takes more; what grows and shrinks by chance is up to 35 KiB in all."""
+"""What grows and shrinks by chance is up to 50 KiB in all, however many requests there are, so a leak of one int, float
+or short tuple for each request (24 to 64 bytes) goes unnoticed: to notice 50 bytes takes four times the requests."""
 
 
 class _ForgetfulRegistry(RecordingRegistry):

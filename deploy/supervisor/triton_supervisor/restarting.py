@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from triton_supervisor.life import Life, Outcome
 from triton_supervisor.restarts import Restart, Restarts
@@ -26,6 +26,14 @@ _SIGNALLED = 128
 """Exit codes above it name a signal."""
 _KILLED = _SIGNALLED + signal.SIGKILL
 _NOT_STARTED = 1
+
+
+@dataclass(frozen=True)
+class _Next:
+    """The next life. at: on the monotonic clock. reason: what the state says while it loads: why the last one ended."""
+
+    at: float
+    reason: str
 
 
 class Restarting:
@@ -52,9 +60,7 @@ class Restarting:
         self._ending = False
         self._killed = False
         self._code: int | None = None
-        # Of the life that has died: what the state says while the next one loads.
-        self._reason = ""
-        self._next_at = 0.0
+        self._next: _Next | None = None
         self._starts = StartWatch()
         # Why the start of the moment counts as hung.
         self._hung: str | None = None
@@ -97,8 +103,9 @@ class Restarting:
                 self._begin_again()
 
     def _begin_again(self) -> None:
-        if time.monotonic() >= self._next_at:
-            self._state.enter("starting", self._reason)
+        assert self._next is not None
+        if time.monotonic() >= self._next.at:
+            self._state.enter("starting", self._next.reason)
             self._starts.begin()
             self._hung = None
             try:
@@ -123,9 +130,9 @@ class Restarting:
         when = "at once" if restart.pause == 0 else f"in {restart.pause:g} s"
         route = _NO_ROUTE if outcome.served and outcome.code != DEAD else ""
         self._say(f"{outcome.death}{route}; tritonserver is started again {when} ({restart})")
-        self._reason = f"{outcome.death}; started again ({restart})"
+        self._next = _Next(time.monotonic() + restart.pause, f"{outcome.death}; started again ({restart})")
+        # Entered again when that life begins: the state tells a pause from a start.
         self._state.enter("starting", f"{outcome.death}; started again {when} ({restart})")
-        self._next_at = time.monotonic() + restart.pause
 
     def _can_heal(self, outcome: Outcome) -> bool:
         # Who has ended it with code 0 has asked it to end.

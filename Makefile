@@ -81,7 +81,7 @@ test-all: $(READY_ANALYZER) ## make test, then soaks, fuzzing and load campaigns
 	  $(MAKE) test-clients || failed=1; \
 	  $(MAKE) test-kernels || failed=1; exit "$$failed"
 
-test-campaigns: $(READY_ANALYZER) ## the largest campaigns: every stop, docker stop, 10,000 requests of two tenants, 10,000 hostile ones, a soak with restarts
+test-campaigns: $(READY_ANALYZER) ## the largest campaigns: every stop, 100 stops under load, docker stop, 10,000 requests of two tenants, 10,000 hostile ones, a soak with restarts
 	@$(BIN)/python -m pytest -m campaign tests/server tests/compose
 
 test-unit: $(READY_PERF) ## pure functions and small objects

@@ -25,7 +25,6 @@ from triton_local.installation import STUB_NAME, find_wheel
 from triton_local.process import Supervised
 from triton_local.server import LocalTriton
 
-TIMES = 20
 MOMENTS = 20
 """Numbers of requests that are answered before a shutdown."""
 
@@ -91,14 +90,16 @@ def _shut_down_under_load(number: int) -> tuple[int, list[str]]:
     return sum(answered) - before, list(ends)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_no_accepted_request_is_lost_in_twenty_shutdowns(note: Note) -> None:
+@pytest.mark.parametrize(
+    "times", [pytest.param(20, marks=pytest.mark.long), pytest.param(100, marks=pytest.mark.campaign)]
+)
+def test_no_accepted_request_is_lost_in_many_shutdowns(times: int, note: Note) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        late, ends = zip(*pool.map(_shut_down_under_load, range(TIMES)), strict=True)
-    assert sum(late) > TIMES * SLOTS, "no waiting request was answered"
+        late, ends = zip(*pool.map(_shut_down_under_load, range(times)), strict=True)
+    assert sum(late) > times * SLOTS, "no waiting request was answered"
     counted = ", ".join(f"{count} {end}" for end, count in sorted(Counter(chain.from_iterable(ends)).items()))
-    note(f"SIGTERM under load, {TIMES} times: {sum(late)} answered after it; then {counted}")
+    note(f"SIGTERM under load, {times} times: {sum(late)} answered after it; then {counted}")
 
 
 def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(tmp_path: Path, note: Note) -> None:

@@ -55,7 +55,9 @@ class Container:
         self.addresses = Addresses(*(f"{address}:{port}" for port in (HTTP, GRPC, METRICS)))
         models = ("llama", "llama_unary") if self._config == "streaming" else ("llama",)
         for _ in range(int(_READY_S / _POLL_S)):
-            if all([await asyncio.to_thread(self._is_ready, address, model) for model in models]):
+            # Triton opens the metrics' port last.
+            paths = [*((HTTP, f"/v2/models/{model}/ready") for model in models), (METRICS, "/metrics")]
+            if all([await asyncio.to_thread(self._answers, address, *path) for path in paths]):
                 return
             await asyncio.sleep(_POLL_S)
         raise CellError(f"the container doesn't become ready: {self.log()[-300:]}")
@@ -77,9 +79,9 @@ class Container:
         return await asyncio.to_thread(self.engine.inspect, self.name, template)
 
     @staticmethod
-    def _is_ready(host: str, model: str) -> bool:
+    def _answers(host: str, port: int, path: str) -> bool:
         try:
-            return exchange(Address(host, HTTP), "GET", f"/v2/models/{model}/ready", _ANSWER_S).status == 200
+            return exchange(Address(host, port), "GET", path, _ANSWER_S).status == 200
         except NoAnswerError:
             return False
 

@@ -188,7 +188,7 @@ train: $(READY) ## train the embedded checkpoint again (about an hour on two cor
 	@$(BIN)/python -m models.train_pydoc_llama --out models/pydoc-llama
 
 clean: ## remove the virtual environment, compiled kernels and leftovers of tests and training
-	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info $(CPU_KERNELS)/build model_repository/*/1/batchstrategy.so
+	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info $(CPU_KERNELS)/build model_repository/*/1/batchstrategy.so model_repository/*/1/.batchstrategy-*
 
 # Versions are from constraints.txt. The stamp comes last, so that an interrupted set-up is repeated.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -75,7 +75,8 @@ class Restart:
     """A part ended as by SIGTERM with requests running, and started again.
 
     running: requests that the server had when it was asked to end; answered: of them, completely. knocks: requests sent
-    after that, until the part was back; turned_away: of them, refused at once or not connected. code: of the part's
+    after that, until the part was back; turned_away: of them, refused at once or not connected; closed: of them,
+    connected and closed without a byte. code: of the part's
     process. regions: of shared memory that it left. end_seconds: until it had ended; seconds: of the restart, since the
     start of the soak.
     """
@@ -86,6 +87,7 @@ class Restart:
     answered: int
     knocks: int
     turned_away: int
+    closed: int
     code: int | None
     regions: int
     end_seconds: float

@@ -20,6 +20,8 @@ from perf.soak.workload import LONG, prompt
 
 _KNOCK_S = 0.25
 _SILENCE_S = 30.0
+_WITHOUT_A_BYTE = "Server disconnected without sending a response"
+"""httpx's words; the same exception reports a response that isn't HTTP."""
 """Without an answer, a refusal or a closed connection for so long, a knock has met silence."""
 _ACCEPTED_AFTER_S = 0.5
 """A request without a first chunk counts as accepted so long after it was sent."""
@@ -59,10 +61,13 @@ async def ride(user: User, way: Way, accepted: Callable[[], None]) -> bool:
 
 
 class Knocks:
-    """Requests that are sent while a part ends, is gone and starts: each is answered, refused or disconnected."""
+    """Requests that are sent while a part ends, is gone and starts: each is answered, refused or not connected.
+
+    closed: connections that the server closed without a byte, in the moment when it was ended.
+    """
 
     def __init__(self, at: Addresses, part: Part, tally: Tally) -> None:
-        self.sent = self.turned_away = 0
+        self.sent = self.turned_away = self.closed = 0
         self._at = at
         self._part = part
         self._tally = tally
@@ -87,15 +92,21 @@ class Knocks:
             url = f"{self._at.openai}/completions"
             body = {"model": self._at.served_name, "prompt": "A list", "max_tokens": 2}
         self.sent += 1
+        answered = False
         try:
             # A connection of its own: a kept one may close for idleness while the request is on its way.
-            response = await http.post(url, json=body, headers={"Connection": "close"})
+            async with http.stream("POST", url, json=body, headers={"Connection": "close"}) as response:
+                answered = True
+                await response.aread()
         except httpx.TimeoutException:
             self._tally.fail(f"a request at a restart of the {self._part} had no answer in {_SILENCE_S:g} s")
-        except (httpx.NetworkError, httpx.RemoteProtocolError):
-            # Not connected, or connected in the moment when the server was ended: closed without a byte.
+        except httpx.ConnectError:
             self.turned_away += 1
         except httpx.HTTPError as error:
+            closed = isinstance(error, httpx.NetworkError) or _WITHOUT_A_BYTE in str(error)
+            if closed and not answered and self._part == "server":
+                self.closed += 1
+                return
             self._tally.fail(f"sent at a restart of the {self._part}: {type(error).__name__}: {error}")
         else:
             self.turned_away += not response.is_success
@@ -134,6 +145,7 @@ async def restart(
         answered=answered,
         knocks=knocks.sent,
         turned_away=knocks.turned_away,
+        closed=knocks.closed,
         code=stopped.code,
         regions=stopped.regions,
         end_seconds=stopped.seconds,

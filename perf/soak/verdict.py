@@ -24,6 +24,8 @@ from scipy.stats import theilslopes
 
 from perf.soak.observed import Sample, Soaked
 
+_CLOSED = 1
+"""Requests, at a restart, that may have been connected in the moment when the server was ended."""
 CONFIDENCE = 0.95
 FEWEST_POINTS = 8
 MOST_POINTS = 1000
@@ -204,12 +206,14 @@ def _restarts(soaked: Soaked, missing: Outcome) -> Finding:
     restarts = soaked.restarts
     running, answered = (sum(getattr(one, name) for one in restarts) for name in ("running", "answered"))
     parts = Counter(one.part for one in restarts)
-    bad = [one for one in restarts if one.answered < one.running or one.code != 0 or one.regions]
-    knocks, away = (sum(getattr(one, name) for one in restarts) for name in ("knocks", "turned_away"))
+    bad = [
+        one for one in restarts if one.answered < one.running or one.code != 0 or one.regions or one.closed > _CLOSED
+    ]
+    knocks, away, closed = (sum(getattr(one, name) for one in restarts) for name in ("knocks", "turned_away", "closed"))
     said = (
         f"{parts['server']} of the server, {parts['endpoint']} of the endpoint: {answered} of {running} running "
-        f"requests answered, {away} of {knocks} turned away meanwhile, the others answered; "
-        f"{max((one.end_seconds for one in restarts), default=0):.1f} s to end at most"
+        f"requests answered, {away} of {knocks} turned away meanwhile, {closed} closed, the others "
+        f"answered; {max((one.end_seconds for one in restarts), default=0):.1f} s to end at most"
     )
     if bad:
         return Finding("restarts", "failed", f"{said}; first wrong one: {bad[0]}")

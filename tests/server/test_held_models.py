@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import grpc
 import pytest
@@ -19,7 +21,8 @@ from server.servers import in_use, new_server
 from server.streams import GrpcStream, grpc_stream, whole
 from triton_llama import SamplingParams, grpc_wire
 from triton_llama.tensors import prepare
-from tritonclient.grpc.service_pb2 import ModelInferRequest
+from triton_local.server import LocalTriton
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ServerMetadataRequest
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 # A client of its own, which prints what it gets and exits without closing its stream.
@@ -64,6 +67,49 @@ def test_open_streams_answered_or_refused_cost_a_shutdown_no_request(variant: st
             assert [one.result() for one in accepted] == [alone] * 4
         assert server.wait() == 0
         assert "everything that was accepted is answered, and Triton still holds llama: " in server.log_text()
+
+
+@pytest.mark.long
+def test_clients_that_go_on_asking_do_not_delay_a_shutdown_that_waits_for_readers() -> None:
+    over = threading.Event()
+
+    def poll(server: LocalTriton) -> int:
+        """Ask whether the server is ready until it is gone; return how often it answered."""
+        answered = 0
+        with (
+            grpc.insecure_channel(server.grpc_url, [("grpc.use_local_subchannel_pool", 1)]) as to,
+            suppress(grpc.RpcError),
+        ):
+            while not over.is_set():
+                GRPCInferenceServiceStub(to).ServerMetadata(ServerMetadataRequest(), timeout=10)
+                answered += 1
+        return answered
+
+    # A grace period beyond the test's own bound.
+    with (
+        new_server("streaming", options=("--exit-timeout-secs=3600",)) as server,
+        in_use("polled", server),
+        GrpcStream(server) as idle,
+    ):
+        idle.ask({"text_input": "a", "max_tokens": 1})
+        assert idle.next().error is None
+        with ThreadPoolExecutor(1) as pool:
+            polling = pool.submit(poll, server)
+            server.terminate()
+            assert server.wait() == 0
+            over.set()
+            assert polling.result() > 0
+
+
+def test_a_shutdown_writes_the_last_traces(tmp_path: Path) -> None:
+    traces = tmp_path / "traces.json"
+    given = ("mode=triton", f"triton,file={traces}", "rate=1", "level=TIMESTAMPS")
+    with new_server(options=[f"--trace-config={one}" for one in given]) as server, in_use("traced", server):
+        ask(server, generate, text_input="a", max_tokens=1)
+        assert not traces.exists()
+        server.terminate()
+        assert server.wait() == 0
+    assert "REQUEST_START" in traces.read_text()
 
 
 @pytest.mark.long

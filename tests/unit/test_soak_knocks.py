@@ -34,8 +34,8 @@ async def _knocked(port: int, part: Part, tally: Tally) -> Knocks:
 @pytest.mark.parametrize("part", ["server", "endpoint"])
 @pytest.mark.parametrize(
     ("behave", "turned_away"),
-    [(_response("200 OK"), False), (_response("503 Service Unavailable"), True), (hang_up, True)],
-    ids=["answered", "refused", "disconnected"],
+    [(_response("200 OK"), False), (_response("503 Service Unavailable"), True)],
+    ids=["answered", "refused"],
 )
 async def test_a_knock_is_answered_or_turned_away(
     behave: Callable[[socket.socket], None], turned_away: bool, part: Part
@@ -45,6 +45,34 @@ async def test_a_knock_is_answered_or_turned_away(
         knocks = await _knocked(port, part, tally)
     assert (knocks.sent, knocks.turned_away) == (1, int(turned_away))
     assert not tally.errors
+
+
+@pytest.mark.parametrize(("part", "closed"), [("server", 1), ("endpoint", 0)])
+async def test_a_knock_that_gets_no_byte_is_counted_for_triton_and_an_error_of_the_endpoint(
+    part: Part, closed: int
+) -> None:
+    tally = Tally()
+    with server(hang_up) as port:
+        knocks = await _knocked(port, part, tally)
+    assert (knocks.turned_away, knocks.closed) == (0, closed)
+    assert len(tally.errors) == 1 - closed
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 300\r\n\r\nthe beginning",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n20\r\nthe beg",
+        b"garbage\r\n\r\n",
+    ],
+    ids=["cut body", "cut chunk", "no HTTP"],
+)
+async def test_a_response_that_has_begun_and_is_cut_off_is_an_error_of_the_soak(answer: bytes) -> None:
+    tally = Tally()
+    with server(respond(answer)) as port:
+        knocks = await _knocked(port, "server", tally)
+    assert (knocks.turned_away, knocks.closed) == (0, 0)
+    assert len(tally.errors) == 1
 
 
 async def test_a_knock_on_a_closed_port_is_turned_away() -> None:

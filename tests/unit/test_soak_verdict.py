@@ -158,7 +158,7 @@ def test_memory_is_judged_in_each_life_of_the_server() -> None:
     assert _failed(leaking) == [MEMORY]
 
 
-RESTART = Restart("server", 900.0, 10, 10, 30, 28, code=0, regions=0, end_seconds=4.0)
+RESTART = Restart("server", 900.0, 10, 10, 30, 28, closed=1, code=0, regions=0, end_seconds=4.0)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,9 @@ _BLOCKED = (signal.SIGTERM, signal.SIGINT)
 class ServerProcess:
     """A child process."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, writes_at_its_end: bool = False) -> None:
         self.pid = pid
+        self.writes_at_its_end = writes_at_its_end
         self._code: int | None = None
 
     def exit_code(self) -> int | None:
@@ -90,7 +91,8 @@ def start_server(arguments: Sequence[str], name: str, environment: Mapping[str, 
     # Not os.fork: a server that is started again is started beside threads. The new process prepares itself.
     boot = [sys.executable, "-I", "-S", "-c", _BOOT, str(os.getpid()), name, *arguments]
     own = dict(os.environ if environment is None else environment)
-    return ServerProcess(os.posix_spawn(sys.executable, boot, own, setpgroup=0, setsigmask=_BLOCKED))
+    traces = any(argument.startswith("--trace-config") for argument in arguments)
+    return ServerProcess(os.posix_spawn(sys.executable, boot, own, setpgroup=0, setsigmask=_BLOCKED), traces)
 
 
 def kill_children() -> None:

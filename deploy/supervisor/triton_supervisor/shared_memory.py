@@ -52,13 +52,14 @@ def cancellations_environment(prefix: str) -> dict[str, str]:
 
 
 def remove_shared_memory(prefix: str) -> None:
-    """Remove the files whose names begin with the prefix."""
+    """Remove the files whose names begin with the prefix; another user's, or a folder, stays."""
     for region in SHARED_MEMORY.glob(f"{glob.escape(prefix)}*"):
-        region.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError, IsADirectoryError):
+            region.unlink(missing_ok=True)
 
 
 class Ownership:
-    """Of the files with a prefix, by a lock for as long as this process runs. Raises OSError without /dev/shm."""
+    """Owns the files with a prefix, by a lock, for as long as this process runs. Raises OSError without /dev/shm."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

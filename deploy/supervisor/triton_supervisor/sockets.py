@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ STALLED_S = 5.0
 """A client that takes no byte for this long is abandoned."""
 
 READING_S = 15.0
-"""The same for a gRPC stream that its client keeps open: time to read what has arrived."""
+"""Time for clients that keep a gRPC stream open to read what has arrived, after the last response."""
 
 _LISTENING = "0A"
 
@@ -58,24 +58,24 @@ def taken_bytes(pid: int, without: Collection[int]) -> dict[int, int]:
     return {inode: taken for inode, taken in acknowledged_bytes().items() if inode in own} if own else {}
 
 
-def flush(pid: int, deadline: float, streams: Callable[[], Mapping[int, int]] = dict) -> Iterator[None]:
+def flush(pid: int, deadline: float, reading: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Yield until the clients of process `pid` have taken everything, or take nothing more, or until `deadline`.
 
-    deadline: on the monotonic clock. streams: returns the bytes taken of each connection whose client may still read
-    what it has taken; such a one counts as finished when it is closed, or READING_S after its last byte. The caller may
-    pause between iterations. Raises what `streams` raises.
+    deadline: on the monotonic clock. reading: whether a client may still read what it has taken; it is waited for no
+    longer than READING_S, whatever else it asks meanwhile. The caller may pause between iterations.
     """
-    began = time.monotonic()
-    left, read, moved = unsent_bytes(pid), streams(), began
+    began = moved = time.monotonic()
+    left = unsent_bytes(pid)
     while True:
         now = time.monotonic()
-        quiet = now - moved >= (READING_S if read else STALLED_S)
-        if now - began >= PAUSE_S and ((left == 0 and not read) or quiet or now >= deadline):
+        taken = left == 0 or now - moved >= STALLED_S
+        read = now - began >= READING_S or not reading()
+        if now - began >= PAUSE_S and ((taken and read) or now >= deadline):
             return
         yield
-        latest = unsent_bytes(pid), streams()
-        if latest != (left, read):
-            (left, read), moved = latest, time.monotonic()
+        latest = unsent_bytes(pid)
+        if latest != left:
+            left, moved = latest, time.monotonic()
 
 
 def _sockets(pid: int) -> Iterator[TcpSocket]:

@@ -29,6 +29,8 @@ _LOADING_ENDS_S = 2.0
 _READ_AT_ONCE_BYTES = 4096
 """A client of a gRPC stream that has taken no more than this during the drain isn't behind: it is some ten deltas, or
 HTTP/2's own frames."""
+_WRITES_S = 2.0
+"""For the last traces."""
 _UNLOADS_WITHOUT_PROCESS_S = 3.0
 """Triton notices sooner that the process of a model that it unloads has ended."""
 
@@ -208,25 +210,28 @@ class Supervision:
     def _flush(self, deadline: float, held: Sequence[str]) -> Iterator[None]:
         """Wait until the last bytes are with the clients, and end Triton.
 
-        Meanwhile it refuses new requests with a reason. On a signal it would close their connections without a word,
-        and wait for idle ones.
+        Meanwhile it refuses new requests with a reason. On a signal it closes their connections without a word, and
+        waits for idle ones; so it gets one only if it has traces to write.
         """
         self._code = DRAINED
         self._state.enter("draining", "everything that was accepted is answered")
         while True:
             until = max(deadline, time.monotonic() + FLUSH_S)
-            yield from flush(self._server.pid, until, self._streams_behind if held else dict)
+            yield from flush(self._server.pid, until, self._streams_are_read if held else lambda: False)
             if time.monotonic() > deadline or not any(self._answers.are_due(model) for model in held):
                 break
+        if self._server.writes_at_its_end:
+            self._server.terminate()
+            until = time.monotonic() + _WRITES_S
+            while time.monotonic() < until:
+                yield
         self._server.kill()
 
-    def _streams_behind(self) -> Mapping[int, int]:
-        """Return the bytes taken of the connections on which gRPC streams got responses during the drain."""
-        return {
-            inode: taken
-            for inode, taken in self._taken_of_streams().items()
-            if taken - self._taken_before.get(inode, 0) > _READ_AT_ONCE_BYTES
-        }
+    def _streams_are_read(self) -> bool:
+        """Return whether a client that got responses over gRPC during the drain is still connected."""
+        before = self._taken_before
+        taken = self._taken_of_streams().items()
+        return any(now - before.get(inode, 0) > _READ_AT_ONCE_BYTES for inode, now in taken)
 
     def _taken_of_streams(self) -> Mapping[int, int]:
         try:

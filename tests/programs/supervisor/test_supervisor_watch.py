@@ -10,7 +10,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 from programs.supervisor.fake_tritonserver import model_process
@@ -183,33 +182,29 @@ def test_flush_waits_for_a_slow_client_and_abandons_a_stalled_one(
     assert _iterate(waiting, PATIENCE_S / 2)
 
 
-def test_flush_gives_an_open_stream_time_after_its_last_byte_and_none_once_it_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("closes", [True, False], ids=["until it leaves", "whatever it asks"])
+def test_flush_gives_a_client_that_may_still_read_some_time(closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "PAUSE_S", 0.05)
     monkeypatch.setattr(sockets, "STALLED_S", 0.05)
-    monkeypatch.setattr(sockets, "READING_S", 1.0)
+    monkeypatch.setattr(sockets, "READING_S", 600.0 if closes else 1.0)
+    reads = True
+    waiting = sockets.flush(os.getpid(), time.monotonic() + 600, lambda: reads)
+    assert not _iterate(waiting, 0.5)
+    reads = not closes
+    assert _iterate(waiting, PATIENCE_S / 2)
+
+
+def test_the_bytes_that_a_client_has_taken_are_those_of_its_connection() -> None:
     me = os.getpid()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client, listener.accept()[0] as server:
             inode = os.fstat(server.fileno()).st_ino
-
-            def streams() -> dict[int, int]:
-                return {own: taken for own, taken in sockets.taken_bytes(me, without=()).items() if own == inode}
-
-            waiting = sockets.flush(me, time.monotonic() + 600, streams)
-            for sent in range(1, 9):
-                server.send(b"x")
-                assert client.recv(1) == b"x"
-                until(partial(lambda taken: streams() == {inode: taken}, sent))
-                assert not _iterate(waiting, sockets.READING_S / 4)
+            server.send(b"12345")
+            assert client.recv(5) == b"12345"
+            until(lambda: sockets.taken_bytes(me, without=()).get(inode) == 5)
             assert inode not in sockets.taken_bytes(me, without=(port,))
-            assert _iterate(waiting, PATIENCE_S / 2)
-            monkeypatch.setattr(sockets, "READING_S", 600.0)
-            waiting = sockets.flush(me, time.monotonic() + 600, streams)
-            assert not _iterate(waiting, 10 * sockets.PAUSE_S)
-        assert _iterate(waiting, PATIENCE_S / 2)
+        assert inode not in sockets.taken_bytes(me, without=())
 
 
 @pytest.mark.usefixtures("stopped_client")

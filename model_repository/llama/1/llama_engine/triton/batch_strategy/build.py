@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import platform
 import subprocess
 import sys
 import tempfile
@@ -33,14 +34,19 @@ _COMPILER_TIMEOUT = 120
 
 
 def digest() -> str:
-    """Return a hash of the source and the flags; the library contains it."""
-    return hashlib.sha256(" ".join(FLAGS).encode() + SOURCE.read_bytes()).hexdigest()[:16]
+    """Return a hash of the source, the flags and this machine's kind; the library contains it."""
+    return hashlib.sha256(" ".join([*FLAGS, platform.machine()]).encode() + SOURCE.read_bytes()).hexdigest()[:16]
 
 
 def is_built(folder: Path = VERSION) -> bool:
     """Return whether a folder has a whole library of the source as it is now."""
     library = folder / NAME
     return library.exists() and is_whole(library) and digest().encode() in library.read_bytes()
+
+
+def folders_without_library() -> list[Path]:
+    """Return the version folders that are there and have no library of the source as it is now."""
+    return [folder for folder in FOLDERS if folder.is_dir() and not is_built(folder)]
 
 
 def compile_library(compiler: list[str] | None, folder: Path) -> str | None:
@@ -74,7 +80,7 @@ def main() -> int:
     parser.add_argument("--quiet", action="store_true", help="print nothing if nothing is to be compiled")
     options = parser.parse_args()
     folders = [folder for folder in FOLDERS if folder.is_dir()]
-    stale = [folder for folder in folders if not is_built(folder)]
+    stale = folders_without_library()
     compiler = find_compiler()
     failed = [(folder, why) for folder in stale if (why := compile_library(compiler, folder)) is not None]
     for folder, why in failed:

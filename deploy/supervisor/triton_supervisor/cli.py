@@ -111,8 +111,7 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         restarts = Restarts(settings.restarts, settings.restart_minutes)
         return run(Restarting(begin, clean_up, restarts, state, _say), Wishes(again_kills=True), lambda: None)
     finally:
-        kill_children()
-        remove_shared_memory(prefix)
+        clean_up()
 
 
 def _say(message: str) -> None:

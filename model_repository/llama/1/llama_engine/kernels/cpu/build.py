@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 SCRIPT = Path(__file__)
@@ -71,21 +72,29 @@ def compile_object(compiler: list[str] | None, instruction_set: str, directory: 
         return "no C++ compiler"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        room = tempfile.TemporaryDirectory(prefix=f".{instruction_set}-", dir=directory)
     except OSError as error:
         return f"{directory} can't be written: {error.strerror}"
+    command = [*compiler, *COMMON_FLAGS, *INSTRUCTION_SETS[instruction_set], str(SOURCES / "forward.cpp")]
+    return compile_to(object_path(instruction_set, directory), command)
+
+
+def compile_to(path: Path, command: Sequence[str]) -> str | None:
+    """Run a compiler's command, and seal what it makes and rename it into place. Return in a line why that fails."""
+    try:
+        room = tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent)
+    except OSError as error:
+        return f"{path.parent} can't be written: {error.strerror}"
     with room as folder:
         complete = Path(folder) / "object"
-        flags = (*COMMON_FLAGS, *INSTRUCTION_SETS[instruction_set])
-        command = [*compiler, *flags, "-o", str(complete), str(SOURCES / "forward.cpp")]
         try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_TIMEOUT)
+            run = [*command, "-o", str(complete)]
+            result = subprocess.run(run, capture_output=True, text=True, timeout=_COMPILER_TIMEOUT)
             if result.returncode != 0:
                 errors = [line for line in result.stderr.splitlines() if "error" in line]
-                return errors[0] if errors else f"{compiler[0]} ended with code {result.returncode}"
+                return errors[0] if errors else f"{command[0]} ended with code {result.returncode}"
             seal(complete)
             complete.chmod(0o755)
-            complete.replace(object_path(instruction_set, directory))
+            complete.replace(path)
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
     return None

@@ -14,12 +14,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import platform
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from llama_engine.kernels.cpu.build import find_compiler, is_whole, seal
+from llama_engine.kernels.cpu.build import compile_to, find_compiler, is_whole
 
 SOURCE = Path(__file__).parent / "batchstrategy.cpp"
 NAME = "batchstrategy.so"
@@ -29,8 +27,6 @@ VERSION = SOURCE.parents[3]
 FOLDERS = (VERSION, VERSION.parents[1] / "llama_unary" / "1")
 
 FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti", "-Wl,--as-needed")
-
-_COMPILER_TIMEOUT = 120
 
 
 def digest() -> str:
@@ -56,21 +52,11 @@ def compile_library(compiler: list[str] | None, folder: Path) -> str | None:
     try:
         # One of other sources may have another protocol than the model, and a truncated one ends Triton.
         (folder / NAME).unlink(missing_ok=True)
-        if compiler is None:
-            return "no C++ compiler"
-        with tempfile.TemporaryDirectory(prefix=".batchstrategy-", dir=folder) as room:
-            complete = Path(room) / NAME
-            command = [*compiler, *FLAGS, f'-DSOURCE="{digest()}"', "-o", str(complete), str(SOURCE)]
-            result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_TIMEOUT)
-            if result.returncode != 0:
-                errors = [line for line in result.stderr.splitlines() if "error" in line]
-                return errors[0] if errors else f"{compiler[0]} ended with code {result.returncode}"
-            seal(complete)
-            complete.chmod(0o755)
-            complete.replace(folder / NAME)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return None
+    except OSError as error:
+        return f"{folder} can't be written: {error.strerror}"
+    if compiler is None:
+        return "no C++ compiler"
+    return compile_to(folder / NAME, [*compiler, *FLAGS, f'-DSOURCE="{digest()}"', str(SOURCE)])
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from perf.report.text import Table
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 
-DOCUMENTS = ("README.md", "docs/benchmarks.md", "docs/exact-int8.md", "docs/operations.md")
+DOCUMENTS = [ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/exact-int8.md", "docs/operations.md")]
+DRAWN = ROOT / "docs" / "benchmarks"
+"""The plots' folder."""
 
 _MARKER = re.compile(r"^<!-- *(?P<what>table|plot|end): *(?P<name>.*?) *-->$", re.MULTILINE)
 
@@ -39,7 +41,6 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], Table | None]]] = {
     "article": ("bench", tables.article),
     "mixed": ("bench", tables.mixed),
     "sweep": ("sweep", tables.sweep),
-    "headline": ("bench", tables.headline),
     "peers-closed": ("bench", tables.peers_closed),
     "users": ("bench", tables.by_users),
     "large": ("bench", tables.large),
@@ -47,14 +48,13 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], Table | None]]] = {
     "overhead": ("bench", tables.overhead),
     "where": ("bench", tables.where),
     "quality": ("quality", tables.quality),
-    "gpu-verdict": ("gpu", tables.gpu_verdict),
     "gpu-decoding": ("gpu", tables.gpu_decoding),
     "gpu-article": ("gpu", tables.article),
     "gpu-mixed": ("gpu", tables.mixed),
     "gpu-products": ("gpu", tables.gpu_products),
     "tune": ("tune", tables.tune),
-    "stops-default": ("stops", stops("default")),
-    "stops-streaming": ("stops", stops("streaming")),
+    "stops-default": ("stops", partial(stops, "default")),
+    "stops-streaming": ("stops", partial(stops, "streaming")),
 }
 """By block: the kind of result, and the table made of it."""
 
@@ -65,7 +65,7 @@ PLOTS: Mapping[str, tuple[str, Callable[[Result], str | None], str]] = {
         "Latency at the median and the 95th percentile over tokens per second",
     ),
     "scaling": ("sweep", plots.scaling, "Tokens per second over the requests at a time, with the device's limit"),
-    "lengths": ("bench", plots.lengths, "Tokens per second at equal, uniform and geometric output lengths"),
+    "lengths": ("bench", plots.by_lengths, "Tokens per second at equal, uniform and geometric output lengths"),
     "peers": ("bench", plots.peers, "Tokens per second of this server and the baselines, closed loop"),
     "streaming": (
         "bench",
@@ -82,23 +82,6 @@ class MarkerError(ValueError):
     """A block without a beginning or an end, or an unknown one. The message names the document and the block."""
 
 
-@dataclass(frozen=True)
-class Output:
-    """A file's due content; None if nothing was measured for it. changed: the blocks that differ from the file."""
-
-    file: Path
-    content: str | None
-    changed: Sequence[str]
-
-    @property
-    def difference(self) -> str:
-        """How the file differs, in words."""
-        if self.content is None:
-            return "exists although its results don't: delete it"
-        state = "differs from the results" if self.file.exists() else "does not exist"
-        return f"{state}: run python -m perf.report"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check; return the exit code. What can't be read is one line on stderr."""
     parser = argparse.ArgumentParser(
@@ -106,76 +89,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         epilog="Exit code: 0, 1 if --check found a difference, 2 if something can't be read.",
     )
-    add = parser.add_argument
-    add("documents", nargs="*", type=Path, help=f"Markdown files ({' '.join(DOCUMENTS)})")
-    add("--check", action="store_true", help="write nothing; name what differs")
-    add("--results", type=Path, default=RESULTS, metavar="FOLDER", help="(perf/results)")
-    add("--plots", type=Path, default=ROOT / "docs" / "benchmarks", metavar="FOLDER", help="(docs/benchmarks)")
-    chosen = parser.parse_args(arguments)
-    files = chosen.documents or [ROOT / name for name in DOCUMENTS]
+    parser.add_argument("--check", action="store_true", help="write nothing; name what differs")
+    return report(DOCUMENTS, RESULTS, DRAWN, parser.parse_args(arguments).check)
+
+
+def report(documents: Sequence[Path], results_folder: Path, plots_folder: Path, check: bool) -> int:
+    """Make every plot and fill every document, or with `check` name what differs; return the exit code."""
     try:
         # Everything is made before anything is written: an error changes no file.
-        results = read_all(chosen.results)
-        drawn = list(_pictures(results, chosen.plots))
-        links = [output.file for output in drawn if output.content is not None]
-        outputs = [*drawn, *(_document(file, results, links) for file in files)]
-        return _check(outputs) if chosen.check else _write(outputs)
+        results = read_all(results_folder)
+        drawn = {name: _made(draw, results.get(kind)) for name, (kind, draw, _) in PLOTS.items()}
+        due = {plots_folder / f"{name}.svg": svg for name, svg in drawn.items() if svg is not None}
+        due |= {document: _filled(document, results, [*due]) for document in documents}
     except (OSError, ResultError, MarkerError) as error:
         print(f"report: {error}", file=sys.stderr)
         return FAILED
+    different = {file: text for file, text in due.items() if not file.exists() or file.read_text() != text}
+    for file, text in different.items():
+        if check:
+            print(f"{file} differs from the results: run python -m perf.report", file=sys.stderr)
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            print(f"{file} written")
+    return DIFFERENT if check and different else SAME
 
 
-def _check(outputs: Sequence[Output]) -> int:
-    different = [output for output in outputs if output.changed]
-    for output in different:
-        print(f"{output.file}: {', '.join(output.changed)} {output.difference}", file=sys.stderr)
-    return DIFFERENT if different else SAME
+def _made(make: Callable[[Result], str | Table | None], result: Result | None) -> str | None:
+    """Return a plot, or a table's Markdown; None if it was not measured. Raises ResultError for an incomplete one."""
+    if result is None:
+        return None
+    try:
+        found = make(result)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ResultError(f"{result.file} lacks a field or has one of another form: {error!r}") from error
+    return found.markdown() if isinstance(found, Table) else found
 
 
-def _write(outputs: Sequence[Output]) -> int:
-    for output in outputs:
-        if output.content is None:
-            difference = f"; {output.difference}" if output.changed else ""
-            print(f"{output.file.name}: skipped, not measured{difference}")
-        elif output.changed:
-            output.file.parent.mkdir(parents=True, exist_ok=True)
-            output.file.write_text(output.content)
-            print(f"{output.file}: {', '.join(output.changed)} written")
-    return SAME
-
-
-def _pictures(results: Mapping[str, Result], folder: Path) -> Iterator[Output]:
-    for name, (kind, draw, _) in PLOTS.items():
-        file = folder / f"{name}.svg"
-        content = draw(results[kind]) if kind in results else None
-        current = file.read_text() if file.exists() else None
-        yield Output(file, content, [] if content == current else [f"plot {name!r}"])
-
-
-def _document(file: Path, results: Mapping[str, Result], drawn: Collection[Path]) -> Output:
-    text, position, changed = file.read_text(), 0, []
+def _filled(document: Path, results: Mapping[str, Result], drawn: Collection[Path]) -> str:
+    """Return the document with every block's content. drawn: the plots' files."""
+    text, position = document.read_text(), 0
     parts: list[str] = []
-    for begin, end in blocks(file.name, text):
-        content = f"\n\n{_content(file, begin['what'], begin['name'], results, drawn)}\n\n"
-        if content != text[begin.end() : end.start()]:
-            changed.append(f"{begin['what']} {begin['name']!r}")
-        parts += [text[position : begin.end()], content]
+    for begin, end in blocks(document.name, text):
+        content = _content(document, begin["what"], begin["name"], results, drawn)
+        parts += [text[position : begin.end()], f"\n\n{content}\n\n"]
         position = end.start()
-    return Output(file, "".join([*parts, text[position:]]), changed)
+    return "".join([*parts, text[position:]])
 
 
-def _content(file: Path, what: str, name: str, results: Mapping[str, Result], drawn: Collection[Path]) -> str:
-    """Return what belongs into a block. drawn: the plots' files."""
+def _content(
+    document: Path, what: str, name: str, results: Mapping[str, Result], drawn: Collection[Path]
+) -> str | None:
     known = TABLES if what == "table" else PLOTS
     if name not in known:
-        raise MarkerError(f"{file.name}: there is no {what} {name!r}; there are {', '.join(sorted(known))}")
-    kind = known[name][0]
-    if what == "plot":
-        links = (os.path.relpath(plot.resolve(), file.resolve().parent) for plot in drawn if plot.stem == name)
-        content = next((f"![{PLOTS[name][2]}]({Path(link).as_posix()})" for link in links), None)
+        raise MarkerError(f"{document.name}: there is no {what} {name!r}; there are {', '.join(sorted(known))}")
+    kind, make = known[name][:2]
+    if what == "table":
+        content = _made(make, results.get(kind))
     else:
-        table = TABLES[name][1](results[kind]) if kind in results else None
-        content = None if table is None else table.markdown()
+        links = (os.path.relpath(plot.resolve(), document.resolve().parent) for plot in drawn if plot.stem == name)
+        content = next((f"![{PLOTS[name][2]}]({Path(link).as_posix()})" for link in links), None)
     return f"*Not measured yet: `{COMMANDS[kind]}` does.*" if content is None else content
 
 

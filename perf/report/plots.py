@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib import style
 from matplotlib.axes import Axes
@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from perf.report.results import Account, Measurement, Part, Percentiles, Result, TunePoint, tuned
-from perf.report.tables import arrivals
+from perf.report.results import Part, Result, Row
+from perf.report.tables import account_load, arrivals, label, lengths, setting_texts, tuned
 from perf.report.text import figure, percent
 
 # Okabe and Ito's colours, which stay distinct under the common kinds of colour blindness; the second four are darker
@@ -31,21 +31,19 @@ OLIVE, BROWN = "#8a8400", "#7a4b00"
 INK, FAINT = "#222222", "#d8d8d8"
 
 _LOOKS = {
-    "inflight_int8": (BLUE, "o"),
-    "triton_llama_int8": (BLUE, "o"),
-    "inflight_fp32": (GREEN, "s"),
-    "triton_llama_fp32": (GREEN, "s"),
-    "inflight_bf16": (OLIVE, "p"),
-    "triton_llama_bf16": (OLIVE, "p"),
-    "batched_int8": (VERMILION, "^"),
-    "batching_fastapi": (VERMILION, "^"),
-    "batched_fp16": (PURPLE, "v"),
-    "transformers_serve": (PURPLE, "v"),
-    "naive_fp16": (GREY, "D"),
-    "naive_fastapi": (GREY, "D"),
-    "vllm": (ORANGE, "P"),
-    "vllm_int8": (BROWN, "*"),
-    "naive_fp32": (SKY, "X"),
+    server: look
+    for servers, look in {
+        ("inflight_int8", "triton_llama_int8"): (BLUE, "o"),
+        ("inflight_fp32", "triton_llama_fp32"): (GREEN, "s"),
+        ("inflight_bf16", "triton_llama_bf16"): (OLIVE, "p"),
+        ("batched_int8", "batching_fastapi"): (VERMILION, "^"),
+        ("batched_fp16", "transformers_serve"): (PURPLE, "v"),
+        ("naive_fp16", "naive_fastapi"): (GREY, "D"),
+        ("vllm",): (ORANGE, "P"),
+        ("vllm_int8",): (BROWN, "*"),
+        ("naive_fp32",): (SKY, "X"),
+    }.items()
+    for server in servers
 }
 """Each server's colour, the same in all plots, and a marker that tells the lines apart in black and white."""
 _OTHER = (INK, "*")
@@ -126,11 +124,11 @@ def latency(result: Result) -> str | None:
     drawn, both = panels("Latency and throughput", subtitle, (1, 2))
     for axes, name in zip(both, ("p50", "p95"), strict=True):
         for rows in servers:
-            colour, marker = _LOOKS.get(rows[0].server, _OTHER)
-            points = [(row.tokens_per_second, getattr(row.latency_ms, name) / 1e3) for row in rows]
-            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=rows[0].label)
+            colour, marker = _look(rows[0])
+            points = [(row["tokens_per_second"], row["latency_ms"][name] / 1e3) for row in rows]
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=label(rows[0]))
             for row, point in zip(rows, points, strict=True):
-                _above(axes, str(row.load.concurrency), point, 6.5, colour)
+                _above(axes, str(row["load"]["concurrency"]), point, 6.5, colour)
         axes.set_yscale("log")
         _decades(axes.yaxis)
         axes.set_xlim(left=0)
@@ -150,11 +148,11 @@ def scaling(result: Result) -> str | None:
     subtitle = f"{_subtitle(result, servers[0][0])}; dashed: the device's limit for the same load"
     drawn, (axes,) = panels("Throughput and requests at a time", subtitle, height=5.0)
     for rows in servers:
-        colour, marker = _LOOKS.get(rows[0].server, _OTHER)
-        steps = [row.load.concurrency or 0 for row in rows]
-        limits = [float("nan") if row.limit is None else row.limit.tokens_per_second for row in rows]
-        axes.plot(steps, [row.tokens_per_second for row in rows], color=colour, marker=marker, label=rows[0].label)
-        axes.plot(steps, limits, color=colour, linestyle=_DASHED, linewidth=1.2, label=f"limit of {rows[0].label}")
+        colour, marker = _look(rows[0])
+        steps = [row["load"]["concurrency"] for row in rows]
+        limits = [row["limit"]["tokens_per_second"] for row in rows]
+        axes.plot(steps, [*map(_rate, rows)], color=colour, marker=marker, label=label(rows[0]))
+        axes.plot(steps, limits, color=colour, linestyle=_DASHED, linewidth=1.2, label=f"limit of {label(rows[0])}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _decades(axes.yaxis)
@@ -165,7 +163,7 @@ def scaling(result: Result) -> str | None:
     return svg(drawn)
 
 
-def lengths(result: Result) -> str | None:
+def by_lengths(result: Result) -> str | None:
     """Draw tokens/s of the article's servers at each distribution of output lengths."""
     return _grouped(result, result.measured("article"), "Output lengths: what equal ones hide")
 
@@ -176,45 +174,41 @@ def peers(result: Result) -> str | None:
 
 
 @styled
-def _grouped(result: Result, rows: Sequence[Measurement], title: str) -> str | None:
+def _grouped(result: Result, rows: Sequence[Row], title: str) -> str | None:
     """Draw a panel of bars for each distribution of lengths, on one scale."""
     if not rows:
         return None
-    mixes = {row.load.mix: row.load.title for row in rows}
-    subtitle = f"{result.origin.subject}; {rows[0].load.concurrency} requests at a time"
-    if any(row.limit is not None for row in rows):
-        subtitle += "; in brackets: of the device's limit"
+    mixes = {row["load"]["mix"]: lengths(row["load"]) for row in rows}
+    load = f"{rows[0]['load']['concurrency']} requests at a time"
+    subtitle = f"{result.subject()}; {load}; in brackets: of the device's limit"
 
-    def text(row: Measurement) -> str:
-        return figure(row.tokens_per_second) + ("" if row.limit is None else f" ({percent(row.limit.fraction)})")
+    def text(row: Row) -> str:
+        return f"{figure(_rate(row))} ({percent(row['limit']['fraction'])})"
 
-    longest = max(row.tokens_per_second for row in rows)
-    servers = len({row.server for row in rows})
+    longest = max(map(_rate, rows))
+    servers = len({row["server"] for row in rows})
     drawn, each = panels(title, subtitle, (1, len(mixes)), height=1.75 + 0.36 * servers, left=1.9)
-    for axes, (mix, lengths) in zip(each, mixes.items(), strict=True):
-        _bars(axes, [row for row in rows if row.load.mix == mix], lambda row: row.tokens_per_second, text)
-        _horizontal(axes, lengths, "tokens/s", 1.45 * longest)
+    for axes, (mix, name) in zip(each, mixes.items(), strict=True):
+        _bars(axes, [row for row in rows if row["load"]["mix"] == mix], _rate, text)
+        _horizontal(axes, name, "tokens/s", 1.45 * longest)
     return svg(drawn)
 
 
 @styled
 def streaming(result: Result) -> str | None:
-    """Draw TTFT, ITL and goodput of the streaming servers under Poisson arrivals, for the first distribution."""
-    found = result.measured("peers", "poisson")
-    rows = [row for row in found if row.time_to_first_token_ms is not None and row.load.mix == found[0].load.mix]
+    """Draw TTFT, ITL and goodput of the streaming servers under Poisson arrivals."""
+    rows = [row for row in result.measured("peers", "poisson") if "time_to_first_token_ms" in row]
     if not rows:
         return None
-    rate = rows[0].load.rate_per_second
-    sent = "" if rate is None else f"; {figure(rate)} requests/s"
-    subtitle = f"{result.origin.subject}; Poisson arrivals{sent}; new tokens: {rows[0].load.title}"
+    rate = figure(rows[0]["load"]["rate_per_second"])
+    subtitle = f"{result.subject()}; Poisson arrivals; {rate} requests/s; new tokens: {lengths(rows[0]['load'])}"
     height = 1.75 + 0.42 * len(rows)
     drawn, (first, between, good) = panels(
         "Streams: how soon and how steadily", subtitle, (1, 3), height=height, left=1.9
     )
-    _ranges(first, rows, "time to first token", lambda row: row.time_to_first_token_ms)
-    _ranges(between, rows, "between two tokens", lambda row: row.inter_token_latency_ms)
-    within = [row for row in rows if row.goodput is not None]
-    _bars(good, within, lambda row: 100 * _share(row), lambda row: percent(_share(row)))
+    _ranges(first, rows, "time to first token", "time_to_first_token_ms")
+    _ranges(between, rows, "between two tokens", "inter_token_latency_ms")
+    _bars(good, rows, lambda row: 100 * row["goodput"]["share"], lambda row: percent(row["goodput"]["share"]))
     _horizontal(good, "within the objective", "% of all requests", 145)
     good.set_xticks([0, 50, 100])
     return svg(drawn)
@@ -226,24 +220,25 @@ def pareto(result: Result) -> str | None:
 
     The front's points are numbered and their settings listed beside the plot: on a real front they lie close together.
     """
-    found = tuned(result)
-    if found is None or not found.points:
+    points = tuned(result)
+    if not points:
         return None
-    subtitle = f"{result.origin.subject}; {arrivals(found.load)}; new tokens: {found.load.title}; up and left is better"
+    load, bound = result.content["settings"]["load"], result.content["slo_p95_ms"] / 1e3
+    subtitle = f"{result.subject()}; {arrivals(load)}; new tokens: {lengths(load)}; up and left is better"
     drawn, (axes,) = panels("Settings: throughput and latency", subtitle, right=3.3)
-    front = sorted((point for point in found.points if point.pareto), key=_p95)
-    shown = sorted((point for point in found.points if point.pareto or point.recommended), key=_p95)
-    others = [point for point in found.points if not point.pareto]
-    axes.plot([*map(_p95, others)], [point.tokens_per_second for point in others], "o", color=GREY)
-    axes.plot([*map(_p95, front)], [point.tokens_per_second for point in front], "-", color=BLUE)
+    front = sorted((point for point in points if point["pareto"]), key=_p95)
+    shown = sorted((point for point in points if point["pareto"] or point["recommended"]), key=_p95)
+    others = [point for point in points if not point["pareto"]]
+    axes.plot([*map(_p95, others)], [*map(_rate, others)], "o", color=GREY)
+    axes.plot([*map(_p95, front)], [*map(_rate, front)], "-", color=BLUE)
     shared, differing = _settings(shown)
     for number, (point, settings) in enumerate(zip(shown, differing, strict=True), start=1):
-        place = (_p95(point), point.tokens_per_second)
-        colour, marker, size = (VERMILION, "*", 14) if point.recommended else (BLUE, "o", 5)
-        label = f"{number}  {settings}{', recommended' if point.recommended else ''}"
-        axes.plot(*place, marker, color=colour, markersize=size, label=label)
+        place = (_p95(point), _rate(point))
+        colour, marker, size = (VERMILION, "*", 14) if point["recommended"] else (BLUE, "o", 5)
+        text = f"{number}  {settings}{', recommended' if point['recommended'] else ''}"
+        axes.plot(*place, marker, color=colour, markersize=size, label=text)
         _above(axes, str(number), place, 9, colour)
-    axes.axvline(found.bound, color=INK, linestyle=_DASHED, linewidth=1.2, label=f"bound: {_plain(found.bound)} s")
+    axes.axvline(bound, color=INK, linestyle=_DASHED, linewidth=1.2, label=f"bound: {_plain(bound)} s")
     axes.set_xlabel("p95 latency of a request, s")
     axes.set_ylabel("tokens/s")
     axes.xaxis.set_major_formatter(_plain)
@@ -255,8 +250,10 @@ def pareto(result: Result) -> str | None:
 
 def overhead(result: Result) -> str | None:
     """Draw the parts of the overhead account."""
-    account = result.section("overhead", Account)
-    return None if account is None else icicle(account.parts, f"{result.origin.subject}; {account.load}")
+    account = result.content.get("overhead")
+    if account is None:
+        return None
+    return icicle([Part(**part) for part in account["parts"]], f"{result.subject()}; {account_load(account)}")
 
 
 @styled
@@ -322,46 +319,50 @@ def _pale(colour: str, depth: int) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _sweep(result: Result) -> list[list[Measurement]]:
+def _look(row: Row) -> tuple[str, str]:
+    return _LOOKS.get(row["server"], _OTHER)
+
+
+def _rate(row: Row) -> float:
+    rate: float = row["tokens_per_second"]
+    return rate
+
+
+def _p95(point: Row) -> float:
+    p95: float = point["p95_ms"] / 1e3
+    return p95
+
+
+def _sweep(result: Result) -> list[list[Row]]:
     """Return each server's measurements by rising concurrency."""
-    servers: dict[str, list[Measurement]] = {}
-    for row in sorted(result.measured("sweep"), key=lambda row: row.load.concurrency or 0):
-        servers.setdefault(row.server, []).append(row)
+    servers: dict[str, list[Row]] = {}
+    for row in sorted(result.measured("sweep"), key=lambda row: row["load"]["concurrency"]):
+        servers.setdefault(row["server"], []).append(row)
     return list(servers.values())
 
 
-def _subtitle(result: Result, row: Measurement) -> str:
-    return f"{result.origin.subject}; new tokens: {row.load.title}"
+def _subtitle(result: Result, row: Row) -> str:
+    return f"{result.subject()}; new tokens: {lengths(row['load'])}"
 
 
-def _bars(
-    axes: Axes,
-    rows: Sequence[Measurement],
-    length: Callable[[Measurement], float],
-    text: Callable[[Measurement], str],
-) -> None:
+def _bars(axes: Axes, rows: Sequence[Row], length: Callable[[Row], float], text: Callable[[Row], str]) -> None:
     """Draw a bar per row, at its server's place in all panels."""
     for row in rows:
-        axes.barh(row.label, length(row), height=0.62, color=_LOOKS.get(row.server, _OTHER)[0])
-        _right(axes, text(row), (length(row), row.label))
+        axes.barh(label(row), length(row), height=0.62, color=_look(row)[0])
+        _right(axes, text(row), (length(row), label(row)))
 
 
-def _ranges(
-    axes: Axes, rows: Sequence[Measurement], title: str, times: Callable[[Measurement], Percentiles | None]
-) -> None:
+def _ranges(axes: Axes, rows: Sequence[Row], title: str, times: str) -> None:
     """Draw a line from p50 to p95 for each server; the marker is the median."""
     longest = 0.0
     for row in rows:
-        found = times(row)
-        if found is None:
-            continue
-        place, (colour, marker) = row.label, _LOOKS.get(row.server, _OTHER)
-        axes.plot([found.p50, found.p95], [place] * 2, color=colour, linewidth=4, alpha=0.45, solid_capstyle="butt")
-        axes.plot([found.p50], [place], marker, color=colour, markersize=7)
-        axes.plot([found.p95], [place], "|", color=colour, markersize=9, markeredgewidth=2)
-        _right(axes, f"{figure(found.p50)} – {figure(found.p95)}", (found.p95, place))
-        longest = max(longest, found.p95)
-    _horizontal(axes, f"{title}, p50 to p95", "ms", 1.6 * longest or 1.0)
+        p50, p95, place, (colour, marker) = row[times]["p50"], row[times]["p95"], label(row), _look(row)
+        axes.plot([p50, p95], [place] * 2, color=colour, linewidth=4, alpha=0.45, solid_capstyle="butt")
+        axes.plot([p50], [place], marker, color=colour, markersize=7)
+        axes.plot([p95], [place], "|", color=colour, markersize=9, markeredgewidth=2)
+        _right(axes, f"{figure(p50)} – {figure(p95)}", (p95, place))
+        longest = max(longest, p95)
+    _horizontal(axes, f"{title}, p50 to p95", "ms", 1.6 * longest)
 
 
 def _horizontal(axes: Axes, title: str, unit: str, longest: float) -> None:
@@ -400,25 +401,18 @@ def _plain(value: float, _: object = None) -> str:
     return f"{value:,.0f}" if value >= 1 and value == round(value) else f"{value:,g}"
 
 
-def _share(row: Measurement) -> float:
-    return 0.0 if row.goodput is None else row.goodput.share
-
-
-def _p95(point: TunePoint) -> float:
-    return point.p95_ms / 1e3
-
-
-def _settings(shown: Sequence[TunePoint]) -> tuple[str, list[str]]:
+def _settings(shown: Sequence[Row]) -> tuple[str, list[str]]:
     """Return the settings that all points share, in short, and each point's others."""
     short = {
         "max_queue_delay_microseconds": "delay µs",
         "preferred_batch_size": "preferred",
         "prefill_tokens": "prefill",
     }
-    shared = {name for name in shown[0].texts if len({point.texts.get(name) for point in shown}) == 1}
+    each = [setting_texts(point) for point in shown]
+    shared = {name for name in each[0] if len({texts.get(name) for texts in each}) == 1}
 
-    def described(point: TunePoint, common: bool) -> str:
-        chosen = {name: value for name, value in point.texts.items() if (name in shared) is common}
+    def described(texts: Mapping[str, str], common: bool) -> str:
+        chosen = {name: value for name, value in texts.items() if (name in shared) is common}
         return ", ".join(f"{short.get(name, name)} {value}" for name, value in chosen.items())
 
-    return described(shown[0], True), [described(point, False) for point in shown]
+    return described(each[0], True), [described(texts, False) for texts in each]

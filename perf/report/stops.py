@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from perf.report.results import Result, Text
+from perf.report.results import Result, Row
 from perf.report.text import Column, Table, table
 
 STOPS = {
@@ -57,71 +55,46 @@ _HELD = (
 )
 
 
-@dataclass(frozen=True)
-class StopCell:
-    """A stop of a server in a situation. outcomes: requests by what became of them. code: None if it goes on.
-
-    held: whether Triton kept the model, which has answered everything, for a stream that its client hasn't closed.
-    """
-
-    situation: Text
-    stop: Text
-    accepted: int
-    outcomes: Mapping[str, int]
-    seconds: float
-    failures: Sequence[str]
-    held: bool
-    code: int | None = None
-
-
-def stops(config: str) -> Callable[[Result], Table | None]:
+def stops(config: str, result: Result) -> Table | None:
     """Return the table of a config: a row for each situation, a column for each stop."""
-
-    def of_config(result: Result) -> Table | None:
-        return _table(result, config)
-
-    return of_config
-
-
-def _table(result: Result, config: str) -> Table | None:
-    cells = result.rows(StopCell, config)
+    cells = result.measured(config)
     if not cells:
         return None
-    by_key = {(cell.situation, cell.stop): cell for cell in cells}
-    rows = [name for name in SITUATIONS if any(cell.situation == name for cell in cells)]
+    by_key = {(cell["situation"], cell["stop"]): cell for cell in cells}
+    rows = [name for name in SITUATIONS if any(cell["situation"] == name for cell in cells)]
 
-    def column(stop: str) -> Column[str]:
+    def column(stop: str) -> Column:
         return Column(STOPS[stop], lambda row: _cell(by_key.get((row, stop))), right=False)
 
-    outcomes = sum((Counter(cell.outcomes) for cell in cells), Counter[str]())
+    outcomes = sum((Counter(cell["outcomes"]) for cell in cells), Counter[str]())
     failed = [
-        f"Failed: {STOPS[cell.stop]}, {SITUATIONS[cell.situation]}: {cell.failures[0]}"
+        f"Failed: {STOPS[cell['stop']]}, {SITUATIONS[cell['situation']]}: {cell['failures'][0]}"
         for cell in cells
-        if cell.failures
+        if cell["failures"]
     ]
     missing = result.missing(config)
     counted = ", ".join(f"{outcomes[outcome]:,} {outcome}" for outcome in ("complete", *_NOTES))
     return table(
-        [Column("", lambda row: SITUATIONS[row], right=False), *(column(stop) for stop in STOPS)],
+        [Column("", SITUATIONS.__getitem__, right=False), *(column(stop) for stop in STOPS)],
         rows,
         [
             "Each cell is a server of its own: the requests that it had accepted and their outcome; the exit code; "
             f"the seconds until it was over. {len(cells)} cells, {outcomes.total():,} requests: {counted}.",
             *(note for outcome, note in _NOTES.items() if outcomes[outcome]),
-            *([_HELD] if any(cell.held for cell in cells) else []),
+            *([_HELD] if any(cell["held"] for cell in cells) else []),
             *failed,
             *([f"Not run: {'; '.join(missing)}."] if missing else []),
-            result.origin.line(),
+            result.origin(),
         ],
     )
 
 
-def _cell(cell: StopCell | None) -> str:
+def _cell(cell: Row | None) -> str:
     if cell is None:
         return "not run"
-    others = [f"{count} {outcome}" for outcome, count in cell.outcomes.items() if outcome != "complete"]
-    requests = ", ".join([f"{cell.outcomes.get('complete', 0)} of {cell.accepted}", *others])
-    code = [] if cell.code is None else [f"code {cell.code}"]
-    over = "held" if cell.held else f"{cell.seconds:.1f} s"
+    others = [f"{count} {outcome}" for outcome, count in cell["outcomes"].items() if outcome != "complete"]
+    requests = ", ".join([f"{cell['outcomes'].get('complete', 0)} of {cell['accepted']}", *others])
+    code = [] if cell["code"] is None else [f"code {cell['code']}"]
+    over = "held" if cell["held"] else f"{cell['seconds']:.1f} s"
     text = "; ".join([requests, *code, over])
-    return f"**failed**: {text}" if cell.failures else text
+    return f"**failed**: {text}" if cell["failures"] else text

@@ -9,13 +9,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Generic, TypeVar
+from typing import Any, NamedTuple
 
-WIDTH = 120
 _NONE = "–"
-_GAP = "  "
-
-Row = TypeVar("Row")
 
 
 def figure(value: float) -> str:
@@ -43,13 +39,28 @@ def several(*values: float) -> str:
     return " / ".join(map(figure, values))
 
 
-@dataclass(frozen=True)
-class Column(Generic[Row]):
-    """cell: a row's text or figure; None where it doesn't apply. A column that applies to no row is left out."""
+def at(row: Any, path: str) -> Any:  # noqa: ANN401 - JSON
+    """Return a row's value at a path of keys, such as limit/fraction; None where there is none."""
+    for key in path.split("/"):
+        row = None if row is None else row.get(key)
+    return row
+
+
+class Column(NamedTuple):
+    """cell: the path of a row's value, or a function of the row; None where it doesn't apply. shown: a number as text.
+
+    A column that applies to no row is left out.
+    """
 
     title: str
-    cell: Callable[[Row], str | float | None]
+    cell: str | Callable[[Any], str | float | None]
     right: bool = True
+    shown: Callable[[Any], str] = figure
+
+    def text(self, row: object) -> str | None:
+        """Return a row's cell."""
+        found = at(row, self.cell) if isinstance(self.cell, str) else self.cell(row)
+        return found if found is None or isinstance(found, str) else self.shown(found)
 
 
 @dataclass(frozen=True)
@@ -68,43 +79,29 @@ class Table:
         return "\n\n".join([text, *self.notes])
 
 
-def table(columns: Sequence[Column[Row]], rows: Sequence[Row], notes: Sequence[str]) -> Table:
+def table(columns: Sequence[Column], rows: Sequence[object], notes: Sequence[str]) -> Table:
     """Lay out the rows in the columns that apply to any of them."""
-    cells = [(column, [column.cell(row) for row in rows]) for column in columns]
-    used = [(column, found) for column, found in cells if any(one is not None for one in found)]
-    texts = [
-        [_NONE if one is None else one if isinstance(one, str) else figure(one) for one in found] for _, found in used
-    ]
+    cells = {column: [column.text(row) for row in rows] for column in columns}
+    used = {column: found for column, found in cells.items() if any(one is not None for one in found)}
     return Table(
-        [column.title for column, _ in used],
-        [column.right for column, _ in used],
-        [[column[number] for column in texts] for number in range(len(rows))],
+        [column.title for column in used],
+        [column.right for column in used],
+        [[_NONE if cell is None else cell for cell in row] for row in zip(*used.values(), strict=True)],
         notes,
     )
 
 
-def terminal(table: Table, width: int = WIDTH) -> str:
-    """Return the table in aligned columns, and its notes.
-
-    Titles are wrapped. Columns beyond the width follow in blocks beneath, each after the leading columns of texts.
-    """
-    cells = [[row[number] for row in table.rows] for number in range(len(table.titles))]
-    wide = [max(map(len, [*title.split(), *rows]), default=0) for title, rows in zip(table.titles, cells, strict=True)]
-    keys = list(range(next((number for number, right in enumerate(table.right) if right), len(wide))))
-    blocks = [list(keys)]
-    for number in range(len(keys), len(wide)):
-        # At least one column beside the texts, however wide.
-        if blocks[-1] != keys and sum(wide[other] + len(_GAP) for other in [*blocks[-1], number]) > width + len(_GAP):
-            blocks.append(list(keys))
-        blocks[-1].append(number)
-
-    def line(block: Sequence[int], row: Sequence[str]) -> str:
-        aligned = (row[one].rjust(wide[one]) if table.right[one] else row[one].ljust(wide[one]) for one in block)
-        return _GAP.join(aligned).rstrip()
-
-    titles = [textwrap.wrap(title, wide[number], break_on_hyphens=False) for number, title in enumerate(table.titles)]
-    head = [*zip_longest(*titles, fillvalue=""), ["-" * column for column in wide]]
-    # A block whose titles are all short has empty lines in the head.
-    text = "\n\n".join("\n".join(filter(None, (line(block, row) for row in [*head, *table.rows]))) for block in blocks)
-    notes = [textwrap.fill(note.replace("`", ""), width) for note in table.notes]
-    return "\n".join([text, *([""] if notes else []), *notes])
+def terminal(table: Table) -> str:
+    """Return the table in aligned columns under wrapped titles, and its notes."""
+    columns = list(zip(table.titles, *table.rows, strict=True))
+    wide = [max(map(len, [*title.split(), *cells]), default=0) for title, *cells in columns]
+    titles = [textwrap.wrap(title, width) for title, width in zip(table.titles, wide, strict=True)]
+    lines = [*zip_longest(*titles, fillvalue=""), ["-" * width for width in wide], *table.rows]
+    aligned = [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, wide, table.right, strict=True)
+        )
+        for line in lines
+    ]
+    return "\n".join([*aligned, *(["", *table.notes] if table.notes else [])])

@@ -12,7 +12,6 @@ import httpx
 import pytest
 import torch
 from fastapi import FastAPI
-from unit.made_up_results import result
 
 from perf.baselines.fastapi_server import Completion, Pretrained, batching, naive
 from perf.bench.measure import entry
@@ -20,7 +19,8 @@ from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.summary import SLO
-from perf.report.results import parse
+from perf.report.results import RESULTS, parse
+from perf.report.tables import peers_closed
 from perf.roofline.rates import DeviceRates
 from perf.servers.baselines import servers
 from perf.workload import warm_and_measured
@@ -119,18 +119,18 @@ def test_the_report_reads_the_measurement_of_a_started_baseline() -> None:
     with server.start(EMBEDDED, 1) as running:
         run = drive(running.target, requests, Closed(2), 2, 120.0)
         measured = entry(server, running, EMBEDDED, "uniform", run, requests, rates, SLO(60.0, 1.0))
-    content = json.loads(json.dumps(measured))
-    assert content["command"].startswith(".venv/bin/python -m perf.baselines.fastapi_server --model pydoc-llama ")
-    (read,) = parse(result("bench", "make bench", {"peers/closed/uniform": content}), "test").measured("peers")
-    assert (read.server, content["family"], read.weights, read.errors) == ("naive_fastapi", "peer", "FP32", 0)
-    assert (read.load.mix, read.load.concurrency, read.load.rate_per_second) == ("uniform", 2, None)
-    assert read.load.mean_output_tokens == 5
-    assert read.goodput is not None
-    assert read.goodput.share == 1.0
-    assert read.limit is not None
-    assert read.limit.fraction > 0
-    assert read.memory is not None
-    assert read.memory.weights_mib == pytest.approx(21.0, abs=1.5)
-    assert read.memory.process_mib is not None
-    assert read.memory.process_mib > 100
-    assert (content["requests"], content["whole_run"]["requests"], content["whole_run"]["output_tokens"]) == (4, 6, 30)
+    found = json.loads(json.dumps(measured))
+    assert found["command"].startswith(".venv/bin/python -m perf.baselines.fastapi_server --model pydoc-llama ")
+    assert (found["server"], found["family"], found["weights"], found["errors"]) == ("naive_fastapi", "peer", "FP32", 0)
+    load = {"mix": "uniform", "concurrency": 2, "rate_per_second": None, "mean_output_tokens": 5}
+    assert {name: found["load"][name] for name in load} == load
+    assert found["goodput"]["share"] == 1.0
+    assert found["limit"]["fraction"] > 0
+    assert found["memory"]["weights_mib"] == pytest.approx(21.0, abs=1.5)
+    assert found["memory"]["process_mib"] > 100
+    assert (found["requests"], found["whole_run"]["requests"], found["whole_run"]["output_tokens"]) == (4, 6, 30)
+    content = json.loads((RESULTS / "bench.json").read_text())
+    content["measurements"] = {"peers/closed/uniform/naive_fastapi": found}
+    table = peers_closed(parse(content, "test"))
+    assert table is not None
+    assert table.rows[0][:2] == ["uniform, mean 5", "naive FastAPI"]

@@ -13,19 +13,27 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from unit import made_up_results
 
 from perf.report import tables
-from perf.report.__main__ import DIFFERENT, FAILED, PLOTS, SAME, TABLES, main
-from perf.report.results import RESULTS, Result, ResultError, parse
+from perf.report.__main__ import DIFFERENT, FAILED, PLOTS, SAME, TABLES, report
+from perf.report.results import RESULTS, Result, parse
 from perf.report.text import Table, figure, percent, terminal
 
 FILE = "perf/results/made_up.json"
+NAIVE = "article/equal/naive_fp16"
 Make = Callable[[Result], Table | None]
 
 
 def committed(kind: str = "bench") -> dict[str, Any]:
     content: dict[str, Any] = json.loads((RESULTS / f"{kind}.json").read_text())
+    return content
+
+
+def every(**fields: object) -> dict[str, Any]:
+    """The committed bench results with fields of every measurement changed."""
+    content = committed()
+    for one in content["measurements"].values():
+        one.update(fields)
     return content
 
 
@@ -41,43 +49,30 @@ def cells(make: Make, content: object, title: str) -> list[str]:
     return [row[list(table.titles).index(title)] for row in table.rows]
 
 
-def every(**fields: object) -> dict[str, Any]:
-    """The committed bench results with fields of every measurement changed."""
+def gpu() -> dict[str, Any]:
+    """A gpu.json, which perf/results has none of, with a measurement of every kind."""
+    wave = {
+        "title": "INT8", "rows": 32, "requests_per_second": 25.0, "tokens_per_second": 5000.0,
+        "limit": {"tokens_per_second": 8000.0, "fraction": 0.625},
+    }  # fmt: skip
+    product = {
+        "outputs": 4096, "inputs": 11008, "rows": 8, "bandwidth_us": {"int8": 15.0, "fp16": 30.0},
+        "ways": {
+            "fp16": {"eager_us": 20.0, "graph_us": 10.0},
+            "bitsandbytes_6": {"eager_us": 90.0, "graph_us": None},
+            "fused": {"failed": "RuntimeError: no"},
+        },
+    }  # fmt: skip
     content = committed()
-    for one in content["measurements"].values():
-        one.update(fields)
-    return content
-
-
-def changed(path: str, value: object, key: str = "article/equal/naive_fp16") -> dict[str, Any]:
-    """The committed bench results with one field of a measurement changed, or removed if the value is None."""
-    content = committed()
-    fields = content["measurements"][key]
-    *parents, last = path.split("/")
-    for parent in parents:
-        fields = fields[parent]
-    if value is None:
-        del fields[last]
-    else:
-        fields[last] = value
-    return content
-
-
-def with_more_users() -> dict[str, Any]:
-    """The committed bench results, where every server has also been measured with one user and with a larger model."""
-    content = committed()
-    measured = content["measurements"]
-    measured = {key: one for key, one in measured.items() if key.split("/")[0] not in ("users", "large")}
-    for key, one in [*measured.items()]:
-        if key.startswith("peers/closed/uniform/") and "not_run" not in one:
-            alone = {
-                **one,
-                "load": {**one["load"], "concurrency": 1},
-                "tokens_per_second": one["tokens_per_second"] / 8,
-            }
-            measured[f"users/uniform/1/{one['server']}"] = alone
-            measured[f"large/1/{one['server']}"] = {**alone, "model": "a larger Llama"}
-    return {**content, "measurements": measured}
+    measurements = {
+        **{key: one for key, one in content["measurements"].items() if key.startswith("article/")},
+        "stock/int8/32": wave,
+        "decode/int8/32": {**wave, "steps": "decode steps: fused, launched", "step_ms": {"p50": 6.4}},
+        "decode/fp16/32": {"not_run": "CUDA error"},
+        "products/4096x11008/8": product,
+    }
+    settings = {"model": "a made-up Llama", "prompt_tokens": 100, "output_tokens": 200}
+    return {**content, "kind": "gpu", "settings": settings, "measurements": measurements}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +93,7 @@ def test_figures_have_three_digits_and_a_share_below_one_is_never_100_percent(
 @pytest.mark.parametrize(("requests", "last"), [(99, "max"), (100, "p99")])
 def test_with_a_hundred_requests_the_table_has_a_99th_percentile(requests: int, last: str) -> None:
     content = every(requests=requests, errors=0)
-    first = content["measurements"]["article/equal/naive_fp16"]["latency_ms"]
+    first = content["measurements"][NAIVE]["latency_ms"]
     found = cells(tables.article, content, f"latency p50 / p95 / {last}, s")[0]
     assert found == " / ".join(figure(first[name] / 1e3) for name in ("p50", "p95", last))
 
@@ -107,7 +102,7 @@ def test_without_naive_fp32_the_baseline_is_naive_fp16_and_without_both_there_is
     content = committed()
     del content["measurements"]["article/equal/naive_fp32"]
     assert cells(tables.article, content, "over naive FP16")[0] == "1.00 ×"
-    del content["measurements"]["article/equal/naive_fp16"]
+    del content["measurements"][NAIVE]
     assert not any(title.startswith("over") for title in made(tables.article, content).titles)
 
 
@@ -131,33 +126,17 @@ def test_vram_is_named_as_the_devices_and_not_the_processes() -> None:
     assert set(cells(tables.article, content, "VRAM in use on the device, MiB")) == {"1,234"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({"uncommitted_changes": False, "changed_during_run": None}, "`;"),
-        ({"uncommitted_changes": True, "changed_during_run": None}, "` with uncommitted changes;"),
-        (
-            {"uncommitted_changes": True, "changed_during_run": True},
-            "` with uncommitted changes, and changed during the run;",
-        ),
-    ],
-)
-def test_the_origin_names_device_versions_command_and_uncommitted_changes(
-    flags: dict[str, object], expected: str
-) -> None:
-    content: dict[str, Any] = made_up_results.result("bench", "make bench", {})
-    content["machine"].update(flags)
-    assert parse(content, FILE).origin.line() == (
-        f"CPU: Made-up 9000, 2 cores (no GPU), 1 thread per server; a made-up Llama; 2001-01-01; commit "
-        f"`0123456{expected} Python 3.11.7, torch 2.13.0+cpu, transformers 5.23.0. "
-        "`make bench` writes `perf/results/made_up.json`."
-    )
+def test_code_that_was_not_committed_or_changed_during_the_run_is_named_with_the_commit() -> None:
+    content = committed()
+    content["machine"].update(uncommitted_changes=True, changed_during_run=True)
+    assert "` with uncommitted changes, and changed during the run; Python" in parse(content, FILE).origin()
 
 
 def test_errors_stand_beside_the_servers_name_and_without_any_answer_it_has_no_row() -> None:
-    assert made(tables.article, changed("errors", 3)).rows[0][0] == "naive FP16 (3 errors)"
-    content = changed("latency_ms", None)
-    content["measurements"]["article/equal/naive_fp16"]["errors"] = 64
+    content = committed()
+    content["measurements"][NAIVE]["errors"] = 64
+    assert made(tables.article, content).rows[0][0] == "naive FP16 (64 errors)"
+    del content["measurements"][NAIVE]["latency_ms"]
     table = made(tables.article, content)
     assert not any(row[0].startswith("naive FP16") for row in table.rows)
     assert any("naive FP16 (all 64 requests failed)" in note for note in table.notes)
@@ -173,10 +152,7 @@ def test_a_server_that_did_not_run_is_named_once_with_its_reason() -> None:
     assert sum(note.count("vLLM (no wheel)") for note in table.notes if note.startswith("Not run: ")) == 1
 
 
-@pytest.mark.parametrize(
-    ("most", "expected"),
-    [(0.004, []), (0.08, ["at most 8.0 %, with batched INT8."])],
-)
+@pytest.mark.parametrize(("most", "expected"), [(0.004, []), (0.08, ["at most 8.0 %, with batched INT8."])])
 def test_steal_time_is_mentioned_only_where_it_is_considerable(most: float, expected: list[str]) -> None:
     content = every(stolen_share=0.001)
     content["measurements"]["article/equal/batched_int8"]["stolen_share"] = most
@@ -184,119 +160,41 @@ def test_steal_time_is_mentioned_only_where_it_is_considerable(most: float, expe
     assert [note.split("mean; ")[1] for note in notes if note.startswith("Steal time")] == expected
 
 
-def test_servers_stand_by_falling_tokens_per_second_with_a_column_for_each_number_of_users() -> None:
-    content = with_more_users()
-    table = made(tables.headline, content)
-    assert list(table.titles) == ["tokens/s", "1 user", "32 users"]
-    rates = [float(rate.replace(",", "")) for rate in cells(tables.headline, content, "32 users")]
-    assert rates == sorted(rates, reverse=True)
-    both = made(tables.by_users, content)
-    titles = ["1 user, uniform", "32 users, uniform", "32 users, geometric"]
-    assert list(both.titles) == ["tokens/s", *titles], "a column without a measurement is left out"
-    assert [row[:1] for row in both.rows] == [row[:1] for row in table.rows]
-    assert [row[1:3] for row in both.rows] == [row[1:] for row in table.rows]
-
-
-def test_the_larger_model_is_named_beneath_its_table_and_how_int8_is_computed_too() -> None:
-    content = with_more_users()
-    (one,) = (one for key, one in content["measurements"].items() if key.endswith("large/1/triton_llama_int8"))
-    one["settings"] = {"decode_steps": "exact INT8, two terms, launched"}
-    notes = made(tables.large, content).notes
-    assert notes[0].startswith("a larger Llama; new tokens: uniform, mean 200; closed loop")
-    assert "Decode steps, triton-llama INT8: exact INT8, two terms, launched." in notes
-    one["settings"] = {"decode_steps": "on the CPU, launched"}
-    assert not [note for note in made(tables.large, content).notes if note.startswith("Decode steps")]
-
-
-def test_the_overhead_s_notes_have_the_share_of_a_step_beyond_its_passes_and_its_share_of_the_limit() -> None:
+def test_a_server_without_a_figure_for_some_users_has_a_dash_there() -> None:
     content = committed()
-    steps = {
-        "rows": 32,
-        "step_ms": 12.5,
-        "passes_ms": 11.0,
-        "rest_share": 0.12,
-        "limit_ms": 6.25,
-        "share_of_limit": 0.5,
-    }
-    content["overhead"]["steps"] = steps
-    note = made(tables.overhead, content).notes[1]
-    assert note.startswith(
-        "A decode step of 32 rows in the bare engine takes 12.5 ms, of which 11.0 ms are the model's"
-    )
-    assert "passes and 12 % are sampling, texts and rows" in note
-    assert note.endswith("takes 6.25 ms: 50 % of that limit are reached.")
+    name = tables.label(content["measurements"].pop("users/uniform/1/vllm"))
+    assert [row[1] for row in made(tables.by_users, content).rows if row[0] == name] == ["–"]
 
 
-def test_int8_s_distance_from_its_own_weights_has_a_column_where_it_was_measured() -> None:
-    content = committed("quality")
-    for one in content["measurements"].values():
-        one.pop("kl_from_weights_only_nats", None)
-    title = "KL from weights only, head too"
-    assert title not in made(tables.quality, content).titles
-    content["measurements"]["int8_threshold_0"]["kl_from_weights_only_nats"] = {"mean": 1.5e-8, "p99": 0.0}
-    assert "1.50e-08 / 0" in cells(tables.quality, content, title)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [getattr(tables, name) for name in ("article", "mixed", "sweep", "peers_closed", "peers_poisson", "overhead")]
-    + [tables.headline, tables.by_users, tables.large]
-    + [tables.gpu_verdict, tables.gpu_decoding, tables.gpu_products],
-)
-def test_a_table_without_measurements_is_none(make: Make) -> None:
-    assert make(parse({**committed(), "measurements": {}, "overhead": None}, FILE)) is None
+@pytest.mark.parametrize("kind", ["bench", "sweep", "quality", "gpu", "tune", "stops"])
+def test_a_table_or_plot_without_measurements_is_none(kind: str) -> None:
+    empty = parse({**committed(), "measurements": {}, "overhead": None, "points": []}, FILE)
+    made = [make for of, make in TABLES.values() if of == kind] + [draw for of, draw, _ in PLOTS.values() if of == kind]
+    assert {make(empty) for make in made} == {None}
 
 
 def test_gpu_tables_distinguish_kernels_and_what_failed_was_not_captured_or_not_measured() -> None:
-    measurements = {
-        "stock/int8/32": made_up_results.WAVE,
-        "stock_engine/int8/32": {**made_up_results.WAVE, "steps": "decode steps: stock kernels, launched"},
-        "decode/fp16/32": {"not_run": "CUDA error"},
-    }
-    decoding = made(tables.gpu_decoding, made_up_results.gpu(**measurements))
-    assert [(row[0], row[5], row[-2]) for row in decoding.rows] == [
-        ("the engine, fused 8-bit product and attention, launched", "6.40", "62 %"),
-        ("the engine, stock kernels, launched", "–", "62 %"),
+    decoding = made(tables.gpu_decoding, gpu())
+    assert [(row[0], row[5], row[-1]) for row in decoding.rows] == [
+        ("the engine, fused, launched", "6.40", "62 %"),
         ("generate(), one batch", "–", "62 %"),
     ]
     assert "Not run: decode/fp16/32 (CUDA error)." in decoding.notes
-    products = made(tables.gpu_products, made_up_results.gpu())
+    products = made(tables.gpu_products, gpu())
     assert list(products.titles) == ["matrix", "rows", "FP16", "bitsandbytes, threshold 6", "reading it, INT8 / FP16"]
     assert [list(row) for row in products.rows] == [["4096 x 11008", "8", "10.0", "90.0", "15.0 / 30.0"]]
-    verdict = made(tables.gpu_verdict, made_up_results.gpu())
-    assert [" ".join(row[2:]) for row in verdict.rows] == ["25.0 yes decode/int8/32", "25.0 no decode/int8/32", "– – –"]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("latency_ms/p95", None, "article/equal/naive_fp16: latency_ms: p95: Field required"),
-        ("tokens_per_second", "fast", "tokens_per_second: Input should be a valid number, found 'fast'"),
-        ("errors", 1.5, "errors: Input should be a valid integer.*found 1.5"),
-        ("memory", 7, "memory: Input should be an object, found 7"),
-        ("title", "", "title: String should have at least 1 character, found ''"),
-    ],
-)
-def test_a_wrong_field_is_refused_with_its_file_place_and_value(path: str, value: object, message: str) -> None:
-    with pytest.raises(ResultError, match=f"{FILE}.*{message}"):
-        parse(changed(path, value), FILE).measured("article")
-
-
-def test_the_summary_in_a_terminal_has_all_tables_and_no_line_over_120_characters() -> None:
-    text = tables.summary(parse(committed(), FILE))
-    assert max(map(len, text.splitlines())) <= 120
-    for title in ("The article's setting", "at mixed lengths", "closed loop", "Poisson"):
-        assert title in text
-
-
-def test_a_table_that_is_wider_than_the_terminal_continues_in_a_block_that_repeats_the_rows_names() -> None:
-    table = Table(["name", "a long title", "b"], [False, True, True], [["a row", "1.23", "4.56"]], ["a `note`"])
-    assert terminal(table) == (
-        "name       a     b\n        long\n       title\n-----  -----  ----\na row   1.23  4.56\n\na note"
-    )
-    assert terminal(table, 14).split("\n\n")[:2] == [
-        "name       a\n        long\n       title\n-----  -----\na row   1.23",
-        "name      b\n-----  ----\na row  4.56",
+def test_a_terminal_s_columns_are_aligned_under_wrapped_titles() -> None:
+    table = Table(["name", "a long title", "b"], [False, True, True], [["a row", "1.23", "4.56"]], ["a note"])
+    assert terminal(table).splitlines() == [
+        "name       a     b",
+        "        long      ",
+        "       title      ",
+        "-----  -----  ----",
+        "a row   1.23  4.56",
+        "",
+        "a note",
     ]
 
 
@@ -313,8 +211,8 @@ class Folder:
         due = "\n\n".join(f"<!-- {kind}: {name} -->\n<!-- end: {name} -->" for kind, name in names)
         self.document.write_text(f"before\n\n{due}\n\nA `<!-- table: NAME -->` in a sentence is text.\n")
 
-    def report(self, *arguments: str) -> int:
-        return main([str(self.document), "--results", str(self.results), "--plots", str(self.plots), *arguments])
+    def report(self, check: bool = False) -> int:
+        return report([self.document], self.results, self.plots, check)
 
 
 @pytest.fixture
@@ -324,17 +222,13 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_every_block_is_filled_the_rest_stays_and_the_same_results_make_the_same_bytes(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, "bench", "sweep", "quality", "tune")
-    articles = {key: one for key, one in committed()["measurements"].items() if key.startswith("article/")}
-    (folder.results / "bench.json").write_text(json.dumps(with_more_users()))
-    (folder.results / "gpu.json").write_text(json.dumps(made_up_results.gpu(**articles)))
-    (folder.results / "stops.json").write_text(json.dumps(made_up_results.stops()))
+    folder = Folder(tmp_path, "bench", "sweep", "quality", "tune", "stops")
+    (folder.results / "gpu.json").write_text(json.dumps(gpu()))
     assert folder.report() == SAME
     text = folder.document.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nA `<!-- table: NAME -->` in a sentence is text.\n")
     assert "Not measured yet" not in text
-    assert text.count("| 32 running | not run | **failed**: 31 of 33, 2 lost; code 0; 9.0 s |") == 2
     assert "](../plots/scaling.svg)" in text
     assert {file.stem for file in folder.plots.iterdir()} == set(PLOTS)
     first = {file: file.read_bytes() for file in (folder.document, *folder.plots.iterdir())}
@@ -351,51 +245,42 @@ def test_every_block_is_filled_the_rest_stays_and_the_same_results_make_the_same
     assert {file: file.read_bytes() for file in (folder.document, *folder.plots.iterdir())} == first
 
 
-@pytest.mark.parametrize("damaged", ["table 'quality'", "plot 'pareto'"])
 def test_the_check_passes_after_a_report_and_names_what_differs(
-    damaged: str, folder: Folder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert [folder.report("--check"), folder.report(), folder.report("--check")] == [DIFFERENT, SAME, SAME]
-    if damaged == "plot 'pareto'":
-        file, state = folder.plots / "pareto.svg", "does not exist"
-        file.unlink()
-    else:
-        file, state = folder.document, "differs from the results"
-        file.write_text(file.read_text().replace("| perplexity", "| perplexitty"))
-    capsys.readouterr()
-    assert folder.report("--check") == DIFFERENT
-    assert capsys.readouterr().err == f"{file}: {damaged} {state}: run python -m perf.report\n"
-
-
-def test_without_results_each_block_names_its_command_and_the_check_names_a_plot_that_is_there(
     folder: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for file in folder.results.iterdir():
-        file.unlink()
+    assert [folder.report(check=True), folder.report(), folder.report(check=True)] == [DIFFERENT, SAME, SAME]
+    plot = folder.plots / "pareto.svg"
+    plot.unlink()
+    folder.document.write_text(folder.document.read_text().replace("| perplexity", "| perplexitty"))
+    capsys.readouterr()
+    assert folder.report(check=True) == DIFFERENT
+    said = [f"{file} differs from the results: run python -m perf.report" for file in (plot, folder.document)]
+    assert capsys.readouterr().err.splitlines() == said
+
+
+def test_without_results_each_block_names_its_command(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
     assert folder.report() == SAME
     text = folder.document.read_text()
     assert text.count("*Not measured yet") == len(TABLES) + len(PLOTS)
     assert "`make tune SLO_P95_MS=<milliseconds>`" in text
     assert not folder.plots.exists()
-    assert folder.report("--check") == SAME
-    folder.plots.mkdir()
-    (folder.plots / "scaling.svg").write_text("<svg/>")
-    folder.report()
-    assert "scaling.svg: skipped, not measured" in capsys.readouterr().out
-    assert folder.report("--check") == DIFFERENT
-    assert "plot 'scaling' exists although its results don't: delete it" in capsys.readouterr().err
 
 
 UNREADABLE = {
     "no end": ("<!-- table: a -->", "{}", "x.md, line 1: found <!-- table: a --> and then the end of the document"),
     "no beginning": ("\n<!-- end: a -->", "{}", "x.md, line 2: found <!-- end: a --> and then the end of the"),
     "another end": ("<!-- table: a -->\n<!-- end: b -->", "{}", "x.md, line 1: found <!-- table: a --> and then"),
-    "two beginnings": ("<!-- table: a -->\n<!-- plot: b -->", "{}", "x.md, line 1: found <!-- table: a --> and then"),
     "unknown": ("<!-- table: artcle -->\n<!-- end: artcle -->", "{}", "x.md: there is no table 'artcle'; there are "),
     "not JSON": ("", '{"kind": "bench"', "other.json is not JSON"),
-    "no date": ("", '{"kind": "bench"}', "other.json: date: Field required"),
-    "a list": ("", "[]", "other.json: Input should be an object, found []"),
+    "no machine": ("", '{"kind": "bench"}', "other.json has no head of a result: KeyError('machine')"),
+    "a list": ("", "[]", "other.json has no head of a result: TypeError"),
     "one kind twice": ("", (RESULTS / "tune.json").read_text(), "other.json and tune.json are both of kind 'tune'"),
+    "no latency": (
+        "",
+        (RESULTS / "sweep.json").read_text().replace('"latency_ms"', '"latencies"'),
+        "other.json lacks a field or has one of another form: KeyError('latency_ms')",
+    ),
 }
 """A document, a result beside the others, and the error."""
 

@@ -10,33 +10,33 @@ from pathlib import Path
 import pytest
 
 ENGINE = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
-PROGRAM = """
-import logging, sys
-import llama_engine.libraries
-import gc, torch
-print(gc.isenabled(), torch.compile.__module__, "torch._inductor.compile_fx" in sys.modules)
-from llama_engine.libraries import Linear4bit
-layer = Linear4bit(64, 64, compute_dtype=torch.float32, quant_type="nf4").to("cpu")
-print(bool(torch.isfinite(layer(torch.ones(1, 64))).all()))
-"""
-LOAD = """
-import sys
+IMPORT_AND_LOAD = """
+import gc, sys
 import llama_engine.libraries
 import torch
+print(gc.isenabled(), torch.compile.__module__, "torch._inductor.compile_fx" in sys.modules)
 from llama_engine.engine import Engine
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings
-settings = Settings(quantization=sys.argv[1])
-Engine(load_checkpoint(settings, torch.device("cpu")), settings, 1).warm_up()
-for module in ("transformers.models.llama.modeling_llama", "transformers.models", "torch._dynamo", "accelerate"):
-    print(module in sys.modules)
+for quantization in ("int8", "none", "nf4"):
+    settings = Settings(quantization=quantization)
+    Engine(load_checkpoint(settings, torch.device("cpu")), settings, 1).warm_up()
+    needed = ("transformers.models.llama.modeling_llama", "transformers.models", "torch._dynamo", "accelerate")
+    print(*(module in sys.modules for module in needed))
 """
 
 
-def test_importing_the_libraries_prints_nothing_leaves_torch_as_it_is_and_what_bitsandbytes_compiles_works() -> None:
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=ENGINE, capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.splitlines() == ["True torch False", "True"]
+def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
+    given = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ENGINE, env=given, capture_output=True, text=True, check=True, timeout=120)
+
+
+def test_the_libraries_print_nothing_and_leave_torch_as_it_is_and_only_nf4_needs_modelling_code_and_compiler() -> None:
+    done = _run(IMPORT_AND_LOAD)
+    int8 = none = [str(False)] * 4
+    nf4 = [str(True)] * 4
+    assert [line.split() for line in done.stdout.splitlines()] == [["True", "torch", "False"], int8, none, nf4]
     assert done.stderr == ""
 
 
@@ -47,18 +47,8 @@ def test_importing_the_libraries_prints_nothing_leaves_torch_as_it_is_and_what_b
 def test_openmp_threads_spin_briefly_unless_the_environment_says_how_long(
     given: dict[str, str], spin_count: str
 ) -> None:
-    command = [sys.executable, "-c", "import os, llama_engine.libraries; print(os.environ.get('GOMP_SPINCOUNT'))"]
     # libgomp prints what it took from the environment.
-    environment = {**os.environ, **given, "OMP_DISPLAY_ENV": "verbose"}
-    done = subprocess.run(command, cwd=ENGINE, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    printing = "import os, llama_engine.libraries; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = _run(printing, **given, OMP_DISPLAY_ENV="verbose")
     assert f"GOMP_SPINCOUNT = '{spin_count}'" in done.stderr
     assert done.stdout.strip() == str(given.get("GOMP_SPINCOUNT")), "no child process inherits it"
-
-
-@pytest.mark.parametrize(("quantization", "imported"), [("int8", False), ("none", False), ("nf4", True)])
-def test_only_checkpoints_that_need_them_import_the_modelling_code_of_transformers_and_the_compiler_of_torch(
-    quantization: str, imported: bool
-) -> None:
-    command = [sys.executable, "-c", LOAD, quantization]
-    done = subprocess.run(command, cwd=ENGINE, capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.split() == 4 * [str(imported)]

@@ -2,8 +2,7 @@
 
 Run as a program, with tritonserver's options. The environment sets its behaviour:
 
-    FAKE_LOADS      the model is loading forever, and the port is closed
-    FAKE_LOADS_WHEN file: while it exists, the same
+    FAKE_LOADS      file: if it exists at the start, the model is loading forever, and the port is closed
     FAKE_BUSY       file: while it exists, a request is running that unloading waits for
     FAKE_REFUSES    unloading is refused with this message
     FAKE_WAITS      it doesn't end on SIGINT, as with an idle connection that Triton waits for
@@ -29,22 +28,13 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-# With the kernel's name of the real one: its first 15 characters.
-MODEL_PROCESS = """
-import time
-with open("/proc/self/comm", "w") as name:
-    name.write("triton_python_b")
-print("loaded", flush=True)
-time.sleep(600)
-"""
 
-
-def model_process() -> subprocess.Popen[bytes]:
-    """Start a process that the supervisor takes for a model's."""
-    process = subprocess.Popen([sys.executable, "-c", MODEL_PROCESS], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+def model_process(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that the supervisor takes for a model's; folder: for a program of that name."""
+    program = folder / "triton_python_backend_stub"
+    if not program.exists():
+        program.symlink_to("/bin/sleep")
+    return subprocess.Popen(["sleep", "600"], executable=program)
 
 
 class FakeTriton(ThreadingHTTPServer):
@@ -54,7 +44,9 @@ class FakeTriton(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.header, _, self.key = restricted.partition(":")[2].partition("=")
         self.states = dict.fromkeys(models, "READY")
-        self.processes = [model_process() for _ in range(int(os.environ.get("FAKE_INSTANCES", "1")))]
+        instances = int(os.environ.get("FAKE_INSTANCES", "1"))
+        folder = Path(os.environ["PATH"].partition(":")[0])
+        self.processes = [model_process(folder) for _ in range(instances)]
 
     def unload(self, model: str) -> None:
         """Unload a model once no request is running; end the processes of `llama`."""
@@ -126,11 +118,8 @@ def fail_as_told() -> None:
 
 def main() -> None:
     options = dict(word.split("=", 1) for word in sys.argv if "=" in word)
-    if "--help" in sys.argv:
-        print("  --model-repository <string>")
-        return
     fail_as_told()
-    if "FAKE_LOADS" in os.environ or Path(os.environ.get("FAKE_LOADS_WHEN", "/nowhere")).exists():
+    if Path(os.environ.get("FAKE_LOADS", "/nowhere")).exists():
         time.sleep(600)
     models = [word.partition("=")[2] for word in sys.argv if word.startswith("--load-model=")]
     triton = FakeTriton(int(options["--http-port"]), options["--http-restricted-api"], models)

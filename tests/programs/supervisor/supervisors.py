@@ -10,15 +10,27 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from triton_supervisor.process_table import children, model_processes
 
 PATIENCE_S = 30.0
-PROGRAM = ("-m", "triton_supervisor")
 _FAKE = Path(__file__).with_name("fake_tritonserver.py")
+_QUICK = Path(__file__).with_name("quick_supervisor.py")
+# Python would print a traceback of a SIGINT at its start.
+_TRITONSERVER = f"""#!/bin/sh
+trap "" INT
+case "$*" in *--help*) echo "  --model-repository <string>"; exit ;; esac
+exec "{sys.executable}" -I -S "{_FAKE}" "$@"
+"""
+_CONSTANTS = {
+    "loop._POLL_S": 0.05,
+    "restarts._FIRST_PAUSE_S": 0.05,
+    "sockets.PAUSE_S": 0.1,
+    "supervision._LOADING_ENDS_S": 0.2,
+}
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -82,24 +94,33 @@ class Supervisor:
 
 
 @contextmanager
-def supervisor(folder: Path, program: Sequence[str] = PROGRAM, **environment: str | Path) -> Iterator[Supervisor]:
-    """Run one in a session of its own; kill it at the end if it still runs. program: what Python runs."""
+def supervisor(
+    folder: Path,
+    constants: Mapping[str, float] | None = None,
+    program: str | None = None,
+    /,
+    **environment: str | Path,
+) -> Iterator[Supervisor]:
+    """Run one in a session of its own; kill it at the end if it still runs.
+
+    constants: other values of the supervisor's, by MODULE.CONSTANT. program: what Python runs in place of it.
+    """
     fake = folder / "bin" / "tritonserver"
     fake.parent.mkdir()
-    # Python would print a traceback of a SIGINT at its start.
-    fake.write_text(f'#!/bin/sh\ntrap "" INT\nexec "{sys.executable}" "{_FAKE}" "$@"\n')
+    fake.write_text(_TRITONSERVER)
     fake.chmod(0o755)
     state_file = folder / "state" / "state.json"
-    path = f"{fake.parent}:{os.environ['PATH']}"
     own: dict[str, str | Path] = {
-        "PATH": path,
+        "PATH": f"{fake.parent}:{os.environ['PATH']}",
         "TRITON_STATE_FILE": state_file,
         "TRITON_MODEL_CONFIG": "default",
         # A death ends it, unless a test is about what follows.
         "TRITON_RESTARTS": "0",
     }
+    values = [f"{name}={value}" for name, value in {**_CONSTANTS, **(constants or {})}.items()]
+    words = [_QUICK, *values, "--"] if program is None else ["-c", program]
     process = subprocess.Popen(
-        [sys.executable, "-P", *program, "--allow-metrics=false", f"--http-port={free_port()}"],
+        [sys.executable, "-P", *words, "--allow-metrics=false", f"--http-port={free_port()}"],
         env={**os.environ, **own, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -10,10 +10,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from programs.supervisor.fake_tritonserver import model_process
-from programs.supervisor.supervisors import PATIENCE_S, until
+from programs.supervisor.supervisors import until
 from triton_llama.health import Verdict
 from triton_supervisor import sockets
 from triton_supervisor.liveness import FAILURES, Liveness, Pace, Watch
@@ -24,9 +25,9 @@ QUICK = Pace(step_age=1, timeout=1, every=0.001, first=0.001)
 
 
 @pytest.fixture
-def model() -> Iterator[subprocess.Popen[bytes]]:
+def model(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with the name of a model's."""
-    with model_process() as process:
+    with model_process(tmp_path) as process:
         yield process
         process.kill()
 
@@ -122,76 +123,94 @@ def test_a_stuck_model_is_declared_dead_in_time() -> None:
 
 
 @pytest.fixture
-def stopped_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def stopped_client() -> Iterator[Callable[[bool], None]]:
     """A client that reads nothing of what this process has written to it, until the buffers were full.
 
-    The fixture is a function that makes it read a fraction: all for 1, a half for 2.
+    The fixture is a function that makes it read until the kernel has noticed; everything for True.
     """
-    monkeypatch.setattr(sockets, "PAUSE_S", 0.05)
+    me = os.getpid()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert port in sockets.listening_ports(os.getpid())
-        before, written = sockets.unsent_bytes(os.getpid()), 0
+        assert port in sockets.listening_ports(me)
+        before = sockets.unsent_bytes(me)
         with socket.create_connection(("127.0.0.1", port)) as client, listener.accept()[0] as server:
             server.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    written += server.send(b"x" * 65536)
-            until(lambda: sockets.unsent_bytes(os.getpid()) > before)
+                    server.send(b"x" * 65536)
+            until(lambda: sockets.unsent_bytes(me) > before)
 
-            def read(parts: int) -> None:
-                size = written // parts
-                while size > 0:
-                    size -= len(client.recv(min(size, 1 << 20)))
+            def read(everything: bool) -> None:
+                most = 0 if everything else sockets.unsent_bytes(me) - 1
+                while sockets.unsent_bytes(me) > most:
+                    client.recv(1 << 18)
+                    time.sleep(0.02)
 
             yield read
-    assert port not in sockets.listening_ports(os.getpid())
+    assert port not in sockets.listening_ports(me)
 
 
-def _iterate(waiting: Iterator[None], seconds: float) -> bool:
-    """Iterate for this time at most; return whether it has ended."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if next(waiting, END) is END:
-            return True
-        time.sleep(0.01)
-    return False
+class Flush:
+    """A flush of this process by a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 1000.0
+        monkeypatch.setattr(sockets, "time", self)
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def begin(self, seconds: float = 600.0, reading: Callable[[], bool] = lambda: False) -> None:
+        self._waiting = sockets.flush(os.getpid(), self._now + seconds, reading)
+        next(self._waiting)
+
+    def waits_for(self, seconds: float) -> bool:
+        """Return whether it still waits after this time, looked at often."""
+        for _ in range(4):
+            self._now += seconds / 4
+            if next(self._waiting, END) is END:
+                return False
+        return True
 
 
-def test_flush_ends_when_clients_have_read_everything(
-    stopped_client: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sockets, "STALLED_S", 600.0)
-    waiting = sockets.flush(os.getpid(), time.monotonic() + 600)
-    assert not _iterate(waiting, 10 * sockets.PAUSE_S)
-    stopped_client(1)
-    until(lambda: sockets.unsent_bytes(os.getpid()) == 0)
-    assert _iterate(waiting, PATIENCE_S)
+@pytest.fixture
+def flush(monkeypatch: pytest.MonkeyPatch) -> Flush:
+    return Flush(monkeypatch)
+
+
+def test_flush_ends_when_clients_have_read_everything(stopped_client: Callable[[bool], None], flush: Flush) -> None:
+    flush.begin()
+    assert flush.waits_for(sockets.STALLED_S - 0.1)
+    stopped_client(True)
+    assert not flush.waits_for(0.1)
 
 
 def test_flush_waits_for_a_slow_client_and_abandons_a_stalled_one(
-    stopped_client: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    stopped_client: Callable[[bool], None], flush: Flush
 ) -> None:
-    monkeypatch.setattr(sockets, "STALLED_S", 1.0)
-    waiting = sockets.flush(os.getpid(), time.monotonic() + 600)
-    # A sixteenth at a time: for twice as long as one that reads nothing has.
-    for _ in range(8):
-        stopped_client(16)
-        assert not _iterate(waiting, sockets.STALLED_S / 4)
-    assert not _iterate(waiting, sockets.STALLED_S / 2)
-    assert _iterate(waiting, PATIENCE_S / 2)
+    flush.begin()
+    for _ in range(3):
+        assert flush.waits_for(sockets.STALLED_S - 0.1)
+        stopped_client(False)
+    assert flush.waits_for(sockets.STALLED_S - 0.1)
+    assert not flush.waits_for(sockets.STALLED_S)
 
 
-@pytest.mark.parametrize("closes", [True, False], ids=["until it leaves", "whatever it asks"])
-def test_flush_gives_a_client_that_may_still_read_some_time(closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "PAUSE_S", 0.05)
-    monkeypatch.setattr(sockets, "STALLED_S", 0.05)
-    monkeypatch.setattr(sockets, "READING_S", 600.0 if closes else 1.0)
+@pytest.mark.usefixtures("stopped_client")
+def test_flush_ends_at_the_deadline(flush: Flush) -> None:
+    flush.begin(3.0)
+    assert flush.waits_for(2.9)
+    assert not flush.waits_for(0.2)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_flush_gives_a_client_that_may_still_read_some_time_unless_it_leaves(flush: Flush, leaves: bool) -> None:
     reads = True
-    waiting = sockets.flush(os.getpid(), time.monotonic() + 600, lambda: reads)
-    assert not _iterate(waiting, 0.5)
-    reads = not closes
-    assert _iterate(waiting, PATIENCE_S / 2)
+    flush.begin(reading=lambda: reads)
+    assert flush.waits_for(sockets.READING_S - 1)
+    reads = not leaves
+    assert flush.waits_for(0.5) is not leaves
+    assert leaves or not flush.waits_for(1)
 
 
 def test_the_bytes_that_a_client_has_taken_are_those_of_its_connection() -> None:
@@ -205,14 +224,6 @@ def test_the_bytes_that_a_client_has_taken_are_those_of_its_connection() -> None
             until(lambda: sockets.taken_bytes(me, without=()).get(inode) == 5)
             assert inode not in sockets.taken_bytes(me, without=(port,))
         assert inode not in sockets.taken_bytes(me, without=())
-
-
-@pytest.mark.usefixtures("stopped_client")
-def test_flush_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "STALLED_S", 600.0)
-    waiting = sockets.flush(os.getpid(), time.monotonic() + 0.3)
-    assert not _iterate(waiting, 0.2)
-    assert _iterate(waiting, PATIENCE_S)
 
 
 def test_a_gone_process_has_no_sockets(model: subprocess.Popen[bytes]) -> None:

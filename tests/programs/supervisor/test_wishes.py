@@ -12,7 +12,8 @@ from triton_supervisor.loop import END, HEARD, PARENT_ENDS, Wish, Wishes
 
 
 @pytest.fixture(autouse=True)
-def blocked() -> Iterator[None]:
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("triton_supervisor.loop._POLL_S", 0.01)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     yield
     while signal.sigtimedwait(HEARD, 0) is not None:

@@ -36,9 +36,9 @@ class TritonPythonModel:
             time.sleep(0.05)
 
     def execute(self, requests):
-        if "TELL_WHEN_RUNNING" in os.environ:
+        if "EXECUTE_S" in os.environ:
             Path(os.environ["TELL_WHEN_RUNNING"]).touch()
-            time.sleep(float(os.environ.get("EXECUTE_S", "3")))
+            time.sleep(float(os.environ["EXECUTE_S"]))
         texts = [pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)]) for text in texts]
 
@@ -60,30 +60,23 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty cache, so that the first start builds the runtime."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_LLAMA_CACHE", str(folder))
-        yield folder
-
-
 @pytest.fixture
 def launch(repository: Path, tmp_path: Path) -> Iterator[Launch]:
+    """Launch on free ports; what still runs after the test is killed."""
+
     def launch(*arguments: str, **environment: str) -> Launcher:
-        ready_file = tmp_path / "ready.json"
-        options = (f"--model-repository={repository}", f"--ready-file={ready_file}", *arguments)
+        ready_file, running = tmp_path / "ready.json", tmp_path / "running"
+        options = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--model-repository={repository}")
         process = subprocess.Popen(
-            [sys.executable, "-m", "triton_local", *options],
-            env={**os.environ, **environment},
+            [sys.executable, "-m", "triton_local", *options, f"--ready-file={ready_file}", *arguments],
+            env={**os.environ, "TELL_WHEN_RUNNING": str(running), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         started.callback(process.communicate)
         started.callback(process.kill)
-        return Launcher(process, ready_file)
+        return Launcher(process, ready_file, running)
 
     with ExitStack() as started:
         yield launch

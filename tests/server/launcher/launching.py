@@ -5,7 +5,8 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,16 +14,16 @@ from programs.supervisor.supervisors import alive, until
 from server.servers import HTTP
 from triton_supervisor.process_table import children, model_processes
 
-FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
-SOON_S = 20.0
+ENDS_S = 60.0
 
 
 @dataclass
 class Launcher:
-    """A launcher in a process of its own, and what it must not leave behind."""
+    """A launcher, and what it must not leave behind. running: exists once the model with EXECUTE_S has a request."""
 
     process: subprocess.Popen[str]
     ready_file: Path
+    running: Path
     processes: set[int] = field(default_factory=set)
     regions: set[Path] = field(default_factory=set)
 
@@ -49,13 +50,37 @@ class Launcher:
         self._watch(found[0])
         return found[0]
 
+    def endpoint(self) -> int:
+        """Return the pid of the OpenAI endpoint."""
+        (pid,) = (
+            child.pid
+            for child in children(self.process.pid)
+            if "triton_llama_openai" in Path(f"/proc/{child.pid}/cmdline").read_text()
+        )
+        return pid
+
+    @contextlib.contextmanager
+    def asked(self, address: str) -> Iterator[Future[str]]:
+        """Enter once the model has a request with the text "accepted"; yields its answer."""
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(generate, address, "accepted")
+            until(self.running.exists)
+            yield answer
+
+    def line(self, text: str) -> str:
+        """Return the next line of stdout that has this text."""
+        assert self.process.stdout is not None
+        while text not in (line := self.process.stdout.readline()):
+            assert line, f"no line with {text!r}"
+        return line
+
     def is_gone(self) -> bool:
         """Return whether none of its processes and of the stub's shared memory is left."""
         return not any(map(alive, self.processes)) and not any(region.exists() for region in self.regions)
 
-    def ends(self, within: float = SOON_S) -> tuple[int, str, str]:
+    def ends(self) -> tuple[int, str, str]:
         """Wait for its end, which leaves nothing behind; return the exit code, stdout and stderr."""
-        output, errors = self.process.communicate(timeout=within)
+        output, errors = self.process.communicate(timeout=ENDS_S)
         assert self.is_gone()
         assert not self.ready_file.exists()
         return self.process.returncode, output, errors

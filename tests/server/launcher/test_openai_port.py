@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -13,29 +14,11 @@ import httpx
 import pytest
 from programs.supervisor.supervisors import alive, until
 from server.fleet import copy_repository
-from server.launcher.launching import FREE_PORTS, Launch, Launcher, own_lines
+from server.launcher.launching import Launch, own_lines
 from server.servers import HTTP
-from triton_supervisor.process_table import children
 
-OPENAI = (*FREE_PORTS, "--openai-port=0")
-
-
-def _pid(launcher: Launcher) -> int:
-    """Return the endpoint's process."""
-    (pid,) = (
-        child.pid
-        for child in children(launcher.process.pid)
-        if "triton_llama_openai" in Path(f"/proc/{child.pid}/cmdline").read_text()
-    )
-    return pid
-
-
-def _line(launcher: Launcher, text: str) -> str:
-    """Return the next line of the launcher's output that has this text."""
-    assert launcher.process.stdout is not None
-    while text not in (line := launcher.process.stdout.readline()):
-        assert line, f"no line with {text!r}"
-    return line
+OPENAI = "--openai-port=0"
+PROMPT = {"text_input": "Return a list of", "max_tokens": 20, "min_tokens": 20}
 
 
 def _takes_connections(address: str) -> bool:
@@ -47,74 +30,64 @@ def _takes_connections(address: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_the_endpoint_serves_beside_the_server_and_ends_with_it(launch: Launch, number: signal.Signals) -> None:
-    launcher = launch(*OPENAI)
+def _events(text: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in text.splitlines() if line]
+
+
+def test_the_endpoint_serves_beside_the_server_is_started_again_on_its_port_and_ends_with_it(launch: Launch) -> None:
+    launcher = launch(OPENAI)
     address = launcher.facts()["openai"]
-    pid = _pid(launcher)
-    assert _line(launcher, "  openai  ").split()[-1] == f"http://{address}/v1"
+    first = launcher.endpoint()
+    assert launcher.line("  openai  ").split()[-1] == f"http://{address}/v1"
     (model,) = HTTP.get(f"http://{address}/v1/models").json()["data"]
     assert model["id"] == "pydoc-llama"
+    os.kill(first, signal.SIGKILL)
+    assert "the OpenAI endpoint has ended with code -9; starting it again" in launcher.line("has ended")
+    until(lambda: _takes_connections(address))
     assert HTTP.get(f"http://{address}/health").status_code == 200
-    launcher.process.send_signal(number)
-    code, output, _ = launcher.ends(within=60)
+    second = launcher.endpoint()
+    assert second != first
+    launcher.process.send_signal(signal.SIGTERM)
+    code, output, _ = launcher.ends()
     assert code == 0
-    assert not alive(pid)
+    assert not alive(second)
     assert "has ended with code" not in output
 
 
 @pytest.mark.long
-def test_the_command_that_it_prints_is_answered(launch: Launch, tmp_path: Path) -> None:
-    launcher = launch(*OPENAI, f"--model-repository={copy_repository(tmp_path / 'repository')}", "--host=0.0.0.0")
-    launcher.facts()
-    command = shlex.split(_line(launcher, "try: ").partition("try: ")[2])
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert '"finish_reason":"' in answer
-    launcher.process.send_signal(signal.SIGTERM)
-    assert launcher.ends(within=60)[0] == 0
-
-
-@pytest.mark.long
-def test_at_the_end_the_endpoint_refuses_first_and_what_it_has_accepted_is_answered(
+def test_by_default_every_way_to_ask_is_open_and_at_the_end_the_endpoint_refuses_first(
     launch: Launch, tmp_path: Path
 ) -> None:
+    """With the product's repository: infer, generate, streams, streamed chats, and the command that is printed."""
     repository = copy_repository(tmp_path / "repository", "slow_model")
-    launcher = launch(*OPENAI, f"--model-repository={repository}", "--variant=streaming", OMP_NUM_THREADS="1")
+    launcher = launch(OPENAI, f"--model-repository={repository}", "--host=0.0.0.0", OMP_NUM_THREADS="1")
     facts = launcher.facts()
-    asked = {"model": "pydoc-llama", "prompt": "a", "stream": True, "max_tokens": 300, "min_tokens": 300}
-    url = f"http://{facts['openai']}/v1/completions"
-    with httpx.stream("POST", url, json=asked, timeout=60, trust_env=False) as response:
+    assert facts["variant"] == "streaming"
+    models = f"http://{facts['http']}/v2/models"
+    assert HTTP.post(f"{models}/llama/generate", json=PROMPT).json()["num_output_tokens"] == 20
+    streamed = HTTP.post(f"{models}/llama/generate_stream", json={**PROMPT, "stream": True})
+    deltas = [json.loads(event) for event in _events(streamed.text)]
+    assert len(deltas) > 1
+    assert sum(delta["num_output_tokens"] for delta in deltas) == 20
+    prompt = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [PROMPT["text_input"]]}
+    answer = HTTP.post(f"{models}/llama_unary/infer", json={"inputs": [prompt]}).json()
+    assert any(output["name"] == "text_output" and output["data"][0] for output in answer["outputs"])
+    command = shlex.split(launcher.line("try: ").partition("try: ")[2])
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert '"finish_reason":"' in said
+    messages = [{"role": "user", "content": "What is a list?"}]
+    chat = {"model": "pydoc-llama", "messages": messages, "stream": True, "max_tokens": 300, "min_tokens": 300}
+    url = f"http://{facts['openai']}/v1/chat/completions"
+    with httpx.stream("POST", url, json=chat, timeout=60, trust_env=False) as response:
         lines = response.iter_lines()
-        assert '"text"' in next(lines)
+        assert '"role":"assistant"' in next(lines)
         launcher.process.send_signal(signal.SIGTERM)
         until(lambda: not _takes_connections(facts["openai"]))
-        assert HTTP.get(f"http://{facts['http']}/v2/models/llama/ready").status_code == 200
+        assert HTTP.get(f"{models}/llama/ready").status_code == 200
         rest = [line for line in lines if line]
     assert '"finish_reason":"length"' in rest[-2]
     assert rest[-1] == "data: [DONE]"
-    assert launcher.ends(within=60)[0] == 0
-
-
-@pytest.mark.long
-def test_killing_the_launcher_ends_the_endpoint(launch: Launch) -> None:
-    launcher = launch(*OPENAI)
-    launcher.facts()
-    pid = _pid(launcher)
-    launcher.process.kill()
-    until(lambda: launcher.is_gone() and not alive(pid))
-
-
-def test_an_endpoint_that_ends_by_itself_is_started_again_on_its_port(launch: Launch) -> None:
-    launcher = launch(*OPENAI)
-    address = launcher.facts()["openai"]
-    pid = _pid(launcher)
-    os.kill(pid, signal.SIGKILL)
-    assert "the OpenAI endpoint has ended with code -9; starting it again" in _line(launcher, "has ended")
-    until(lambda: _takes_connections(address))
-    assert HTTP.get(f"http://{address}/health").status_code == 200
-    assert _pid(launcher) != pid
-    launcher.process.send_signal(signal.SIGTERM)
-    assert launcher.ends(within=60)[0] == 0
+    assert launcher.ends()[0] == 0
 
 
 @pytest.mark.long
@@ -123,46 +96,19 @@ def test_an_endpoint_that_cannot_be_started_again_is_reported_and_triton_goes_on
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("a key\n")
-    launcher = launch(*OPENAI, TRITON_LLAMA_OPENAI_API_KEYS_FILE=str(keys))
+    launcher = launch(OPENAI, TRITON_LLAMA_OPENAI_API_KEYS_FILE=str(keys))
     facts = launcher.facts()
     keys.unlink()
-    os.kill(_pid(launcher), signal.SIGKILL)
-    assert "before it listened; Triton goes on serving without it" in _line(launcher, "ended with code 2")
+    os.kill(launcher.endpoint(), signal.SIGKILL)
+    assert "before it listened; Triton goes on serving without it" in launcher.line("ended with code 2")
     assert HTTP.get(f"http://{facts['http']}/v2/health/ready").status_code == 200
     launcher.process.send_signal(signal.SIGTERM)
-    assert launcher.ends(within=60)[0] == 0
-
-
-def test_a_dead_model_ends_the_endpoint_too(launch: Launch) -> None:
-    launcher = launch(*OPENAI, "--restarts=0")
-    pid = int(launcher.facts()["pid"])
-    endpoint = _pid(launcher)
-    os.kill(pid, signal.SIGKILL)
-    assert launcher.ends(within=60)[0] == 128 + signal.SIGKILL
-    assert not alive(endpoint)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "port {taken} (openai) on 127.0.0.1 is in use: choose another with --openai-port, 0 for any free one"),
-        (("--http-port={taken}",), "port {taken} is set twice: http and openai"),
-    ],
-)
-def test_a_taken_port_is_refused_before_the_start(launch: Launch, arguments: tuple[str, ...], message: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        if arguments:
-            server.close()
-        given = [word.format(taken=taken) for word in (*arguments, "--openai-port={taken}")]
-        code, output, errors = launch(*FREE_PORTS, *given).ends()
-    assert (code, output) == (2, "")
-    assert own_lines(errors) == [f"triton_local: {message.format(taken=taken)}"]
+    assert launcher.ends()[0] == 0
 
 
 @pytest.mark.long
 def test_a_setting_that_the_endpoint_refuses_ends_the_start(launch: Launch) -> None:
-    code, output, errors = launch(*OPENAI, TRITON_LLAMA_OPENAI_PORTT="9000").ends(within=60)
+    code, output, errors = launch(OPENAI, TRITON_LLAMA_OPENAI_PORTT="9000").ends()
     assert code == 1
     assert "unknown setting (did you mean 'port'?)" in errors
     assert own_lines(errors) == ["triton_local: the OpenAI endpoint ended with code 2 before it listened"]

@@ -66,7 +66,7 @@ def test_a_stream_that_its_client_does_not_read_ends_with_its_time(
     # More than the buffers of both sockets hold.
     triton.tokens = ["a" * (1 << 20)] * 32
     line = 'llama_openai_requests_total{code="499",route="/v1/completions"} 1.0'
-    with endpoint(triton.port, request_timeout=2) as served, _connect(served, COMPLETION[0], {"prompt": "a"} | STREAM):
+    with endpoint(triton.port, request_timeout=1) as served, _connect(served, COMPLETION[0], {"prompt": "a"} | STREAM):
         triton.wait_for(lambda _: line in served.http.get("/metrics").text)
     assert not [record for record in caplog.records if record.name == "uvicorn.error"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -52,7 +51,7 @@ def _probe(url: str, *options: str) -> tuple[int, str]:
 def test_it_serves_the_embedded_checkpoint_drains_on_sigterm_and_ends_with_0(triton: FakeTriton) -> None:
     triton.hold_after = 2
     answers: list[str] = []
-    with _running(triton, "--request-timeout", "2") as (process, url):
+    with _running(triton, "--request-timeout", "1") as (process, url):
         asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/completions", json=ASKED).text))
         asking.start()
         triton.wait_for(lambda fake: fake.running == 1)
@@ -96,28 +95,9 @@ def test_beside_a_local_server_it_takes_the_servers_checkpoint_unless_it_has_a_f
         assert httpx.get(f"http://{endpoint.address}/health").status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("options", "environment", "reason"),
-    [
-        (["--port", "x"], {}, "port must be a whole number"),
-        ([], {"TRITON_LLAMA_OPENAI_GRAC": "1"}, "did you mean 'grace'"),
-        (["--tokenizer", str(EMBEDDED.parent)], {}, "has no tokenizer.json"),
-        (["--triton", "http://a:1"], {}, "triton: url is 'http://a:1'"),
-        ([], {"LLAMA_MAX_MODEL_LEN": "x"}, "environment variable LLAMA_MAX_MODEL_LEN: max_model_len must be"),
-        (["--host", "192.0.2.1"], {}, "can't listen on 192.0.2.1:9000"),
-    ],
-)
-def test_bad_settings_end_it_with_2_and_one_line(options: list[str], environment: dict[str, str], reason: str) -> None:
-    done = subprocess.run(
-        [*COMMAND, *options], capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environment}
-    )
+def test_an_address_that_cannot_be_used_ends_it_with_2_and_one_line() -> None:
+    done = subprocess.run([*COMMAND, "--host", "192.0.2.1"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("triton-llama-openai: ")]
-    assert reason in line
+    assert "can't listen on 192.0.2.1:9000" in line
     assert "Traceback" not in done.stderr
-
-
-def test_help_lists_every_option() -> None:
-    shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "--max-body-bytes" in shown
-    assert "--api-keys-file" in shown

@@ -14,8 +14,15 @@ from triton_llama_openai.settings import BOUNDS, MEANINGS, InvalidSettingsError,
 PREFIX = "TRITON_LLAMA_OPENAI_"
 
 
-def test_every_setting_has_a_bound_and_a_meaning() -> None:
-    assert [field.name for field in fields(Settings)] == list(BOUNDS) == list(MEANINGS)
+def test_every_setting_has_a_bound_and_a_meaning_and_is_an_option_of_the_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = [field.name for field in fields(Settings)]
+    assert names == list(BOUNDS) == list(MEANINGS)
+    with pytest.raises(SystemExit):
+        Settings.parse(["--help"], {})
+    shown = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')} " in shown for name in names)
 
 
 def test_an_option_overrides_the_environment_which_overrides_the_default() -> None:
@@ -31,6 +38,7 @@ def test_an_option_overrides_the_environment_which_overrides_the_default() -> No
         (["--port", "70000"], {}, "option --port: port must be a whole number from 0 to 65535, got '70000'"),
         ([], {f"{PREFIX}GRACE": " 7"}, "grace must be a whole number"),
         ([], {f"{PREFIX}TRITON": " "}, "triton must not be empty"),
+        ([], {"LLAMA_MAX_MODEL_LEN": "x"}, "environment variable LLAMA_MAX_MODEL_LEN: max_model_len must be"),
         (["--log-requests", "all"], {}, "log_requests must be one of none, summary, prompts, got 'all'"),
         (["--api-keys-file", "/does/not/exist"], {}, "api_keys_file must be a file that exists"),
     ],

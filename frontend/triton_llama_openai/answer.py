@@ -1,11 +1,12 @@
-"""What chat and text completions share in their answers: the head of every object, finish reasons, JSON."""
+"""What chat and text completions share in their answers: the head of every object, events, finish reasons, JSON."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from triton_llama_openai.engine_client import Delta
@@ -35,8 +36,8 @@ class Head:
         return dict(vars(self))
 
 
-class EventWriter:
-    """Writes the events of one answer: what they all have is encoded once. usage: the answer's, which grows."""
+class Events(ABC):
+    """Makes the events of one streamed answer: what they all have is encoded once. usage: the answer's, which grows."""
 
     def __init__(self, head: Head, options: StreamOptions | None, usage: Usage) -> None:
         self._head = b"data: " + dumps(head.body())[:-1] + b',"choices":['
@@ -45,13 +46,29 @@ class EventWriter:
         self._continuous = bool(options and options.continuous_usage_stats)
         self._tail = b'],"usage":null}\n\n' if self._has_last else b"]}\n\n"
 
-    def choice(self, choice: Json) -> bytes:
-        """Return the event of a part of one choice, with the counts so far where every event has them."""
-        return self._head + dumps(choice) + (self._counts() if self._continuous else self._tail)
+    @abstractmethod
+    def begin(self) -> bytes:
+        """Return the events before the first text."""
+
+    @abstractmethod
+    def add(self, prompt: int, deltas: Iterable[Delta]) -> bytes:
+        """Return the events of a response about the prompt of this number."""
 
     def end(self) -> bytes:
-        """Return the event that has the counts and no choice, where the request asks for it."""
+        """Return the event after the last text: the counts and no choice, where the request asks for it."""
         return self._head + self._counts() if self._has_last else b""
+
+    def _event(
+        self,
+        index: int,
+        content: Json,
+        logprobs: Json | None,
+        finish_reason: str | None = None,
+        more: Json | None = None,
+    ) -> bytes:
+        """Return the event of a part of one choice, with the counts so far where every event has them."""
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason, **(more or {})}
+        return self._head + dumps(choice) + (self._counts() if self._continuous else self._tail)
 
     def _counts(self) -> bytes:
         return b'],"usage":' + dumps(self._usage.body()) + b"}\n\n"

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from triton_llama.errors import TritonLlamaError
 
-from triton_llama_openai.answer import Head, Json, dumps, error_event
+from triton_llama_openai.answer import Events, Head, Json, dumps, error_event
 from triton_llama_openai.engine_client import Delta, EngineClient
 from triton_llama_openai.errors import ApiError, from_engine
 from triton_llama_openai.events import DONE, EventStream, until_disconnect
@@ -32,19 +32,6 @@ class Collector(Protocol):
 
     def body(self, head: Head, usage: Usage) -> Json:
         """Return the answer."""
-
-
-class Events(Protocol):
-    """Makes the events of a streamed answer."""
-
-    def begin(self) -> bytes:
-        """Return the events before the first text."""
-
-    def add(self, prompt: int, deltas: Iterable[Delta]) -> bytes:
-        """Return the events of a response about the prompt of this number."""
-
-    def end(self) -> bytes:
-        """Return the events after the last text."""
 
 
 @dataclass(frozen=True)

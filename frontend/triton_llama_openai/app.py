@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.chat_request import ChatRequest
 from triton_llama_openai.completion_request import CompletionRequest
-from triton_llama_openai.errors import ApiError, from_validation
+from triton_llama_openai.errors import ApiError, error_response, from_validation
 from triton_llama_openai.events import ClientLeftError
 from triton_llama_openai.limits import InFlight, read_body
 from triton_llama_openai.metrics import CONTENT_TYPE, Metrics
@@ -183,11 +183,3 @@ def _handle_errors(app: FastAPI) -> None:
     async def failed(_: Request, __: Exception) -> Response:
         # uvicorn logs the exception; the client isn't shown the inside.
         return error_response(ApiError(500, "the endpoint failed; its log has the reason", None, "internal_error"))
-
-
-def error_response(error: ApiError) -> Response:
-    """Return an error as the client gets it."""
-    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error.body(), error.status, headers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from triton_llama_openai.answer import EventWriter, Head, Json, stop_reason
+from triton_llama_openai.answer import Events, Head, Json, stop_reason
 from triton_llama_openai.completion_request import CompletionRequest
 from triton_llama_openai.engine_client import Delta, TokenLogprobs
 from triton_llama_openai.logprobs import CompletionLogprobs
@@ -73,36 +73,26 @@ class CompletionAnswer:
         return body
 
 
-class CompletionEvents:
+class CompletionEvents(Events):
     """Turns the deltas of a streamed answer into events."""
 
     def __init__(self, request: CompletionRequest, echoed: Sequence[Echoed], head: Head, usage: Usage) -> None:
+        super().__init__(head, request.stream_options, usage)
         self._request = request
-        self._writer = EventWriter(head, request.stream_options, usage)
         self._echoed = [prompt.text for prompt in echoed for _ in range(request.choices)]
         self._logprobs = [CompletionLogprobs() for _ in self._echoed]
 
     def begin(self) -> bytes:
         """Return the events that echo the prompts."""
-        return b"".join(self._event(index, text, None) for index, text in enumerate(self._echoed) if text)
+        return b"".join(self._event(index, {"text": text}, None) for index, text in enumerate(self._echoed) if text)
 
     def add(self, prompt: int, deltas: Iterable[Delta]) -> bytes:
         """Return the events of a response about the prompt of this number."""
         return b"".join(self._delta(prompt * self._request.choices + delta.index, delta) for delta in deltas)
 
-    def end(self) -> bytes:
-        """Return the event with the counts, where the request asks for it."""
-        return self._writer.end()
-
     def _delta(self, index: int, delta: Delta) -> bytes:
         logprobs = None if self._request.logprobs is None else self._logprobs[index].add(delta.logprobs)
-        if not delta.finish_reason:
-            return self._event(index, delta.text, logprobs)
-        more: Json = {"stop_reason": stop_reason(delta, self._request.stop_strings)}
-        return self._event(index, delta.text, logprobs, delta.finish_reason, more)
-
-    def _event(
-        self, index: int, text: str, logprobs: Json | None, finish_reason: str | None = None, more: Json | None = None
-    ) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason, **(more or {})}
-        return self._writer.choice(choice)
+        more: Json = {}
+        if delta.finish_reason:
+            more = {"stop_reason": stop_reason(delta, self._request.stop_strings)}
+        return self._event(index, {"text": delta.text}, logprobs, delta.finish_reason or None, more)

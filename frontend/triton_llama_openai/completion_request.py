@@ -58,11 +58,6 @@ class CompletionRequest(SamplingRequest):
     add_special_tokens: Annotated[object | None, unsupported("the server adds the BOS that the prompt lacks")] = None
 
     @property
-    def asked_max_tokens(self) -> int | None:
-        """Tokens to generate at most."""
-        return self.max_tokens
-
-    @property
     def prompts(self) -> list[str | list[int]]:
         """Every prompt, as a text or as tokens."""
         if isinstance(self.prompt, str):

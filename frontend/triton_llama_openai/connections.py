@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from triton_llama_openai.errors import ApiError
+from triton_llama_openai.errors import ApiError, error_response
 from triton_llama_openai.settings import Settings
 
 LOG = logging.getLogger("triton_llama_openai")
@@ -163,10 +163,6 @@ def _for_probes(app: ASGIApp, most: int) -> ASGIApp:
             await app(scope, receive, closing)
             return
         error = ApiError(503, f"{most} connections are open; try again later", None, "overloaded", 1)
-        body = json.dumps(error.body()).encode()
-        headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
-        headers.append((b"content-length", str(len(body)).encode()))
-        await closing({"type": "http.response.start", "status": 503, "headers": headers})
-        await closing({"type": "http.response.body", "body": body})
+        await error_response(error)(scope, receive, closing)
 
     return answer

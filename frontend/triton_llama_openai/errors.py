@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+from starlette.responses import JSONResponse, Response
 from triton_llama.errors import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -51,6 +52,14 @@ class ApiError(Exception):
     def body(self) -> dict[str, object]:
         """Return the JSON that the client gets."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def error_response(error: ApiError) -> Response:
+    """Return an error as the client gets it."""
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(error.body(), error.status, headers)
 
 
 def invalid(param: str, value: object, bound: str) -> ApiError:

@@ -86,12 +86,14 @@ class ObjectScanner:
 
     def _in_key(self, character: str) -> None:
         self._token.append(character)
-        if self._escaped:
-            self._escaped = False
-        elif character == "\\":
-            self._escaped = True
-        elif character == '"':
+        if self._closes(character):
             self._end_key()
+
+    def _closes(self, character: str) -> bool:
+        """Take a character of a string; return whether it is the closing quote."""
+        closes = character == '"' and not self._escaped
+        self._escaped = character == "\\" and not self._escaped
+        return closes
 
     def _end_key(self) -> None:
         try:
@@ -110,11 +112,7 @@ class ObjectScanner:
     def _in_value(self, character: str) -> None:
         if self._in_string:
             self._token.append(character)
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
+            if self._closes(character):
                 self._in_string = False
                 if not self._depth:
                     self._end_value()

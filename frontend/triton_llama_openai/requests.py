@@ -50,7 +50,9 @@ class Requests:
         tensors = engine_inputs(
             asked, prompt, asked.asked_max_tokens, use.guide, logprobs, self._settings.stream_interval_ms
         )
-        fields = _engine_fields(asked, use.guide) | _max_tokens_field(asked.max_completion_tokens is not None)
+        fields = _engine_fields(asked, use.guide)
+        if asked.max_completion_tokens is not None:
+            fields["max_tokens"] = "max_completion_tokens"
         work = self._work(request, asked, [tensors], fields, prompt, model.engine)
         kind = "chat.completion.chunk" if asked.streamed else "chat.completion"
         head = Head.new("chatcmpl", kind, model.name, await model.fingerprint())
@@ -110,10 +112,6 @@ def _echoed(prompts: Sequence[str | list[int]], checkpoint: Checkpoint) -> list[
         Echoed(prompt) if isinstance(prompt, str) else Echoed(checkpoint.decode(prompt), checkpoint.decode(prompt[:1]))
         for prompt in prompts
     ]
-
-
-def _max_tokens_field(is_new: bool) -> dict[str, str]:
-    return {"max_tokens": "max_completion_tokens"} if is_new else {}
 
 
 def _check_both(asked: SamplingRequest) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,17 +47,13 @@ def _refusal(folder: Path) -> str:
     return message.removeprefix(start)
 
 
-def _as_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _cut(end: int) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(path.read_bytes()[:end])
-
-
-def _write(content: bytes) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(content)
+def _replace(path: Path, content: bytes | int | None) -> None:
+    """Write a file's content, cut it to a number of bytes, or put a folder in its place."""
+    if content is None:
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
 
 
 def test_a_complete_checkpoint_passes_and_other_files_are_ignored(in_two_files: Path) -> None:
@@ -70,33 +65,30 @@ def test_a_complete_checkpoint_passes_and_other_files_are_ignored(in_two_files: 
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    ("content", "reason"),
     [
-        (_cut(-1), "; its header says "),
-        (lambda path: path.write_bytes(path.read_bytes() + b"!"), "; its header says "),
-        (_cut(100), "it has 100 bytes and no whole header"),
-        (_cut(3), "it has 3 bytes and no whole header"),
-        (_cut(0), "it has 0 bytes and no whole header"),
-        (_write(b"PK\x03\x04" * 99), "it has 396 bytes and no whole header"),
-        (_write(b"\x02" + bytes(7) + b"{"), "it has 9 bytes and no whole header"),
-        (_write(b"\x02" + bytes(7) + b"[]"), "its header is not valid safetensors"),
-        (_write(b"\x08" + bytes(7) + b'{"a": 1}'), "its header is not valid safetensors"),
-        (_write(b"\x02" + bytes(7) + b"{["), "its header is not valid safetensors"),
-        (_as_folder, "Is a directory"),
+        (-1, "; its header says "),
+        (100, "it has 100 bytes and no whole header"),
+        (3, "it has 3 bytes and no whole header"),
+        (b"PK\x03\x04" * 99, "it has 396 bytes and no whole header"),
+        (b"\x02" + bytes(7) + b"{", "it has 9 bytes and no whole header"),
+        (b"\x02" + bytes(7) + b"[]", "its header is not valid safetensors"),
+        (b"\x08" + bytes(7) + b'{"a": 1}', "its header is not valid safetensors"),
+        (b"\x02" + bytes(7) + b"{[", "its header is not valid safetensors"),
+        (b"\x02" + bytes(7) + b"{}!", "it has 11 bytes; its header says 10"),
+        (None, "Is a directory"),
     ],
 )
-@pytest.mark.parametrize("name", [WEIGHTS, SECOND])
-def test_incomplete_weights_are_refused_by_name(
-    name: str, damage: Callable[[Path], object], reason: str, request: pytest.FixtureRequest
-) -> None:
-    folder: Path = request.getfixturevalue("folder" if name == WEIGHTS else "in_two_files")
-    damage(folder / name)
+def test_incomplete_weights_are_refused_by_name(folder: Path, content: bytes | int | None, reason: str) -> None:
+    _replace(folder / WEIGHTS, content)
     message = _refusal(folder)
-    assert message.startswith(f"{name}: ")
+    assert message.startswith(f"{WEIGHTS}: ")
     assert reason in message
 
 
-def test_a_missing_file_of_the_index_is_refused_by_name(in_two_files: Path) -> None:
+def test_a_missing_or_incomplete_file_of_the_index_is_refused_by_name(in_two_files: Path) -> None:
+    _replace(in_two_files / SECOND, -1)
+    assert _refusal(in_two_files).startswith(f"{SECOND}: it has ")
     (in_two_files / FIRST).unlink()
     assert _refusal(in_two_files) == f"{FIRST}: No such file or directory"
 
@@ -107,17 +99,16 @@ def test_an_index_without_files_is_refused(in_two_files: Path, content: str) -> 
     assert _refusal(in_two_files) == f"{INDEX}: it has no weight_map from weights to files"
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    ("content", "reason"),
     [
-        *[(_write(content), "it is not valid JSON: ") for content in (b'{"cut": ', b"", b"\xff\xfe\x00")],
-        (_write(b"[]"), "it is not a JSON object"),
-        (_as_folder, "Is a directory"),
+        *[(content, "it is not valid JSON: ") for content in (b'{"cut": ', b"", b"\xff\xfe\x00")],
+        (b"[]", "it is not a JSON object"),
+        (None, "Is a directory"),
     ],
 )
-def test_unreadable_json_is_refused_by_name(
-    folder: Path, name: str, damage: Callable[[Path], object], reason: str
-) -> None:
-    damage(folder / name)
-    assert _refusal(folder).startswith(f"{name}: {reason}")
+def test_unreadable_json_is_refused_by_name(folder: Path, content: bytes | None, reason: str) -> None:
+    # In the opposite order of the check, which names the first one.
+    for name in ("tokenizer_config.json", "tokenizer.json", "generation_config.json", "config.json"):
+        _replace(folder / name, content)
+        assert _refusal(folder).startswith(f"{name}: {reason}")

@@ -6,21 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_engine.api.defaults import GenerationDefaults
-from llama_engine.api.fields import FIELDS, field_of
-from llama_engine.api.request_parser import GenerationRequest, RequestParser
+from engine.parsing import DEFAULTS, MAX_MODEL_LEN, dtype_of, parse, parse_rows, refusal, tensor
+from llama_engine.api.fields import FIELDS
+from llama_engine.api.request_parser import RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
-from numpy.typing import NDArray
 
-MAX_MODEL_LEN = 64
 LONGEST_PROMPT = MAX_MODEL_LEN - 1
-DEFAULTS = GenerationDefaults(
-    max_tokens=16, min_tokens=2, temperature=0.5, top_k=7, top_p=0.75, repetition_penalty=1.25
-)
-NUMPY: dict[str, type[np.generic]] = {
-    "STRING": np.object_, "INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_,
-}  # fmt: skip
 LISTS = {name for name, field in FIELDS.items() if field.is_list}
 WORDS = {"stop_words": 16, "bad_words": 64}
 """How many words each list may have."""
@@ -39,7 +31,7 @@ BOUNDS: dict[str, tuple[str, list[Any], list[Any]]] = {
     # Its upper bound is max_tokens.
     "min_tokens": ("a whole number, at least 0", [0, 16], [-1]),
     "temperature": (
-        "a finite number, at least 0 and at most 2", [0.0, TINY, 2.0], [-TINY, BEYOND_TWO[0], *NOT_FINITE],
+        "a finite number, at least 0 and at most 2", [0.0, TINY, 2.0], [-TINY, 2.1, BEYOND_TWO[0], *NOT_FINITE],
     ),
     "top_k": ("a whole number, at least 0", [0, 1, 2**31 - 1], [-1]),
     "top_p": (SHARE, [TINY, 1.0], [-TINY, np.nextafter(ONE, TWO), *NOT_FINITE]),
@@ -88,39 +80,6 @@ EVERY: dict[str, list[object]] = {
 
 TENSORS = sorted(set(FIELDS) - {"input_ids"})
 
-every_list = pytest.mark.parametrize("name", WORDS)
-
-
-def _dtype(name: str) -> type[np.generic]:
-    field = field_of(name)
-    assert field is not None
-    return NUMPY[field.type]
-
-
-def _tensor(name: str, rows: list[Any]) -> NDArray[Any]:
-    """Return an input in the contract's type and shape. rows: a value or a list of words per row."""
-    lists = [row if isinstance(row, list) else [row] for row in rows]
-    encoded = [[item.encode() if isinstance(item, str) else item for item in row] for row in lists]
-    return np.array(encoded, dtype=_dtype(name)).reshape(len(rows), -1)
-
-
-def _rows(tokenizer: Tokenizer, **inputs: list[Any]) -> list[GenerationRequest]:
-    parser = RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN)
-    return parser.parse({name: _tensor(name, rows) for name, rows in inputs.items()})
-
-
-def _parse(tokenizer: Tokenizer, **values: object) -> GenerationRequest:
-    """Parse a request of one row."""
-    prompt = {} if "input_ids" in values else {"text_input": "def f"}
-    (request,) = _rows(tokenizer, **{name: [value] for name, value in {**prompt, **values}.items()})
-    return request
-
-
-def _refusal(tokenizer: Tokenizer, **values: object) -> str:
-    with pytest.raises(InvalidRequest) as refused:
-        _parse(tokenizer, **values)
-    return str(refused.value)
-
 
 def _prompt_of(tokens: int, tokenizer: Tokenizer) -> str:
     return next(text for count in range(1000) if len(tokenizer.encode(text := "def" + " x" * count)) == tokens)
@@ -128,83 +87,77 @@ def _prompt_of(tokens: int, tokenizer: Tokenizer) -> str:
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, (_, on, _) in BOUNDS.items() for value in on])
 def test_a_value_on_the_bound_is_accepted_unchanged(tokenizer: Tokenizer, name: str, value: float) -> None:
-    parsed = getattr(_parse(tokenizer, **{name: value}), name)
+    parsed = getattr(parse(tokenizer, **{name: value}), name)
     assert parsed == value
-    assert type(parsed) is (int if _dtype(name) in (np.int32, np.uint64) else float)
+    assert type(parsed) is (int if dtype_of(name) in (np.int32, np.uint64) else float)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "bound"), [(name, value, bound) for name, (bound, _, off) in BOUNDS.items() for value in off]
 )
-def test_a_value_beyond_the_bound_is_refused_by_name_value_and_bound(
+def test_a_value_beyond_the_bound_is_refused_by_name_value_with_the_digits_of_its_type_and_bound(
     tokenizer: Tokenizer, name: str, value: float, bound: str
 ) -> None:
-    assert _refusal(tokenizer, **{name: value}) == f"{name} is {value!s}; it must be {bound}"
+    assert refusal(tokenizer, **{name: value}) == f"{name} is {value!s}; it must be {bound}"
 
 
-def test_a_refused_number_is_shown_with_the_digits_of_its_type(tokenizer: Tokenizer) -> None:
-    assert _refusal(tokenizer, temperature=2.1).startswith("temperature is 2.1; ")
-    assert _refusal(tokenizer, top_p=np.nextafter(ONE, TWO)).startswith("top_p is 1.0000001; ")
-
-
-def test_max_tokens_beyond_the_room_left_is_refused(tokenizer: Tokenizer) -> None:
+def test_max_tokens_beyond_the_room_left_is_refused_or_cut_where_the_server_or_the_request_says_so(
+    tokenizer: Tokenizer,
+) -> None:
     prompt = len(tokenizer.encode("def f"))
     room = MAX_MODEL_LEN - prompt
-    assert _parse(tokenizer, max_tokens=room).max_tokens == room
-    assert _refusal(tokenizer, max_tokens=room + 1) == (
+    assert parse(tokenizer, max_tokens=room).max_tokens == room
+    refused = (
         f"max_tokens is {room + 1}; it must be at most {room}: the prompt has {prompt} tokens, "
         f"and prompt and completion together may have {MAX_MODEL_LEN}"
     )
+    assert refusal(tokenizer, max_tokens=room + 1) == refused
+    assert parse(tokenizer, None, True, max_tokens=2000).max_tokens == room
+    assert parse(tokenizer, truncate_max_tokens=True, max_tokens=2000).max_tokens == room
+    assert parse(tokenizer, truncate_max_tokens=True, max_tokens=3).max_tokens == 3
+    with pytest.raises(InvalidRequest, match=f"^max_tokens is 2000; it must be at most {room}: "):
+        parse(tokenizer, None, True, truncate_max_tokens=False, max_tokens=2000)
 
 
-def test_min_tokens_is_bounded_by_an_explicit_max_tokens(tokenizer: Tokenizer) -> None:
-    assert _parse(tokenizer, max_tokens=5, min_tokens=5).min_tokens == 5
-    message = _refusal(tokenizer, max_tokens=5, min_tokens=6)
+def test_min_tokens_is_bounded_by_max_tokens_and_defaults_by_the_room_left_too(tokenizer: Tokenizer) -> None:
+    assert parse(tokenizer, max_tokens=5, min_tokens=5).min_tokens == 5
+    message = refusal(tokenizer, max_tokens=5, min_tokens=6)
     assert message == "min_tokens is 6; it must be a whole number, at least 0 and at most 5"
-
-
-def test_defaults_are_capped_to_the_room_left_and_to_max_tokens(tokenizer: Tokenizer) -> None:
-    assert _parse(tokenizer, max_tokens=1).min_tokens == 1
+    assert parse(tokenizer, max_tokens=1).min_tokens == 1
     for length in (LONGEST_PROMPT, LONGEST_PROMPT - 1, LONGEST_PROMPT - 20):
-        request = _parse(tokenizer, text_input=_prompt_of(length, tokenizer))
+        request = parse(tokenizer, text_input=_prompt_of(length, tokenizer))
         assert request.max_tokens == min(16, MAX_MODEL_LEN - length)
         assert request.min_tokens == min(2, request.max_tokens)
 
 
-def test_a_missing_input_gets_its_default(tokenizer: Tokenizer) -> None:
-    request = _parse(tokenizer)
-    for name in ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "repetition_penalty"):
+def test_a_missing_input_gets_its_default_and_a_seed_is_drawn_for_each_row(tokenizer: Tokenizer) -> None:
+    request = parse(tokenizer)
+    for name in ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
         assert getattr(request, name) == getattr(DEFAULTS, name), name
     assert (request.frequency_penalty, request.presence_penalty) == (0.0, 0.0)
     assert (request.stop_words, request.bad_words, request.exclude_input_in_output) == ((), (), True)
-
-
-def test_a_missing_seed_is_drawn_at_random_for_each_row(tokenizer: Tokenizer) -> None:
-    seeds = {request.seed for request in _rows(tokenizer, text_input=["def f"] * 50)}
+    seeds = {request.seed for request in parse_rows(tokenizer, text_input=["def f"] * 50)}
     assert len(seeds) == 50
     assert max(seeds) >= 2**32
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
 def test_the_prompt_is_kept_and_encoded_as_by_the_tokenizer(tokenizer: Tokenizer) -> None:
-    request = _parse(tokenizer, text_input="Grüße 🙂\n")
+    request = parse(tokenizer, text_input="Grüße 🙂\n")
     assert request.prompt == "Grüße 🙂\n"
     assert request.prompt_tokens == tuple(tokenizer.pretrained("Grüße 🙂\n")["input_ids"])
     assert request.prompt_tokens[0] == tokenizer.pretrained.bos_token_id
-    assert _parse(tokenizer, text_input=" ").prompt == " "
+    assert parse(tokenizer, text_input=" ").prompt == " "
 
 
-def test_a_missing_or_empty_prompt_is_refused(tokenizer: Tokenizer) -> None:
+def test_a_prompt_is_required_and_bounded_in_tokens(tokenizer: Tokenizer) -> None:
     missing = r"^text_input is missing, and so is input_ids: a request must have one of them$"
     with pytest.raises(InvalidRequest, match=missing):
-        _rows(tokenizer)
-    assert _refusal(tokenizer, text_input="") == "text_input is ''; it must be a text of at least one token"
-
-
-def test_the_prompt_is_bounded_in_tokens(tokenizer: Tokenizer) -> None:
-    longest = _parse(tokenizer, text_input=_prompt_of(LONGEST_PROMPT, tokenizer))
+        parse_rows(tokenizer)
+    assert refusal(tokenizer, text_input="") == "text_input is ''; it must be a text of at least one token"
+    longest = parse(tokenizer, text_input=_prompt_of(LONGEST_PROMPT, tokenizer))
     assert len(longest.prompt_tokens) == LONGEST_PROMPT
-    assert _refusal(tokenizer, text_input=_prompt_of(LONGEST_PROMPT + 1, tokenizer)) == (
+    assert refusal(tokenizer, text_input=_prompt_of(LONGEST_PROMPT + 1, tokenizer)) == (
         f"text_input is {LONGEST_PROMPT + 1} tokens; it must be at most {LONGEST_PROMPT} tokens (max_model_len - 1)"
     )
 
@@ -219,12 +172,12 @@ class _NeverUsed(Tokenizer):
 
 def test_a_prompt_too_long_for_the_longest_tokens_is_refused_without_tokenization(tokenizer: Tokenizer) -> None:
     size = LONGEST_PROMPT * tokenizer.vocabulary.longest + 1
-    message = _refusal(_NeverUsed(tokenizer.pretrained, tokenizer.vocabulary), text_input="x" * size)
+    message = refusal(_NeverUsed(tokenizer.pretrained, tokenizer.vocabulary), text_input="x" * size)
     assert message.startswith(f"text_input is a text of {size} bytes; it must be at most {LONGEST_PROMPT} tokens")
     # One of the longest tokens has as many bytes and is accepted.
     longest = max(tokenizer.vocabulary.token_bytes, key=len).decode()
     prompt = longest * ((LONGEST_PROMPT - 1) // (len(tokenizer.encode(longest)) - 1))
-    assert _parse(tokenizer, text_input=prompt).prompt == prompt
+    assert parse(tokenizer, text_input=prompt).prompt == prompt
 
 
 @pytest.mark.parametrize(("invalid", "offset"), [(b"\xff", 0), (b"ok \xc3", 3), (b"\xed\xa0\x80", 0), (b"\xc0\xaf", 0)])
@@ -233,29 +186,26 @@ def test_invalid_utf8_is_refused_with_byte_and_offset(
     tokenizer: Tokenizer, name: str, invalid: bytes, offset: int
 ) -> None:
     position = f"byte 0x{invalid[offset]:02x} at offset {offset}"
-    assert _refusal(tokenizer, **{name: invalid}) == f"{name} is not UTF-8 ({position}); it must be UTF-8 text"
+    assert refusal(tokenizer, **{name: invalid}) == f"{name} is not UTF-8 ({position}); it must be UTF-8 text"
 
 
-@every_list
-def test_a_list_of_words_is_bounded_in_length_and_empty_words_are_ignored(tokenizer: Tokenizer, name: str) -> None:
-    words = [f"w{index}" for index in range(WORDS[name])]
-    assert getattr(_parse(tokenizer, **{name: []}), name) == getattr(_parse(tokenizer, **{name: [""]}), name) == ()
-    assert getattr(_parse(tokenizer, **{name: ["", *words, ""]}), name) == tuple(word.encode() for word in words)
-    message = _refusal(tokenizer, **{name: [*words, "one more"]})
-    assert message == f"{name} is a list of {WORDS[name] + 1} words; it must be at most {WORDS[name]} words"
-
-
-@every_list
-def test_a_word_is_bounded_in_bytes(tokenizer: Tokenizer, name: str) -> None:
+@pytest.mark.parametrize("name", WORDS)
+def test_a_list_of_words_is_bounded_in_length_and_bytes_and_empty_words_are_ignored(
+    tokenizer: Tokenizer, name: str
+) -> None:
     longest = "é" * 512
-    assert getattr(_parse(tokenizer, **{name: ["a", longest]}), name) == (b"a", longest.encode())
-    message = _refusal(tokenizer, **{name: ["a", longest + "."]})
+    words = [longest, *(f"w{index}" for index in range(1, WORDS[name]))]
+    assert getattr(parse(tokenizer, **{name: []}), name) == getattr(parse(tokenizer, **{name: [""]}), name) == ()
+    assert getattr(parse(tokenizer, **{name: ["", *words, ""]}), name) == tuple(word.encode() for word in words)
+    message = refusal(tokenizer, **{name: [*words, "one more"]})
+    assert message == f"{name} is a list of {WORDS[name] + 1} words; it must be at most {WORDS[name]} words"
+    message = refusal(tokenizer, **{name: ["a", longest + "."]})
     assert message == f"{name} is a list with a word of 1025 bytes; it must be of words of at most 1024 bytes"
 
 
 def test_every_row_gets_its_own_values(tokenizer: Tokenizer) -> None:
     assert set(EVERY) == {"text_input", *(name for name, field in FIELDS.items() if field.attribute)}
-    requests = _rows(tokenizer, **EVERY)
+    requests = parse_rows(tokenizer, **EVERY)
     assert [request.prompt for request in requests] == EVERY["text_input"]
     assert [request.prompt_tokens for request in requests] == [tokenizer.encode(request.prompt) for request in requests]
     assert [request.stop_words for request in requests] == [(b"a", b"b"), (b"c",), ()]
@@ -277,7 +227,7 @@ def test_every_row_gets_its_own_values(tokenizer: Tokenizer) -> None:
 def test_an_error_names_its_row(tokenizer: Tokenizer, name: str, bad: object) -> None:
     first, _, third = EVERY[name]
     with pytest.raises(InvalidRequest, match=f"^row 1: {name} is .*; it must be "):
-        _rows(tokenizer, **{**EVERY, name: [first, bad, third]})
+        parse_rows(tokenizer, **{**EVERY, name: [first, bad, third]})
 
 
 @pytest.mark.parametrize(
@@ -289,10 +239,10 @@ def test_an_error_names_its_row(tokenizer: Tokenizer, name: str, bad: object) ->
     ],
 )
 def test_an_input_of_the_wrong_shape_is_refused(tokenizer: Tokenizer, name: str, shape: tuple[int, ...]) -> None:
-    inputs = {"text_input": _tensor("text_input", ["def f"]), name: np.full(shape, b"def", np.object_)}
+    inputs = {"text_input": tensor("text_input", ["def f"]), name: np.full(shape, b"def", np.object_)}
     with pytest.raises(InvalidRequest) as refused:
         RequestParser(tokenizer, DEFAULTS, MAX_MODEL_LEN).parse(inputs)
     rows = "rows" if name == "text_input" and 1 not in shape[:1] else 1
-    columns = "number of words" if _dtype(name) is np.object_ else "number of values"
+    columns = "number of words" if dtype_of(name) is np.object_ else "number of values"
     expected = f"[{rows}, {columns if name in LISTS else 1}]"
     assert str(refused.value).startswith(f"{name} has shape {list(shape)}; it must be {expected}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,21 @@ from llama_engine.errors import CheckpointError
 from llama_engine.libraries import int8_vectorwise_quant
 from llama_engine.model import weight_reader
 from llama_engine.model.weight_reader import WeightReader
-from llama_engine.model.weights import LinearWeight
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 WEIGHTS = "model.safetensors"
 DOWN = "model.layers.1.mlp.down_proj"
-QUERY_KEY_VALUE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FUSED = {
-    "query_key_value": QUERY_KEY_VALUE,
+    "query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention_output": ("self_attn.o_proj",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-BIASES = {"attention_bias": True, "mlp_bias": True}
+BIASES, TIED = {"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings": True}
+LACKS = "weights or has them in another shape, first"
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def _with(folder: Path, **tensors: torch.Tensor | None) -> Path:
     return folder
 
 
-def _in_shards(folder: Path) -> Path:
+def _in_shards(folder: Path) -> None:
     """Save a checkpoint again in three files, so that a layer is in more than one."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
@@ -70,62 +69,66 @@ def _in_shards(folder: Path) -> Path:
     for file in set(weight_map.values()):
         save_file({name: tensors[name] for name in names if weight_map[name] == file}, folder / file, {"format": "pt"})
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return folder
 
 
-def _linears(reader: WeightReader, layers: int) -> Iterator[tuple[str, LinearWeight, tuple[str, ...]]]:
-    """Yield the name of each linear layer of the decoder, what was read, and the names of its parts."""
-    for index in range(layers):
-        layer = reader.layer(index)
-        for name, parts in FUSED.items():
-            linear = getattr(layer, name)
-            assert isinstance(linear, LinearWeight)
-            yield f"{index}.{name}", linear, tuple(f"model.layers.{index}.{part}" for part in parts)
+def _as_it_is(folder: Path) -> None:
+    """A tied head isn't saved."""
 
 
-def _threads_that_compute() -> int:
-    # A thread takes the number when it first computes.
-    torch.ones(1 << 20).sum()
-    return torch.get_num_threads()
+def _with_random_biases(folder: Path) -> None:
+    saved = load_file(folder / WEIGHTS)
+    _with(folder, **{name: torch.rand(len(one)) for name, one in saved.items() if name.endswith("bias")})
 
 
-def _status(key: str) -> int:
-    """Return a figure of this process in bytes."""
-    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[key].split()[0]) * 1024
+def _with_equal_head(folder: Path) -> None:
+    _with(folder, **{HEAD: load_file(folder / WEIGHTS)[EMBEDDING].clone()})
+
+
+def _with_another_head(folder: Path) -> None:
+    _with(folder, **{HEAD: load_file(folder / WEIGHTS)[EMBEDDING] * 2})
+
+
+def _with_head_alone(folder: Path) -> None:
+    _with(folder, **{HEAD: load_file(folder / WEIGHTS)[EMBEDDING], EMBEDDING: None})
+
+
+def _saved_without_head(folder: Path) -> None:
+    """The names of such a file have no `model.` before them."""
+    _by_transformers(folder).model.save_pretrained(folder)
+    assert "embed_tokens.weight" in load_file(folder / WEIGHTS)
+
+
+def _assert_equal(found: torch.Tensor | None, expected: list[torch.Tensor], dtype: torch.dtype) -> None:
+    assert found is not None
+    assert found.dtype == dtype
+    assert torch.equal(found, torch.cat(expected).to(dtype))
 
 
 def _assert_same(reader: WeightReader, model: LlamaForCausalLM, int8: bool, dtype: torch.dtype = torch.float32) -> None:
     """Compare every tensor with that of a model, whose head is in floats even if its linear layers are in INT8."""
-    for name, linear, parts in _linears(reader, model.config.num_hidden_layers):
-        layers: list[Any] = [model.get_submodule(part) for part in parts]
-        assert torch.equal(linear.weight, torch.cat([layer.weight for layer in layers])), name
-        assert linear.weight.dtype == (torch.int8 if int8 else dtype)
-        assert (linear.scales is not None) is int8
-        if linear.scales is not None:
-            assert torch.equal(linear.scales, torch.cat([layer.weight.SCB for layer in layers])), name
-            assert linear.scales.dtype == torch.float32
-        if layers[0].bias is None:
-            assert linear.bias is None
-        else:
-            assert linear.bias is not None
-            assert torch.equal(linear.bias, torch.cat([layer.bias for layer in layers]).to(dtype)), name
-            assert linear.bias.dtype == dtype
     for index, layer in enumerate(model.model.layers):
         read = reader.layer(index)
-        assert torch.equal(read.attention_norm, layer.input_layernorm.weight.to(dtype))
-        assert torch.equal(read.mlp_norm, layer.post_attention_layernorm.weight.to(dtype))
-    assert torch.equal(reader.norm(), model.model.norm.weight.to(dtype))
-    assert torch.equal(reader.embedding(), model.model.embed_tokens.weight.to(dtype))
-    assert reader.norm().dtype == reader.embedding().dtype == dtype
+        for name, parts in FUSED.items():
+            linear = getattr(read, name)
+            linears: list[Any] = [layer.get_submodule(part) for part in parts]
+            _assert_equal(linear.weight, [one.weight for one in linears], torch.int8 if int8 else dtype)
+            if int8:
+                _assert_equal(linear.scales, [one.weight.SCB for one in linears], torch.float32)
+            if linears[0].bias is None:
+                assert linear.bias is None
+            else:
+                _assert_equal(linear.bias, [one.bias for one in linears], dtype)
+        _assert_equal(read.attention_norm, [layer.input_layernorm.weight], dtype)
+        _assert_equal(read.mlp_norm, [layer.post_attention_layernorm.weight], dtype)
+    _assert_equal(reader.norm(), [model.model.norm.weight], dtype)
+    _assert_equal(reader.embedding(), [model.model.embed_tokens.weight], dtype)
     head = reader.head()
     if int8:
         weight, scales, _ = int8_vectorwise_quant(model.lm_head.weight.to(torch.float16))
-        assert torch.equal(head.weight, weight)
-        assert head.scales is not None
-        assert torch.equal(head.scales, scales)
+        _assert_equal(head.weight, [weight], torch.int8)
+        _assert_equal(head.scales, [scales], torch.float32)
     else:
-        assert torch.equal(head.weight, model.lm_head.weight)
+        _assert_equal(head.weight, [model.lm_head.weight], dtype)
         assert head.scales is None
 
 
@@ -147,33 +150,26 @@ def test_the_weights_are_those_that_transformers_loads(
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(
-    "changed",
+    ("changed", "prepare"),
     [
-        {**BIASES},
-        {"attention_bias": True, "num_key_value_heads": 4},
-        {"mlp_bias": True, "num_key_value_heads": 1},
-        {"tie_word_embeddings": True},
-        {"head_dim": 24},
+        (BIASES, _with_random_biases),
+        ({"attention_bias": True, "num_key_value_heads": 4}, _with_random_biases),
+        ({"mlp_bias": True, "num_key_value_heads": 1}, _with_random_biases),
+        ({"head_dim": 24}, _as_it_is),
+        ({}, _in_shards),
+        *[(TIED, one) for one in (_as_it_is, _with_equal_head, _with_another_head, _with_head_alone)],
+        (TIED, _saved_without_head),
     ],
-    ids=str,
 )
-def test_each_architecture_is_read(
-    tmp_path: Path, tokenizer: Tokenizer, changed: dict[str, object], int8: bool
+def test_each_architecture_and_each_way_to_save_it_is_read_as_by_transformers(
+    tmp_path: Path, tokenizer: Tokenizer, changed: dict[str, object], prepare: Callable[[Path], None], int8: bool
 ) -> None:
     folder = save_small(tmp_path / "small", tokenizer, **changed)
-    random = {name: torch.rand(len(t)) for name, t in load_file(folder / WEIGHTS).items() if name.endswith("bias")}
-    assert any("bias" in name for name in changed) == bool(random)
-    _with(folder, **random)
+    prepare(folder)
     _assert_same(_reader(folder, int8), _by_transformers(folder, int8), int8)
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_a_checkpoint_in_several_files_is_read(folder: Path, int8: bool) -> None:
-    model = _by_transformers(folder, int8)
-    _assert_same(_reader(_in_shards(folder), int8), model, int8)
-
-
-@pytest.mark.parametrize("changed", [{}, BIASES, {"tie_word_embeddings": True}], ids=str)
+@pytest.mark.parametrize("changed", [{}, BIASES, TIED], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_saved_int8_checkpoint_is_read_as_it_is(
     tmp_path: Path, tokenizer: Tokenizer, changed: dict[str, object], dtype: torch.dtype
@@ -186,30 +182,8 @@ def test_a_saved_int8_checkpoint_is_read_as_it_is(
 
 
 def test_a_tied_head_in_floats_is_the_embedding_itself(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    reader = _reader(save_small(tmp_path / "tied", tokenizer, tie_word_embeddings=True))
+    reader = _reader(save_small(tmp_path / "tied", tokenizer, **TIED))
     assert reader.head().weight is reader.embedding()
-
-
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("head", ["absent", "equal", "another", "alone"])
-def test_a_tied_checkpoint_with_a_saved_head_is_read_as_by_transformers(
-    tmp_path: Path, tokenizer: Tokenizer, head: str, int8: bool
-) -> None:
-    folder = save_small(tmp_path / "tied", tokenizer, tie_word_embeddings=True)
-    embedding = load_file(folder / WEIGHTS)["model.embed_tokens.weight"]
-    heads = {"absent": None, "equal": embedding.clone(), "another": embedding * 2, "alone": embedding}
-    _with(folder, **{"lm_head.weight": heads[head]})
-    if head == "alone":
-        _with(folder, **{"model.embed_tokens.weight": None})
-    _assert_same(_reader(folder, int8), _by_transformers(folder, int8), int8)
-
-
-def test_a_model_saved_without_its_head_is_read_if_the_head_is_tied(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    folder = save_small(tmp_path / "tied", tokenizer, tie_word_embeddings=True)
-    expected = _by_transformers(folder)
-    expected.model.save_pretrained(folder)
-    assert "embed_tokens.weight" in load_file(folder / WEIGHTS)
-    _assert_same(_reader(folder), expected, int8=False)
 
 
 def test_what_is_returned_is_not_mapped_from_the_files(folder: Path) -> None:
@@ -225,6 +199,12 @@ def test_what_is_returned_is_not_mapped_from_the_files(folder: Path) -> None:
     assert str(folder) not in Path("/proc/self/maps").read_text()
 
 
+def _threads_that_compute() -> int:
+    # A thread takes the number when it first computes.
+    torch.ones(1 << 20).sum()
+    return torch.get_num_threads()
+
+
 def test_quantizing_leaves_the_number_of_threads_to_this_thread_and_to_new_ones(folder: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -236,62 +216,50 @@ def test_quantizing_leaves_the_number_of_threads_to_this_thread_and_to_new_ones(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_the_peak_of_memory_is_the_result_and_some_blocks(tmp_path: Path, tokenizer: Tokenizer, int8: bool) -> None:
-    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8}
-    folder = save_small(tmp_path / "wide", tokenizer, **shape)
-    reader = _reader(folder, int8)
+def _status(key: str) -> int:
+    """Return a figure of this process in bytes."""
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[key].split()[0]) * 1024
+
+
+def test_the_peak_of_memory_of_reading_floats_is_the_result_and_some_blocks(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
+    reader = _reader(save_small(tmp_path / "wide", tokenizer, **shape))
     # Resets the peak.
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    layers = [reader.layer(index) for index in range(12)]
-    parts = [getattr(layer, name) for layer in layers for name in FUSED]
-    result = sum(part.weight.nbytes for part in parts)
-    in_files = 4 * sum(part.weight.numel() for part in parts)
-    assert result == (in_files // 4 if int8 else in_files)
+    layers = [reader.layer(index) for index in range(6)]
+    result = sum(getattr(layer, name).weight.nbytes for layer in layers for name in FUSED)
+    assert result > 4 * (16 << 20)
     assert _status("VmHWM") - before < result + (16 << 20)
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_weights_that_are_missing_or_of_another_shape_are_refused_by_name_and_number(folder: Path, int8: bool) -> None:
-    reason = "weights or has them in another shape, first"
-    shutil.copy(folder / WEIGHTS, folder / "copy")
-    for tensors, message in (
-        ({f"{DOWN}.weight": None}, f"1 {reason} {DOWN}.weight"),
-        ({f"{DOWN}.weight": torch.zeros(64, 127)}, f"1 {reason} {DOWN}.weight"),
-        ({"lm_head.weight": None, "model.norm.weight": torch.ones(1)}, f"2 {reason} lm_head.weight"),
-    ):
-        shutil.copy(folder / "copy", folder / WEIGHTS)
-        with pytest.raises(CheckpointError) as refused:
-            _reader(_with(folder, **tensors), int8)
-        assert str(refused.value) == f"{folder} lacks {message}"
-
-
-def test_int8_weights_without_scales_or_in_another_layout_are_refused(folder: Path) -> None:
-    _by_transformers(folder, int8=True).save_pretrained(folder / "saved")
-    saved = folder / "saved"
-    _with(saved, **{f"{DOWN}.weight_format": torch.tensor(2, dtype=torch.uint8)})
-    with pytest.raises(CheckpointError, match=rf"has {DOWN}\.weight_format 2, not 0: rows$"):
-        _reader(saved, int8=True)
-    _with(saved, **{f"{DOWN}.SCB": None})
-    with pytest.raises(CheckpointError, match=rf"lacks 1 weights or has them in another shape, first {DOWN}\.SCB$"):
-        _reader(saved, int8=True)
-
-
-@pytest.mark.parametrize("int8", [False, True])
-def test_weights_in_other_dtypes_are_refused_by_name(folder: Path, int8: bool) -> None:
-    _with(folder, **{f"{DOWN}.weight": torch.zeros(64, 128).to(torch.float8_e4m3fn)})
-    with pytest.raises(CheckpointError, match=rf"has {DOWN}\.weight in F8_E4M3, not in F64, F32, F16, BF16$"):
-        _reader(folder, int8)
-    _with(folder, **{"model.norm.weight": torch.zeros(64, dtype=torch.int8), f"{DOWN}.weight": torch.zeros(64, 128)})
-    with pytest.raises(CheckpointError, match=r"has model\.norm\.weight in I8, not in "):
-        _reader(folder, int8)
-
-
-def test_int8_weights_are_not_read_as_floats(folder: Path) -> None:
-    _by_transformers(folder, int8=True).save_pretrained(folder / "saved")
-    with pytest.raises(CheckpointError, match=r"\.weight in I8, not in F64, F32, F16, BF16$"):
-        _reader(folder / "saved")
+@pytest.mark.parametrize(
+    ("saved_in_int8", "int8", "tensors", "message"),
+    [
+        (False, False, {f"{DOWN}.weight": None}, f"lacks 1 {LACKS} {DOWN}.weight"),
+        (False, True, {f"{DOWN}.weight": torch.zeros(64, 127)}, f"lacks 1 {LACKS} {DOWN}.weight"),
+        (False, True, {HEAD: None, "model.norm.weight": torch.ones(1)}, f"lacks 2 {LACKS} lm_head.weight"),
+        *[(False, int8, {f"{DOWN}.weight": torch.zeros(64, 128).to(torch.float8_e4m3fn)},
+           f"has {DOWN}.weight in F8_E4M3, not in F64, F32, F16, BF16") for int8 in (False, True)],
+        (False, True, {"model.norm.weight": torch.zeros(64, dtype=torch.int8)},
+         "has model.norm.weight in I8, not in F64, F32, F16, BF16"),
+        (True, True, {f"{DOWN}.weight_format": torch.tensor(2, dtype=torch.uint8)},
+         f"has {DOWN}.weight_format 2, not 0: rows"),
+        (True, True, {f"{DOWN}.SCB": None}, f"lacks 1 {LACKS} {DOWN}.SCB"),
+        (True, False, {}, "has model.layers.0.mlp.down_proj.weight in I8, not in F64, F32, F16, BF16"),
+    ],
+)  # fmt: skip
+def test_weights_that_are_missing_or_of_another_shape_dtype_or_layout_are_refused_by_name(
+    folder: Path, saved_in_int8: bool, int8: bool, tensors: dict[str, torch.Tensor | None], message: str
+) -> None:
+    if saved_in_int8:
+        _by_transformers(folder, int8=True).save_pretrained(folder)
+    with pytest.raises(CheckpointError) as refused:
+        _reader(_with(folder, **tensors), int8)
+    assert str(refused.value) == f"{folder} {message}"
 
 
 def test_a_header_whose_sizes_disagree_and_a_file_that_ends_early_are_refused(folder: Path) -> None:
@@ -308,11 +276,6 @@ def test_a_header_whose_sizes_disagree_and_a_file_that_ends_early_are_refused(fo
     (folder / WEIGHTS).write_bytes(content.replace(b'"dtype":"F32"', b'"dtype":"F16"'))
     with pytest.raises(CheckpointError, match=r"has 256 bytes of model\.norm\.weight, \(64,\)$"):
         _reader(folder).norm()
-
-
-def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^can't load .*: it has no model\.safetensors"):
-        WeightReader(tmp_path, LlamaConfig(), torch.float32, int8=False)
 
 
 def test_tensors_that_are_not_a_llamas_are_ignored_with_one_log_line(

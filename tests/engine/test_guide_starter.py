@@ -44,6 +44,23 @@ def held(scheduled: Running) -> Iterator[threading.Semaphore]:
         go.release(100)
 
 
+def texts_of(sequences: list[Sequence]) -> list[str]:
+    """The texts of sequences that have completed."""
+    assert all(isinstance(one.result, Completion) for one in sequences)
+    return [one.result.text for one in sequences if isinstance(one.result, Completion)]
+
+
+def choices_of(scheduled: Running, request: GenerationRequest) -> list[Sequence]:
+    """The choices of a request that shares one client."""
+    return scheduled.engine.choices(request, sink=Client())
+
+
+def complete(scheduled: Running, sequences: list[Sequence]) -> list[str]:
+    scheduled.scheduler.add(sequences)
+    scheduled.scheduler.wait_until_finished(sequences)
+    return texts_of(sequences)
+
+
 def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: Checkpoint) -> None:
     plain = requests_of(fp32, 3, 12)
     with running(fp32, 2) as scheduled, held(scheduled) as go:
@@ -61,9 +78,8 @@ def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: Checkpoint) -> N
         assert soon.is_ready
         *results, _, again = scheduled.finish([*others, slow, soon])
     assert results == alone(fp32, plain)
-    assert isinstance(again, Completion)
-    assert re.fullmatch("[a-c]{5}", again.text)
     assert slow.result == again
+    assert re.fullmatch("[a-c]{5}", texts_of([soon])[0])
 
 
 def test_a_free_slot_is_not_kept_for_a_sequence_that_waits_for_its_guide(fp32: Checkpoint) -> None:
@@ -99,11 +115,11 @@ def test_a_sequence_whose_guide_has_started_waits_for_a_slot_as_others_do(fp32: 
         assert second.status is Status.WAITING
         assert waiter.is_alive()
         assert later.is_alive()
-        results = scheduled.finish([first, second, *third])
+        scheduled.finish([first, second, *third])
         for thread in (waiter, later):
             thread.join(SECONDS)
             assert not thread.is_alive()
-    assert [result.text for result in results[1:] if isinstance(result, Completion)] == ["ab", "abc"]
+    assert texts_of([second, *third]) == ["ab", "abc"]
 
 
 def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: Checkpoint) -> None:
@@ -116,27 +132,13 @@ def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: Checkpoint) -> N
         assert not scheduled.engine.used_slots
 
 
-def test_a_sequence_whose_time_is_up_while_it_waits_for_its_guide_is_answered_so(fp32: Checkpoint) -> None:
-    with running(fp32, 2) as scheduled, held(scheduled) as go:
-        scheduled.pace.run_free()
-        (before,) = scheduled.add(guided("("))
-        (late,) = scheduled.add(guided("cd"), deadline=time.monotonic())
-        # Nothing runs, and the second guide isn't even begun.
-        go.release()
-        scheduled.scheduler.wait_until_finished([before, late])
-        assert isinstance(late.result, Unavailable)
-        assert "time was up" in str(late.result)
-
-
 def test_the_time_of_a_sequence_ends_while_nothing_but_its_guide_is_waited_for(fp32: Checkpoint) -> None:
     with running(fp32, 2) as scheduled, held(scheduled):
         (patient,) = scheduled.add(guided("ab"))
         (late,) = scheduled.add(guided("cd"), deadline=time.monotonic() + 0.2)
-        waiter = threading.Thread(target=scheduled.scheduler.wait_until_finished, args=([late],), daemon=True)
-        waiter.start()
-        waiter.join(SECONDS)
-        assert not waiter.is_alive()
+        scheduled.scheduler.wait_until_finished([late])
         assert isinstance(late.result, Unavailable)
+        assert "time was up" in str(late.result)
         assert patient.result is None
 
 
@@ -161,17 +163,9 @@ def test_a_bounded_number_of_guides_waits(fp32: Checkpoint) -> None:
         scheduled.scheduler.wait_until_finished(sequences)
         go.release(48)
         # There is room again; the choices of a request need one guide.
-        choices = [
-            one for index in range(3) for one in scheduled.engine.choices(guided(f"c{index}", n=16), sink=Client())
-        ]
-        scheduled.scheduler.add(choices)
-        scheduled.scheduler.wait_until_finished(choices)
-    texts = [one.result.text for one in (*sequences, *choices) if isinstance(one.result, Completion)]
-    assert texts == [f"a{index}" for index in range(MAX_WAITING_GUIDES)] + [f"c{row // 16}" for row in range(48)]
-
-
-def choices_of(scheduled: Running, request: GenerationRequest) -> list[Sequence]:
-    return scheduled.engine.choices(request, sink=Client())
+        choices = [one for index in range(3) for one in choices_of(scheduled, guided(f"c{index}", n=16))]
+        assert complete(scheduled, choices) == [f"c{row // 16}" for row in range(48)]
+    assert texts_of(sequences) == [f"a{index}" for index in range(MAX_WAITING_GUIDES)]
 
 
 def learn(scheduled: Running, pattern: str) -> None:
@@ -185,11 +179,7 @@ def test_only_the_first_choice_of_a_known_guide_starts_with_the_request(fp32: Ch
         choices = choices_of(scheduled, guided("[a-c]{5}", n=16))
         assert [one.is_ready for one in choices] == [True] + [False] * 15
         scheduled.pace.run_free()
-        scheduled.scheduler.add(choices)
-        scheduled.scheduler.wait_until_finished(choices)
-        for one in choices:
-            assert isinstance(one.result, Completion)
-            assert re.fullmatch("[a-c]{5}", one.result.text)
+        assert all(re.fullmatch("[a-c]{5}", text) for text in complete(scheduled, choices))
 
 
 def test_the_choices_of_a_known_guide_wait_for_no_other_guide(fp32: Checkpoint) -> None:
@@ -204,13 +194,10 @@ def test_the_choices_of_a_known_guide_wait_for_no_other_guide(fp32: Checkpoint) 
         scheduled.engine.start_guide = hold_others  # type: ignore[method-assign]  # a stand-in
         scheduled.pace.run_free()
         (other,) = scheduled.add(guided("cd"))
-        choices = choices_of(scheduled, guided("ab", n=4))
-        scheduled.scheduler.add(choices)
-        scheduled.scheduler.wait_until_finished(choices)
+        assert complete(scheduled, choices_of(scheduled, guided("ab", n=4))) == ["ab"] * 4
         assert other.result is None
         go.set()
         scheduled.scheduler.wait_until_finished([other])
-    assert [one.result.text for one in choices if isinstance(one.result, Completion)] == ["ab"] * 4
 
 
 def test_requests_take_turns_to_start_the_guides_of_their_choices(
@@ -227,14 +214,9 @@ def test_requests_take_turns_to_start_the_guides_of_their_choices(
 
         scheduled.engine.start_guide = record  # type: ignore[method-assign]  # a stand-in
         scheduled.pace.run_free()
-        sequences = [
-            *choices_of(scheduled, guided("ab", n=3)),
-            *choices_of(scheduled, guided("cd")),
-            *choices_of(scheduled, guided("ef", n=2)),
-        ]
-        scheduled.scheduler.add(sequences)
         go.release(6)
-        scheduled.scheduler.wait_until_finished(sequences)
+        asked = (guided("ab", n=3), guided("cd"), guided("ef", n=2))
+        complete(scheduled, [choice for request in asked for choice in choices_of(scheduled, request)])
     assert started == ["ab", "cd", "ef", "ab", "ef", "ab"]
 
 
@@ -257,7 +239,7 @@ def test_no_more_guides_than_slots_are_started_for_sequences_that_wait(fp32: Che
         scheduled.scheduler.wait_until_finished([*busy, *choices])
     assert len(most) == 17
     assert max(most) == 2
-    assert all(isinstance(one.result, Completion) for one in choices)
+    assert len(texts_of(choices)) == 16
 
 
 def test_a_refused_guide_and_one_that_cannot_start_fail_alone(

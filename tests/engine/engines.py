@@ -13,7 +13,6 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, StepResult
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import Checkpoint, load_checkpoint
-from llama_engine.model.model_runner import Chunk
 from llama_engine.model.torch_runner import TorchRunner
 from llama_engine.sequence import Completion, Result, Sequence, Status
 from llama_engine.settings import Settings
@@ -49,13 +48,6 @@ def spoil_cache(engine: Engine, slot: int | None = None) -> None:
     """Fill a KV slot, or all of them, with NaN; in INT8 that is the scales, and the rest are the largest numbers."""
     for tensor in cache_tensors(engine, slot):
         tensor.fill_(torch.nan if tensor.is_floating_point() else 127)
-
-
-def logits_of(checkpoint: Checkpoint, tokens: Iterable[int]) -> torch.Tensor:
-    """Return the logits after each token of a text alone, [tokens, vocabulary]."""
-    runner = checkpoint.runner(checkpoint.cache_shape(1))
-    chunks = [Chunk(0, position, (int(token),)) for position, token in enumerate(tokens)]
-    return runner.logits(torch.cat([runner.prefill([chunk]) for chunk in chunks]))
 
 
 def with_tokens_as_text(checkpoint: Checkpoint) -> Checkpoint:

@@ -12,10 +12,9 @@ import pytest
 import torch
 from engine import int8_layers
 from engine.int8_layers import BOUNDS, SHAPES, check_rows_are_independent, in_float64, random_rows, random_weight
-from llama_engine.model.exact_int8 import ExactInt8Linear, Int8Packer, WidenedInt8Linear
+from llama_engine.model.exact_int8 import ExactInt8Linear, Int8Packer
 from llama_engine.model.integer_product import MAX_INPUTS, NARROW, SIGNED, UNSIGNED, Form, IntegerProduct
 from llama_engine.model.weights import LinearWeight
-from llama_engine.model.widened_product import BlockwiseProduct
 
 FORMS = [UNSIGNED, NARROW]
 ROOT = Path(__file__).parents[2]
@@ -171,17 +170,6 @@ def test_packed_weights_take_one_byte_each() -> None:
     command = [sys.executable, "-c", GROWTH]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert 0.8 < float(run.stdout) < 1.1
-
-
-def test_widened_weights_are_kept_as_they_are() -> None:
-    weight = random_weight(37, 48, bias=True)
-    layer = WidenedInt8Linear(weight, BlockwiseProduct())
-    for rows in (1, 5, 100):
-        activations = torch.randn(2, rows, 48)
-        result = layer(activations)
-        assert result.shape == (2, rows, 37)
-        torch.testing.assert_close(result.double(), in_float64(activations, weight), rtol=1e-5, atol=1e-4)
-    assert layer.describe() == "INT8 weights widened to float32"
 
 
 def test_the_number_of_terms_is_one_or_two() -> None:

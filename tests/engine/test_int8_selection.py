@@ -124,20 +124,6 @@ def test_a_shape_with_a_fault_of_its_own_falls_back_alone(
     assert [record.message[:40] for record in caplog.records] == ["INT8 product of 40 x 96 with 2 of: unsig"]
 
 
-def test_each_shape_is_verified_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    verified: list[tuple[int, int]] = []
-
-    def refusal(form: Form, outputs: int, inputs: int, terms: int) -> str | None:
-        verified.append((outputs, inputs))
-        return None
-
-    monkeypatch.setattr(int8_selection, "refusal", refusal)
-    for _ in range(2):
-        for shape in (SHAPE, (48, 64)):
-            select_form(*shape, 2)
-    assert verified == [int8_selection._PROBE, SHAPE, (48, 64)]
-
-
 def test_more_inputs_than_int32_can_sum_are_widened(caplog: pytest.LogCaptureFixture) -> None:
     assert select_form(8, MAX_INPUTS + 1, 2) is None
     (record,) = caplog.records

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -54,17 +52,6 @@ def kernels(name: str) -> CpuKernels:
         pytest.skip(f"no C++ compiler that knows {name}")
     assert compile_object(compiler, name) is None
     return CpuKernels(name, object_path(name))
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute on `count` threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def random_linear(outputs: int, inputs: int, generator: torch.Generator, bias: bool = False) -> LinearWeight:

@@ -12,71 +12,86 @@ from llama_engine.kernels.cpu.build import SCRIPT, compile_object, find_compiler
 
 compiler = find_compiler()
 needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
+OPTIONAL = pytest.mark.parametrize(("arguments", "status"), [((), 1), (("--optional",), 0)])
+EVERY = "avx512-amx, avx512-vnni, avx2"
 
 
-def failing_compiler(folder: Path, message: str) -> str:
-    """Write a compiler that prints a message and fails."""
-    path = folder / "failing-compiler"
-    path.write_text(f'#!/bin/sh\necho "{message}" >&2\nexit 1\n')
-    path.chmod(0o755)
-    return str(path)
-
-
-def run_script(folder: Path, cxx: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run build.py on a copy of the sources; -I shows that it needs the standard library alone."""
-    for source in (SCRIPT, *SCRIPT.parent.glob("*.h"), *SCRIPT.parent.glob("*.cpp")):
-        shutil.copy(source, folder)
+def start_script(folder: Path, cxx: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a copy of build.py in a folder; -I shows that it needs the standard library alone."""
+    shutil.copy(SCRIPT, folder)
     command = [sys.executable, "-I", "-S", str(folder / SCRIPT.name), *arguments]
-    return subprocess.run(command, env={**os.environ, "CXX": cxx}, capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.parametrize(("arguments", "status"), [((), 1), (("--optional",), 0)])
-def test_without_a_compiler_the_build_says_so_in_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], status: int
-) -> None:
-    result = run_script(tmp_path, "no-such-compiler", *arguments)
-    assert result.returncode == status
-    assert result.stderr == (
-        "CPU kernels not built: no C++ compiler (no-such-compiler); the model runs on PyTorch's kernels\n"
+    return subprocess.Popen(
+        command, env={**os.environ, "CXX": cxx}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def test_without_a_compiler_objects_of_the_same_sources_are_kept(tmp_path: Path) -> None:
-    """An image without a compiler takes those of the checkout that it is built from."""
-    directory = tmp_path / "build"
-    directory.mkdir()
-    kept, stale = object_path("avx2", directory), directory / "avx2-0123456789abcdef.so"
-    for path in (kept, stale):
-        path.write_text("here")
-        build.seal(path)
-    result = run_script(tmp_path, "no-such-compiler")
-    assert (result.returncode, result.stdout) == (0, f"CPU kernels: avx2 in {directory}\n")
-    assert result.stderr == "CPU kernels for avx512-amx, avx512-vnni skipped: no C++ compiler\n"
-    assert list(directory.iterdir()) == [kept]
+def run_script(folder: Path, cxx: str, *arguments: str) -> tuple[int, str, str]:
+    """Run it; return its status and what it prints to stdout and stderr."""
+    script = start_script(folder, cxx, *arguments)
+    stdout, stderr = script.communicate(timeout=60)
+    return script.returncode, stdout, stderr
 
 
-@pytest.mark.parametrize(("arguments", "status"), [((), 1), (("--optional",), 0)])
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a source that compiles at once, in place of the kernels'."""
+    (tmp_path / "forward.cpp").write_text('extern "C" int forward() { return 0; }')
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    return tmp_path
+
+
+def seal_stub(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("here")
+    build.seal(path)
+    return path
+
+
+@OPTIONAL
+def test_without_a_compiler_the_build_says_so_in_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], status: int
+) -> None:
+    missing = "CPU kernels not built: no C++ compiler (no-such-compiler); the model runs on PyTorch's kernels\n"
+    assert run_script(tmp_path, "no-such-compiler", *arguments) == (status, "", missing)
+
+
+@OPTIONAL
 def test_a_folder_that_cannot_be_written_is_reported_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], status: int
 ) -> None:
     """A file in the folder's place stands for a read-only repository, which root could write."""
     (tmp_path / "build").write_text("in the way")
-    result = run_script(tmp_path, sys.executable, *arguments)
-    assert (result.returncode, result.stdout) == (status, "")
-    assert result.stderr == (
-        f"CPU kernels for avx512-amx, avx512-vnni, avx2 skipped: {tmp_path / 'build'} can't be written: File exists\n"
-    )
+    skipped = f"CPU kernels for {EVERY} skipped: {tmp_path / 'build'} can't be written: File exists\n"
+    assert run_script(tmp_path, sys.executable, *arguments) == (status, "", skipped)
 
 
-def test_with_nothing_to_compile_a_quiet_build_says_nothing_and_a_plain_one_names_the_objects(tmp_path: Path) -> None:
-    directory = tmp_path / "build"
-    directory.mkdir()
+@OPTIONAL
+def test_a_compiler_that_knows_no_flag_skips_each_instruction_set_with_a_line(
+    tmp_path: Path, arguments: tuple[str, ...], status: int
+) -> None:
+    failing = tmp_path / "failing-compiler"
+    failing.write_text('#!/bin/sh\necho "error: unrecognized option" >&2\nexit 1\n')
+    failing.chmod(0o755)
+    skipped = f"CPU kernels for {EVERY} skipped: error: unrecognized option\n"
+    assert run_script(tmp_path, str(failing), *arguments) == (status, "", skipped)
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_objects_of_the_same_sources_are_kept_and_stale_ones_removed(sources: Path) -> None:
+    """An image without a compiler takes those of the checkout that it is built from."""
+    directory = sources / "build"
+    kept = seal_stub(object_path("avx2", directory))
+    seal_stub(directory / "avx2-0123456789abcdef.so")
+    unfinished = seal_stub(directory / ".avx2-unfinished.so")
+    skipped = "CPU kernels for avx512-amx, avx512-vnni skipped: no C++ compiler\n"
+    assert run_script(sources, "no-such-compiler") == (0, f"CPU kernels: avx2 in {directory}\n", skipped)
+    assert sorted(directory.iterdir()) == sorted([kept, unfinished])
+    assert kept.read_bytes().startswith(b"here")
+    # With nothing to compile a quiet build says nothing.
     for name in build.INSTRUCTION_SETS:
-        object_path(name, directory).write_text("here")
-        build.seal(object_path(name, directory))
-    quiet, plain = (run_script(tmp_path, "no-such-compiler", *options) for options in (["--quiet"], []))
-    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
-    assert (plain.returncode, plain.stdout) == (0, f"CPU kernels: avx512-amx, avx512-vnni, avx2 in {directory}\n")
+        seal_stub(object_path(name, directory))
+    assert run_script(sources, "no-such-compiler", "--quiet") == (0, "", "")
+    assert run_script(sources, "no-such-compiler") == (0, f"CPU kernels: {EVERY} in {directory}\n", "")
 
 
 def test_make_checks_the_objects_whenever_a_target_may_load_them() -> None:
@@ -87,60 +102,26 @@ def test_make_checks_the_objects_whenever_a_target_may_load_them() -> None:
     assert f"{SCRIPT.relative_to(root)} --optional --quiet" in printed
 
 
-@pytest.mark.parametrize(("arguments", "status"), [((), 1), (("--optional",), 0)])
-def test_a_compiler_that_knows_no_flag_skips_each_instruction_set_with_a_line(
-    tmp_path: Path, arguments: tuple[str, ...], status: int
-) -> None:
-    result = run_script(tmp_path, failing_compiler(tmp_path, "error: unrecognized option"), *arguments)
-    assert (result.returncode, result.stdout) == (status, "")
-    names = ", ".join(build.INSTRUCTION_SETS)
-    assert result.stderr == f"CPU kernels for {names} skipped: error: unrecognized option\n"
-    assert not list(tmp_path.rglob("*.so"))
-
-
-def test_an_object_that_exists_is_not_compiled_again(tmp_path: Path) -> None:
-    path = object_path("avx2", tmp_path)
-    path.write_text("here")
-    build.seal(path)
-    assert compile_object(["no-such-compiler"], "avx2", tmp_path) is None
-    assert path.read_bytes().startswith(b"here")
+@needs_compiler
+def test_a_damaged_object_is_compiled_again(sources: Path) -> None:
+    object_path("avx2", sources).write_text("damaged")
+    assert compile_object(compiler, "avx2", sources) is None
+    assert build.is_whole(object_path("avx2", sources))
 
 
 @needs_compiler
-def test_a_damaged_object_is_compiled_again(tmp_path: Path) -> None:
+def test_two_builds_at_the_same_time_leave_whole_objects_and_nothing_else(sources: Path) -> None:
     assert compiler is not None
-    object_path("avx2", tmp_path).write_text("damaged")
-    assert compile_object(compiler, "avx2", tmp_path) is None
-    assert build.is_whole(object_path("avx2", tmp_path))
+    builds = [start_script(sources, " ".join(compiler)) for _ in range(2)]
+    assert [one.communicate(timeout=120)[1] for one in builds] == ["", ""]
+    objects = sorted(object_path(name, sources / "build") for name in build.INSTRUCTION_SETS)
+    assert sorted((sources / "build").iterdir()) == objects
+    assert all(map(build.is_whole, objects))
 
 
-@needs_compiler
-def test_two_builds_at_the_same_time_leave_one_whole_object(tmp_path: Path) -> None:
-    command = (
-        "import sys; from pathlib import Path; from llama_engine.kernels.cpu.build import *;"
-        "sys.exit(compile_object(find_compiler(), 'avx2', Path(sys.argv[1])))"
-    )
-    root = SCRIPT.parents[3]
-    builds = [
-        subprocess.Popen([sys.executable, "-c", command, tmp_path], env={**os.environ, "PYTHONPATH": str(root)})
-        for _ in range(2)
-    ]
-    assert [build.wait(timeout=120) for build in builds] == [0, 0]
-    assert list(tmp_path.iterdir()) == [object_path("avx2", tmp_path)]
-
-
-def test_the_objects_name_changes_with_sources_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_objects_name_changes_with_sources_and_flags(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = object_path("avx2")
     monkeypatch.setitem(build.INSTRUCTION_SETS, "avx2", ("-mavx2",))
     flags = object_path("avx2")
-    (tmp_path / "other.h").write_text("")
-    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    (sources / "other.h").write_text("")
     assert len({before, flags, object_path("avx2")}) == 3
-
-
-def test_stale_objects_are_removed_and_others_kept(tmp_path: Path) -> None:
-    kept = [object_path("avx2", tmp_path), tmp_path / ".avx2-unfinished.so"]
-    for path in (*kept, tmp_path / "avx2-0123456789abcdef.so"):
-        path.write_text("")
-    build.remove_stale(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(kept)

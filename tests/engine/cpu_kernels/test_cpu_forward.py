@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from engine.cpu_kernels.models import PLAIN, RUNNABLE, kernels, random_tokens, runner, small_llama, threads
-from llama_engine.kernels.cpu.forward import CpuForward, scratch_bytes
+from engine.cpu_kernels.models import PLAIN, RUNNABLE, kernels, random_tokens, runner, small_llama
+from engine.int8_layers import threads
+from llama_engine.kernels.cpu.forward import CpuForward
 from llama_engine.kernels.cpu.packing import Dimensions
 
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
@@ -155,22 +156,6 @@ def test_two_caches_share_weights_and_nothing_else() -> None:
     expected = first.forward(x.clone(), slots, positions)
     second.forward(torch.full_like(x, torch.nan), slots, positions)
     assert torch.equal(first.forward(x[19:].clone(), slots[19:], positions[19:]), expected[19:])
-
-
-@each_cache
-def test_the_cache_takes_the_bytes_of_its_plan(cache: torch.dtype) -> None:
-    llama = small_llama(SHAPES["odd sizes"])
-    shape = llama.cache_shape(5, cache, tokens=50)
-    forward = CpuForward(llama.packed(kernels(RUNNABLE[0])), shape)
-    assert shape.bytes == sum(tensor.nbytes for tensors in forward.layer_caches for tensor in tensors)
-
-
-def test_the_scratch_takes_at_most_the_reserve() -> None:
-    shape = SHAPES["odd sizes"]
-    forward = runner(RUNNABLE[0], small_llama(shape), room=13).forward
-    tensors = [value for value in vars(forward).values() if isinstance(value, torch.Tensor)]
-    tensors += [tensor for rows in forward.quantized for tensor in rows.tensors]
-    assert 0 <= scratch_bytes(shape, 64, 13) - sum(tensor.nbytes for tensor in tensors) < 1000
 
 
 def test_tables_shorter_than_the_cache_are_refused() -> None:

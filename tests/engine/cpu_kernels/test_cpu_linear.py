@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from engine.cpu_kernels.models import RUNNABLE, kernels, random_linear, threads
+from engine.cpu_kernels.models import RUNNABLE, kernels, random_linear
+from engine.int8_layers import threads
 from llama_engine.kernels.cpu import reference
 from llama_engine.kernels.cpu.packing import MOST_INPUTS, pack_linear
 from llama_engine.kernels.cpu.selection import run_linear
@@ -72,9 +73,3 @@ def test_rows_of_any_size_are_quantized(name: str, size: float) -> None:
 def test_float_weights_are_refused() -> None:
     with pytest.raises(ValueError, match=r"torch\.float32, and the CPU kernels take int8"):
         pack_linear(kernels(RUNNABLE[-1]), LinearWeight(torch.zeros(2, 2)))
-
-
-def test_more_inputs_than_int32_sums_hold_are_refused() -> None:
-    layer = LinearWeight(torch.zeros(1, MOST_INPUTS + 1, dtype=torch.int8), torch.ones(1))
-    with pytest.raises(ValueError, match=f"has {MOST_INPUTS + 1} inputs, and int32 sums are exact for up to"):
-        pack_linear(kernels(RUNNABLE[-1]), layer)

@@ -1,7 +1,6 @@
 """The CPU kernels that a model uses: the fastest that are allowed, built, and correct on this machine."""
 
 import ctypes
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,14 @@ import pytest
 import torch
 from engine.cpu_kernels.models import PLAIN, RUNNABLE, compiles, kernels
 from llama_engine.kernels.cpu import selection
-from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, SCRIPT, compile_object, find_compiler, object_path, seal
+from llama_engine.kernels.cpu.build import (
+    INSTRUCTION_SETS,
+    SCRIPT,
+    compile_object,
+    compile_to,
+    find_compiler,
+    object_path,
+)
 from llama_engine.kernels.cpu.library import CpuKernels, openmp_runtimes
 from llama_engine.kernels.cpu.packing import MOST_INPUTS, Dimensions, padded
 from llama_engine.kernels.cpu.selection import CPU_FLAGS, allowed_instruction_sets, choose_cpu_kernels
@@ -37,17 +43,10 @@ def _uncapped(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable, raising=False)
 
 
-def compile_stub(source: str, name: str, directory: Path) -> None:
-    """Compile C++ in place of an instruction set's object."""
-    compiler = find_compiler()
-    assert compiler is not None
-    path = directory / "stub.cpp"
-    path.write_text(source)
-    subprocess.run([*compiler, "-shared", "-fPIC", "-o", object_path(name, directory), path], check=True)
-    seal(object_path(name, directory))
+each_cache = pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 
 
-@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.int8], ids=["float32", "bfloat16", "int8"])
+@each_cache
 def test_the_fastest_instruction_set_is_chosen(
     built: Path, cache: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -57,49 +56,36 @@ def test_the_fastest_instruction_set_is_chosen(
     assert not caplog.messages
 
 
+CAPS = {
+    3: [*(("ONEDNN_MAX_CPU_ISA", one) for one in ("ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX10_1_512_AMX")),
+        ("ATEN_CPU_CAPABILITY", "avx512")],
+    2: [("ONEDNN_MAX_CPU_ISA", one) for one in ("AVX512_CORE_FP16", "AVX512_CORE_BF16", "avx512_core_vnni")],
+    1: [*(("ONEDNN_MAX_CPU_ISA", one) for one in ("AVX512_CORE", "AVX2_VNNI", "AVX2")), ("DNNL_MAX_CPU_ISA", "AVX2"),
+        ("ATEN_CPU_CAPABILITY", "avx2")],
+    0: [("ONEDNN_MAX_CPU_ISA", "AVX"), ("ONEDNN_MAX_CPU_ISA", "SSE41"), ("ATEN_CPU_CAPABILITY", "default")],
+}  # fmt: skip
+"""Variables and values by the number of instruction sets that they allow, from the slowest on."""
+
+
 @pytest.mark.parametrize(
-    ("variable", "value", "expected"),
-    [
-        ("ONEDNN_MAX_CPU_ISA", "ALL", ["avx512-amx", "avx512-vnni", "avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "DEFAULT", ["avx512-amx", "avx512-vnni", "avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", ["avx512-amx", "avx512-vnni", "avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "AVX10_1_512_AMX", ["avx512-amx", "avx512-vnni", "avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16", ["avx512-vnni", "avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", ["avx512-vnni", "avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "avx512_core_vnni", ["avx512-vnni", "avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE", ["avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "AVX2_VNNI", ["avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "AVX2", ["avx2"]),
-        ("ONEDNN_MAX_CPU_ISA", "AVX", []),
-        ("ONEDNN_MAX_CPU_ISA", "SSE41", []),
-        ("DNNL_MAX_CPU_ISA", "AVX2", ["avx2"]),
-        ("ATEN_CPU_CAPABILITY", "avx512", ["avx512-amx", "avx512-vnni", "avx2"]),
-        ("ATEN_CPU_CAPABILITY", "avx2", ["avx2"]),
-        ("ATEN_CPU_CAPABILITY", "default", []),
-    ],
+    ("variable", "value", "number"), [(*setting, number) for number, settings in CAPS.items() for setting in settings]
 )
 def test_the_environment_caps_the_instruction_set(
-    variable: str, value: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "cpu_flags", lambda: EVERYTHING)
     monkeypatch.setenv(variable, value)
-    assert allowed_instruction_sets() == expected
+    assert allowed_instruction_sets() == list(INSTRUCTION_SETS)[3 - number :]
 
 
 @pytest.mark.parametrize(
-    ("missing", "expected"),
-    [
-        ({"amx_int8"}, ["avx512-vnni", "avx2"]),
-        ({"amx_tile", "avx512_vnni"}, ["avx2"]),
-        ({"avx512dq"}, ["avx2"]),
-        ({"fma"}, []),
-    ],
+    ("missing", "number"), [({"amx_int8"}, 2), ({"amx_tile", "avx512_vnni"}, 1), ({"avx512dq"}, 1), ({"fma"}, 0)]
 )
 def test_an_instruction_set_needs_all_its_flags(
-    missing: set[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+    missing: set[str], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "cpu_flags", lambda: EVERYTHING - missing)
-    assert allowed_instruction_sets() == expected
+    assert allowed_instruction_sets() == list(INSTRUCTION_SETS)[3 - number :]
 
 
 def test_a_cpu_without_avx2_has_no_kernels_and_the_log_says_so(
@@ -148,46 +134,46 @@ def test_an_object_of_other_sources_is_not_loaded(built: Path, monkeypatch: pyte
     assert choose_cpu_kernels(PLAIN, torch.float32, built) is None
 
 
-@pytest.mark.parametrize("size", [0, 10, 2000, -1])
-def test_a_truncated_object_falls_back_to_the_next_with_one_line(
-    built: Path, size: int, caplog: pytest.LogCaptureFixture
+def _truncate(size: int) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(path.read_bytes()[:size])
+
+
+def _compile(source: str) -> Callable[[Path], object]:
+    """Compile C++ in place of an instruction set's object."""
+
+    def compile_stub(path: Path) -> None:
+        compiler = find_compiler()
+        assert compiler is not None
+        stub = path.with_suffix(".cpp")
+        stub.write_text(source)
+        assert compile_to(path, [*compiler, "-shared", "-fPIC", str(stub)]) is None
+
+    return compile_stub
+
+
+ZEROS = " ".join(
+    f'extern "C" int {name}() {{ return 0; }}' for name in ("forward", "logits", "attention", "linear", "pack")
+)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        *[(_truncate(size), "for {} can't be used: OSError") for size in (0, 10, 2000, -1)],
+        (_compile(ZEROS + ' extern "C" long scratch_stride(long, int) { return 1; }'),
+         "RuntimeError: the product of 128 inputs with 1 terms isn't exact"),
+        (_compile("int x;"), "AttributeError"),
+    ],
+    ids=["empty", "10 bytes", "2000 bytes", "cut", "zeros", "no functions"],
+)  # fmt: skip
+def test_an_object_that_is_truncated_computes_zeros_or_lacks_the_functions_falls_back_to_the_next_with_one_line(
+    built: Path, damage: Callable[[Path], object], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damaged = object_path(RUNNABLE[0], built)
-    damaged.write_bytes(damaged.read_bytes()[:size])
+    damage(object_path(RUNNABLE[0], built))
     chosen = choose_cpu_kernels(PLAIN, torch.float32, built)
     assert (chosen.name if chosen else None) == (RUNNABLE[1] if len(RUNNABLE) > 1 else None)
     assert len(caplog.messages) == 1
-    assert f"for {RUNNABLE[0]} can't be used: OSError" in caplog.messages[0]
-
-
-def test_an_object_that_computes_zeros_falls_back_to_the_next_with_one_line(
-    built: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    functions = " ".join(
-        f'extern "C" int {name}() {{ return 0; }}' for name in ("forward", "logits", "attention", "linear", "pack")
-    )
-    stub = functions + ' extern "C" long scratch_stride(long, int) { return 1; }'
-    compile_stub(stub, RUNNABLE[0], built)
-    chosen = choose_cpu_kernels(PLAIN, torch.float32, built)
-    assert (chosen.name if chosen else None) == (RUNNABLE[1] if len(RUNNABLE) > 1 else None)
-    assert len(caplog.messages) == 1
-    assert "RuntimeError: the product of 128 inputs with 1 terms isn't exact" in caplog.messages[0]
-
-
-def test_an_object_without_the_functions_falls_back_to_the_next_with_one_line(
-    built: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    compile_stub("int x;", RUNNABLE[0], built)
-    choose_cpu_kernels(PLAIN, torch.float32, built)
-    assert len(caplog.messages) == 1
-    assert "AttributeError" in caplog.messages[0]
-
-
-def test_wrong_attention_is_refused(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = kernels(RUNNABLE[0])
-    monkeypatch.setattr(chosen, "attention", lambda *_: None)
-    with pytest.raises(RuntimeError, match=r"the attention is wrong by 100\.0% of the largest value"):
-        selection.verify(chosen, PLAIN, torch.float32)
+    assert reason.format(RUNNABLE[0]) in caplog.messages[0]
 
 
 def _after_each_product(
@@ -205,29 +191,22 @@ def _after_each_product(
     return products
 
 
-def test_products_of_every_shape_are_verified_with_one_and_with_two_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = kernels(RUNNABLE[0])
-    products = _after_each_product(chosen, monkeypatch, lambda *_: None)
-    selection.verify(chosen, DISTINCT, torch.float32)
-    shapes = DISTINCT.linear_shapes
-    assert sorted(products) == sorted((padded(inputs), terms) for _, inputs in shapes for terms in (1, 2))
-
-
-@pytest.mark.parametrize("faulty", range(2 * len(DISTINCT.linear_shapes)))
-def test_one_wrong_bit_in_one_product_of_any_shape_and_terms_is_refused(
-    faulty: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = kernels(RUNNABLE[0])
+def test_one_wrong_bit_in_one_product_of_any_shape_and_terms_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, faulty = kernels(RUNNABLE[0]), -1
 
     def spoil(number: int, y: torch.Tensor) -> None:
         if number == faulty:
             y[-1, 5] = y[-1, 5].nextafter(torch.tensor(torch.inf))
 
     products = _after_each_product(chosen, monkeypatch, spoil)
-    with pytest.raises(RuntimeError, match=r"the product of \d+ inputs with [12] terms isn't exact") as refused:
-        selection.verify(chosen, DISTINCT, torch.float32)
-    assert len(products) == faulty + 1
-    assert f"with {products[-1][1]} terms" in str(refused.value)
+    selection.verify(chosen, DISTINCT, torch.float32)
+    every = list(products)
+    assert sorted(every) == sorted((padded(inputs), terms) for _, inputs in DISTINCT.linear_shapes for terms in (1, 2))
+    for faulty in range(len(every)):
+        products.clear()
+        with pytest.raises(RuntimeError, match=rf"inputs with {every[faulty][1]} terms isn't exact"):
+            selection.verify(chosen, DISTINCT, torch.float32)
+        assert products == every[: faulty + 1]
 
 
 def test_rows_after_the_first_16_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,8 +221,8 @@ def test_rows_after_the_first_16_are_verified(monkeypatch: pytest.MonkeyPatch) -
         selection.verify(chosen, PLAIN, torch.float32)
 
 
-@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.int8], ids=["float32", "bfloat16", "int8"])
-def test_attention_that_is_not_finite_is_refused(cache: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@each_cache
+def test_attention_that_is_wrong_or_not_finite_is_refused(cache: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = kernels(RUNNABLE[0])
     attention = chosen.attention
 
@@ -251,9 +230,10 @@ def test_attention_that_is_not_finite_is_refused(cache: torch.dtype, monkeypatch
         attention(model, layer, slots, positions)
         ctypes.memset(model.attended, 0xFF, 4)  # the first float: NaN
 
-    monkeypatch.setattr(chosen, "attention", spoiled)
-    with pytest.raises(RuntimeError, match="the attention is wrong by nan% of the largest value"):
-        selection.verify(chosen, PLAIN, cache)
+    for wrong, percent in ((lambda *_: None, r"100\.0"), (spoiled, "nan")):
+        monkeypatch.setattr(chosen, "attention", wrong)
+        with pytest.raises(RuntimeError, match=f"the attention is wrong by {percent}% of the largest value"):
+            selection.verify(chosen, PLAIN, cache)
 
 
 @pytest.mark.skipif("amx_int8" in selection.cpu_flags(), reason="this CPU has AMX")
@@ -264,12 +244,12 @@ def test_amx_is_refused_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) 
         selection.request_amx()
 
 
-def test_amx_compiles(tmp_path: Path) -> None:
+def test_amx_compiles() -> None:
     compiler = find_compiler()
     if compiler is None or not compiles(compiler, "avx512-amx"):
         pytest.skip("no C++ compiler that knows AMX")
-    assert compile_object(compiler, "avx512-amx", tmp_path) is None
-    assert object_path("avx512-amx", tmp_path).stat().st_size > 10_000
+    assert compile_object(compiler, "avx512-amx") is None
+    assert object_path("avx512-amx").stat().st_size > 10_000
 
 
 def test_torch_and_the_kernels_share_one_openmp_runtime() -> None:

@@ -50,7 +50,7 @@ READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 TESTS := $(BIN)/python scripts/run_tests.py
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-all test-unit test-contract test-frontend test-engine test-programs test-server test-kernels test-clients test-compose test-campaigns bench sweep bench-vllm tune quality soak stops hostile starts report bench-inflight bench-openai bench-gpu check house faults words \
+.PHONY: help demo serve prepare test test-all test-unit test-contract test-frontend test-engine test-programs test-server test-kernels test-clients test-compose test-campaigns bench sweep bench-vllm tune quality soak stops hostile starts report bench-inflight bench-openai bench-gpu check house faults \
   format lock sbom train clean $(COMPILED)
 
 help: ## this list
@@ -162,9 +162,6 @@ house: $(READY) ## lines, functions, a request's files, phrases and test seconds
 
 faults: $(READY_PERF) ## insert faults by hand, one at a time, and show that each fails a test (some minutes)
 	@$(BIN)/python scripts/faults.py
-
-words: ## phrases to avoid (scripts/words.py), counted by folder
-	@$(PYTHON) scripts/words.py --per-folder
 
 format: $(READY_PERF) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff format .

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -20,53 +19,6 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPT_S = 60.0
 """For pytest to end its fixtures, servers among them, after SIGINT."""
-
-
-class Rooms:
-    """Rooms that run one after another, each in a pytest of its own. output: a file, or None for the terminal."""
-
-    def __init__(self, names: Sequence[str], marker: str, output: IO[str] | None = None) -> None:
-        self._waiting = [name for name in names if _has_tests(name, marker)]
-        self._marker = marker
-        self._output = output
-        self._running: subprocess.Popen[str] | None = None
-        self.failed: list[str] = []
-
-    def poll(self) -> bool:
-        """Start the next room if none runs. Returns whether there is anything left to wait for."""
-        if self._running is not None:
-            code = self._running.poll()
-            if code is None:
-                return True
-            if code:
-                self.failed.append(self._waiting[0])
-            del self._waiting[0]
-            self._running = None
-        if self._waiting:
-            self._running = self._start(self._waiting[0])
-        return self._running is not None
-
-    def interrupt(self) -> None:
-        """Ask the room that runs to end its fixtures, servers among them, and itself."""
-        if self._running is not None:
-            self._running.send_signal(signal.SIGINT)
-
-    def wait(self) -> None:
-        """Wait for its end; kill it if it takes too long."""
-        if self._running is not None:
-            try:
-                self._running.wait(INTERRUPT_S)
-            except subprocess.TimeoutExpired:
-                self._running.kill()
-
-    def _start(self, name: str) -> subprocess.Popen[str]:
-        report = f".work/tests/{name}{'-long' if self._marker.startswith('long') else ''}.xml"
-        options = ["-m", self._marker] if self._marker else []
-        command = [sys.executable, "-m", "pytest", f"tests/{name}", f"--junitxml={report}", *options]
-        # In a session of its own: Ctrl-C comes from here, once. A second one would interrupt the end of the fixtures.
-        return subprocess.Popen(
-            command, cwd=ROOT, stdout=self._output, stderr=self._output, text=True, start_new_session=True
-        )
 
 
 def main() -> int:
@@ -78,23 +30,50 @@ def main() -> int:
     options = parser.parse_args()
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _interrupt)
+    waiting = [
+        [room for room in rooms if _has_tests(room, options.marker)] for rooms in (options.rooms, options.beside)
+    ]
+    running: dict[int, tuple[str, subprocess.Popen[str]]] = {}
+    failed: list[str] = []
     with tempfile.TemporaryFile("w+") as output:
-        groups = [Rooms(options.rooms, options.marker), Rooms(options.beside, options.marker, output)]
         try:
-            while sum(group.poll() for group in groups):
+            while any(waiting) or running:
+                for row, rooms in enumerate(waiting):
+                    if rooms and row not in running:
+                        running[row] = rooms[0], _start(rooms.pop(0), options.marker, output if row else None)
+                for row, (room, process) in list(running.items()):
+                    if process.poll() is not None:
+                        del running[row]
+                        failed += [room] * (process.returncode != 0)
                 time.sleep(0.1)
         except KeyboardInterrupt:
-            for group in groups:
-                group.interrupt()
-            for group in groups:
-                group.wait()
+            _end([process for _, process in running.values()])
             return 130
         finally:
             output.seek(0)
             sys.stdout.write(output.read())
-    failed = [name for group in groups for name in group.failed]
     print(f"failed: {', '.join(failed)}" if failed else "all rooms passed")
     return 1 if failed else 0
+
+
+def _start(room: str, marker: str, output: IO[str] | None) -> subprocess.Popen[str]:
+    """Start a room in a pytest of its own. output: a file, or None for the terminal."""
+    report = f".work/tests/{room}{'-long' if marker.startswith('long') else ''}.xml"
+    options = ["-m", marker] if marker else []
+    command = [sys.executable, "-m", "pytest", f"tests/{room}", f"--junitxml={report}", *options]
+    # In a session of its own: Ctrl-C comes from here, once. A second one would interrupt the end of the fixtures.
+    return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, text=True, start_new_session=True)
+
+
+def _end(processes: list[subprocess.Popen[str]]) -> None:
+    """Ask rooms to end their fixtures, servers among them, and themselves; kill those that take too long."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    for process in processes:
+        try:
+            process.wait(INTERRUPT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _has_tests(room: str, marker: str) -> bool:

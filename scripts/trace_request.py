@@ -5,17 +5,20 @@ Every thread counts, so a thread that wakes by the clock, as the metrics' does, 
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import numpy as np
-from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = {"quantization": "int8", "scheduling": "inflight"}
+SECONDS = 60.0
 
 
 def trace(model_folder: Path) -> list[str]:
@@ -28,100 +31,40 @@ def trace(model_folder: Path) -> list[str]:
             file = Path(frame.f_code.co_filename).relative_to(model_folder).as_posix()
             seen.setdefault(file, f"{frame.f_code.co_qualname}, thread {threading.current_thread().name}")
 
-    sys.modules["triton_python_backend_utils"] = _backend_utils()
-    sys.path.insert(0, str(model_folder))
+    sys.path[:0] = [str(model_folder), str(ROOT / "tests")]
+    from engine import backend_utils
+
+    backend_utils.install()
+    # Beside what the tests' stand-in has; nothing of these decides about a request.
+    rest = {"Logger": MagicMock(), "MetricFamily": MagicMock(), "TritonModelException": RuntimeError}
+    vars(sys.modules["triton_python_backend_utils"]).update(rest)
     # Before the model is loaded, because the engine's threads begin there.
     threading.setprofile(note)
     from model import TritonPythonModel
 
     model = TritonPythonModel()
-    config = {"max_batch_size": 32, "parameters": {name: {"string_value": value} for name, value in _SETTINGS.items()}}
+    config = {"max_batch_size": 32, "parameters": {name: {"string_value": value} for name, value in SETTINGS.items()}}
     instance = {"model_instance_name": "llama_0_0", "model_instance_kind": "CPU", "model_instance_device_id": "0"}
     model.initialize({"model_config": json.dumps(config), "model_name": "llama", "model_version": "1", **instance})
-    request = _Request()
+    request = backend_utils.Request(
+        "{}",
+        text_input=backend_utils.text("Return a list of"),
+        max_tokens=np.array([[8]], dtype=np.int32),
+        # Left out, these would take the checkpoint's own values, which sample.
+        temperature=np.zeros((1, 1), dtype=np.float32),
+        repetition_penalty=np.ones((1, 1), dtype=np.float32),
+    )
     sys.setprofile(note)
     recording.set()
     model.execute([cast("Any", request)])
-    if not request.answered.wait(60) or request.error is not None:
-        raise RuntimeError(f"the request was not answered: {request.error}")
+    deadline = time.monotonic() + SECONDS
+    while not request.sent and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not request.sent or request.sent[0][0].error is not None:
+        raise RuntimeError(f"the request was not answered: {request.sent}")
     # The request's line of the log comes after its answer.
     time.sleep(0.1)
     recording.clear()
     sys.setprofile(None)
     model.finalize()
     return [f"{file}: {first}" for file, first in sorted(seen.items())]
-
-
-_SETTINGS = {"quantization": "int8", "scheduling": "inflight"}
-
-
-class _Tensor:
-    def __init__(self, name: str, array: NDArray[Any]) -> None:
-        self._name, self._array = name, array
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> NDArray[Any]:
-        return self._array
-
-
-class _Request:
-    """A greedy request as Triton hands it over, its response sender, and its response: an error or None."""
-
-    def __init__(self) -> None:
-        self.answered = threading.Event()
-        self.error: object = None
-
-    def inputs(self) -> list[_Tensor]:
-        values = {
-            "text_input": np.array([[b"Return a list of"]], dtype=np.object_),
-            "max_tokens": np.array([[8]], dtype=np.int32),
-            # Left out, these would take the checkpoint's own values, which sample.
-            "temperature": np.zeros((1, 1), dtype=np.float32),
-            "repetition_penalty": np.ones((1, 1), dtype=np.float32),
-        }
-        return [_Tensor(name, array) for name, array in values.items()]
-
-    def get_response_sender(self) -> _Request:
-        return self
-
-    def send(self, response: object = None, flags: int = 0) -> None:
-        self.error = response
-        if flags:
-            self.answered.set()
-
-    def is_cancelled(self) -> bool:
-        return False
-
-    def parameters(self) -> str:
-        return "{}"
-
-    def request_id(self) -> str:
-        return "house"
-
-    def timeout(self) -> int:
-        return 0
-
-
-def _backend_utils() -> ModuleType:
-    """Return a stand-in for what the model takes from Triton's Python backend."""
-    numbers = itertools.count()
-    nothing = type("Nothing", (), {"__getattr__": lambda self, name: lambda *args, **kwargs: None})
-    family = type("MetricFamily", (), {"__init__": lambda self, **_: None, "Metric": lambda self, **_: nothing()})
-    for kind in ("COUNTER", "GAUGE", "HISTOGRAM"):
-        setattr(family, kind, next(numbers))
-    codes = {code: next(numbers) for code in ("CANCELLED", "INTERNAL", "INVALID_ARG", "UNAVAILABLE")}
-    module = ModuleType("triton_python_backend_utils")
-    module.__dict__.update(
-        Logger=nothing(),
-        MetricFamily=family,
-        Tensor=_Tensor,
-        TritonError=type("TritonError", (Exception,), codes),
-        TritonModelException=type("TritonModelException", (Exception,), {}),
-        InferenceRequest=_Request,
-        InferenceResponseSender=_Request,
-        InferenceResponse=lambda outputs=(), error=None: error,
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-    )
-    return module

@@ -1,13 +1,11 @@
 """List phrases that have no place in this project's text, one line a hit: `file:line: phrase`. Exit code 1 if any.
 
-`--per-folder` counts the hits of each folder instead. Reads tracked text; skips what stays as it was written: the
-changelog, the measurement log, results, the checkpoint.
+Reads tracked text; skips what stays as it was written: the changelog, the measurement log, results, the checkpoint.
 """
 
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,9 +37,5 @@ def hits() -> Iterator[tuple[str, int, str]]:
 
 if __name__ == "__main__":
     found = list(hits())
-    if "--per-folder" in sys.argv[1:]:
-        counts = Counter("/".join(name.split("/")[:-1][:2]) or name for name, *_ in found)
-        print(*(f"{count:5} {folder}" for folder, count in sorted(counts.items())), sep="\n")
-    else:
-        print("".join(f"{name}:{line}: {phrase}\n" for name, line, phrase in found), end="")
+    print("".join(f"{name}:{line}: {phrase}\n" for name, line, phrase in found), end="")
     sys.exit(bool(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from perf.load.summary import percentiles
 
@@ -17,25 +17,20 @@ Measurement = Mapping[str, Any]
 class Knobs:
     """The tuned settings, by their names in a result file.
 
-    max_queue_delay_microseconds, preferred_batch_size: Triton's dynamic batcher's; None without one. The sizes are
-    dispatched at once, ascending, at least one. slots: the config's max_batch_size. prefill_tokens: maximum of padded
-    prompt tokens per prefill pass.
+    max_queue_delay_microseconds, preferred_batch_size: Triton's dynamic batcher's; the sizes are dispatched at once,
+    ascending, at least one. slots: the config's max_batch_size. prefill_tokens: maximum of padded prompt tokens per
+    prefill pass.
     """
 
-    max_queue_delay_microseconds: int | None
-    preferred_batch_size: tuple[int, ...] | None
+    max_queue_delay_microseconds: int
+    preferred_batch_size: tuple[int, ...]
     slots: int
     prefill_tokens: int
 
-    def describe(self) -> str:
-        """Return the settings in words."""
-        batcher = f"delay {self.max_queue_delay_microseconds} us, preferred {self.preferred()}"
-        has_batcher = self.preferred_batch_size is not None
-        return f"{batcher if has_batcher else 'no batcher'}, slots {self.slots}, prefill {self.prefill_tokens}"
-
-    def preferred(self, separator: str = " ") -> str:
-        """Return the preferred sizes as text: "4 8 16"."""
-        return separator.join(map(str, self.preferred_batch_size or ()))
+    def __str__(self) -> str:
+        preferred = " ".join(map(str, self.preferred_batch_size))
+        batcher = f"delay {self.max_queue_delay_microseconds} us, preferred {preferred}"
+        return f"{batcher}, slots {self.slots}, prefill {self.prefill_tokens}"
 
     def changes(self, other: Knobs) -> int:
         """Return how many settings differ from another point's."""
@@ -43,9 +38,7 @@ class Knobs:
 
     def key(self, run: int) -> str:
         """Return a measurement's key in a result file; run: 1, 2, … of this point."""
-        batcher = f"delay{self.max_queue_delay_microseconds}/preferred{self.preferred('-')}"
-        has_batcher = self.preferred_batch_size is not None
-        return f"{batcher if has_batcher else 'no-batcher'}/slots{self.slots}/prefill{self.prefill_tokens}/run{run}"
+        return f"{self}, run {run}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +47,9 @@ class Point:
 
     knobs: Knobs
     runs: Sequence[Measurement]
+
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:,.1f} tokens/s at a p95 of {self.p95_ms:,.0f} ms"
 
     @property
     def failure(self) -> str:
@@ -80,18 +76,8 @@ class Point:
         """The 95th percentile of latency."""
         return self.latency_ms["p95"]
 
-    @property
-    def figures(self) -> str:
-        """A working point's figures in words."""
-        return f"{self.tokens_per_second:,.1f} tokens/s at a p95 of {self.p95_ms:,.0f} ms"
 
-    def meets(self, slo_p95_ms: float) -> bool:
-        """Return whether the point works and its p95 is within the bound."""
-        return not self.failure and self.p95_ms <= slo_p95_ms
-
-
-@dataclass(frozen=True)
-class Noise:
+class Noise(NamedTuple):
     """The largest difference between measurements of one point, as a share of their mean; infinite if unknown."""
 
     throughput: float
@@ -121,7 +107,7 @@ def best(points: Sequence[Point], slo_p95_ms: float, noise: Noise, present: Knob
     left = [point for point in points if not point.failure]
     if not left:
         return None
-    if meeting := [point for point in left if point.meets(slo_p95_ms)]:
+    if meeting := [point for point in left if point.p95_ms <= slo_p95_ms]:
         highest = max(point.tokens_per_second for point in meeting)
         left = [point for point in meeting if point.tokens_per_second >= highest * (1 - noise.throughput)]
     lowest = min(point.p95_ms for point in left)
@@ -129,21 +115,11 @@ def best(points: Sequence[Point], slo_p95_ms: float, noise: Noise, present: Knob
     return min(left, key=lambda point: (point.knobs.changes(present), -point.tokens_per_second))
 
 
-def shortlist(points: Sequence[Point], slo_p95_ms: float, noise: Noise, present: Knobs, count: int) -> list[Point]:
-    """Return the best `count` points, each the best of those that remain."""
-    left = list(points)
-    chosen: list[Point] = []
-    while len(chosen) < count and (found := best(left, slo_p95_ms, noise, present)) is not None:
-        chosen.append(found)
-        left.remove(found)
-    return chosen
-
-
-def recommended(points: Sequence[Point], slo_p95_ms: float, noise: Noise, default: Knobs) -> Point | None:
+def recommended(points: Sequence[Point], slo_p95_ms: float, noise: Noise, present: Knobs) -> Point | None:
     """Return the point to recommend, None if none meets the bound; one measured once only if no repeated one does."""
     for pool in ([point for point in points if len(point.runs) > 1], points):
-        found = best(pool, slo_p95_ms, noise, default)
-        if found is not None and found.meets(slo_p95_ms):
+        found = best(pool, slo_p95_ms, noise, present)
+        if found is not None and found.p95_ms <= slo_p95_ms:
             return found
     return None
 

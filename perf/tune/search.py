@@ -17,22 +17,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from llama_engine.settings import BOUNDS, Integer
 
-from perf.tune.points import Knobs, Measurement, Noise, Point, best, shortlist
+from perf.course import Budget
+from perf.tune.points import Knobs, Measurement, Noise, Point, best
 
-Axis = Literal["slots", "prefill", "preferred", "delay"]
-AXES: tuple[Axis, ...] = ("slots", "prefill", "preferred", "delay")
-
+AXES = ("slots", "prefill", "preferred", "delay")
 _SLOT_FACTORS = (0.25, 0.5, 1, 2, 4)
 _PREFILL_FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
 _DELAYS = (0, 1_000, 10_000, 50_000)
 _SMALLEST_PREFERRED = 4
 
-MOST_AROUND = 15
-"""Maximum of points around one point, all axes together: 4 + 5 + 2 + 4."""
 ROUNDS = 2
 LEADERS = 3
 RUNS = 3
@@ -40,8 +36,6 @@ FIRST_RUNS = 2
 MOST_REPEATS = 8
 SEARCH_SHARE = 0.7
 """Of the time, for steps 1 and 2; the rest is reserved for step 3."""
-MOST = FIRST_RUNS + ROUNDS * MOST_AROUND + MOST_REPEATS
-"""Maximum of measurements in a search."""
 
 
 @dataclass
@@ -49,20 +43,15 @@ class Search:
     """One search.
 
     most_at_once: maximum of requests in flight under the load, None if unbounded. measured: existing measurements by
-    `Knobs.key`. measure: makes another one and adds it to `measured`. seconds, most: the budget, in time and in
-    measurements. spent: seconds since the start. say: takes a line of progress.
+    `Knobs.key`. measure: makes another one and adds it to `measured`.
     """
 
-    default: Knobs
+    present: Knobs
     slo_p95_ms: float
     most_at_once: int | None
     measured: Mapping[str, Measurement]
     measure: Callable[[Knobs, int], None]
-    seconds: float
-    most: int
-    spent: Callable[[], float]
-    say: Callable[[str], None]
-    _made: int = 0
+    budget: Budget
     _longest: float = 0.0
     # In the order of their first measurement.
     _runs: dict[Knobs, list[Measurement]] = field(default_factory=dict)
@@ -79,36 +68,38 @@ class Search:
 
     def run(self) -> None:
         """Search until there is nothing left to measure or no time."""
-        present = self.default
-        self._take(present)
+        leader = self.present
+        self._take(leader)
         for _ in range(ROUNDS):
-            began = present
+            began = leader
             for axis in AXES:
                 if math.isinf(self.noise.throughput):
-                    self._take(present, runs=FIRST_RUNS)
-                present = self._along(axis, present)
-            if present == began:
+                    self._take(leader, runs=FIRST_RUNS)
+                leader = self._along(axis, leader)
+            if leader == began:
                 break
         self._repeat_leaders()
 
-    def _along(self, axis: Axis, present: Knobs) -> Knobs:
+    def _along(self, axis: str, leader: Knobs) -> Knobs:
         """Measure the points of an axis; return the best."""
-        tried = [present, *around(present, axis, self.most_at_once)]
+        tried = [leader, *around(leader, axis, self.most_at_once)]
         for knobs in tried:
             self._take(knobs, share=SEARCH_SHARE)
         points = [Point(knobs, self._runs[knobs]) for knobs in tried if knobs in self._runs]
-        found = best(points, self.slo_p95_ms, self.noise, present)
-        if found is None or found.knobs == present:
-            return present
-        self.say(f"{axis}: {found.knobs.describe()} takes the lead")
+        found = best(points, self.slo_p95_ms, self.noise, leader)
+        if found is None or found.knobs == leader:
+            return leader
+        self.budget.say(f"{axis}: {found.knobs} takes the lead")
         return found.knobs
 
     def _repeat_leaders(self) -> None:
         for _ in range(MOST_REPEATS):
-            leaders = [
-                *(point for point in self.points if point.knobs == self.default and not point.failure),
-                *shortlist(self.points, self.slo_p95_ms, self.noise, self.default, LEADERS),
-            ]
+            leaders = [point for point in self.points if point.knobs == self.present and not point.failure]
+            others = self.points
+            for _ in range(LEADERS):
+                if (found := best(others, self.slo_p95_ms, self.noise, self.present)) is not None:
+                    leaders.append(found)
+                    others.remove(found)
             fewest = min(leaders, key=lambda point: len(point.runs), default=None)
             if fewest is None or len(fewest.runs) >= RUNS or not self._take(fewest.knobs, len(fewest.runs) + 1):
                 return
@@ -117,50 +108,42 @@ class Search:
         """Measure a point until it has that many runs, within this share of the budget; return whether it has."""
         have = self._runs.get(knobs, [])
         while len(have) < runs and not Point(knobs, have).failure:
-            run = len(have) + 1
-            if knobs.key(run) not in self.measured:
+            key = knobs.key(len(have) + 1)
+            if key not in self.measured:
                 # A measurement begins only if one as long as the longest so far fits.
-                in_time = self.spent() + self._longest < share * self.seconds
-                if not (in_time and self._made < share * self.most):
+                began = self.budget.spent
+                if began + self._longest >= share * self.budget.seconds:
                     return False
-                self._make(knobs, run)
-            have.append(self.measured[knobs.key(run)])
+                self.budget.say(key)
+                self.measure(knobs, len(have) + 1)
+                self._longest = max(self._longest, self.budget.spent - began)
+                made = Point(knobs, [self.measured[key]])
+                self.budget.say(f"  {made.failure or made}")
+            have.append(self.measured[key])
             self._runs[knobs] = have
         return len(have) >= runs
 
-    def _make(self, knobs: Knobs, run: int) -> None:
-        self._made += 1
-        of_all = f"measurement {self._made} of at most {min(MOST, self.most)}"
-        self.say(f"{of_all}: {knobs.describe()}{f', run {run}' if run > 1 else ''}")
-        began = self.spent()
-        self.measure(knobs, run)
-        self._longest = max(self._longest, self.spent() - began)
-        made = Point(knobs, [self.measured[knobs.key(run)]])
-        self.say(f"  {made.failure or made.figures}")
 
-
-def around(knobs: Knobs, axis: Axis, most_at_once: int | None) -> list[Knobs]:
+def around(knobs: Knobs, axis: str, most_at_once: int | None) -> list[Knobs]:
     """Return the points of one axis through `knobs`, without itself.
 
     most_at_once: maximum of requests in flight; more slots can't be filled and aren't tried.
     """
-    points: list[Knobs] = []
+    sizes = knobs.preferred_batch_size
     if axis == "slots":
         slots = [_bounded("slots", knobs.slots * factor, most_at_once) for factor in _SLOT_FACTORS]
-        sizes = knobs.preferred_batch_size
         points = [
-            replace(knobs, slots=count, preferred_batch_size=sizes and resized(sizes, knobs.slots, count))
-            for count in slots
+            replace(knobs, slots=count, preferred_batch_size=resized(sizes, knobs.slots, count)) for count in slots
         ]
     elif axis == "prefill":
         tokens = [_bounded("prefill_tokens", knobs.prefill_tokens * factor) for factor in _PREFILL_FACTORS]
         points = [replace(knobs, prefill_tokens=count) for count in tokens]
-    elif knobs.preferred_batch_size is not None and axis == "preferred":
+    elif axis == "preferred":
         # Full batches only, which is Triton's default, and the doubles of 4 up to a full batch.
         doubles = [_SMALLEST_PREFERRED << power for power in range(knobs.slots.bit_length())]
         up_to_full = (*[size for size in doubles if size < knobs.slots], knobs.slots)
         points = [replace(knobs, preferred_batch_size=sizes) for sizes in ((knobs.slots,), up_to_full)]
-    elif knobs.preferred_batch_size is not None:
+    else:
         points = [replace(knobs, max_queue_delay_microseconds=delay) for delay in _DELAYS]
     return [point for point in dict.fromkeys(points) if point != knobs]
 

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self, Unpack, cast, overload
 
-from triton_llama.client import BaseClient, Prompts
+from triton_llama.client import BaseClient, Exchange, Prompts, Result
 from triton_llama.completion import AsyncCompletionStream, Completion
 from triton_llama.errors import TritonLlamaError
 from triton_llama.many import ManyRequests
 from triton_llama.sampling_params import Options, SamplingParams
 from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest, prepare
+from triton_llama.translate import DecoupledModelError
 
 if TYPE_CHECKING:
     from triton_llama.grpc_transport import AsyncGrpcTransport
@@ -66,7 +67,7 @@ class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
         if isinstance(prompt, str):
             return await self._infer(prepare(prompt, chosen), seconds)
         many = ManyRequests(prompt, chosen, keep_errors=return_exceptions)
-        await self._run(many, seconds)
+        await self._send(many, seconds)
         outcomes = many.outcomes()
         return outcomes if return_exceptions else cast("list[Completion]", outcomes)
 
@@ -85,7 +86,8 @@ class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
 
     async def status(self, *, timeout: float | None = None) -> ServerStatus:
         """Ask for the state of server and model, and for the live configuration, as `LlamaClient.status` does."""
-        return await self._transport.status(self.model, self._limits.request_timeout(timeout))
+        exchange: Exchange[ServerStatus] = self._transport.wire.status(self.endpoint, self.model)
+        return await self._run(exchange, self._seconds(timeout))
 
     async def close(self) -> None:
         """Close the connections; streams in other tasks end with a LlamaConnectionError."""
@@ -99,19 +101,26 @@ class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
 
     async def _infer(self, request: PreparedRequest, timeout: float) -> Completion:
         if not self._decoupled:
-            completion = await self._transport.infer(self.model, request, timeout)
-            if completion is not None:
-                return completion
-            self._decoupled = True
+            exchange: Exchange[Completion] = self._transport.wire.infer(self.endpoint, self.model, request)
+            try:
+                return await self._run(exchange, timeout)
+            except DecoupledModelError:
+                self._decoupled = True
         async with AsyncCompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
             async for _ in stream:
                 pass
         return stream.completion
 
-    async def _run(self, many: ManyRequests, timeout: float) -> None:
-        workers = [
-            asyncio.create_task(self._work(many, timeout)) for _ in range(min(len(many), self._limits.concurrency))
-        ]
+    async def _run(self, exchange: Exchange[Result], timeout: float) -> Result:
+        try:
+            request = next(exchange)
+            while True:
+                request = exchange.send(await self._transport.send(request, timeout))
+        except StopIteration as end:
+            return cast(Result, end.value)
+
+    async def _send(self, many: ManyRequests, timeout: float) -> None:
+        workers = [asyncio.create_task(self._work(many, timeout)) for _ in range(min(len(many), self._concurrency))]
         try:
             await asyncio.gather(*workers)
         finally:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
-from triton_llama import endpoint
 from triton_llama.completion import Completion, CompletionStream
-from triton_llama.endpoint import Endpoint, Limits, check_headers
+from triton_llama.endpoint import Endpoint, Protocol, check_headers, check_seconds
 from triton_llama.errors import TritonLlamaError
 from triton_llama.many import ManyRequests
 from triton_llama.sampling_params import Options, SamplingOptions, SamplingParams
 from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest, prepare
+from triton_llama.translate import DecoupledModelError
 
 if TYPE_CHECKING:
     from triton_llama.grpc_transport import GrpcTransport
     from triton_llama.http_transport import HttpTransport
 
 Prompts = list[str] | tuple[str, ...]
+Result = TypeVar("Result")
 TransportT = TypeVar("TransportT")
+# Yields the requests of its protocol, and gets their responses: what to ask and what to make of the answers is the same
+# for both clients.
+Exchange = Generator[Any, Any, Result]
 
 
 class BaseClient(Generic[TransportT]):
@@ -29,7 +33,7 @@ class BaseClient(Generic[TransportT]):
     def __init__(
         self,
         url: str,
-        protocol: endpoint.Protocol = "http",
+        protocol: Protocol = "http",
         model: str = "llama",
         *,
         timeout: float = 60.0,
@@ -56,7 +60,11 @@ class BaseClient(Generic[TransportT]):
         """
         self.endpoint = Endpoint.parse(url, protocol)
         self.model = model
-        self._limits = Limits(timeout, connect_timeout, concurrency)
+        if concurrency < 1:
+            raise ValueError(f"concurrency is {concurrency}, must be at least 1")
+        self._concurrency = concurrency
+        self._timeout = check_seconds("timeout", timeout)
+        check_seconds("connect_timeout", connect_timeout)
         self._transport = self._open(connect_timeout, check_headers(headers or {}, protocol))
         # Set at the first refusal of a streaming (decoupled) model. Streams take every model, but over HTTP they carry
         # no status for errors, so they aren't the first choice.
@@ -69,7 +77,10 @@ class BaseClient(Generic[TransportT]):
         self, params: SamplingParams | None, timeout: float | None = None, **sampling: Unpack[SamplingOptions]
     ) -> tuple[SamplingParams, float]:
         """Return the parameters and the timeout of one request."""
-        return (params or SamplingParams()).with_options(**sampling), self._limits.request_timeout(timeout)
+        return (params or SamplingParams()).with_options(**sampling), self._seconds(timeout)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else check_seconds("timeout", timeout)
 
 
 class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
@@ -133,7 +144,7 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         if isinstance(prompt, str):
             return self._infer(prepare(prompt, chosen), seconds)
         many = ManyRequests(prompt, chosen, keep_errors=return_exceptions)
-        self._run(many, seconds)
+        self._send(many, seconds)
         outcomes = many.outcomes()
         return outcomes if return_exceptions else cast("list[Completion]", outcomes)
 
@@ -164,7 +175,8 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         Raises:
             TritonLlamaError: no server answers there.
         """
-        return self._transport.status(self.model, self._limits.request_timeout(timeout))
+        exchange: Exchange[ServerStatus] = self._transport.wire.status(self.endpoint, self.model)
+        return self._run(exchange, self._seconds(timeout))
 
     def close(self) -> None:
         """Close the connections; requests and streams in flight in other threads end with a LlamaConnectionError."""
@@ -178,17 +190,26 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
 
     def _infer(self, request: PreparedRequest, timeout: float) -> Completion:
         if not self._decoupled:
-            completion = self._transport.infer(self.model, request, timeout)
-            if completion is not None:
-                return completion
-            self._decoupled = True
+            exchange: Exchange[Completion] = self._transport.wire.infer(self.endpoint, self.model, request)
+            try:
+                return self._run(exchange, timeout)
+            except DecoupledModelError:
+                self._decoupled = True
         with CompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
             for _ in stream:
                 pass
         return stream.completion
 
-    def _run(self, many: ManyRequests, timeout: float) -> None:
-        workers = min(len(many), self._limits.concurrency)
+    def _run(self, exchange: Exchange[Result], timeout: float) -> Result:
+        try:
+            request = next(exchange)
+            while True:
+                request = exchange.send(self._transport.send(request, timeout))
+        except StopIteration as end:
+            return cast(Result, end.value)
+
+    def _send(self, many: ManyRequests, timeout: float) -> None:
+        workers = min(len(many), self._concurrency)
         if not workers:
             return
         executor = ThreadPoolExecutor(workers, thread_name_prefix="triton-llama")

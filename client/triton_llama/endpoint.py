@@ -1,4 +1,4 @@
-"""A server's address, parsed from a URL, and the client's limits and headers; all check their values."""
+"""A server's address, parsed from a URL; checks of a client's headers and timeouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 Protocol = Literal["http", "grpc"]
 
-_DEFAULT_PORT: dict[Protocol, int] = {"http": 8000, "grpc": 8001}
+DEFAULT_PORT: dict[Protocol, int] = {"http": 8000, "grpc": 8001}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # Control characters but the tab, and halves of characters, which UTF-8 can't encode.
 _NOT_IN_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
@@ -51,7 +51,7 @@ class Endpoint:
             raise ValueError(f"url is {url!r}, must be HOST:PORT with a port from 1 to 65535")
         if parts.query or parts.fragment or parts.username or (protocol == "grpc" and parts.path.strip("/")):
             raise ValueError(f"url is {url!r}, must be no more than {protocol}://HOST:PORT")
-        port = _DEFAULT_PORT[protocol] if port is None else port
+        port = DEFAULT_PORT[protocol] if port is None else port
         return cls(protocol, parts.hostname, port, parts.path.rstrip("/"), parts.scheme.endswith("s"))
 
     @property
@@ -61,32 +61,6 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"{self.protocol}{'s' if self.tls else ''}://{self.authority}{self.base_path}"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Timeouts in seconds, and the requests of one list of prompts in flight at most.
-
-    Raises:
-        ValueError: a value isn't positive and finite.
-    """
-
-    timeout: float
-    connect_timeout: float
-    concurrency: int
-
-    def __post_init__(self) -> None:
-        _check_seconds("timeout", self.timeout)
-        _check_seconds("connect_timeout", self.connect_timeout)
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency is {self.concurrency}, must be at least 1")
-
-    def request_timeout(self, timeout: float | None) -> float:
-        """Return the timeout of one request: its own, or else the client's."""
-        if timeout is None:
-            return self.timeout
-        _check_seconds("timeout", timeout)
-        return timeout
 
 
 def check_headers(headers: Mapping[str, str], protocol: Protocol) -> dict[str, str]:
@@ -105,6 +79,8 @@ def check_headers(headers: Mapping[str, str], protocol: Protocol) -> dict[str, s
     return {name: value.strip(" \t") for name, value in headers.items()}
 
 
-def _check_seconds(name: str, seconds: float) -> None:
+def check_seconds(name: str, seconds: float) -> float:
+    """Return a timeout; raises ValueError if it isn't positive and finite."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"{name} is {seconds}, must be a positive number of seconds")
+    return seconds

@@ -7,21 +7,45 @@ carries any number of them on one connection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]  # ships no annotations
 from tritonclient.grpc import service_pb2 as messages
 
-from triton_llama import status
 from triton_llama.completion import Completion, Piece
 from triton_llama.endpoint import Endpoint
-from triton_llama.status import ServerStatus
+from triton_llama.status import ServerStatus, read_status
 from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, decode, read_completion, read_piece
 from triton_llama.translate import from_stream_error
 
 # Makes Triton (from 24.04 on) end a failed stream with the error's status; otherwise there is only a message.
 ERRORS_WITH_STATUS = ("triton_grpc_error", "true")
 _LARGEST_MESSAGE = 2**31 - 1
+
+GrpcRequest = tuple[str, object]
+"""A method's name and its message."""
+
+
+def infer(
+    endpoint: Endpoint, model: str, request: PreparedRequest
+) -> Generator[GrpcRequest, messages.ModelInferResponse, Completion]:
+    """Complete a prompt in one exchange; raises as `read_completion` if the response violates the contract."""
+    response = yield "ModelInfer", infer_request(model, request)
+    return read_completion(_outputs(response), request)
+
+
+def status(endpoint: Endpoint, model: str) -> Generator[GrpcRequest, Any, ServerStatus]:
+    """Ask five questions about server and model; the one for the configuration only if the model is ready."""
+    live = yield "ServerLive", messages.ServerLiveRequest()
+    ready = yield "ServerReady", messages.ServerReadyRequest()
+    server = yield "ServerMetadata", messages.ServerMetadataRequest()
+    config = None
+    if (yield "ModelReady", messages.ModelReadyRequest(name=model)).ready:
+        answer = yield "ModelConfig", messages.ModelConfigRequest(name=model)
+        config = MessageToDict(answer.config, preserving_proto_field_name=True)
+    facts = MessageToDict(server, preserving_proto_field_name=True)
+    return read_status(endpoint, model, live.live, ready.ready, facts, config)
 
 
 def infer_request(model: str, request: PreparedRequest) -> messages.ModelInferRequest:
@@ -35,11 +59,6 @@ def infer_request(model: str, request: PreparedRequest) -> messages.ModelInferRe
     return message
 
 
-def read_infer_response(response: messages.ModelInferResponse, request: PreparedRequest) -> Completion:
-    """Decode the only response to a request; raises ServerError if it violates the contract."""
-    return read_completion(_outputs(response), request)
-
-
 def read_stream_response(response: messages.ModelStreamInferResponse, *, started: bool) -> Piece:
     """Decode one response of a stream; `started`: there was one before it.
 
@@ -49,21 +68,6 @@ def read_stream_response(response: messages.ModelStreamInferResponse, *, started
     if response.error_message:
         raise from_stream_error(response.error_message, started=started)
     return read_piece(_outputs(response.infer_response))
-
-
-def read_status(
-    endpoint: Endpoint,
-    model: str,
-    live: messages.ServerLiveResponse,
-    ready: messages.ServerReadyResponse,
-    metadata: messages.ServerMetadataResponse,
-    model_ready: messages.ModelReadyResponse,
-    config: messages.ModelConfigResponse | None,
-) -> ServerStatus:
-    """Decode the answers; raises ServerError if they aren't Triton's."""
-    facts = MessageToDict(metadata, preserving_proto_field_name=True)
-    settings = None if config is None else MessageToDict(config.config, preserving_proto_field_name=True)
-    return status.read_status(endpoint, model, live.live, ready.ready, facts, model_ready.ready, settings)
 
 
 def channel_options(connect_timeout: float) -> list[tuple[str, int]]:

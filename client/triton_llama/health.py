@@ -30,6 +30,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from email.utils import mktime_tz, parsedate_tz
 from enum import Enum
 from pathlib import Path
@@ -82,29 +83,23 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Limits:
+class Limits(NamedTuple):
     """timeout: seconds to wait for a token. step_age: maximum age in seconds of a step that counts as evidence.
 
     Choose a timeout above the duration of the longest step (on a CPU, the prefill of a long prompt can take many
     seconds); a shorter one declares a slow server dead.
-
-    Raises:
-        ValueError: a value isn't a positive finite number.
     """
 
-    def __init__(self, timeout: float = DEFAULT_TIMEOUT, step_age: float = DEFAULT_STEP_AGE) -> None:
-        for name, seconds in (("timeout", timeout), ("step_age", step_age)):
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise ValueError(f"{name} is {seconds}; it must be a positive number of seconds")
-        self.timeout = timeout
-        self.step_age = step_age
+    timeout: float = DEFAULT_TIMEOUT
+    step_age: float = DEFAULT_STEP_AGE
 
 
 class Verdict(NamedTuple):
-    """A probe's result; `reason` is one line."""
+    """A probe's result. reason: one line. loaded: False if Triton says that it doesn't have the model."""
 
     ok: bool
     reason: str
+    loaded: bool = True
 
 
 # --- HTTP
@@ -178,6 +173,7 @@ SERVING = "serving"
 DRAINING = "draining"
 FAILED = "failed"
 UNREADABLE = "unreadable"
+_STATES = {name: name for name in (STARTING, SERVING, DRAINING, FAILED)}
 
 
 class State(NamedTuple):
@@ -201,32 +197,27 @@ def read_state(file: Path | None) -> State | None:
     """
     if file is None:
         return None
+    state = None
     try:
-        state = _parse_state(file)
-        announced = file.with_name(f"{file.name}.announced").stat().st_mtime
-    except FileNotFoundError:
-        # No announcement: the usual case.
-        return state
+        # Without one of the files: no supervisor has written a state, or announced the end.
+        with suppress(FileNotFoundError):
+            state = _parse_state(file, file.read_bytes())
+        with suppress(FileNotFoundError):
+            announced = file.with_name(f"{file.name}.announced").stat().st_mtime
+            if state is None or state.name not in (DRAINING, FAILED):
+                return State(DRAINING, "its end is announced", announced)
     except OSError as error:
         return State(UNREADABLE, f"{file}: {error.strerror}", time.time())
-    if state is not None and state.name in (DRAINING, FAILED):
-        return state
-    return State(DRAINING, "its end is announced", announced)
+    return state
 
 
-def _parse_state(file: Path) -> State | None:
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        return None
+def _parse_state(file: Path, content: bytes) -> State:
     try:
         fields = json.loads(content)
-        state = State(str(fields["state"]), " ".join(str(fields.get("reason", "")).split()), float(fields["since"]))
+        name, reason = _STATES[fields["state"]], " ".join(str(fields.get("reason", "")).split())
+        return State(name, reason, float(fields["since"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return State(UNREADABLE, f"{file} holds no state: {content[:80]!r}", time.time())
-    if state.name not in (STARTING, SERVING, DRAINING, FAILED):
-        return State(UNREADABLE, f"{file} holds the state {state.name!r}, which isn't one", time.time())
-    return state
 
 
 # --- The engine's last step, from the metrics page
@@ -236,9 +227,7 @@ SLOTS_IN_USE = "llama_slots_in_use"
 PENDING = "nv_inference_pending_request_count"
 """Triton's own: requests in its queue."""
 
-_SERIES = re.compile(
-    rf"^({LAST_STEP}|{SLOTS_IN_USE}|{PENDING})\{{(.*)\}} ([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)$", re.MULTILINE
-)
+_SERIES = re.compile(r"^(\w+)\{(.*)\} ([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -310,7 +299,7 @@ class Steps(NamedTuple):
         return f"{age:.1f} s" if age < 10 else f"{age:.0f} s"
 
 
-def _series(page: str, model: str) -> Iterator[tuple[str, dict[str, str], str, float]]:
+def series(page: str, model: str) -> Iterator[tuple[str, dict[str, str], str, float]]:
     """Yield each series of a model on a metrics page: all labels as they stand, by name, the metric and its value."""
     for metric, labels, value in _SERIES.findall(page):
         named = dict(_LABEL.findall(labels))
@@ -320,7 +309,7 @@ def _series(page: str, model: str) -> Iterator[tuple[str, dict[str, str], str, f
 
 def pending_requests(page: str, model: str) -> float | None:
     """Return how many requests are in Triton's queues of a model, by its metrics page; None if the page has none."""
-    counts = [value for _, _, metric, value in _series(page, model) if metric == PENDING]
+    counts = [value for _, _, metric, value in series(page, model) if metric == PENDING]
     return sum(counts) if counts else None
 
 
@@ -333,7 +322,7 @@ def read_steps(page: Address | None, model: str) -> Steps:
     except NoAnswerError as error:
         return Steps({}, time.time(), str(error))
     now = time.time() if response.clock is None else response.clock
-    found = list(_series(response.body, model))
+    found = list(series(response.body, model))
     busy = {labels for labels, _, metric, value in found if metric == SLOTS_IN_USE and value > 0}
     instances = {
         labels: Instance(named.get("model_instance", model), value, labels in busy)
@@ -428,16 +417,8 @@ def _one_line(text: str) -> str:
 # --- The three probes
 
 
-class Proof(NamedTuple):
-    """Whether the model computes. loaded: False if Triton says that it doesn't have the model."""
-
-    computes: bool
-    reason: str
-    loaded: bool = True
-
-
-def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits, deadline: float) -> Proof:
-    """Look for evidence until `deadline` on the monotonic clock, plus one last look at the metrics.
+def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits, deadline: float) -> Verdict:
+    """Look for evidence that the model computes until `deadline` on the monotonic clock, plus one look at the metrics.
 
     metrics: None for a server without them, whatever listens two ports above; then only a token counts.
     """
@@ -449,19 +430,19 @@ def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits
 
     before = read_steps(metrics, model)
     if before.recent(limits.step_age):
-        return Proof(True, before.describe_youngest())
+        return Verdict(True, before.describe_youngest())
     attempt = ask_unless_requests_wait(before)
     if attempt.outcome is Outcome.TOKEN and len(before.instances) < 2:
         # Sufficient; the metrics may not show this step yet.
-        return Proof(True, attempt.reason + _no_metrics(before))
+        return Verdict(True, attempt.reason + _no_metrics(before))
     while True:
         now = read_steps(metrics, model)
         hanging = now.hanging(before, limits.step_age)
         if not hanging and attempt.outcome is Outcome.TOKEN:
-            return Proof(True, attempt.reason + _no_metrics(now))
+            return Verdict(True, attempt.reason + _no_metrics(now))
         if not hanging and (now.recent(limits.step_age) or now.advanced(before)):
             # Slow or overloaded, but alive.
-            return Proof(True, f"{attempt.reason}, but {now.describe_youngest()}")
+            return Verdict(True, f"{attempt.reason}, but {now.describe_youngest()}")
         if attempt.outcome not in _INCONCLUSIVE or time.monotonic() >= deadline:
             break
         time.sleep(max(0.0, min(PAUSE_SECONDS, deadline - time.monotonic())))
@@ -471,7 +452,7 @@ def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits
             attempt = attempt if again.outcome is Outcome.LATE else again
     names = f", and rows hang in {' '.join(one.name for one in hanging)}" if hanging else ""
     reason = f"{attempt.reason}{names}, {now.describe_oldest()}"
-    return Proof(False, reason, loaded=attempt.outcome is not Outcome.NOT_LOADED)
+    return Verdict(False, reason, loaded=attempt.outcome is not Outcome.NOT_LOADED)
 
 
 _INCONCLUSIVE = (Outcome.TOKEN, Outcome.REFUSED, Outcome.NOT_ASKED)
@@ -494,9 +475,9 @@ def healthy(
     state = read_state(state_file)
     if state is not None and state.name == FAILED:
         return Verdict(False, state.describe())
-    proof = prove(endpoint, metrics, model, limits, deadline)
-    known = f" ({state.describe()})" if state is not None and state.name != SERVING and not proof.computes else ""
-    return Verdict(proof.computes, proof.reason + known)
+    verdict = prove(endpoint, metrics, model, limits, deadline)
+    known = f" ({state.describe()})" if state is not None and state.name != SERVING and not verdict.ok else ""
+    return verdict._replace(reason=verdict.reason + known)
 
 
 def live(
@@ -511,8 +492,8 @@ def live(
     state = read_state(state_file)
     if state is not None and state.name in (FAILED, STARTING, DRAINING):
         return Verdict(state.name != FAILED, state.describe())
-    proof = prove(endpoint, metrics, model, limits, deadline)
-    return Verdict(proof.computes or not proof.loaded, proof.reason)
+    verdict = prove(endpoint, metrics, model, limits, deadline)
+    return verdict._replace(ok=verdict.ok or not verdict.loaded)
 
 
 def ready(
@@ -533,8 +514,7 @@ def ready(
             return Verdict(False, str(error))
         if status != 200:
             return Verdict(False, f"{endpoint}{path} says HTTP {status}")
-    proof = prove(endpoint, metrics, model, limits, deadline)
-    return Verdict(proof.computes, proof.reason)
+    return prove(endpoint, metrics, model, limits, deadline)
 
 
 # --- The command line
@@ -542,8 +522,7 @@ def ready(
 UNHEALTHY = 1
 USAGE = 2
 
-_PROBES = {"healthy": healthy, "live": live, "ready": ready}
-_ANSWERS = {"healthy": ("healthy", "unhealthy"), "live": ("alive", "not alive"), "ready": ("ready", "not ready")}
+_ANSWERS = {healthy: ("healthy", "unhealthy"), live: ("alive", "not alive"), ready: ("ready", "not ready")}
 
 _DESCRIPTION = """\
 Tell whether the model computes: it made a step recently, as Triton's metrics show; or else it generates one token in
@@ -576,13 +555,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "health") -> int:
     """Run a probe, print one line and return the exit code; `arguments` defaults to `sys.argv[1:]`."""
     options = _parser(prog).parse_args(arguments)
     metrics = None if options.no_metrics else options.metrics_url or options.url.metrics
-    verdict = _PROBES[options.probe](
-        options.url,
-        metrics,
-        Limits(options.timeout, options.step_age),
-        model=options.model,
-        state_file=options.state_file,
-    )
+    limits = Limits(options.timeout, options.step_age)
+    verdict = options.probe(options.url, metrics, limits, model=options.model, state_file=options.state_file)
     yes, no = _ANSWERS[options.probe]
     print(f"{yes if verdict.ok else no}: {verdict.reason}")
     return 0 if verdict.ok else UNHEALTHY
@@ -592,11 +566,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     url, state_file = os.environ.get("TRITON_LLAMA_URL"), os.environ.get("TRITON_STATE_FILE")
     http, metrics = _address(HTTP_PORT), _address(METRICS_PORT)
     parser = _Parser(prog=prog, description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
-    parser.set_defaults(probe="healthy")
+    parser.set_defaults(probe=healthy)
     add = parser.add_argument
     one_probe = parser.add_mutually_exclusive_group().add_argument
-    one_probe("--live", dest="probe", action="store_const", const="live", help=_HELP["live"])
-    one_probe("--ready", dest="probe", action="store_const", const="ready", help=_HELP["ready"])
+    one_probe("--live", dest="probe", action="store_const", const=live, help=_HELP["live"])
+    one_probe("--ready", dest="probe", action="store_const", const=ready, help=_HELP["ready"])
     add("--url", metavar="HOST:PORT", type=http, default=url or f"127.0.0.1:{HTTP_PORT}", help=_HELP["url"])
     one_page = parser.add_mutually_exclusive_group().add_argument
     one_page("--metrics-url", metavar="HOST:PORT", type=metrics, help=_HELP["metrics"])
@@ -620,9 +594,12 @@ def _address(default_port: int) -> Callable[[str], Address]:
 
 def _seconds(text: str) -> float:
     try:
-        return Limits(timeout=float(text)).timeout
+        seconds = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0") from None
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
 
 
 if __name__ == "__main__":

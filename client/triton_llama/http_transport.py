@@ -17,12 +17,11 @@ import httpx
 from httpx_sse import EventSource
 
 from triton_llama import http_wire
-from triton_llama.completion import Completion, Piece
+from triton_llama.completion import Piece
 from triton_llama.endpoint import Endpoint
-from triton_llama.http_wire import HttpRequest, PieceReader, has_data
-from triton_llama.status import ServerStatus
+from triton_llama.http_wire import HttpRequest, PieceReader
 from triton_llama.tensors import PreparedRequest
-from triton_llama.translate import http_errors
+from triton_llama.translate import from_generate_response, http_errors
 
 # As many connections as there are requests in flight; a request closes those that were idle for longer than this.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=15.0)
@@ -30,6 +29,8 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, kee
 
 class _Transport:
     """Settings of both transports."""
+
+    wire = http_wire
 
     def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
         self._endpoint = endpoint
@@ -61,11 +62,10 @@ class HttpTransport(_Transport):
         transport._pool = httpcore.ConnectionPool(self._tls, max_connections=None, network_backend=self._network)
         self._client = httpx.Client(transport=transport, headers=self._headers, cookies=self._cookies, trust_env=False)
 
-    def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:
-        """Send one request and return its response, within `timeout` seconds; None if the model is decoupled."""
+    def send(self, request: HttpRequest, timeout: float) -> httpx.Response:
+        """Send one request and return its whole response, within `timeout` seconds."""
         with self._errors(timeout):
-            response = self._send(http_wire.infer_request(self._endpoint, model, request), timeout)
-        return http_wire.read_infer_response(response, request)
+            return self._send(request, timeout, stream=False)
 
     def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Piece, None, None]:
         """Send one request at the first `next` and yield its pieces, `timeout` seconds for all.
@@ -74,25 +74,12 @@ class HttpTransport(_Transport):
         """
         wire_request = http_wire.stream_request(self._endpoint, model, request)
         with self._errors(timeout), closing(self._send(wire_request, timeout, stream=True)) as response:
+            if response.status_code != 200:
+                raise from_generate_response(response.status_code, response.read())
             reader = PieceReader(response)
-            if reader.refused:
-                body = b""
-                for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > http_wire.LARGEST_ERROR:
-                        break
-                raise reader.error(body)
-            reader.check_type()
             for event in EventSource(response).iter_sse():
-                if has_data(event):
+                if event.data:
                     yield reader.piece(event.data)
-
-    def status(self, model: str, timeout: float) -> ServerStatus:
-        """Ask for the state of server and model, each question within `timeout` seconds."""
-        with self._errors(timeout):
-            requests = http_wire.status_requests(self._endpoint, model)
-            responses = [self._send(request, timeout) for request in requests]
-        return http_wire.read_status(self._endpoint, model, responses)
 
     def close(self) -> None:
         """Close every connection; requests in flight in other threads end with a LlamaConnectionError."""
@@ -100,7 +87,7 @@ class HttpTransport(_Transport):
         self._network.abort()
         self._client.close()
 
-    def _send(self, request: HttpRequest, timeout: float, *, stream: bool = False) -> httpx.Response:
+    def _send(self, request: HttpRequest, timeout: float, *, stream: bool) -> httpx.Response:
         # Instants, and not durations: see _Stream.
         deadline = time.monotonic() + timeout
         connect = min(deadline, time.monotonic() + self._connect_timeout)
@@ -123,12 +110,11 @@ class AsyncHttpTransport(_Transport):
             trust_env=False,
         )
 
-    async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion | None:
-        """Send one request and return its response, within `timeout` seconds; None if the model is decoupled."""
+    async def send(self, request: HttpRequest, timeout: float) -> httpx.Response:
+        """Send one request and return its whole response, within `timeout` seconds."""
         with self._errors(timeout):
             async with asyncio.timeout(timeout):
-                response = await self._send(http_wire.infer_request(self._endpoint, model, request))
-        return http_wire.read_infer_response(response, request)
+                return await self._send(request, stream=False)
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Piece, None]:
         """Send one request at the first `anext` and yield its pieces, `timeout` seconds for all.
@@ -141,16 +127,10 @@ class AsyncHttpTransport(_Transport):
             async with asyncio.timeout_at(deadline):
                 response = await self._send(wire_request, stream=True)
             async with aclosing(response):
-                reader = PieceReader(response)
-                if reader.refused:
-                    body = b""
+                if response.status_code != 200:
                     async with asyncio.timeout_at(deadline):
-                        async for chunk in response.aiter_bytes():
-                            body += chunk
-                            if len(body) > http_wire.LARGEST_ERROR:
-                                break
-                    raise reader.error(body)
-                reader.check_type()
+                        raise from_generate_response(response.status_code, await response.aread())
+                reader = PieceReader(response)
                 async with aclosing(EventSource(response).aiter_sse()) as events:
                     while True:
                         # Around each step: a timeout belongs to one task, and another one may take the next piece.
@@ -158,24 +138,15 @@ class AsyncHttpTransport(_Transport):
                             event = await anext(events, None)
                         if event is None:
                             break
-                        if has_data(event):
+                        if event.data:
                             yield reader.piece(event.data)
-
-    async def status(self, model: str, timeout: float) -> ServerStatus:
-        """Ask for the state of server and model, each question within `timeout` seconds."""
-        responses = []
-        with self._errors(timeout):
-            for request in http_wire.status_requests(self._endpoint, model):
-                async with asyncio.timeout(timeout):
-                    responses.append(await self._send(request))
-        return http_wire.read_status(self._endpoint, model, responses)
 
     async def close(self) -> None:
         """Close every connection; requests in flight in other tasks end with a LlamaConnectionError."""
         self._closed = True
         await self._client.aclose()
 
-    async def _send(self, request: HttpRequest, *, stream: bool = False) -> httpx.Response:
+    async def _send(self, request: HttpRequest, *, stream: bool) -> httpx.Response:
         return await self._client.send(self._client.build_request(**request._asdict()), stream=stream)
 
 
@@ -216,11 +187,10 @@ class _Stream(httpcore.NetworkStream):
             connection.shutdown(socket.SHUT_RDWR)
 
 
-class _Network(httpcore.NetworkBackend):
+class _Network(httpcore.SyncBackend):
     """Opens connections, and aborts all of them."""
 
     def __init__(self) -> None:
-        self._backend = httpcore.SyncBackend()
         # `abort` iterates over the streams while other threads add theirs.
         self._lock = Lock()
         self._streams: WeakSet[_Stream] = WeakSet()
@@ -234,8 +204,7 @@ class _Network(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.NetworkStream:
-        connection = self._backend.connect_tcp(host, port, _remaining(timeout), local_address, socket_options)
-        stream = _Stream(connection)
+        stream = _Stream(super().connect_tcp(host, port, _remaining(timeout), local_address, socket_options))
         with self._lock:
             self._streams.add(stream)
             aborted = self._aborted

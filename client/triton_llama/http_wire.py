@@ -10,29 +10,24 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
 import httpx
-from httpx_sse import ServerSentEvent
 
-from triton_llama import status
 from triton_llama.completion import Completion, Piece
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import RejectedInputError, ServerError
-from triton_llama.status import ServerStatus
+from triton_llama.status import ServerStatus, read_status
 from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, Value, decode, read_completion, read_piece
-from triton_llama.translate import from_generate_response, from_http_response, from_stream_error
+from triton_llama.translate import from_http_response, from_stream_error
 
 LARGEST_EVENT = 4 * 2**20
 """Bytes of one event; Triton's longest is a whole text with its prompt."""
-LARGEST_ERROR = 65536
-"""Bytes to read of a response other than 200."""
 
 _EVENTS = "text/event-stream"
 _EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -45,8 +40,10 @@ class HttpRequest(NamedTuple):
     content: bytes | None = None
 
 
-def infer_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> HttpRequest:
-    """Encode a request that gets one response."""
+def infer(
+    endpoint: Endpoint, model: str, request: PreparedRequest
+) -> Generator[HttpRequest, httpx.Response, Completion]:
+    """Complete a prompt in one exchange; raises as `read_completion` if the response violates the contract."""
     contents = [tensor.encode() for tensor in request.tensors]
     inputs = [
         {
@@ -60,17 +57,24 @@ def infer_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> H
     outputs = [{"name": name, "parameters": {"binary_data": True}} for name in OUTPUT_NAMES]
     header = json.dumps({"id": request.request_id, "inputs": inputs, "outputs": outputs}).encode()
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
-    return HttpRequest("POST", _url(endpoint, "models", model, "infer"), headers, b"".join([header, *contents]))
+    url = _url(endpoint, "models", model, "infer")
+    response = yield HttpRequest("POST", url, headers, b"".join([header, *contents]))
+    return read_completion(_outputs(response), request)
 
 
-def read_infer_response(response: httpx.Response, request: PreparedRequest) -> Completion | None:
-    """Decode the response of /infer; None if it refuses a streaming (decoupled) model, for which nothing was run.
+def status(endpoint: Endpoint, model: str) -> Generator[HttpRequest, httpx.Response, ServerStatus]:
+    """Ask five questions about server and model."""
+    paths = (("health", "live"), ("health", "ready"), ("models", model, "ready"), (), ("models", model, "config"))
+    responses = []
+    for path in paths:
+        responses.append((yield HttpRequest("GET", _url(endpoint, *path), {})))
+    live, ready, model_ready = (response.status_code == 200 for response in responses[:3])
+    config = _object(responses[4]) if model_ready else None
+    return read_status(endpoint, model, live, ready, _object(responses[3]), config)
 
-    Raises:
-        TritonLlamaError: the response is an error, or violates the contract.
-    """
-    if response.status_code == 501 and b"decoupled" in response.content:
-        return None
+
+def _outputs(response: httpx.Response) -> dict[str, object]:
+    """Decode the outputs in a response of /infer, by name."""
     if response.status_code != 200:
         raise from_http_response(response.status_code, response.content)
     outputs: dict[str, object] = {}
@@ -86,24 +90,7 @@ def read_infer_response(response: httpx.Response, request: PreparedRequest) -> C
             outputs[name] = decode(name, output["datatype"], output["shape"], response.content[start:end])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
-    return read_completion(outputs, request)
-
-
-def status_requests(endpoint: Endpoint, model: str) -> list[HttpRequest]:
-    """Return the requests whose responses `read_status` takes, in this order."""
-    paths = (("health", "live"), ("health", "ready"), ("models", model, "ready"), (), ("models", model, "config"))
-    return [HttpRequest("GET", _url(endpoint, *path), {}) for path in paths]
-
-
-def read_status(endpoint: Endpoint, model: str, responses: list[httpx.Response]) -> ServerStatus:
-    """Decode the responses to `status_requests`.
-
-    Raises:
-        TritonLlamaError: a response is an error, or isn't Triton's.
-    """
-    live, ready, model_ready = (response.status_code == 200 for response in responses[:3])
-    config = _object(responses[4]) if model_ready else None
-    return status.read_status(endpoint, model, live, ready, _object(responses[3]), model_ready, config)
+    return outputs
 
 
 def stream_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> HttpRequest:
@@ -118,21 +105,18 @@ def stream_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> 
     return HttpRequest("POST", _url(endpoint, "models", model, "generate_stream"), headers, content)
 
 
-def has_data(event: ServerSentEvent) -> bool:
-    """Return whether an event has a `data` field, which may be empty; httpx-sse also returns events without."""
-    return bool(event.data) or (event.event == "message" and not event.id and event.retry is None)
-
-
 class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
     """Decodes the events of one response, and bounds their size: httpx-sse itself reads an event of any size.
 
-    As the response's stream it removes a byte order mark and counts the bytes since the last event.
+    As the response's stream it counts the bytes since the last event.
     """
 
     def __init__(self, response: httpx.Response) -> None:
-        self._response = response
+        """Raise ServerError unless the response is a stream of events."""
+        kind = response.headers.get("content-type", "")
+        if not kind.startswith(_EVENTS):
+            raise ServerError(f"the answer's type is {kind!r}, must be {_EVENTS}")
         self._stream = response.stream
-        self._head: bytes | None = b""
         self._tail = b""
         self._pending = 0
         self._started = False
@@ -140,26 +124,6 @@ class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
         # One character per byte, so that `piece` gets the bytes back. Events are UTF-8, whatever the response's charset
         # is, and httpx would replace bytes that are not.
         response.encoding = "iso-8859-1"
-
-    @property
-    def refused(self) -> bool:
-        """Whether the response is an error, for `error`."""
-        return self._response.status_code != 200
-
-    def error(self, body: bytes) -> Exception:
-        """Return the error of a refusal with this body."""
-        # Triton's own errors come as JSON, the model's as an event.
-        return from_generate_response(self._response.status_code, body.strip().removeprefix(b"data:"))
-
-    def check_type(self) -> None:
-        """Check that the response is a stream of events.
-
-        Raises:
-            ServerError: it isn't.
-        """
-        kind = self._response.headers.get("content-type", "")
-        if not kind.startswith(_EVENTS):
-            raise ServerError(f"the answer's type is {kind!r}, must be {_EVENTS}")
 
     def piece(self, data: str) -> Piece:
         """Decode the data of one event, one character per byte.
@@ -183,18 +147,12 @@ class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
             yield self._checked(chunk)
 
     def _checked(self, chunk: bytes) -> bytes:
-        if self._head is not None:
-            chunk = self._head + chunk
-            if len(chunk) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(chunk):
-                self._head = chunk
-                return b""
-            chunk, self._head = chunk.removeprefix(_BYTE_ORDER_MARK), None
         # Comments (keep-alives) end with an empty line too.
         window = self._tail + chunk
         ends = [match.end() for match in _EVENT_END.finditer(window)]
         self._pending = len(window) - ends[-1] if ends else self._pending + len(chunk)
         self._tail = window[-3:]
-        if self._pending > LARGEST_EVENT and not self.refused:
+        if self._pending > LARGEST_EVENT:
             raise ServerError(f"the server sent an event of more than {LARGEST_EVENT} bytes")
         return chunk
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
-from triton_llama.endpoint import Endpoint
-from triton_llama.health import METRICS_PORT, METRICS_SECONDS, Address, NoAnswerError, exchange
+from triton_llama.endpoint import DEFAULT_PORT, Endpoint
+from triton_llama.health import METRICS_PORT, METRICS_SECONDS, Address, NoAnswerError, exchange, series
 
 MODEL_INFO = "llama_model_info"
-
-_SERIES = re.compile(rf"^{MODEL_INFO}\{{(.*)\}} 1$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-_TRITON_PORTS = {"http": 8000, "grpc": 8001}
 
 
 class InstanceInfo(NamedTuple):
@@ -26,7 +21,7 @@ class InstanceInfo(NamedTuple):
 
 def metrics_address(endpoint: Endpoint) -> Address:
     """Return Triton's default address for metrics: the same host, as far above the endpoint's port as by default."""
-    return Address(endpoint.host, endpoint.port + METRICS_PORT - _TRITON_PORTS[endpoint.protocol])
+    return Address(endpoint.host, endpoint.port + METRICS_PORT - DEFAULT_PORT[endpoint.protocol])
 
 
 def read_model_info(page: Address, model: str) -> list[InstanceInfo]:
@@ -36,11 +31,10 @@ def read_model_info(page: Address, model: str) -> list[InstanceInfo]:
         NoAnswerError: the page doesn't answer, or has no such model.
     """
     response = exchange(page, "GET", "/metrics", METRICS_SECONDS)
-    series = [dict(_LABEL.findall(labels)) for labels in _SERIES.findall(response.body)]
     found = [
         InstanceInfo(labels["model_instance"], labels["computation"], labels["kv_cache_dtype"], labels["device"])
-        for labels in series
-        if labels.get("model") == model and labels.keys() >= {"model_instance", *InstanceInfo._fields[1:]}
+        for _, labels, metric, _ in series(response.body, model)
+        if metric == MODEL_INFO and labels.keys() >= {"model_instance", *InstanceInfo._fields[1:]}
     ]
     if response.status != 200 or not found:
         raise NoAnswerError(f"{page} has no {MODEL_INFO} of the model {model}")

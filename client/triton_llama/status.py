@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from typing import Any
 
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import ServerError
@@ -52,67 +52,48 @@ def read_status(
     model: str,
     live: bool,
     ready: bool,
-    metadata: Mapping[str, object],
-    model_ready: bool,
-    config: Mapping[str, object] | None,
+    metadata: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
 ) -> ServerStatus:
-    """Put the answers to the five questions together.
+    """Put the answers to the five questions together. config: None if the model isn't ready.
 
     Raises:
         ServerError: they aren't Triton's.
     """
+    # Takes a while to import, and a health probe or a supervisor imports this package, too.
+    from importlib.metadata import version
+
     return ServerStatus(
         url=str(endpoint),
         live=live,
         ready=ready,
-        server=_text(metadata, "name"),
-        server_version=_text(metadata, "version"),
+        server=str(metadata.get("name", "")),
+        server_version=str(metadata.get("version", "")),
         model=model,
-        model_ready=model_ready,
+        model_ready=config is not None,
         config=None if config is None else read_config(config),
         client_version=version("triton-llama"),
         tritonclient_version=version("tritonclient"),
     )
 
 
-def read_config(config: Mapping[str, object]) -> ModelConfig:
-    """Decode Triton's model configuration, in its JSON form."""
-    batching = config.get("dynamic_batching")
-    batcher = _mapping(config, "dynamic_batching")
-    sizes = batcher.get("preferred_batch_size", [])
-    if not isinstance(sizes, list):
-        raise ServerError(f"the server's config has preferred_batch_size {sizes!r}, must be a list")
-    parameters = _mapping(config, "parameters")
-    return ModelConfig(
-        backend=_text(config, "backend"),
-        max_batch_size=_number(config, "max_batch_size"),
-        dynamic_batching=batching is not None,
-        preferred_batch_sizes=tuple(int(size) for size in sizes),
-        max_queue_delay_microseconds=_number(batcher, "max_queue_delay_microseconds"),
-        decoupled=bool(_mapping(config, "model_transaction_policy").get("decoupled", False)),
-        parameters={name: _text(_mapping(parameters, name), "string_value") for name in sorted(parameters)},
-    )
+def read_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Decode Triton's model configuration, in its JSON form.
 
-
-def _mapping(source: Mapping[str, object], name: str) -> Mapping[str, object]:
-    value = source.get(name) or {}
-    if not isinstance(value, dict):
-        raise ServerError(f"the server's {name} is {value!r}, must be an object")
-    return value
-
-
-def _text(source: Mapping[str, object], name: str) -> str:
-    value = source.get(name, "")
-    if not isinstance(value, str):
-        raise ServerError(f"the server's {name} is {value!r}, must be a string")
-    return value
-
-
-def _number(source: Mapping[str, object], name: str) -> int:
-    value = source.get(name, 0)
-    if not isinstance(value, (int, str)):
-        raise ServerError(f"the server's {name} is {value!r}, must be a number")
+    Raises:
+        ServerError: it isn't Triton's.
+    """
     try:
-        return int(value)
-    except ValueError as error:
-        raise ServerError(f"the server's {name} is {value!r}, must be a number") from error
+        batcher = config.get("dynamic_batching") or {}
+        parameters = config.get("parameters") or {}
+        return ModelConfig(
+            backend=str(config.get("backend", "")),
+            max_batch_size=int(config.get("max_batch_size", 0)),
+            dynamic_batching=config.get("dynamic_batching") is not None,
+            preferred_batch_sizes=tuple(int(size) for size in batcher.get("preferred_batch_size", [])),
+            max_queue_delay_microseconds=int(batcher.get("max_queue_delay_microseconds", 0)),
+            decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled", False)),
+            parameters={name: str(parameters[name].get("string_value", "")) for name in sorted(parameters)},
+        )
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ServerError(f"the server's configuration is not Triton's: {error}") from error

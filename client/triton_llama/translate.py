@@ -25,11 +25,17 @@ from triton_llama.errors import (
     TritonLlamaError,
 )
 
+
+class DecoupledModelError(ServerError):
+    """The model answers by streams alone (the config `streaming`); nothing was run. The clients ask it for one."""
+
+
 _HTTP_STATUS: dict[int, type[TritonLlamaError]] = {
     400: RejectedInputError,
     408: LlamaTimeoutError,
     413: RejectedInputError,
     429: OverloadedError,
+    501: DecoupledModelError,
     503: OverloadedError,
     504: LlamaTimeoutError,
 }
@@ -37,6 +43,7 @@ _GRPC_STATUS: dict[str, type[TritonLlamaError]] = {
     "INVALID_ARGUMENT": RejectedInputError,
     "RESOURCE_EXHAUSTED": OverloadedError,
     "UNAVAILABLE": OverloadedError,
+    "UNIMPLEMENTED": DecoupledModelError,
 }
 # gRPC's own messages for a missing connection, from its core library.
 _GRPC_NO_CONNECTION = re.compile(
@@ -98,6 +105,8 @@ def from_http_response(status: int, body: bytes) -> TritonLlamaError:
 
 def from_generate_response(status: int, body: bytes) -> TritonLlamaError:
     """Return the error for a response of /generate_stream other than 200."""
+    # Triton's own errors come as JSON, the model's as an event.
+    body = body.strip().removeprefix(b"data:")
     if status == 400:
         return from_stream_error(_http_message(status, body), started=False)
     return from_http_response(status, body)
@@ -134,6 +143,8 @@ def _no_answer(endpoint: Endpoint, timeout: float) -> LlamaTimeoutError:
 
 
 def _from_answer(kind: type[TritonLlamaError], message: str) -> TritonLlamaError:
+    if kind is DecoupledModelError and "decoupled" not in message:
+        return ServerError(message)
     if not message.lower().startswith(_NO_MODEL):
         return kind(message)
     if any(words in message for words in _NOT_LOADED):

@@ -169,7 +169,7 @@ def test_a_configuration_without_a_batcher_has_no_dynamic_batching() -> None:
     assert (config.dynamic_batching, config.preferred_batch_sizes) == (False, ())
 
 
-@pytest.mark.parametrize("config", [{"backend": 3}, {"max_batch_size": "many"}, {"parameters": [1]}])
+@pytest.mark.parametrize("config", [{"max_batch_size": "many"}, {"parameters": [1]}])
 def test_a_configuration_that_is_not_tritons_is_the_servers_error(config: dict[str, object]) -> None:
     with pytest.raises(ServerError, match="the server's"):
         read_config(config)

@@ -90,15 +90,6 @@ def test_events_are_utf_8_whatever_the_charset_says(stream: Stream, charset: str
         assert stream(port, "http").texts == ["é🙂", " é"]
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2, 3])
-@both_clients
-def test_a_byte_order_mark_before_the_first_event_is_ignored(stream: Stream, cut: int) -> None:
-    """The mark is split between chunks."""
-    whole = b"\xef\xbb\xbf" + event("a")
-    with server(answer_with(*filter(None, [whole[:cut], whole[cut:], LAST]))) as port:
-        assert stream(port, "http").texts == ["a", " é"]
-
-
 @pytest.mark.parametrize("line_end", [b"\n", b"\r", b"\r\n"])
 @both_clients
 def test_keep_alives_do_not_count_for_the_bound_on_one_event(stream: Stream, line_end: bytes) -> None:
@@ -109,7 +100,9 @@ def test_keep_alives_do_not_count_for_the_bound_on_one_event(stream: Stream, lin
 
 @both_clients
 def test_events_without_data_are_ignored(stream: Stream) -> None:
-    with server(answer_with(event("a"), b"event: ping\n\n", b"retry: 10\n\n", b"id: 1\n\n", LAST)) as port:
+    with server(
+        answer_with(event("a"), b"event: ping\n\n", b"data:\n\n", b"retry: 10\n\n", b"id: 1\n\n", LAST)
+    ) as port:
         assert stream(port, "http").texts == ["a", " é"]
 
 
@@ -135,7 +128,6 @@ def test_a_connection_that_breaks_is_a_connection_error_after_the_pieces_before(
         (b"", "the stream ended after 1 pieces without a finish_reason"),
         (b"data: nonsense\n\n", "an event that is not JSON"),
         (b"data: \xff\n\n", "an event that is not JSON"),
-        (b"data:\n\n", "an event that is not JSON"),
         (event("X").replace(b"X", b"\xff"), "an event that is not JSON"),
         (b"data: []\n\n", "must be a JSON object"),
         (b"data: {}\n\n", "lacks the output text_output"),
@@ -291,20 +283,6 @@ def test_a_response_that_is_no_stream_is_a_server_error(stream: Stream) -> None:
         outcome = stream(port, "http").outcome
     assert type(outcome) is ServerError
     assert "text/html" in str(outcome)
-
-
-@both_clients
-def test_an_endless_error_page_is_cut_off(stream: Stream) -> None:
-    def babble(connection: socket.socket) -> None:
-        receive_request(connection)
-        send_head(connection, "502 Bad Gateway", "text/html")
-        while True:
-            send_chunk(connection, b"x" * 4096)
-
-    with server(babble) as port:
-        outcome = stream(port, "http").outcome
-    assert type(outcome) is ServerError
-    assert "HTTP status 502" in str(outcome)
 
 
 @both_protocols

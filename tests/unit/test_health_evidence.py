@@ -34,7 +34,7 @@ def _ask(triton: FakeTriton, limits: Limits = IN_TIME) -> Verdict:
     """Return the verdict; the reason without how long ago an old step was exactly."""
     verdict = healthy(triton.endpoint, triton.metrics, limits)
     assert "\n" not in verdict.reason
-    return verdict._replace(reason=re.sub(r"\b\d{2,} s ago", "long ago", verdict.reason))
+    return Verdict(verdict.ok, re.sub(r"\b\d{2,} s ago", "long ago", verdict.reason))
 
 
 def _dead(_: FakeTriton) -> Answer:
@@ -65,7 +65,7 @@ def test_an_idle_server_generates_one_token(triton: FakeTriton, ago: float | Non
 def test_the_last_values_of_a_dead_process_are_no_evidence(triton: FakeTriton) -> None:
     triton.step(ago=95.0)
     triton.generate = _dead
-    assert _ask(triton) == (False, f"{DEAD_REASON}, the last step was long ago")
+    assert _ask(triton) == Verdict(False, f"{DEAD_REASON}, the last step was long ago")
 
 
 def _let_requests_wait(triton: FakeTriton, place: str) -> None:
@@ -81,7 +81,7 @@ def test_a_model_that_makes_no_step_for_waiting_requests_is_unhealthy_and_gets_n
     triton: FakeTriton, place: str
 ) -> None:
     _let_requests_wait(triton, place)
-    assert _ask(triton, SOON) == (False, "requests wait, the last step was long ago")
+    assert _ask(triton, SOON) == Verdict(False, "requests wait, the last step was long ago")
     assert triton.asked == []
 
 
@@ -116,7 +116,7 @@ def test_a_model_without_token_or_step_is_unhealthy_after_the_timeout(
     if ago is not None:
         triton.step(ago=ago)
     triton.generate = FakeTriton.hang
-    assert _ask(triton, SOON) == (False, f"no token within 0.3 s, {words}")
+    assert _ask(triton, SOON) == Verdict(False, f"no token within 0.3 s, {words}")
 
 
 @pytest.mark.parametrize(("before", "meanwhile"), [(95.0, 0.0), (3700.0, 3600.0)], ids=["slow", "clock-an-hour-late"])
@@ -151,7 +151,7 @@ def test_a_full_queue_is_healthy_if_steps_are_made(triton: FakeTriton, refused: 
 def test_a_full_queue_without_a_step_is_unhealthy(triton: FakeTriton) -> None:
     triton.step(ago=95.0)
     triton.generate = lambda triton: refusal(*FULL) if len(triton.asked) < 3 else triton.hang()
-    assert _ask(triton, SOON) == (False, "HTTP 503: Exceeds maximum queue size, the last step was long ago")
+    assert _ask(triton, SOON) == Verdict(False, "HTTP 503: Exceeds maximum queue size, the last step was long ago")
     assert len(triton.asked) > 1, "the queue may have room a moment later"
 
 
@@ -184,7 +184,7 @@ def test_with_metrics_switched_off_another_servers_page_is_ignored(
 ) -> None:
     triton.step()
     triton.generate = _dead
-    assert probe(triton.endpoint, None, IN_TIME) == (False, f"{DEAD_REASON}, no metrics (switched off)")
+    assert probe(triton.endpoint, None, IN_TIME) == Verdict(False, f"{DEAD_REASON}, no metrics (switched off)")
     triton.generate = FakeTriton.token
     verdict = probe(triton.endpoint, None, IN_TIME)
     assert verdict.ok
@@ -264,7 +264,7 @@ def test_an_instance_that_hangs_is_unhealthy_though_another_one_answers(
     triton.instances[SECOND] = Instance(rows=2)
     triton.step(SECOND, ago=95)
     monkeypatch.setattr(time, "sleep", lambda _: triton.step())
-    assert _ask(triton, SOON) == (False, f"requests wait, and rows hang in {SECOND}, the last step was long ago")
+    assert _ask(triton, SOON) == Verdict(False, f"requests wait, and rows hang in {SECOND}, the last step was long ago")
 
 
 def test_an_instance_with_a_long_step_is_healthy_once_the_step_ends(

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 from compose.engine import ComposeProject, DockerEngine, compose_project, docker_engine
-from compose.images import collect_wheels, proxy_image, triton_image
+from compose.images import build_variables, proxy_image
 from compose.proxied import REQUESTS_A_MINUTE, Proxied, make_gate
 from server.servers import until
 
@@ -35,15 +34,8 @@ def engine() -> Iterator[DockerEngine]:
 @pytest.fixture(scope="session")
 def new_project(engine: DockerEngine) -> NewProject:
     """Make a project, not up yet, on the stand-in image; the mapping adds variables to its .env."""
-    endings = tuple(f'extra == "{name}"' for name in ("server", "guided", "openai"))
-    extra = [line for line in metadata.requires("triton-llama") or () if line.endswith(endings)]
-    base = {
-        "TRITON_IMAGE": triton_image(engine),
-        "TRITON_WHEELS": str(collect_wheels([line.split(";")[0].strip() for line in extra])),
-        "PIP_NO_INDEX": "1",
-        # On a busy machine two threads that wait for each other are many times slower than one.
-        "OMP_NUM_THREADS": "1",
-    }
+    # On a busy machine two threads that wait for each other are many times slower than one.
+    base = {**build_variables(engine), "OMP_NUM_THREADS": "1"}
     return lambda variables: compose_project(engine, {**base, **variables})
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from uuid import uuid4
 
 from compose.engine import BUILD_AND_START_S, GRPC, HTTP, METRICS, DockerEngine, compose_project
-from compose.images import collect_wheels, triton_image
+from compose.images import build_variables
 from server.servers import ENVIRONMENT
 from server.stops.hosts import GRACE_S
 from server.stops.scene import Addresses, CellError
@@ -95,11 +94,7 @@ async def _docker_stop(container: Container) -> int:
 @contextmanager
 def docker_stop(engine: DockerEngine) -> Iterator[Stop[Container]]:
     """Build the project's image, and yield the stop of a container of it."""
-    endings = tuple(f'extra == "{name}"' for name in ("server", "guided", "openai"))
-    extra = [line for line in metadata.requires("triton-llama") or () if line.endswith(endings)]
-    wheels = collect_wheels([line.split(";")[0].strip() for line in extra])
-    variables = {"TRITON_IMAGE": triton_image(engine), "TRITON_WHEELS": str(wheels), "PIP_NO_INDEX": "1"}
-    with compose_project(engine, variables) as project:
+    with compose_project(engine, build_variables(engine)) as project:
         project.compose("build", "server", timeout=BUILD_AND_START_S)
 
         def container(config: str, folder: Path) -> Container:

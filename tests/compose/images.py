@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import sysconfig
+from importlib import metadata
 from pathlib import Path
 
 from compose.commands import run
@@ -27,7 +28,15 @@ HAPROXY_PACKAGES = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libo
 CACHE = ROOT / ".work" / "compose"
 
 
-def triton_image(engine: DockerEngine) -> str:
+def build_variables(engine: DockerEngine) -> dict[str, str]:
+    """Return the variables of a build on the stand-in image from this environment's wheels."""
+    endings = tuple(f'extra == "{name}"' for name in ("server", "guided", "openai"))
+    extra = [line for line in metadata.requires("triton-llama") or () if line.endswith(endings)]
+    wheels = _collect_wheels([line.split(";")[0].strip() for line in extra])
+    return {"TRITON_IMAGE": _triton_image(engine), "TRITON_WHEELS": str(wheels), "PIP_NO_INDEX": "1"}
+
+
+def _triton_image(engine: DockerEngine) -> str:
     """Build the image from the installed nvidia-pytriton wheel; return its name."""
     wheel = find_wheel([Path(sysconfig.get_path("platlib"))])
     wheel.stub(PYTHON)
@@ -49,7 +58,7 @@ def prometheus_image(engine: DockerEngine) -> str:
     return _build(engine, "prometheus", LOCAL_BASE, programs=prometheus_or_skip().server.parent)
 
 
-def collect_wheels(requirements: list[str]) -> Path:
+def _collect_wheels(requirements: list[str]) -> Path:
     """Return a folder with the wheels of `requirements` and their lock, for the image's Python; made once per version.
 
     pip runs with this machine's configuration: where that prefers PyTorch's CPU build, so does the image.

@@ -63,6 +63,7 @@ COMPLETIONS: list[tuple[Json, str, str]] = [
     ({"prompt": [[1], []]}, "prompt[1]", "at least 1 item"),
     ({"prompt": ["a"] * 129}, "prompt", "129 prompts"),
     ({"suffix": "x"}, "suffix", "suffix is not supported"),
+    ({"best_of": 2}, "best_of", "best_of is not supported"),
     ({"logprobs": True}, "logprobs", "a valid integer"),
     ({"echo": True, "logprobs": 1, "stream": True}, "echo", "not supported"),
 ]

@@ -1,4 +1,4 @@
-"""What chat and text completions share in their answers: the head of every object, events, finish reasons, JSON."""
+"""What the answers of chats and completions share: head, token counts, events, finish reasons, JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from triton_llama_openai.engine_client import Delta
 from triton_llama_openai.sampling_request import StreamOptions
-from triton_llama_openai.usage import Usage
 
 Json = dict[str, object]
 
@@ -34,6 +33,41 @@ class Head:
     def body(self) -> Json:
         """Return the fields."""
         return dict(vars(self))
+
+
+@dataclass
+class Usage:
+    """Tokens of a request so far. A prompt counts once, however many completions it has."""
+
+    completion_tokens: int = 0
+    _prompts: dict[int, int] = field(default_factory=dict)
+    _cached: dict[int, int] = field(default_factory=dict)
+
+    def add(self, prompt: int, deltas: Iterable[Delta]) -> None:
+        """Count the tokens of a response about the prompt of this number."""
+        for delta in deltas:
+            self.completion_tokens += delta.num_output_tokens
+            self._prompts[prompt] = max(self._prompts.get(prompt, 0), delta.num_input_tokens)
+            if delta.num_cached_tokens is not None:
+                # The first choice's: the others find in the cache what it has computed.
+                known = self._cached.get(prompt, delta.num_cached_tokens)
+                self._cached[prompt] = min(known, delta.num_cached_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(self._prompts.values())
+
+    def body(self) -> Json:
+        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached."""
+        counts: Json = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        if self._cached:
+            counts["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
+        return counts
 
 
 class Events(ABC):

@@ -11,14 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from triton_llama.errors import TritonLlamaError
 
-from triton_llama_openai.answer import Events, Head, Json, dumps, error_event
+from triton_llama_openai.answer import Events, Head, Json, Usage, dumps, error_event
 from triton_llama_openai.engine_client import Delta, EngineClient
 from triton_llama_openai.errors import ApiError, from_engine
 from triton_llama_openai.events import DONE, EventStream, until_disconnect
 from triton_llama_openai.generation import Job, generate
 from triton_llama_openai.generation import Response as EngineResponse
 from triton_llama_openai.request_record import RequestRecord
-from triton_llama_openai.usage import Usage
 
 _SLACK_S = 30.0
 """Seconds that a stream's client has for what it hasn't read when the request's own time is over."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from triton_llama_openai.answer import Events, Head, Json, stop_reason
+from triton_llama_openai.answer import Events, Head, Json, Usage, stop_reason
 from triton_llama_openai.chat_request import ChatRequest
 from triton_llama_openai.engine_client import Delta, TokenLogprobs
 from triton_llama_openai.logprobs import chat_logprobs
 from triton_llama_openai.tool_calls import ArgumentsDelta, CallStart, ContentDelta, Part
 from triton_llama_openai.tools import ToolUse
-from triton_llama_openai.usage import Usage
 
 
 class _Choice:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from triton_llama_openai.answer import Events, Head, Json, stop_reason
+from triton_llama_openai.answer import Events, Head, Json, Usage, stop_reason
 from triton_llama_openai.completion_request import CompletionRequest
 from triton_llama_openai.engine_client import Delta, TokenLogprobs
 from triton_llama_openai.logprobs import CompletionLogprobs
-from triton_llama_openai.usage import Usage
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def compose_project(engine: DockerEngine, variables: Mapping[str, str]) -> Itera
         try:
             yield project
         finally:
-            removal = ("--volumes", "--rmi", "local", "--timeout", "5", "--remove-orphans")
+            removal = ("--volumes", "--rmi", "local", "--timeout", "0", "--remove-orphans")
             project.compose("down", *removal, timeout=STOP_S)
             # It has a name of its own, so it isn't "local".
             engine.docker("image", "rm", f"{project.name}-server", check=False)

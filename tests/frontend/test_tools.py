@@ -19,20 +19,26 @@ def _tokens(text: str) -> list[str]:
     return [text[start : start + 5] for start in range(0, len(text), 5)]
 
 
-def test_a_call_in_the_text_is_an_answer_with_tool_calls(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = _tokens(f"One moment. {CALL}")
-    (choice,) = served.chat(tools=[ADD, CLOCK]).json()["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == "One moment. "
-    (call,) = choice["message"]["tool_calls"]
-    assert call["type"] == "function"
-    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
-
-
-def test_an_answer_of_calls_alone_has_no_content(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = _tokens(CALL)
-    (choice,) = served.chat(tools=[ADD]).json()["choices"]
-    assert choice["message"]["content"] is None
+@pytest.mark.parametrize(
+    ("text", "most", "content", "arguments", "reason"),
+    [
+        (f"One moment. {CALL}", 100, "One moment. ", '{"a": 1}', "tool_calls"),
+        (CALL, 100, None, '{"a": 1}', "tool_calls"),
+        (CALL, 9, None, '{"a"', "length"),
+        ("Hello.", 100, "Hello.", None, "stop"),
+    ],
+    ids=["text and a call", "a call alone", "cut off", "no call"],
+)
+def test_a_call_in_the_text_is_one_of_the_answer(
+    served: Endpoint, triton: FakeTriton, text: str, most: int, content: str | None, arguments: str | None, reason: str
+) -> None:
+    triton.tokens = _tokens(text)
+    (choice,) = served.chat(tools=[ADD, CLOCK], max_tokens=most).json()["choices"]
+    message = choice["message"]
+    assert (message["content"], choice["finish_reason"]) == (content, reason)
+    calls = [(call["type"], call["function"]) for call in message.get("tool_calls", [])]
+    expected = {"name": "add", "arguments": arguments}
+    assert calls == ([] if arguments is None else [("function", expected)])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -48,13 +54,6 @@ def test_a_lone_surrogate_in_a_calls_arguments_is_an_escape_in_the_answer(
         events_of(response)
 
 
-def test_a_text_without_calls_is_plain_although_there_are_tools(served: Endpoint) -> None:
-    (choice,) = served.chat(tools=[ADD]).json()["choices"]
-    assert choice["message"]["content"] == " Hello, world."
-    assert "tool_calls" not in choice["message"]
-    assert choice["finish_reason"] == "stop"
-
-
 def test_a_streamed_calls_arguments_come_in_pieces(served: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = _tokens(f"One moment. {CALL}")
     events = events_of(served.chat(tools=[ADD], stream=True))
@@ -67,12 +66,6 @@ def test_a_streamed_calls_arguments_come_in_pieces(served: Endpoint, triton: Fak
     assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == "One moment. "
     assert choices[-1]["finish_reason"] == "tool_calls"
-
-
-def test_a_call_that_is_cut_off_ends_with_length(served: Endpoint, triton: FakeTriton) -> None:
-    triton.tokens = _tokens(CALL)
-    (choice,) = served.chat(tools=[ADD], max_tokens=9).json()["choices"]
-    assert choice["finish_reason"] == "length"
 
 
 def test_a_named_choice_makes_the_functions_schema_the_guide(served: Endpoint, triton: FakeTriton) -> None:

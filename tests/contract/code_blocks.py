@@ -1,4 +1,4 @@
-"""Fenced code blocks of the Markdown pages, and which of them a test can run.
+"""Fenced code blocks and tables of the Markdown pages, and which blocks a test can run.
 
 A block runs if it calls a server that is already up. A block that builds, clones or stays in the foreground does not.
 """
@@ -43,6 +43,12 @@ def blocks(page: Path) -> list[Block]:
         Block(page.stem, match["language"], match["text"], text.count("\n", 0, match.start("text")) + 1)
         for match in _FENCE.finditer(text)
     ]
+
+
+def table(text: str, heading: str) -> list[list[str]]:
+    """Return the cells of the table whose first column has this heading."""
+    (rows,) = re.findall(rf"^\| {heading} \|.*\n\|[-|: ]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in rows.splitlines()]
 
 
 def page_blocks() -> list[Block]:

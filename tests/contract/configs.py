@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from contract.code_blocks import ROOT
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -10,8 +12,13 @@ MODEL = ROOT / "model_repository" / "llama"
 FILES = {path.stem: path for path in (MODEL / "config.pbtxt", *sorted(MODEL.glob("configs/*")))}
 
 
-def read_config(name: str) -> ModelConfig:
-    """Return the config of this name: `config` is the default one."""
+def parsed(path: Path) -> ModelConfig:
+    """Return a config.pbtxt."""
     config = ModelConfig()
-    text_format.Parse(FILES[name].read_text(), config)
+    text_format.Parse(path.read_text(), config)
     return config
+
+
+def read_config(name: str) -> ModelConfig:
+    """Return llama's config of this name: `config` is the default one."""
+    return parsed(FILES[name])

@@ -13,7 +13,7 @@ from contract.code_blocks import ROOT, blocks
 from contract.monitoring_files import DASHBOARD, MONITORING
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, Integer
 from triton_llama_openai import settings as endpoint_settings
-from triton_supervisor.command import REPOSITORY, server_environment
+from triton_supervisor.command import server_environment
 from triton_supervisor.settings import FLUSH_S, STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings
 
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
@@ -22,7 +22,7 @@ COMPOSE, GPU, PROXY = (
     for name in ("docker-compose.yml", "deploy/docker/compose.gpu.yml", "deploy/proxy/compose.proxy.yml")
 )
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
-SERVER, OPENAI, PROMETHEUS, GRAFANA = (SERVICES[name] for name in ("server", "openai", "prometheus", "grafana"))
+SERVER, OPENAI, GRAFANA = (SERVICES[name] for name in ("server", "openai", "grafana"))
 # compose.proxy.yml marks with !reset what it removes.
 PROXIED: dict[str, dict[str, Any]] = yaml.safe_load(PROXY.replace("!reset", ""))["services"]
 CONTAINERS = {**SERVICES, "proxy": PROXIED["proxy"]}
@@ -42,18 +42,6 @@ def _seconds(duration: str) -> int:
     return int(duration.removesuffix("s"))
 
 
-def _only_match(pattern: str) -> str:
-    """Return what a pattern finds once in the Dockerfile."""
-    (found,) = re.findall(pattern, DOCKERFILE, re.MULTILINE)
-    return str(found)
-
-
-def _mounts(service: dict[str, Any]) -> dict[str, Path]:
-    """Return the project's files that a container mounts, by their path inside."""
-    volumes = [volume.split(":") for volume in service["volumes"]]
-    return {target: ROOT / source for source, target, *_ in volumes if source.startswith("./")}
-
-
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_a_service_is_locked_down(name: str) -> None:
     service = CONTAINERS[name]
@@ -65,7 +53,7 @@ def test_a_service_is_locked_down(name: str) -> None:
     assert not {"privileged", "network_mode", "pid", "cap_add"} & service.keys()
     assert all(mount.endswith(":ro") for mount in service["volumes"] if mount.startswith("./"))
     assert not service.get("user", "").startswith(("0", "root"))
-    assert _only_match("^USER (.*)$") == "1000:1000"
+    assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["1000:1000"]
     # A plain `docker compose up` starts the server and its endpoint.
     assert service.get("profiles", []) == (["monitoring"] if name in ("prometheus", "grafana") else [])
 
@@ -103,102 +91,39 @@ def test_docker_waits_until_a_server_has_drained() -> None:
         Settings.of({"TRITON_GRACE_SECONDS": str(bound.high + 1)})
 
 
-def test_process_1_is_a_supervisor_that_the_image_has() -> None:
-    assert _only_match(r"^ENTRYPOINT (.*)$") == '["python3", "-P", "-m", "triton_supervisor"]'
-    for package in ("client/triton_llama", "deploy/supervisor/triton_supervisor"):
-        assert f"\nCOPY {package} /srv/triton-llama/python/{Path(package).name}\n" in DOCKERFILE
-    assert re.search(r"^ +PYTHONPATH=/srv/triton-llama/python \\$", DOCKERFILE, re.MULTILINE)
-    assert f"COPY model_repository {REPOSITORY}\n" in DOCKERFILE
-    # Named there without a value, it would unset the image's.
-    assert re.search(r"^ +TRITON_STATE_FILE=\S+$", DOCKERFILE, re.MULTILINE)
-    assert "TRITON_STATE_FILE" not in SERVER["environment"]
-    # Another init would be process 1, and compose tests would prove nothing for Kubernetes, which has none.
-    assert "init" not in SERVER
-
-
-def test_the_health_check_runs_the_images_program_and_times_out_before_docker_does() -> None:
-    health = SERVER["healthcheck"]
-    mode, program, option, own = health["test"]
-    assert (mode, option) == ("CMD", "--timeout")
-    # It finds its package beside its own folder.
-    assert f"ln -s ../python/triton_llama/health.py {program} " in DOCKERFILE
-    assert float(own) + 5 <= _seconds(health["timeout"]) <= _seconds(health["interval"])
-
-
-def test_the_image_has_one_default_base_and_exposes_the_published_ports() -> None:
-    assert _only_match(r"^ARG TRITON_IMAGE=(.*)$") == "nvcr.io/nvidia/tritonserver:26.09-py3"
-    # Without a value: compose passes it only if it is set.
-    assert "TRITON_IMAGE" in SERVER["build"]["args"]
-    assert "# syntax=" not in DOCKERFILE.splitlines()[0]
-    published = [port.rpartition(":")[2] for port in (*SERVER["ports"], *OPENAI["ports"])]
-    assert _only_match("^EXPOSE (.*)$").split() == published
-
-
-def test_the_endpoint_is_of_the_servers_image_and_ends_before_it() -> None:
-    # Built once: of two builds each has its own id, and the next `up` would replace a container.
-    assert "build" not in OPENAI
-    assert OPENAI["image"] == SERVER["image"]
-    assert [OPENAI["pull_policy"], SERVER["pull_policy"]] == ["never"] * 2
-    assert OPENAI["entrypoint"] == ["python3", "-P", "-m", "triton_llama_openai"]
-    assert "\nCOPY frontend/triton_llama_openai /srv/triton-llama/python/triton_llama_openai\n" in DOCKERFILE
-    assert OPENAI["command"][-1].split(":") == ["server", SERVER["ports"][1].rpartition(":")[2]]
-    # compose stops a service before what it depends on.
-    assert list(OPENAI["depends_on"]) == ["server"]
-    assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings.grace + 10
-    # Beside the proxy, which asks for keys, it would be a way around them.
-    assert PROXIED["openai"] == {"profiles": ["without-proxy"]}
-    health = OPENAI["healthcheck"]
-    assert "triton_llama_openai.health" in health["test"]
-    assert float(health["test"][-1]) + 5 <= _seconds(health["timeout"]) <= _seconds(health["interval"])
-
-
-def test_the_pages_override_gives_the_endpoint_the_servers_checkpoint() -> None:
-    (text,) = (block.text for block in blocks(ROOT / "deploy/docker/README.md") if block.language == "yaml")
-    override = yaml.safe_load(text)["services"]
-    assert override["openai"] == override["server"]
-    assert {"LLAMA_MODEL", "LLAMA_REVISION"} <= {*OPENAI["environment"]}
-
-
-def test_compose_passes_every_setting_of_the_model_and_no_unknown_one() -> None:
-    passed = [name for name in SERVER["environment"] if name.startswith(ENVIRONMENT_PREFIX)]
-    assert sorted(passed) == sorted(MODEL_SETTINGS)
+def test_compose_passes_every_setting_and_no_value() -> None:
+    passed = {name for name in SERVER["environment"] if name.startswith(ENVIRONMENT_PREFIX)}
     # A value in the compose file would be a second default.
-    assert not [name for name in SERVER["environment"] if "=" in name]
+    assert passed == MODEL_SETTINGS
     assert not re.findall(rf"\$\{{{ENVIRONMENT_PREFIX}\w+", COMPOSE + GPU)
-
-
-def test_compose_passes_every_setting_of_the_endpoint_that_its_command_does_not_set() -> None:
     prefix = endpoint_settings.ENVIRONMENT_PREFIX
     assert OPENAI["command"][::2] == ["--host", "--triton"]
     # The port is the published one.
     own = {f"{prefix}{name}" for name in ("HOST", "TRITON", "PORT")}
     assert {name for name in OPENAI["environment"] if name.startswith(prefix)} == ENDPOINT_SETTINGS - own
+    # Named there without a value, it would unset the image's.
+    assert "TRITON_STATE_FILE" not in SERVER["environment"]
 
 
-def test_the_build_context_is_what_the_dockerfile_copies() -> None:
-    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    taken = set(re.findall(r"--mount=type=bind,source=(\S+?),", DOCKERFILE))
-    for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE):
-        taken |= set(sources.split())
-    assert taken == allowed
-    assert [path for path in taken if not (ROOT / path).exists()] == []
+def test_a_health_check_times_out_before_docker_does() -> None:
+    for health in (SERVER["healthcheck"], OPENAI["healthcheck"]):
+        assert health["test"][-2] == "--timeout"
+        assert float(health["test"][-1]) + 5 <= _seconds(health["timeout"]) <= _seconds(health["interval"])
 
 
-def test_prometheus_scrapes_every_replica_of_the_server() -> None:
-    assert _mounts(PROMETHEUS) == {"/etc/prometheus": MONITORING}
-    assert "--config.file=/etc/prometheus/prometheus.yml" in PROMETHEUS["command"]
-    config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
-    scraped, endpoint = config["scrape_configs"]
-    assert endpoint["dns_sd_configs"] == [{"names": ["openai"], "type": "A", "port": 9000}]
-    assert OPENAI["ports"][-1].endswith(":9000")
-    # The DNS name resolves to every replica; a static target `server:8002` would be one of them at random.
-    assert "static_configs" not in scraped
-    (found,) = scraped["dns_sd_configs"]
-    assert found["type"] == "A"
-    (service,) = found["names"]
-    assert SERVICES[service]["ports"][-1].endswith(f":{found['port']}")
-    assert "metrics_path" not in scraped, "/metrics is the default of both programs"
-    assert config["rule_files"] == ["rules/*.yml"]
+def test_the_endpoint_has_the_servers_image_and_checkpoint_and_ends_before_it() -> None:
+    # Built once: of two builds each has its own id, and the next `up` would replace a container.
+    assert "build" not in OPENAI
+    assert OPENAI["image"] == SERVER["image"]
+    # compose stops a service before what it depends on.
+    assert list(OPENAI["depends_on"]) == ["server"]
+    assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings.grace + 10
+    # Beside the proxy, which asks for keys, it would be a way around them.
+    assert PROXIED["openai"] == {"profiles": ["without-proxy"]}
+    (text,) = (block.text for block in blocks(ROOT / "deploy/docker/README.md") if block.language == "yaml")
+    override = yaml.safe_load(text)["services"]
+    assert override["openai"] == override["server"]
+    assert {"LLAMA_MODEL", "LLAMA_REVISION"} <= {*OPENAI["environment"]}
 
 
 def test_grafana_has_no_account_and_finds_its_data_source_and_its_dashboard() -> None:
@@ -211,7 +136,8 @@ def test_grafana_has_no_account_and_finds_its_data_source_and_its_dashboard() ->
         "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",
         "GF_SECURITY_DISABLE_GRAVATAR": "true",
     }
-    mounts = _mounts(GRAFANA)
+    volumes = [volume.split(":") for volume in GRAFANA["volumes"]]
+    mounts = {target: ROOT / source for source, target, *_ in volumes if source.startswith("./")}
     provisioning = mounts["/etc/grafana/provisioning"]
     (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
     assert (source["url"], source["isDefault"]) == ("http://prometheus:9090", True)

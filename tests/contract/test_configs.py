@@ -62,8 +62,10 @@ def test_the_inputs_are_the_fields_and_their_aliases_all_optional() -> None:
         assert item.optional, name
 
 
-def test_outputs_have_one_dimension_of_any_length() -> None:
+def test_every_output_has_a_value_for_each_choice_and_no_config_is_bound_to_a_gpu() -> None:
     assert {tuple(item.dims) for item in read_config("config").output} == {(-1,)}
+    (group,) = read_config("config").instance_group
+    assert (group.kind, group.count) == (group.KIND_AUTO, 1)
 
 
 def test_queue_length_and_time_in_the_queue_are_bounded() -> None:
@@ -76,8 +78,3 @@ def test_queue_length_and_time_in_the_queue_are_bounded() -> None:
     assert policy.default_timeout_microseconds == 600 * 1_000_000
     # Each priority level would have its own queue, with its own policy.
     assert batching.priority_levels == 0
-
-
-def test_no_config_is_bound_to_a_gpu() -> None:
-    (group,) = read_config("config").instance_group
-    assert (group.kind, group.count) == (group.KIND_AUTO, 1)

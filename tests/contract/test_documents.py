@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from contract.code_blocks import PAGES, ROOT, blocks, page_blocks
+from contract.code_blocks import PAGES, ROOT, blocks, table
 from contract.configs import FILES, read_config
 from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import Settings
@@ -27,24 +27,9 @@ DEFAULTS_IN_WORDS = {"model", "revision", "int8_threshold", "slots", "max_model_
 each_page = pytest.mark.parametrize("page", LINKED_PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
-def _rows(text: str, heading: str) -> list[tuple[str, ...]]:
-    """Return the cells of the table whose first column has this heading."""
-    (table,) = re.findall(rf"^\| {heading} \|.*\n\|[-|: ]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
-    return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in table.splitlines()]
-
-
 def _anchors(text: str) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
-
-
-def test_the_readme_shows_how_to_start_and_to_call_a_server_and_says_what_has_not_been_measured() -> None:
-    calling = [block for block in page_blocks() if block.calls_a_server and block.page == "README"]
-    assert {"bash", "python"} == {block.language for block in calling}
-    assert any("curl " in block.text for block in calling)
-    for command in ("make demo", "make serve"):
-        assert command in README
-    assert "Nothing has run on a GPU" in "".join(README.splitlines(keepends=True)[:14])
 
 
 @each_page
@@ -72,7 +57,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 
 
 def test_the_settings_page_lists_every_setting_in_order_with_its_default() -> None:
-    rows = _rows(SETTINGS_PAGE, "setting")
+    rows = table(SETTINGS_PAGE, "setting")
     assert [f"`{field.name}`" for field in fields(Settings)] == [name for name, *_ in rows]
     for field, (_, default, _) in zip(fields(Settings), rows, strict=True):
         if field.default is None:
@@ -85,7 +70,7 @@ def test_the_settings_page_lists_every_setting_in_order_with_its_default() -> No
 def test_the_configs_declare_what_the_api_page_lists(kind: str) -> None:
     """The page is the contract with clients."""
     declared = getattr(read_config("config"), kind)
-    rows = [*_rows(API_PAGE, kind), *(_rows(API_PAGE, "optional output") if kind == "output" else [])]
+    rows = [*table(API_PAGE, kind), *(table(API_PAGE, "optional output") if kind == "output" else [])]
     listed = [(name, type_) for names, type_, _ in rows for name in names.split(", ")]
     # Every output has a value for each completion.
     suffix = {(1,): "", (-1,): " list" if kind == "input" else ""}
@@ -94,7 +79,7 @@ def test_the_configs_declare_what_the_api_page_lists(kind: str) -> None:
 
 
 def test_the_readme_lists_every_config() -> None:
-    names = [re.findall(r"`(\w+)`", row[0])[0] for row in _rows(README, "config")]
+    names = [re.findall(r"`(\w+)`", row[0])[0] for row in table(README, "config")]
     assert sorted(names) == sorted({"default", *FILES} - {"config"})
 
 
@@ -110,7 +95,7 @@ def test_the_headline_figures_of_the_readme_are_in_the_benchmark_tables() -> Non
 def test_the_readmes_comparison_with_other_servers_is_in_the_benchmark_tables() -> None:
     tables = re.findall(r"<!-- table: (?:users|large) -->(.*?)<!-- end", BENCHMARKS_PAGE, re.DOTALL)
     cells = {cell.strip() for table in tables for line in table.splitlines() for cell in line.split("|")}
-    rows = _rows(README, "users")
+    rows = table(README, "users")
     assert len(rows) >= 3
     assert {cell for row in rows for cell in row[1:]} <= cells
 

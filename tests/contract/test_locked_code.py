@@ -35,41 +35,9 @@ def _offends(node: ast.AST) -> bool:
     return False
 
 
-def _offences(source: str) -> list[str]:
-    return [ast.unparse(node) for node in ast.walk(ast.parse(source)) if _offends(node)]
-
-
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_source_does_not_run_what_it_reads(path: Path) -> None:
-    assert _offences(path.read_text()) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os, pickle",
-        "from joblib import load",
-        "AutoConfig.from_pretrained(name, trust_remote_code=True)",
-        "AutoConfig.from_pretrained(name, trust_remote_code=setting)",
-        "keywords = {'trust_remote_code': True}",
-        "options['trust_remote_code'] = True; AutoConfig.from_pretrained(name, **options)",
-        "keywords = [('trust_remote_code', True)]",
-        "torch.load(file, weights_only=True)",
-        "AutoModelForCausalLM.from_pretrained(name)",
-        "LlamaForCausalLM.from_pretrained(name)",
-        "AutoModel.from_pretrained(name, use_safetensors=None)",
-        "AutoModel.from_pretrained(name, config=make(use_safetensors=True))",
-        "AutoModel.from_pretrained(find('use_safetensors=True'))",
-        "LlamaForCausalLM.from_pretrained(AutoModel.from_pretrained(x, use_safetensors=True))",
-        "eval(text)",
-    ],
-)
-def test_an_offence_is_found(source: str) -> None:
-    assert _offences(source)
-
-
-def test_safetensors_may_be_loaded_and_trust_remote_code_may_be_false() -> None:
-    assert _offences("AutoModel.from_pretrained(x, use_safetensors=True, trust_remote_code=False)") == []
+    assert [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if _offends(node)] == []
 
 
 def test_the_embedded_checkpoint_has_safetensors_and_no_code() -> None:

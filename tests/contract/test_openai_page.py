@@ -7,7 +7,7 @@ import subprocess
 from typing import Literal, get_args, get_origin
 
 import pytest
-from contract.code_blocks import ROOT
+from contract.code_blocks import ROOT, table
 from prometheus_client.parser import text_string_to_metric_families
 from triton_llama_openai.chat_request import ChatRequest
 from triton_llama_openai.completion_request import CompletionRequest
@@ -23,16 +23,10 @@ PAGE = (ROOT / "docs" / "openai.md").read_text()
 SCHEMAS: dict[str, type[SamplingRequest]] = {"chat": ChatRequest, "completions": CompletionRequest}
 
 
-def _table(heading: str) -> list[list[str]]:
-    """Return the cells of the table whose first column has this heading."""
-    (table,) = re.findall(rf"^\| {heading} \|.*\n\|[-|: ]+\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
-
-
 def _listed(path: str) -> dict[str, str]:
     """Return the status of each field that the page lists for a path."""
     found = {}
-    for names, paths, status, *_ in _table("field"):
+    for names, paths, status, *_ in table(PAGE, "field"):
         for name in re.findall(r"`(\w+)`", names):
             if paths in ("both", path):
                 assert name not in found, f"{name} is listed twice"
@@ -65,12 +59,12 @@ def test_the_page_lists_every_field_with_what_the_schema_does_with_it(path: str)
 
 @pytest.mark.parametrize(("path", "schema"), [("tokenize", TokenizeRequest), ("detokenize", DetokenizeRequest)])
 def test_the_page_lists_every_field_of_the_paths_about_tokens(path: str, schema: type[Schema]) -> None:
-    rows = [row for row in _table("field of a path") if row[1] in ("both", path)]
+    rows = [row for row in table(PAGE, "field of a path") if row[1] in ("both", path)]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row[0])} == set(schema.model_fields)
 
 
 def test_the_page_lists_every_setting_with_its_default() -> None:
-    rows = {re.findall(r"`(\w+)`", row[0])[0]: row[1] for row in _table("setting")}
+    rows = {re.findall(r"`(\w+)`", row[0])[0]: row[1] for row in table(PAGE, "setting")}
     assert list(rows) == list(BOUNDS)
     for name, shown in rows.items():
         default = getattr(Settings, name)
@@ -78,32 +72,29 @@ def test_the_page_lists_every_setting_with_its_default() -> None:
 
 
 def test_the_page_lists_every_metric_with_its_help() -> None:
-    rows = {re.findall(r"`(\w+)`", row[0])[0].removesuffix("_total"): (row[1], row[2]) for row in _table("metric")}
+    rows = {re.findall(r"`(\w+)`", row[0])[0].removesuffix("_total"): (row[1], row[2]) for row in table(PAGE, "metric")}
     families = text_string_to_metric_families(Metrics().page().decode())
     found = {one.name: (one.type, one.documentation) for one in families if not one.name.endswith("_created")}
     assert rows == found
 
 
-@pytest.mark.parametrize(("given", "port"), [([], "9000"), (["OPENAI_PORT=0"], "0"), (["OPENAI_PORT="], "")])
-def test_make_serve_starts_the_endpoint_on_its_port_unless_that_is_empty(given: list[str], port: str) -> None:
+@pytest.mark.parametrize(("given", "port"), [([], ["'9000'"]), (["OPENAI_PORT=0"], ["'0'"]), (["OPENAI_PORT="], [])])
+def test_make_serve_has_the_images_config_and_starts_the_endpoint_unless_its_port_is_empty(
+    given: list[str], port: list[str]
+) -> None:
     dry = ["make", "--dry-run", "--old-file=.venv/.ready", "serve", *given]
     command = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert re.findall(r"--openai-port (\S+)", command) == ([f"'{port}'"] if port else [])
-
-
-def test_make_serve_names_the_config_that_the_image_has_by_default() -> None:
-    dry = ["make", "--dry-run", "--old-file=.venv/.ready", "serve"]
-    command = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert re.findall(r"--openai-port (\S+)", command) == port
     assert re.findall(r"--variant (\S+)", command) == [f"'{DEFAULT_CONFIG}'"]
 
 
 def test_the_page_lists_every_path() -> None:
     routes = re.findall(r'@router\.(get|post)\("([^"]+)"', (FOLDER / "app.py").read_text())
-    listed = set(re.findall(r"`((?:GET|POST) /[^`]*)`", "\n".join(row[0] for row in _table("path"))))
+    listed = set(re.findall(r"`((?:GET|POST) /[^`]*)`", "\n".join(row[0] for row in table(PAGE, "path"))))
     assert {f"{method.upper()} {path.replace(':path', '')}" for method, path in routes} == listed
 
 
 def test_the_pages_codes_of_errors_are_those_of_the_code() -> None:
     sources = "\n".join(file.read_text() for file in FOLDER.glob("*.py"))
-    for code in re.findall(r"`(\w+)`", "\n".join(row[1] for row in _table("status"))):
+    for code in re.findall(r"`(\w+)`", "\n".join(row[1] for row in table(PAGE, "status"))):
         assert f'"{code}"' in sources, code

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import yaml
-from contract.code_blocks import ROOT, blocks
+from contract.code_blocks import ROOT
 from contract.configs import read_config
 from contract.manifests import built, environment
 from triton_supervisor.sockets import PAUSE_S
@@ -57,13 +57,11 @@ def test_a_path_is_forwarded_only_if_it_is_for_clients(path: str) -> None:
     assert any(re.search(pattern, path) for pattern in patterns) == (path in FOR_CLIENTS)
 
 
-def test_proxied_servers_are_reached_through_the_proxy_only() -> None:
-    assert SERVICES["server"]["ports"] == []
-
-
 def test_the_proxy_notices_a_draining_server_before_it_refuses() -> None:
     server = SERVICES["server"]["environment"]
     ports = set(re.findall(r" check port (\d+) ", CONFIG))
+    # Clients reach a server through the proxy only.
+    assert SERVICES["server"]["ports"] == []
     assert ports == {server["TRITON_READY_PORT"]} == {environment(built("base").server)["TRITON_READY_PORT"]}
     assert set(re.findall(r'"\$\{TRITON_HOST\}:(\d+)"', CONFIG)) == {"8000", "8001"}
     ((interval, next_ones, failures),) = set(re.findall(r" inter (\d+)s fastinter (\d+)ms fall (\d+) ", CONFIG))
@@ -143,16 +141,3 @@ def test_only_a_request_that_no_model_has_begun_is_retried() -> None:
         ("conn-failure 404 503", "1"),
         ("conn-failure", "3"),
     ]
-
-
-def test_the_pod_of_the_readme_is_restricted_and_its_secret_has_the_mount_to_itself() -> None:
-    (pod,) = (yaml.safe_load(block.text)["spec"] for block in blocks(README) if block.language == "yaml")
-    assert pod["automountServiceAccountToken"] is False
-    # HAProxy's image names its user; a kubelet needs a number to tell it from root.
-    assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["runAsUser"]) == (True, 99)
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    (proxy,) = pod["containers"]
-    assert proxy["securityContext"]["allowPrivilegeEscalation"] is False
-    assert proxy["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert proxy["command"] == SERVICES["proxy"]["command"]
-    assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in proxy["volumeMounts"]}

@@ -1,0 +1,104 @@
+"""The models that stand in front of llama agree with it: llama_unary, and those of compatibility/."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from contract.code_blocks import ROOT
+from contract.configs import MODEL, parsed, read_config
+from triton_supervisor.answers import FILES
+from triton_supervisor.shared_memory import CANCELLATIONS
+from tritonclient.grpc.model_config_pb2 import DataType, ModelInput, ModelOutput
+
+UNARY = MODEL.with_name("llama_unary")
+COMPATIBILITY = ROOT / "compatibility"
+MODELS = (UNARY / "1" / "model.py", COMPATIBILITY / "vllm_model" / "1" / "model.py")
+ENGINE = MODEL / "1" / "llama_engine"
+
+
+def _types(tensors: Iterable[ModelInput | ModelOutput]) -> dict[str, tuple[int, list[int]]]:
+    return {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in tensors}
+
+
+def _definitions(path: Path) -> dict[str, str]:
+    """Return the sources of a file's constants and functions by name."""
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign):
+            found[ast.unparse(node.targets[0])] = ast.unparse(node.value)
+        elif isinstance(node, ast.FunctionDef):
+            found[node.name] = ast.unparse(node)
+    return found
+
+
+def test_llama_unary_has_the_tensors_rows_and_queue_of_the_streaming_config() -> None:
+    unary, streaming = parsed(UNARY / "config.pbtxt"), read_config("streaming")
+    assert list(unary.input) == list(streaming.input)
+    assert list(unary.output) == list(streaming.output)
+    assert unary.max_batch_size == streaming.max_batch_size
+    assert unary.dynamic_batching.default_queue_policy == streaming.dynamic_batching.default_queue_policy
+    assert not unary.model_transaction_policy.decoupled
+    # Triton falls back to config.pbtxt for a config's name that a model doesn't have, and here it must.
+    assert not (UNARY / "configs").exists()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.parents[1].name)
+def test_a_model_its_supervisor_and_llama_have_the_same_constants(model: Path) -> None:
+    mine, theirs = _definitions(model), _definitions(ENGINE / "triton" / "forwarded.py")
+    for name in ("FORWARDED", "CANCELLATIONS", "UNSUPERVISED"):
+        assert mine[name] == theirs[name]
+    assert mine["CANCELLATIONS"] == repr(CANCELLATIONS)
+    assert "self._name = secrets.token_hex(16)\n" in model.read_text(), "128 random bits"
+
+
+def test_the_supervisor_llama_and_llama_unary_agree_on_the_request_counts() -> None:
+    files = (MODELS[0], ENGINE / "observability" / "request_counts.py")
+    assert {_definitions(path)["FILES"] for path in files} == {repr(FILES)}
+
+
+def test_both_models_tell_the_code_of_an_error_by_the_same_source() -> None:
+    """Each model's folder stands alone, so both have a copy."""
+    first, second = map(_definitions, MODELS)
+    for name in ("CODES", "_UNAVAILABLE", "_with_code", "_error", "_id"):
+        assert first[name] == second[name]
+
+
+def test_llama_unary_runs_on_the_standard_library_alone() -> None:
+    imports = [node for node in ast.walk(ast.parse(MODELS[0].read_text())) if isinstance(node, ast.Import)]
+    imported = {alias.name.split(".")[0] for node in imports for alias in node.names}
+    assert not imported & {"torch", "numpy", "transformers", "llama_engine"}
+
+
+def test_vllm_model_takes_a_stream_of_outputs_that_llama_has() -> None:
+    config, llama = parsed(COMPATIBILITY / "vllm_model" / "config.pbtxt"), read_config("streaming")
+    assert set(ast.literal_eval(_definitions(MODELS[1])["OUTPUTS"])) <= set(_types(llama.output))
+    assert config.model_transaction_policy.decoupled
+    assert config.max_batch_size == 0
+
+
+def test_the_ensembles_tensors_are_llamas_under_their_own_names() -> None:
+    ensemble, llama = parsed(COMPATIBILITY / "ensemble" / "config.pbtxt"), read_config("streaming")
+    assert _types(ensemble.input).items() <= _types(llama.input).items()
+    assert _types(ensemble.output).items() <= _types(llama.output).items()
+    assert all(tensor.optional for tensor in ensemble.input)
+    assert ensemble.max_batch_size == llama.max_batch_size
+    (step,) = ensemble.ensemble_scheduling.step
+    assert dict(step.input_map) == {name: name for name in _types(ensemble.input)}
+    assert dict(step.output_map) == {name: name for name in _types(ensemble.output)}
+    # Triton takes no model without a folder of its version.
+    assert (COMPATIBILITY / "ensemble" / "1").is_dir()
+
+
+def test_the_ensemble_of_unsigned_integers_differs_from_llama_in_these_alone() -> None:
+    ensemble, first = (parsed(COMPATIBILITY / name / "config.pbtxt") for name in ("ensemble_uint32", "as_int32"))
+    llama, own = _types(read_config("streaming").input), _types(ensemble.input)
+    unsigned = {name: llama[name][1] for name in _types(first.input)}
+    assert _types(first.input) == {name: (DataType.TYPE_UINT32, dims) for name, dims in unsigned.items()}
+    assert _types(first.output) == {name: llama[name] for name in unsigned}
+    assert {name: own[name] for name in unsigned} == _types(first.input)
+    assert {name: llama[name] for name in own if name not in unsigned}.items() <= own.items()
+    # A step without one of its inputs never runs.
+    assert {tensor.name for tensor in ensemble.input if not tensor.optional} == set(unsigned)

@@ -13,7 +13,6 @@ from pathlib import Path
 import jsonschema
 import kubernetes_validate
 import pytest
-import yaml
 from contract.manifests import FOLDERS, KUBERNETES, Built, built
 
 # What is of a prepared checkpoint or of an operator; the demo has neither.
@@ -54,15 +53,6 @@ def test_every_object_is_in_the_namespace_which_enforces_the_level_restricted(ov
     namespaces = {one["metadata"].get("namespace") for one in overlay.objects if one is not namespace}
     assert namespaces == {namespace["metadata"]["name"]}
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-
-
-def test_every_file_is_used_by_a_kustomization() -> None:
-    used = set()
-    for file in KUBERNETES.rglob("kustomization.yaml"):
-        parts = yaml.safe_load(file.read_text())
-        names = [*parts["resources"], *(patch["path"] for patch in parts.get("patches", []) if "path" in patch)]
-        used |= {file, *((file.parent / name).resolve() for name in names)}
-    assert {file for file in KUBERNETES.rglob("*.yaml") if file not in used} == set()
 
 
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])

@@ -121,12 +121,7 @@ def test_a_module_imports_only_from_lower_layers_and_the_servers_six_packages(na
     assert outside - set(sys.stdlib_module_names) <= allowed
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - KERNELS))
-def test_a_module_imports_without_the_triton_language(name: str) -> None:
-    assert not {f"llama_engine.{kernel}" for kernel in KERNELS} & set(_imports(MODULES[name], nested=False))
-
-
-@pytest.mark.parametrize("name", sorted(set(MODULES) - GUIDES))
-def test_a_module_imports_without_llguidance(name: str) -> None:
-    guides = {f"llama_engine.{module}" for module in GUIDES}
-    assert not {"llguidance", *guides} & set(_imports(MODULES[name], nested=False))
+@pytest.mark.parametrize("name", sorted(set(MODULES) - KERNELS - GUIDES))
+def test_a_module_imports_without_the_triton_language_and_llguidance(name: str) -> None:
+    optional = {"triton", "llguidance", *(f"llama_engine.{module}" for module in KERNELS | GUIDES)}
+    assert not optional & set(_imports(MODULES[name], nested=False))

@@ -1,4 +1,7 @@
-"""The batch strategy's build: a whole library of these sources in both models' version folders, or one line why not."""
+"""The batch strategy's build: a whole library of these sources in both models' version folders, or one line why not.
+
+tests/engine/cpu_kernels has the rest of the build, and tests/server what the library does in Triton.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from llama_engine.kernels.cpu.build import find_compiler
-from llama_engine.triton.batch_strategy.build import FOLDERS, NAME, VERSION, is_built
+from llama_engine.triton.batch_strategy.build import NAME, VERSION, is_built
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 PARTS = ("__init__.py", "kernels/__init__.py", "kernels/cpu", "triton/__init__.py", "triton/batch_strategy")
 
 
@@ -37,10 +39,6 @@ def build(repository: Path, *arguments: str, cxx: str = "") -> subprocess.Comple
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def libraries(repository: Path) -> list[Path]:
-    return sorted(repository.rglob(NAME))
-
-
 @pytest.mark.parametrize(("arguments", "status"), [((), 1), (("--optional",), 0)])
 def test_without_a_compiler_each_folder_has_one_line_and_no_stale_library(
     repository: Path, arguments: tuple[str, ...], status: int
@@ -48,7 +46,7 @@ def test_without_a_compiler_each_folder_has_one_line_and_no_stale_library(
     stale = repository / "llama" / "1" / NAME
     stale.write_text("of other sources")
     result = build(repository, *arguments, cxx="no-such-compiler")
-    assert (result.returncode, result.stdout, libraries(repository)) == (status, "", [])
+    assert (result.returncode, result.stdout, list(repository.rglob(NAME))) == (status, "", [])
     first, second = result.stderr.splitlines()
     assert first == (
         f"batch strategy not built: no C++ compiler; without {stale} a malformed request fails its whole batch"
@@ -56,10 +54,11 @@ def test_without_a_compiler_each_folder_has_one_line_and_no_stale_library(
     assert str(repository / "llama_unary" / "1" / NAME) in second
 
 
-@needs_compiler
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 def test_a_whole_library_is_kept_and_a_truncated_one_is_compiled_again(repository: Path) -> None:
-    assert build(repository).returncode == 0
-    first, second = libraries(repository)
+    compiler = " ".join([*(find_compiler() or ()), "-Wall", "-Wextra", "-Werror"])
+    assert build(repository, cxx=compiler).returncode == 0
+    first, second = sorted(repository.rglob(NAME))
     assert [path.parent.parent.name for path in (first, second)] == ["llama", "llama_unary"]
     assert is_built(first.parent)
     assert first.read_bytes() == second.read_bytes()
@@ -70,24 +69,3 @@ def test_a_whole_library_is_kept_and_a_truncated_one_is_compiled_again(repositor
     assert build(repository, "--quiet").returncode == 0
     assert second.read_bytes() == first.read_bytes()
     assert first.stat().st_ino == kept
-
-
-@needs_compiler
-def test_it_defines_what_triton_calls_and_needs_the_c_library_alone(repository: Path) -> None:
-    assert build(repository, cxx=" ".join([*(find_compiler() or ()), "-Wall", "-Wextra", "-Werror"])).returncode == 0
-    code = "import ctypes, sys; it = ctypes.CDLL(sys.argv[1]); [it[name] for name in sys.argv[2:]]"
-    names = [f"TRITONBACKEND_Model{name}" for name in (
-        "BatcherInitialize", "BatcherFinalize", "BatchInitialize", "BatchIncludeRequest", "BatchFinalize"
-    )]  # fmt: skip
-    subprocess.run([sys.executable, "-c", code, libraries(repository)[0], *names], check=True, timeout=60)
-
-
-def test_both_models_that_have_a_batcher_get_one() -> None:
-    assert [folder.parent.name for folder in FOLDERS] == ["llama", "llama_unary"]
-    configs = VERSION.parents[1].rglob("*.pbtxt")
-    assert {
-        path.relative_to(VERSION.parents[1]).parts[0] for path in configs if "dynamic_batching" in path.read_text()
-    } == {
-        "llama",
-        "llama_unary",
-    }

@@ -47,10 +47,6 @@ def _whole(sequence: Sequence) -> Span:
     return Span(sequence, 0, sequence.num_output_tokens)
 
 
-def test_nothing_is_there_that_no_row_asks_for() -> None:
-    assert optional_outputs([_whole(_sequence(3)), _whole(_sequence(2))], TOKENIZER, final=True) == {}
-
-
 def test_log_probabilities_are_padded_with_zeros_and_cumulated() -> None:
     spans = [_whole(_sequence(tokens, return_log_probs=tokens != 4)) for tokens in (3, 1, 4)]
     outputs = optional_outputs(spans, TOKENIZER, final=True)

@@ -61,26 +61,6 @@ def _left(processor: RowProcessor, too_early: bool = False) -> set[int]:
     return set(logits.isfinite().nonzero()[:, 0].tolist())
 
 
-def test_a_bias_is_added_to_its_tokens_alone() -> None:
-    logits = torch.arange(SIZE, dtype=torch.float32)
-    RowProcessor(SIZE, CPU, logit_bias=[(7, -2.5), (1, 4.0)]).bias(logits)
-    expected = torch.arange(SIZE, dtype=torch.float32)
-    expected[7] -= 2.5
-    expected[1] += 4.0
-    assert torch.equal(logits, expected)
-
-
-def test_allowed_tokens_are_the_only_ones_left() -> None:
-    assert _left(RowProcessor(SIZE, CPU, allowed=[9, 2, END], ends=[END])) == {2, END, 9}
-    assert _left(RowProcessor(SIZE, CPU, allowed=[9, 2, END], ends=[END]), too_early=True) == {2, 9}
-
-
-def test_ends_are_masked_before_min_tokens_alone() -> None:
-    processor = RowProcessor(SIZE, CPU, ends=[END, 5])
-    assert _left(processor) == set(range(SIZE))
-    assert _left(processor, too_early=True) == set(range(SIZE)) - {END, 5}
-
-
 @pytest.mark.parametrize("too_early", [False, True])
 def test_a_row_without_any_token_left_can_only_end(too_early: bool) -> None:
     bad_words = BadWords([b"c"], LETTERS, CPU)
@@ -169,13 +149,3 @@ def _request(**values: object) -> GenerationRequest:
 )
 def test_a_row_has_a_processor_only_where_it_asks_for_one(values: dict[str, object], needed: bool) -> None:
     assert (row_processor(_request(**values), LETTERS, frozenset({END}), CPU) is not None) == needed
-
-
-@pytest.mark.parametrize(("ignore_eos", "masked"), [(False, {END, 5}), (True, {5})])
-def test_min_tokens_masks_stop_tokens_and_the_end_tokens_that_are_not_ignored(
-    ignore_eos: bool, masked: set[int]
-) -> None:
-    request = _request(min_tokens=3, stop_token_ids=(5,), ignore_eos=ignore_eos)
-    processor = row_processor(request, LETTERS, frozenset({END}), CPU)
-    assert processor is not None
-    assert _left(processor, too_early=True) == set(range(SIZE)) - masked

@@ -5,7 +5,6 @@ Nothing becomes NaN, and only a row whose logits are not finite fails.
 
 import itertools
 import random
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from llama_engine.slot_batch import SlotBatch
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -46,19 +44,23 @@ def _logits(scale: float, rows: int = 1) -> torch.Tensor:
     return scale * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(3))
 
 
-def _sample(
-    requests: list[GenerationRequest], steps: list[torch.Tensor], processor: RowProcessor | None = None
-) -> list[list[int]]:
-    """Return each row's tokens. steps: logits of each step, [rows, vocabulary]. processor: of the first row."""
-    vocabulary = steps[0].shape[1]
-    batch = SlotBatch(len(requests), vocabulary, CPU)
-    sampler = Sampler(batch.sampling, ENDS)
-    tokens_without_text = Vocabulary([b""] * vocabulary)
+def _batch(requests: list[GenerationRequest], vocabulary: int, processor: RowProcessor | None = None) -> SlotBatch:
+    """Return a batch with a row for each request. processor: of the first row."""
+    batch, tokens_without_text = SlotBatch(len(requests), vocabulary, CPU), Vocabulary([b""] * vocabulary)
     for row, request in enumerate(requests):
         own = row_processor(request, tokens_without_text, frozenset(ENDS), CPU) if row or not processor else processor
         sequence = Sequence(request, StopChecker(min_tokens=0, max_tokens=1 << 30, stop_words=[], end_tokens=[]), own)
         batch.reserve(sequence)
         batch.add([sequence])
+    return batch
+
+
+def _sample(
+    requests: list[GenerationRequest], steps: list[torch.Tensor], processor: RowProcessor | None = None
+) -> list[list[int]]:
+    """Return each row's tokens. steps: logits of each step, [rows, vocabulary]. processor: of the first row."""
+    batch = _batch(requests, steps[0].shape[1], processor)
+    sampler = Sampler(batch.sampling, ENDS)
     tokens = []
     for logits in steps:
         tokens.append(sampler.sample(logits, 0, batch.sequences, batch.features).tolist())
@@ -215,42 +217,19 @@ def test_a_neighbours_penalty_does_not_make_infinite_logits_finite() -> None:
     assert _sample(requests, [logits, infinite])[0] == [first, FAILED]
 
 
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]  # TorchDispatchMode isn't annotated
-    """Counts what PyTorch computes."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def _calls(rows: int, **values: object) -> int:
     """Return how many operations of PyTorch sample one step of that many rows."""
-    batch = SlotBatch(rows, VOCABULARY, CPU)
+    batch = _batch([_request(seed=row, **values) for row in range(rows)], VOCABULARY)
     sampler, logits = Sampler(batch.sampling, ENDS), _logits(1.0, rows)
-    checker = StopChecker(min_tokens=0, max_tokens=9, stop_words=[], end_tokens=[])
-    for row in range(rows):
-        sequence = Sequence(_request(seed=row, **values), checker)
-        batch.reserve(sequence)
-        batch.add([sequence])
-    calls = _Calls()
-    with calls:
+    with torch.autograd.profiler.profile() as profile:
         sampler.sample(logits, 0, batch.sequences, batch.features)
-    return calls.count
+    # An operation that another one calls is a child of it.
+    return sum(event.cpu_parent is None for event in profile.function_events or [])
 
 
 @pytest.mark.parametrize(
     ("values", "most"),
-    [({}, 12), ({"temperature": 0.8, "top_p": 0.95}, 50), ({"temperature": 0.8, "top_p": 0.95, "top_k": 9}, 60)],
+    [({}, 12), ({"temperature": 0.8, "top_p": 0.95}, 65), ({"temperature": 0.8, "top_p": 0.95, "top_k": 9}, 75)],
 )
 def test_the_operations_of_a_step_do_not_grow_with_its_rows(values: dict[str, object], most: int) -> None:
     assert _calls(32, **values) <= min(_calls(1, **values), most)

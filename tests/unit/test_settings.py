@@ -103,8 +103,3 @@ def test_the_environment_overrides_parameters_which_override_defaults() -> None:
     assert Settings.parse({"slots": "3"}, {}).slots == 3
     both = Settings.parse({"slots": "3", "dtype": "float16"}, {"LLAMA_SLOTS": "4", "LLAMA_DEVICE": "cpu"})
     assert (both.slots, both.dtype, both.device, both.model) == (4, "float16", "cpu", None)
-
-
-def test_the_log_has_every_setting() -> None:
-    settings = Settings(slots=3, model="/a")
-    assert all(f"{field.name}={getattr(settings, field.name)}" in settings.describe() for field in fields(Settings))

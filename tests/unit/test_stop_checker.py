@@ -3,8 +3,8 @@
 import random
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import pytest
 from llama_engine.text.stop_checker import StopChecker
@@ -121,8 +121,7 @@ def test_the_stop_reason_is_the_stop_string_or_the_id_of_the_stop_token(
     assert checker.next_delta() == text
 
 
-@dataclass(frozen=True)
-class _Case:
+class _Case(NamedTuple):
     tokens: list[bytes]
     stop_words: list[bytes]
     min_tokens: int

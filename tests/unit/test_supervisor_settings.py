@@ -47,12 +47,10 @@ def test_missing_and_empty_settings_are_the_defaults() -> None:
     [
         ("TRITON_GRACE_SECONDS", "0", "1 ... 3600"),
         ("TRITON_GRACE_SECONDS", "1_0", "1 ... 3600"),
-        ("TRITON_GRACE_SECONDS", "2m", "1 ... 3600"),
         ("TRITON_NOTICE_SECONDS", "-1", "0 ... 3600"),
         ("TRITON_STUCK_SECONDS", "5", "0 (never) or 10 ... 3600"),
         ("TRITON_RESTARTS", "1001", "0 ... 1000"),
         ("TRITON_RESTART_MINUTES", "0", "1 ... 1440"),
-        ("TRITON_READY_PORT", "65536", "0 ... 65535"),
         ("TRITON_READY_PORT", "9" * 5000, "0 ... 65535"),
     ],
 )
@@ -68,16 +66,15 @@ def test_a_value_out_of_bounds_is_refused_with_name_value_and_bound(name: str, v
     ("config", "models"),
     [("default", ["llama"]), ("batched", ["llama"]), ("", ["llama", "llama_unary"])],
 )
-def test_llama_unary_is_loaded_beside_a_decoupled_config(repository: Path, config: str, models: list[str]) -> None:
+def test_llama_unary_is_loaded_where_it_is_beside_a_decoupled_config(
+    repository: Path, config: str, models: list[str]
+) -> None:
     plan = _plan(repository, TRITON_MODEL_CONFIG=config)
     loaded = [argument for argument in plan.arguments if argument.startswith("--load-model")]
     assert loaded == [f"--load-model={model}" for model in models]
     assert list(plan.models) == models
-
-
-def test_a_repository_without_llama_unary_serves_llama_alone(repository: Path) -> None:
     (repository / "llama_unary").rmdir()
-    assert _plan(repository, TRITON_MODEL_CONFIG="streaming").models == ("llama",)
+    assert _plan(repository, TRITON_MODEL_CONFIG=config).models == ("llama",)
 
 
 @pytest.mark.parametrize(
@@ -121,18 +118,11 @@ def test_the_named_config_is_served_and_an_unknown_one_refused(repository: Path)
         ("--model-control-mode=poll", "--model-control-mode can't go to tritonserver directly"),
         ("--exit-timeout-secs=3", "use TRITON_GRACE_SECONDS"),
         ("--model-config-name=x", "use TRITON_MODEL_CONFIG"),
-        ("--allow-http=false", "--allow-http=false leaves the supervisor no way to drain"),
         ("--allow-http=OFF", "--allow-http=OFF leaves the supervisor no way to drain"),
         ("--http-port=many", r"--http-port is 'many'; it must be a whole number, 1 \.\.\. 65535"),
-        ("--http-port=0", r"--http-port is '0'; .* 1 \.\.\. 65535"),
-        ("--http-port=", "--http-port is ''"),
         ("--metrics-port=70000", r"--metrics-port is '70000'; .* 1 \.\.\. 65535"),
         ("--exit-timeout=5", "--exit-timeout is cut short; write out the option, --exit-timeout-secs if"),
-        ("--model-control=none", "--model-control is cut short; write out the option, --model-control-mode if"),
-        ("--allow-h=off", "--allow-h is cut short"),
-        ("--metrics-p=9", "--metrics-p is cut short"),
         ("--http-restricted-api=inference:key=x", "use a proxy: it controls who reaches the rest"),
-        ("--http-restricted=health:key=x", "--http-restricted is cut short"),
         ("--grpc-restricted-protocol=health:key=x", "--grpc-restricted-protocol can't go .* use a proxy"),
     ],
 )

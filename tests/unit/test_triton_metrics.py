@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
 import pytest
 from llama_engine.observability.log import TritonLogHandler
-from llama_engine.observability.metrics import LAST_STEP, METRICS, MODEL_INFO, REQUESTS, SLOTS, STEP_ROWS, STEPS
+from llama_engine.observability.metrics import METRICS, MODEL_INFO
 from llama_engine.triton.metrics import INSTANCE_LABEL, TritonMetrics
 
 LABELS = {"model": "llama", "version": "1"}
@@ -57,35 +57,6 @@ def test_instances_share_counters_and_histograms_and_have_gauges_of_their_own(tr
         assert own == (instances if metric.kind == "gauge" else [None] * 2 * len(metric.values)), metric.name
         assert all(LABELS.items() <= one.labels.items() for one in family.series)
         assert all((one.buckets is not None) == (metric.kind == "histogram") for one in family.series)
-
-
-def test_only_the_info_metric_says_how_the_model_computes(triton: _Triton) -> None:
-    TritonMetrics(triton, LABELS, "llama_0_0", INFO)
-    said = {name for name, family in triton.families.items() if INFO.items() <= family.series[0].labels.items()}
-    assert said == {MODEL_INFO.name}
-    (series,) = triton.families[MODEL_INFO.name].series
-    assert series.labels == {**LABELS, INSTANCE_LABEL: "llama_0_0", **INFO}
-
-
-def test_every_update_reaches_its_series_only(triton: _Triton) -> None:
-    metrics = TritonMetrics(triton, LABELS, "llama_0_0", INFO)
-    metrics.add(STEPS, 3)
-    metrics.add(REQUESTS, 2, "stop")
-    metrics.set(SLOTS, 8)
-    metrics.observe(STEP_ROWS, 4)
-    updates = {
-        (name, one.labels.get("finish_reason")): one.mock_calls
-        for name, family in triton.families.items()
-        for one in family.series
-        if one.mock_calls
-    }
-    assert updates == {
-        (STEPS.name, None): [call.increment(3)],
-        (REQUESTS.name, "stop"): [call.increment(2)],
-        (SLOTS.name, None): [call.set(8)],
-        (STEP_ROWS.name, None): [call.observe(4)],
-    }
-    assert LAST_STEP.name in triton.families
 
 
 def test_series_and_families_outlive_closed_metrics(triton: _Triton) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -25,7 +24,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from perf import workload
 from perf.environment import ROOT
 from perf.roofline.rates import BYTES, Weights
 
@@ -145,25 +143,11 @@ def mebibytes(checkpoint: Path, weights: Weights) -> float:
     return size / 2**20
 
 
-def check_context(checkpoint: Path) -> None:
-    """End the program if the workload's longest request does not fit into the checkpoint's context."""
-    positions = LlamaConfig.from_pretrained(checkpoint).max_position_embeddings
-    needed = workload.PROMPT_TOKENS + workload.LONGEST_OUTPUT
-    if positions < needed:
-        sys.exit(
-            f"bench: {checkpoint} has {positions} positions; prompts of {workload.PROMPT_TOKENS} tokens and answers of "
-            f"up to {workload.LONGEST_OUTPUT} need {needed}"
-        )
-
-
 def described(checkpoint: Path) -> str:
     """Return the checkpoint in a few words."""
     random = ", random weights" if checkpoint.is_relative_to(FOLDER) else ""
-    return f"Llama of {_parameters(checkpoint) / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
-
-
-def _parameters(checkpoint: Path) -> int:
-    return sum(parameter.numel() for parameter in _model(checkpoint).parameters())
+    parameters = sum(parameter.numel() for parameter in _model(checkpoint).parameters())
+    return f"Llama of {parameters / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
 
 
 def _model(checkpoint: Path) -> LlamaForCausalLM:

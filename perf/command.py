@@ -10,9 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
-from perf.checkpoint import check_context, described
+from perf.checkpoint import described
 from perf.course import Budget, Course
 from perf.results_file import Results
 from perf.roofline.device import measured_once
@@ -22,13 +20,16 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class Options(argparse.Namespace):
-    """The options of every long run. budget: minutes. model: a checkpoint's folder, None for random weights."""
+    """The options of every long run. budget: minutes. model: a checkpoint's folder, None for random weights.
+
+    given: those that change what is measured, as typed.
+    """
 
     budget: float
     model: Path | None
-    threads: int
     resume: bool
     output: Path
+    given: list[str]
 
 
 def positive(text: str) -> float:
@@ -61,34 +62,27 @@ def run_parser(prog: str, description: str | None, minutes: int, output: str) ->
     add = parser.add_argument
     add("--budget", type=positive, default=minutes, metavar="MINUTES", help=f"for all of it (default {minutes})")
     add("--model", type=_checkpoint, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
-    add("--threads", type=count, default=CORES, metavar="N", help=f"for computing in each server (default {CORES})")
     add("--resume", action="store_true", help="measure only what the output file lacks")
     add("--output", type=Path, default=Path(output), metavar="FILE", help=f"default {output}")
     return parser
 
 
-def begin(
-    kind: str, options: Options, checkpoint: Path, settings: Mapping[str, object], given: Sequence[str]
-) -> tuple[Course, DeviceRates]:
+def begin(kind: str, options: Options, checkpoint: Path, settings: Mapping[str, object]) -> tuple[Course, DeviceRates]:
     """Return the course of a long run and the device's rates; a file that can't be resumed ends the program.
 
-    settings: a run is resumed under the same ones, in addition to model and threads. given: options that repeat it.
+    settings: a run is resumed under the same ones, in addition to model and threads.
     """
-    check_context(checkpoint)
-    torch.set_num_threads(options.threads)
     model = described(checkpoint)
     try:
-        results = Results(
-            options.output, kind, {"model": model, "threads": options.threads, **settings}, options.resume
-        )
+        results = Results(options.output, kind, {"model": model, "threads": CORES, **settings}, options.resume)
     except ValueError as error:
         sys.exit(f"{kind}: {error}")
-    command = make_command(kind, {} if options.model is None else {"MODEL": options.model.name}, given)
+    command = make_command(kind, {} if options.model is None else {"MODEL": options.model.name}, options.given)
     before = results.get("command")
     results.section("command", command if before in (None, command) else f"{before}; {command}")
     course = Course(results, Budget(60 * options.budget))
-    course.budget.say(f"{results.device}; {model}; {options.threads} threads a server")
-    rates = measured_once(results, options.threads)
+    course.budget.say(f"{results.device}; {model}; {CORES} threads a server")
+    rates = measured_once(results, CORES)
     course.budget.say(rates.describe())
     return course, rates
 
@@ -99,7 +93,8 @@ def given(parser: argparse.ArgumentParser, options: argparse.Namespace, names: S
     for name in names:
         value = getattr(options, name)
         if value != parser.get_default(name):
-            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return words
 
 

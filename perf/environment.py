@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -41,7 +40,7 @@ def describe() -> dict[str, object]:
 
 
 def sources() -> dict[str, object]:
-    """Return what identifies the running code: the commit and, if files differ from it, a digest of the difference.
+    """Return what identifies the running code: the commit, and whether files differ from it.
 
     Documents and results do not count. A copy without a readable git repository names what it was copied from, if that
     was carried along.
@@ -50,8 +49,9 @@ def sources() -> dict[str, object]:
     if (ROOT / ".git").exists():
         # No git, or a repository of another user or an incomplete one: the run goes on all the same.
         with suppress(FileNotFoundError, subprocess.CalledProcessError):
-            return _read()
-    found: dict[str, object] = {"commit": "unknown", "uncommitted_changes": True, "changes_sha256": None}
+            changed = _git("status", "--porcelain", "--", ".", *(f":(exclude){path}" for path in _WRITTEN))
+            return {"commit": _git("rev-parse", "HEAD").strip(), "uncommitted_changes": bool(changed)}
+    found: dict[str, object] = {"commit": "unknown", "uncommitted_changes": True}
     if (ROOT / CARRIED).exists():
         found = json.loads((ROOT / CARRIED).read_text())
     return found
@@ -133,22 +133,5 @@ def status_kib(pid: int, file: str, name: str) -> int:
     return int(found[1])
 
 
-def _read() -> dict[str, object]:
-    code = ["--", ".", *(f":(exclude){path}" for path in _WRITTEN)]
-    untracked = _git("ls-files", "--others", "--exclude-standard", "-z", *code).split(b"\0")[:-1]
-    digest = hashlib.sha256(_git("diff", "HEAD", "--binary", *code))
-    for path in sorted(untracked):
-        digest.update(path + b"\0")
-        # A file deleted since it was listed, or another repository inside of this one, counts by its name only.
-        with suppress(FileNotFoundError, IsADirectoryError):
-            digest.update((ROOT / os.fsdecode(path)).read_bytes())
-    changed = bool(_git("status", "--porcelain", *code))
-    return {
-        "commit": _git("rev-parse", "HEAD").decode().strip(),
-        "uncommitted_changes": changed,
-        "changes_sha256": digest.hexdigest()[:12] if changed else None,
-    }
-
-
-def _git(*arguments: str) -> bytes:
-    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=True).stdout
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout

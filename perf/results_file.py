@@ -21,8 +21,6 @@ from perf import environment
 PARTIAL = environment.ROOT / ".work" / "results"
 """Unfinished runs write here, not beside the results, which are reported on and committed."""
 
-_SOURCES = ("commit", "uncommitted_changes", "changes_sha256")
-
 
 class Results:
     """One run's results. Everything added is written to `partial`, and `finish` makes that the result's file.
@@ -67,10 +65,9 @@ class Results:
         """The device of the run."""
         return str(self._content["machine"]["device"])
 
-    def get(self, name: str) -> object:
+    def get(self, name: str) -> Any:  # noqa: ANN401 - JSON
         """Return a section, or None."""
-        found: object = self._content.get(name)
-        return found
+        return self._content.get(name)
 
     @property
     def measurements(self) -> Mapping[str, Mapping[str, Any]]:
@@ -83,10 +80,8 @@ class Results:
 
         If the code has changed since the run began, `machine` has "changed_during_run": true.
         """
-        measured_on = self._content["machine"]
-        now = environment.sources()
-        if any(measured_on[name] != now[name] for name in _SOURCES):
-            measured_on["changed_during_run"] = True
+        if not environment.sources().items() <= self._content["machine"].items():
+            self._content["machine"]["changed_during_run"] = True
         self._write(self._path)
         self.partial.unlink(missing_ok=True)
 
@@ -109,9 +104,6 @@ def _resumed(file: Path, fresh: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("commit", "device", "cores"):
             if before[name] != now[name]:
                 raise ValueError(f"{file} was measured on {name} {before[name]}, this is {now[name]}: start anew")
-        absent = [name for name in _SOURCES if name not in before]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file} can't be resumed, it isn't a result's file: {error!r}; start anew") from error
-    if absent or "measurements" not in found:
-        raise ValueError(f"{file} is of an older form, without {absent or 'measurements'}: start anew")
     return found

@@ -1,4 +1,4 @@
-"""Finds perf_analyzer: on PATH if one runs there, else in the launcher's cache, fetched with pip on first use.
+"""The perf_analyzer of the benchmarks: in the launcher's cache, fetched with pip on first use.
 
 The package index's `perf-analyzer` is an empty placeholder; the binary is in wheels of `tritonclient`, up to 2.60. This
 one is as old as the server of nvidia-pytriton and runs wherever that does; later ones need a newer glibc. It was linked
@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triton_local.installation import Interpreter, find_wheel
@@ -33,56 +30,17 @@ _FETCH_TIMEOUT_S = 600.0
 
 
 class AnalyzerError(Exception):
-    """Base of all errors of perf_analyzer; `str()` is the message for the user."""
+    """There is no perf_analyzer, or its run is no measurement; `str()` is the message for the user."""
 
 
-class MissingAnalyzerError(AnalyzerError):
-    """No perf_analyzer runs on this machine, and none can be fetched."""
-
-
-@dataclass(frozen=True)
-class PerfAnalyzer:
-    """A binary. libraries: the files of those that it needs and this machine may lack, by their names."""
-
-    executable: Path
-    libraries: Mapping[str, Path]
-    version: str
-
-    @contextmanager
-    def environment(self) -> Iterator[dict[str, str]]:
-        """Yield this process's environment, in which the binary finds its libraries during the block."""
-        with tempfile.TemporaryDirectory(prefix="perf-analyzer-libraries-") as folder:
-            for name, file in self.libraries.items():
-                (Path(folder) / name).symlink_to(file)
-            # An empty entry would mean the working directory.
-            entries = [folder, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-            yield {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(entries)}
-
-
-def find(environment: Mapping[str, str] = os.environ) -> PerfAnalyzer:
-    """Return the one on PATH if it runs, else the cached one, fetched if missing.
-
-    Raises MissingAnalyzerError if none runs and none can be fetched, MissingWheelError (a LauncherError) without the
-    wheel that has its libraries.
-    """
-    on_path = shutil.which(NAME, path=environment.get("PATH", ""))
-    if on_path is not None:
-        try:
-            return _that_runs(Path(on_path), {})
-        except MissingAnalyzerError as error:
-            print(f"{error}; using the one of {REQUIREMENT} instead", file=sys.stderr)
-    executable = fetched(cache_root(environment))
-    folder = find_wheel(Interpreter.current().site_packages).libraries
-    return _that_runs(executable, {name: _hashed(folder, name) for name in LIBRARIES})
-
-
-def fetched(cache: Path) -> Path:
-    """Return the binary in the cache, fetched with pip if missing. Raises MissingAnalyzerError."""
+def fetched(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the binary in the cache, fetched with pip if missing. Raises AnalyzerError."""
+    cache = cache_root(environment)
     binary = cache / f"{NAME}-{VERSION}" / NAME
     if binary.exists():
         return binary
     if platform.machine() != "x86_64":
-        raise MissingAnalyzerError(f"{REQUIREMENT} has perf_analyzer for x86_64; this is {platform.machine()}")
+        raise AnalyzerError(f"{REQUIREMENT} has perf_analyzer for x86_64; this is {platform.machine()}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         # On the same file system: the move is atomic, whether interrupted or done by several processes at once.
@@ -91,10 +49,30 @@ def fetched(cache: Path) -> Path:
             binary.parent.mkdir(exist_ok=True)
             installed.replace(binary)
     except OSError as error:
-        raise MissingAnalyzerError(
+        raise AnalyzerError(
             f"{binary} can't be written ({error}): set TRITON_LLAMA_CACHE to a folder that can be written"
         ) from error
     return binary
+
+
+@contextmanager
+def library_path() -> Iterator[dict[str, str]]:
+    """Yield this process's environment, in which the binary finds its libraries during the block.
+
+    Raises AnalyzerError where the wheel lacks one, MissingWheelError (a LauncherError) without the wheel.
+    """
+    source = find_wheel(Interpreter.current().site_packages).libraries
+    with tempfile.TemporaryDirectory(prefix="perf-analyzer-libraries-") as folder:
+        for name in LIBRARIES:
+            # libb64-98cb6333.so.0d for libb64.so.0d: a repaired wheel's name has a hash after the first part.
+            stem, ending = name.split(".so", 1)
+            found = list(source.glob(f"{stem}-*.so{ending}*"))
+            if len(found) != 1:
+                raise AnalyzerError(f"{NAME} needs {name}; {source} has {len(found)} of it, not one")
+            (Path(folder) / name).symlink_to(found[0])
+        # An empty entry would mean the working directory.
+        entries = [folder, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        yield {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(entries)}
 
 
 def _install(folder: Path) -> Path:
@@ -107,40 +85,13 @@ def _install(folder: Path) -> Path:
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise MissingAnalyzerError(f"pip didn't get {REQUIREMENT} within {_FETCH_TIMEOUT_S:g} s") from error
+        raise AnalyzerError(f"pip didn't get {REQUIREMENT} within {_FETCH_TIMEOUT_S:g} s") from error
     binary = folder / "site" / "bin" / NAME
     if ran.returncode != 0 or not binary.is_file():
         # Of a hash mismatch, all lines of the error.
         said = " ".join(ran.stderr.partition("ERROR: ")[2].split()) or "pip wrote no error"
-        raise MissingAnalyzerError(
-            f"no perf_analyzer on PATH, and pip can't get {REQUIREMENT} ({PLATFORM}): {said}; "
-            "put a perf_analyzer on PATH, or run this once with a package index within reach"
+        raise AnalyzerError(
+            f"pip can't get {REQUIREMENT} ({PLATFORM}): {said}; run this once with a package index within reach"
         )
     binary.chmod(0o755)
     return binary
-
-
-def _that_runs(executable: Path, libraries: Mapping[str, Path]) -> PerfAnalyzer:
-    """Return it with its version. Raises MissingAnalyzerError if it does not run here."""
-    analyzer = PerfAnalyzer(executable, libraries, "unknown")
-    try:
-        with analyzer.environment() as environment:
-            command = [str(executable), "--version"]
-            ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise MissingAnalyzerError(f"{executable} can't be run: {error}") from error
-    found = re.search(r"Version (\d\S*)", ran.stdout + ran.stderr)
-    if ran.returncode != 0 or found is None:
-        lines = (ran.stderr.strip() or ran.stdout.strip() or "no output").splitlines()
-        raise MissingAnalyzerError(f"{executable} doesn't run here (exit code {ran.returncode}): {lines[0]}")
-    return replace(analyzer, version=found[1])
-
-
-def _hashed(source: Path, name: str) -> Path:
-    """Find libb64-98cb6333.so.0d for libb64.so.0d: a repaired wheel's name has a hash after the first part."""
-    stem, ending = name.split(".so", 1)
-    pattern = f"{stem}-*.so{ending}*"
-    found = sorted(source.glob(pattern))
-    if len(found) != 1:
-        raise MissingAnalyzerError(f"{NAME} needs {name}; {source} has {len(found)} files {pattern}, not one")
-    return found[0]

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from perf.bench.articles import tables
-from perf.bench.baselines import Loads, by_users, large
+from perf.bench.baselines import SLOTS, Loads, by_users, large
 from perf.checkpoint import FOLDER, TINY_LLAMA, default_checkpoint, random_checkpoint
-from perf.command import Options, begin, count, given, positive, run_parser
+from perf.command import CORES, Options, begin, given, run_parser
 from perf.course import START_S, Course, reason
 from perf.load.summary import SLO
 from perf.overhead.account import account
@@ -34,37 +34,31 @@ _TABLES: dict[str, tuple[list[Mix], float]] = {
     "article": (["equal"], 0.15),
     "mixed": (["uniform", "geometric"], 0.2),
 }
+OBJECTIVE = SLO(time_to_first_token_s=2.0, inter_token_latency_s=0.1)
+"""Of goodput."""
 _ACCOUNT_S = 240.0
-_SLOTS = 32
 _LARGE = ("triton_llama_int8", "vllm", "vllm_int8", "triton_llama_bf16", "triton_llama_fp32")
 """Servers of the larger model, the slowest last."""
 
 
 class BenchOptions(Options):
-    """only: of SECTIONS. without: keys of servers. given: the options that change what is measured, as typed."""
+    """only: of SECTIONS. without: keys of servers."""
 
-    concurrency: int
     only: list[str]
     without: list[str]
-    slo_ttft_ms: float
-    slo_itl_ms: float
-    given: list[str]
 
 
 def parse(arguments: Sequence[str] | None = None) -> BenchOptions:
     """Parse the command line; a value out of bounds ends the program with one line."""
     parser = run_parser("make bench", __doc__, 120, "perf/results/bench.json")
     add = parser.add_argument
-    add("--concurrency", type=count, default=32, metavar="N", help="users (default 32)")
     add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
     add("--without", nargs="*", metavar="SERVER", default=[], help="baselines to leave out: vllm …")
-    add("--slo-ttft-ms", type=positive, default=2000.0, metavar="MS", help="goodput: TTFT (default 2000)")
-    add("--slo-itl-ms", type=positive, default=100.0, metavar="MS", help="goodput: mean ITL (default 100)")
     found = parser.parse_args(arguments, BenchOptions())
     known = [server.key for server in servers()]
     if unknown := sorted({*found.without} - {*known}):
         parser.error(f"--without has {unknown[0]!r}: known are {', '.join(known)}")
-    found.given = given(parser, found, ["concurrency", "threads", "only", "without", "slo_ttft_ms", "slo_itl_ms"])
+    found.given = given(parser, found, ["only", "without"])
     return found
 
 
@@ -72,17 +66,15 @@ def main() -> None:
     """Run what the command line selects."""
     options = parse()
     checkpoint = options.model or default_checkpoint()
-    slo = SLO(options.slo_ttft_ms / 1e3, options.slo_itl_ms / 1e3)
-    settings = {"concurrency": options.concurrency, "slo": asdict(slo)}
-    course, rates = begin("bench", options, checkpoint, settings, options.given)
+    settings = {"concurrency": SLOTS, "slo": asdict(OBJECTIVE)}
+    course, rates = begin("bench", options, checkpoint, settings)
     for section, (mixes, share) in _TABLES.items():
         if section in options.only:
-            seconds = share * course.budget.left
-            tables(course, options.concurrency, options.threads, checkpoint, rates, mixes, seconds)
+            tables(course, SLOTS, checkpoint, rates, mixes, share * course.budget.left)
     if "overhead" in options.only and course.results.get("overhead") is None:
-        _account(course, options.threads, checkpoint, rates)
+        _account(course, checkpoint, rates)
     chosen = [server for server in servers() if server.key not in options.without]
-    loads = Loads(course, checkpoint, options.concurrency, options.threads, slo, rates)
+    loads = Loads(course, checkpoint, OBJECTIVE, rates)
     if "peers" in options.only:
         loads.measure(chosen)
     if "users" in options.only:
@@ -90,24 +82,25 @@ def main() -> None:
         loads.measure([server for server in chosen if "fastapi" not in server.key], by_users())
     # A model of the user's, or a GPU's default, is large itself.
     if "large" in options.only and options.model is None and not torch.cuda.is_available():
-        _larger_model(loads, chosen)
+        larger_model(loads, chosen)
     course.results.finish()
     print(f"\n{summary(read(options.output))}\n")
     print(f"written to {options.output}; make report puts it into README.md")
 
 
-def _larger_model(loads: Loads, chosen: Sequence[Server]) -> None:
+def larger_model(loads: Loads, chosen: Sequence[Server]) -> None:
+    """Measure some of the servers with TinyLlama's shape."""
     some = sorted((one for one in chosen if one.key in _LARGE), key=lambda one: _LARGE.index(one.key))
     # Without the time to start a server its loads are only recorded as not run: no checkpoint of 2 GB is made for that.
     if loads.course.budget.left >= START_S:
         loads = replace(loads, checkpoint=random_checkpoint(TINY_LLAMA, FOLDER))
-    loads.measure(some, large(loads.concurrency))
+    loads.measure(some, large())
 
 
-def _account(course: Course, threads: int, checkpoint: Path, rates: DeviceRates) -> None:
+def _account(course: Course, checkpoint: Path, rates: DeviceRates) -> None:
     try:
         course.refuse_without(_ACCOUNT_S)
-        found = account(checkpoint, "int8", "uniform", 2 * _SLOTS, 3 * _SLOTS, threads, rates, say=course.budget.say)
+        found = account(checkpoint, "int8", "uniform", 2 * SLOTS, 3 * SLOTS, CORES, rates, say=course.budget.say)
     except Exception as error:  # noqa: BLE001 - as in Course.measure: the tables are printed all the same
         course.budget.say(f"overhead: not run: {reason(error)}")
     else:

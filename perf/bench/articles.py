@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from perf.analyzer.binary import find
-from perf.bench.measure import Measurement, article_entry, choose, measured_pace
+from perf.analyzer.binary import fetched
+from perf.bench.measure import Measurement, article_entry
+from perf.command import CORES
 from perf.course import START_S, Course
 from perf.roofline.rates import DeviceRates
 from perf.servers.triton import Configuration, configurations, serving
@@ -23,7 +24,6 @@ from perf.workload import Mix
 def tables(
     course: Course,
     concurrency: int,
-    threads: int,
     checkpoint: Path,
     rates: DeviceRates,
     mixes: Sequence[Mix],
@@ -32,7 +32,7 @@ def tables(
 ) -> None:
     """Measure every configuration under every mix, `seconds` for all of them together.
 
-    ordered: reorders the configurations from the article's order. threads: of a server.
+    ordered: reorders the configurations from the article's order.
     """
     tasks = [
         (mix, one)
@@ -42,13 +42,11 @@ def tables(
     ]
     until = course.budget.spent + seconds
 
-    def task(configuration: Configuration, mix: Mix, share: float) -> Measurement:
+    def task(one: Configuration, mix: Mix, share: float) -> Measurement:
         course.refuse_without(START_S)
-        find()  # without perf_analyzer no server is started
-        with serving(configuration, checkpoint, threads, course.budget.left) as served:
-            size = choose(share, measured_pace(served, checkpoint, mix, concurrency))
-            course.refuse_without(size.predicted_s)
-            return article_entry(configuration, served, checkpoint, mix, concurrency, size, rates)
+        fetched()  # without perf_analyzer no server is started
+        with serving(one, checkpoint, CORES, course.budget.left) as served:
+            return article_entry(course, one, served, checkpoint, mix, concurrency, rates, share)
 
     for number, (mix, one) in enumerate(tasks):
         share = (until - course.budget.spent) / (len(tasks) - number)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from perf.bench.measure import Measurement, Pace, entry, measured_pace
 from perf.checkpoint import described
+from perf.command import CORES
 from perf.course import Course, NoTimeError, SkippedError
 from perf.load.arrivals import Closed, Poisson
 from perf.load.generator import drive
@@ -26,6 +27,8 @@ from perf.servers.baselines import servers
 from perf.servers.running import Running, Server
 from perf.workload import MEAN_OUTPUT, Mix, warm_and_measured
 
+SLOTS = 32
+"""Of every server; and the default users."""
 CLOSED: tuple[Mix, ...] = ("uniform", "geometric")
 OPEN: Mix = "uniform"
 MEASURED = 64
@@ -75,25 +78,23 @@ def by_users() -> list[Load]:
     ]
 
 
-def large(users: int) -> list[Load]:
+def large() -> list[Load]:
     """Return the loads of a larger model: fewer requests of half the tokens, many at a time and one."""
-    return [Load(f"large/{many}", OPEN, many, max(4, many), MEAN_OUTPUT // 2) for many in (users, 1)]
+    return [Load(f"large/{many}", OPEN, many, max(4, many), MEAN_OUTPUT // 2) for many in (SLOTS, 1)]
 
 
 @dataclass(frozen=True)
 class Loads:
-    """The loads of every server. concurrency: the default users. threads: of each."""
+    """The loads of every server."""
 
     course: Course
     checkpoint: Path
-    concurrency: int
-    threads: int
     slo: SLO
     rates: DeviceRates
 
     def measure(self, chosen: Sequence[Server], loads: Sequence[Load] | None = None) -> None:
         """Measure these servers, as long as the budget lasts; by default at the default users and Poisson arrivals."""
-        closed = [Load(f"peers/closed/{mix}", mix, self.concurrency) for mix in CLOSED] if loads is None else loads
+        closed = [Load(f"peers/closed/{mix}", mix, SLOTS) for mix in CLOSED] if loads is None else loads
         # The slowest one last: if the budget ends there, the least is missing.
         for server in sorted(chosen, key=lambda server: server.key == "naive_fastapi"):
             tasks: dict[str, Callable[[_Started], Measurement]] = {
@@ -106,7 +107,7 @@ class Loads:
     @contextmanager
     def _started(self, server: Server) -> Iterator[_Started]:
         self.course.budget.say(f"{server.key} is started …")
-        with server.start(self.checkpoint, self.threads) as running:
+        with server.start(self.checkpoint, CORES) as running:
             settings = "".join(f"\n  {name}: {value}" for name, value in running.settings.items())
             self.course.budget.say(f"{server.key} runs: {running.command}{settings}")
             yield _Started(running, {})
@@ -118,14 +119,14 @@ class Loads:
     def _open(self, server: Server, started: _Started) -> Measurement:
         rate = self._rate()
         count = max(OPEN_LEAST, round(rate * OPEN_SECONDS))
-        self._refuse_without(started, self.concurrency, count, MEAN_OUTPUT)
+        self._refuse_without(started, SLOTS, count, MEAN_OUTPUT)
         return self._apply(server, started, Load("", OPEN, 0, count), Poisson(rate, _SEED), 0)
 
     def _refuse_without(self, started: _Started, users: int, requests: int, mean: int) -> None:
         """Raise NoTimeError if the budget, or what a load may take, is less than the requests are predicted to take."""
         if users not in started.paces:
             started.paces[users] = measured_pace(started.running, self.checkpoint, "equal", users, self._timeout)
-        predicted = requests * started.paces[users].wave_seconds(mean) / users
+        predicted = started.paces[users].seconds(requests, mean)
         self.course.refuse_without(predicted)
         if predicted > LOAD_S:
             raise NoTimeError(f"{requests} requests take {predicted:.0f} s; a load may take {LOAD_S:.0f} s")

@@ -7,7 +7,7 @@ warm-up.
 
 How many requests are measured follows from the time available and the server's measured pace. A wave is one request per
 user. One wave is the warm-up; then at most three are measured, as many as fit, and at least 32 requests: with fewer, a
-95th percentile is a maximum. A minimum that does not fit is reported as such; the caller decides whether to skip it.
+95th percentile is a maximum.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import LlamaConfig
 
 from perf import workload
 from perf.analyzer import run as analyzer
-from perf.analyzer.run import AnalyzerReport
+from perf.analyzer.binary import VERSION
 from perf.bench.counters import Samples, sampled
+from perf.course import Course, NoTimeError
 from perf.environment import memory_of
 from perf.load.arrivals import Closed
 from perf.load.generator import drive
@@ -47,8 +48,7 @@ _SLACK_S = 120.0
 _SLOWER_THAN_PREDICTED = 4.0
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """The seconds of a wave by its mean output length, from a short and a long wave.
 
     Their common part, above all the prefill, is in the seconds of the short one.
@@ -58,25 +58,10 @@ class Pace:
     short_s: float
     long_s: float
 
-    def wave_seconds(self, mean: float = workload.MEAN_OUTPUT) -> float:
-        """Return the predicted seconds of a wave of this mean."""
+    def seconds(self, requests: int, mean: float = workload.MEAN_OUTPUT) -> float:
+        """Return the predicted seconds of that many requests of this mean."""
         per_token = max(0.0, self.long_s - self.short_s) / (_LONG - _SHORT)
-        return self.short_s + per_token * (mean - _SHORT)
-
-
-@dataclass(frozen=True)
-class Size:
-    """requests: measured, after `warmup` others. predicted_s, available_s: seconds for both together."""
-
-    requests: int
-    warmup: int
-    predicted_s: float
-    available_s: float
-
-    @property
-    def fits(self) -> bool:
-        """Whether the prediction is within the time available."""
-        return self.predicted_s <= self.available_s
+        return (self.short_s + per_token * (mean - _SHORT)) * requests / self.concurrency
 
 
 def measured_pace(
@@ -92,7 +77,7 @@ def measured_pace(
         count = max(concurrency, _FEWEST_FOR_PACE)
         requests = workload.requests(checkpoint, mix, count, mean)
         if isinstance(running, Served):
-            run = analyzer.measure(running.triton.grpc_url, requests, concurrency, 0, timeout).run
+            run, _ = analyzer.measure(running.triton.grpc_url, requests, concurrency, 0, timeout)
         else:
             run = drive(running.target, requests, Closed(concurrency), 0, timeout)
         if failed := [record.error for record in run.records if record.error]:
@@ -104,14 +89,12 @@ def measured_pace(
     return Pace(concurrency, seconds(_SHORT), long)
 
 
-def choose(seconds: float, pace: Pace, least: int = LEAST) -> Size:
-    """Return how many requests of the mean length to measure within the seconds, by the rule above; whole waves."""
+def choose(seconds: float, pace: Pace, least: int = LEAST) -> int:
+    """Return how many requests to measure within the seconds, after a warm-up of a wave; whole waves."""
     wave = pace.concurrency
-    each = pace.wave_seconds() / wave
     smallest = max(least, wave)
-    fitting = max(smallest, min(MOST_WAVES * smallest, math.floor(seconds / each) - wave))
-    requests = max(fitting - fitting % wave if fitting >= wave else fitting, smallest)
-    return Size(requests, wave, each * (wave + requests), seconds)
+    fitting = max(smallest, min(MOST_WAVES * smallest, math.floor(seconds / pace.seconds(1)) - wave))
+    return max(fitting - fitting % wave, smallest)
 
 
 def entry(
@@ -121,7 +104,7 @@ def entry(
     mix: workload.Mix,
     run: Run,
     requests: Sequence[Request],
-    rates: DeviceRates | None,
+    rates: DeviceRates,
     slo: SLO | None = None,
     own: Mapping[str, object] | None = None,
     warmup_counts: bool = False,
@@ -148,7 +131,7 @@ def entry(
         **(own or {}),
     }
     rate = found.get("tokens_per_second")
-    if rates is not None and isinstance(run.arrivals, Closed) and isinstance(rate, float):
+    if isinstance(run.arrivals, Closed) and isinstance(rate, float):
         config, rows = LlamaConfig.from_pretrained(checkpoint), run.arrivals.concurrency
         bounded = [request.output_tokens for request in requests[first:]]
         floats = server.floats if isinstance(server, Server) else None
@@ -158,32 +141,40 @@ def entry(
 
 
 def article_entry(
+    course: Course,
     configuration: Configuration,
     served: Served,
     checkpoint: Path,
     mix: workload.Mix,
     concurrency: int,
-    size: Size,
-    rates: DeviceRates | None,
+    rates: DeviceRates,
+    seconds: float,
+    least: int = LEAST,
+    most_s: float = math.inf,
 ) -> Measurement:
-    """Apply a load of this size to a running server. Raises an AnalyzerError for a run that is no measurement."""
-    requests = workload.warm_and_measured(checkpoint, mix, size.warmup, size.requests)
+    """Apply the load to a running server, as many requests as fit into the seconds, `least` at any rate.
+
+    most_s: seconds that they may take all the same. Raises NoTimeError if they take longer or the budget is less, an
+    AnalyzerError for a run that is no measurement.
+    """
+    pace = measured_pace(served, checkpoint, mix, concurrency)
+    count = choose(seconds, pace, least)
+    predicted = pace.seconds(concurrency + count)
+    course.refuse_without(predicted)
+    if predicted > most_s:
+        raise NoTimeError(f"{count} requests after {concurrency} take {predicted:.0f} and not the {most_s:.0f} s")
+    requests = workload.warm_and_measured(checkpoint, mix, concurrency, count)
     # A server that hangs must not use up the whole run's time.
-    timeout = _SLACK_S + _SLOWER_THAN_PREDICTED * size.predicted_s
+    timeout = _SLACK_S + _SLOWER_THAN_PREDICTED * predicted
     with sampled(served.triton.metrics_url) as counters:
-        report = analyzer.measure(served.triton.grpc_url, requests, concurrency, size.warmup, timeout)
+        run, command = analyzer.measure(served.triton.grpc_url, requests, concurrency, concurrency, timeout)
     own = {
         "generator": "perf_analyzer",
-        "command": report.command,
-        "perf_analyzer": {"version": report.version, "server_us": dict(report.server_us)},
-        **_counted(counters, report, requests),
-        "size": {
-            "seconds_available": round(size.available_s, 1),
-            "seconds_predicted": round(size.predicted_s, 1),
-            "fits": size.fits,
-        },
+        "command": command,
+        "perf_analyzer": {"version": VERSION},
+        **_counted(counters, run, requests),
     }
-    return entry(configuration, served, checkpoint, mix, report.run, requests, rates, own=own, warmup_counts=True)
+    return entry(configuration, served, checkpoint, mix, run, requests, rates, own=own, warmup_counts=True)
 
 
 def _memory(running: Running) -> Measurement:
@@ -196,19 +187,17 @@ def _memory(running: Running) -> Measurement:
     return {"memory": {"kind": taken.kind, "weights_mib": weights_mib, "process_mib": round(taken.mib, 1)}}
 
 
-def _counted(counters: Samples, report: AnalyzerReport, requests: Sequence[Request]) -> Measurement:
+def _counted(counters: Samples, run: Run, requests: Sequence[Request]) -> Measurement:
     """Return the figures from the server's counters."""
-    window = report.run.steady or report.run.whole
+    window = run.steady or run.whole
+    # When as many answers had arrived as the warm-up has requests.
+    warm, last = sorted(record.ended for record in run.records)[run.warmup - 1], counters.readings[-1][0]
 
     def stepped(name: str) -> float:
         return counters.growth(name, window.begin, window.end)
 
-    # When as many answers had arrived as the warm-up has requests.
-    warmup, ended = report.run.warmup, sorted(record.ended for record in report.run.records)
-    warm = ended[warmup - 1] if warmup else report.run.whole.begin
-
     def answered(name: str) -> float:
-        return counters.growth(name, warm, counters.readings[-1][0])
+        return counters.growth(name, warm, last)
 
     def ratio(amount: float, count: float) -> float | None:
         return round(amount / count, 3) if count else None

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-from perf.analyzer.binary import find
-from perf.bench.measure import Measurement, article_entry, choose, measured_pace
+from perf.analyzer.binary import fetched
+from perf.bench.measure import Measurement, article_entry
 from perf.checkpoint import default_checkpoint, unquantized
-from perf.command import Options, begin, given, run_parser
-from perf.course import Course, NoTimeError
+from perf.command import CORES, Options, begin, run_parser
+from perf.course import Course
 from perf.roofline.rates import DeviceRates
 from perf.servers.triton import Configuration, Served, configurations, serving
 from perf.workload import Mix
@@ -26,20 +26,12 @@ LEAST = 8
 """Minimum of requests at low concurrency: half a minute of a slow server, one at a time."""
 
 _LEAST_S, _MOST_S, _EACH_S = 60.0, 240.0, 4.0
-# The warm-up and a measured one.
-_FEWEST_WAVES = 2
 
 
 class SweepOptions(Options):
-    """servers: keys of configurations. given: the options that change what is measured, as typed."""
+    """servers: keys of configurations."""
 
     servers: list[str]
-    given: list[str]
-
-
-def seconds(concurrency: int) -> float:
-    """Return the time for one concurrency: a wave takes longer at a higher one, up to a bound for slow servers."""
-    return min(max(_LEAST_S, _EACH_S * concurrency), _MOST_S)
 
 
 def parse(arguments: Sequence[str] | None = None) -> SweepOptions:
@@ -51,38 +43,25 @@ def parse(arguments: Sequence[str] | None = None) -> SweepOptions:
     found = parser.parse_args(arguments, SweepOptions())
     if unknown := sorted({*found.servers} - {*known}):
         parser.error(f"there is no server {unknown[0]!r}: known are {', '.join(known)}")
-    found.given = [*found.servers, *given(parser, found, ["threads"])]
+    found.given = list(found.servers)
     found.servers = found.servers or default
     return found
 
 
-def sweep(course: Course, one: Configuration, checkpoint: Path, threads: int, rates: DeviceRates) -> None:
+def sweep(course: Course, one: Configuration, checkpoint: Path, rates: DeviceRates) -> None:
     """Measure a configuration at every concurrency that is missing in the results, on one server."""
-    slowest = 0.0
 
     def measure(concurrency: int, served: Served) -> Measurement:
-        nonlocal slowest
-        available = seconds(concurrency)
-        course.refuse_without(available)
-        # Where the minimum can't fit, not even the pace is measured: a wave never gets shorter.
-        if (least := _FEWEST_WAVES * slowest) > available:
-            raise NoTimeError(f"{_FEWEST_WAVES} waves take at least {least:.0f} and not the {available:.0f} s")
-        pace = measured_pace(served, checkpoint, MIX, concurrency)
-        slowest = max(slowest, pace.wave_seconds())
-        size = choose(available, pace, LEAST)
-        if not size.fits:
-            least = size.predicted_s
-            raise NoTimeError(
-                f"{size.requests} requests after {size.warmup} take {least:.0f} and not the {available:.0f} s"
-            )
-        return article_entry(one, served, checkpoint, MIX, concurrency, size, rates)
-
-    loads = {f"sweep/{one.key}/{concurrency}": partial(measure, concurrency) for concurrency in CONCURRENCIES}
+        # A wave takes longer at a higher concurrency; the bound is for slow servers.
+        seconds = min(max(_LEAST_S, _EACH_S * concurrency), _MOST_S)
+        course.refuse_without(seconds)
+        return article_entry(course, one, served, checkpoint, MIX, concurrency, rates, seconds, LEAST, seconds)
 
     def start() -> AbstractContextManager[Served]:
-        find()  # without perf_analyzer no server is started
-        return serving(one, checkpoint, threads)
+        fetched()  # without perf_analyzer no server is started
+        return serving(one, checkpoint, CORES)
 
+    loads = {f"sweep/{one.key}/{concurrency}": partial(measure, concurrency) for concurrency in CONCURRENCIES}
     course.measure_on_one(one.to_json(), loads, start)
 
 
@@ -90,10 +69,10 @@ def main() -> None:
     """Measure what the command line selects and write the results."""
     options = parse()
     checkpoint = options.model or default_checkpoint()
-    course, rates = begin("sweep", options, checkpoint, {}, options.given)
+    course, rates = begin("sweep", options, checkpoint, {})
     known = {one.key: one for one in configurations()}
     for key in options.servers:
-        sweep(course, known[key], checkpoint, options.threads, rates)
+        sweep(course, known[key], checkpoint, rates)
     course.results.finish()
     print(f"\nwritten to {options.output}; make report puts it into docs/benchmarks.md")
 

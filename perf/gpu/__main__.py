@@ -1,4 +1,4 @@
-"""Correctness, memory and speed of the engine on a GPU: one run, one JSON file, and a verdict on every aim.
+"""Correctness, memory and speed of the engine on a GPU: one run and one JSON file.
 
     make bench-gpu                                   all of it, in 8 minutes
     make bench-gpu GPU='--only decode graph'         parts of it
@@ -9,9 +9,9 @@ The ceiling: a decode step reads every weight once and every cached position onc
 first, and every throughput stands beside the limit that they set (perf.roofline.physics).
 
 Parts: environment · correct (tokens and logits of the embedded checkpoint) · stock (generate() in INT8) · capacity
-(Llama-2-7B's shape: memory against the memory plan, growth, scarcity) · decode (the engine without a server) · graph
-(the same with its steps as CUDA graphs) · quality · products (every way to multiply with an 8-bit weight) · article
-(the servers, where Triton is installed) · tiles (cuts of a weight for the fused product; only on request).
+(Llama-2-7B's shape: memory against the memory plan, growth) · decode (the engine without a server) · graph (the same
+with its steps as CUDA graphs) · quality · products (every way to multiply with an 8-bit weight) · article (the servers,
+where Triton is installed).
 
 The file is written after every measurement. A measurement that fails has its reason in the file, and the run continues.
 On a machine with PyTorch and a GPU but without a package index, `pack.py` and `elsewhere.sh` replace make.
@@ -27,7 +27,6 @@ from functools import partial
 import torch
 
 from perf.course import Budget, Course, reason
-from perf.gpu import verdict
 from perf.gpu.options import parse
 from perf.gpu.parts import article, tasks
 from perf.results_file import Results
@@ -37,17 +36,27 @@ from perf.roofline.rates import DeviceRates
 LOST = 3
 
 _LEAST_S = {"environment": 0.0, "correct": 10.0, "quality": 15.0, "capacity": 25.0, "decode": 15.0, "stock": 25.0,
-            "graph": 25.0, "products": 5.0, "article": 120.0, "tiles": 30.0}  # fmt: skip
+            "graph": 25.0, "products": 5.0, "article": 120.0}  # fmt: skip
 """Seconds that must be left to begin a task of a part; estimates, not measured yet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return 0 if every check passed, 1 if one did not, LOST if the GPU can't be used by this process any more."""
-    options = parse(arguments)
+    options = parse(arguments, __doc__)
     budget = Budget(options.budget * 60)
-    torch.set_num_threads(options.threads)
+    threads = torch.get_num_threads()
+    shape = options.amount.shape
+    # What must be equal for a run to be resumed.
+    settings = {
+        "model": f"random weights, {shape.hidden} x {shape.layers}, and models/pydoc-llama",
+        "device": options.device.type,
+        "smoke": options.smoke,
+        "threads": threads,
+        "prompt_tokens": options.amount.prompt,
+        "output_tokens": options.amount.output,
+    }
     try:
-        results = Results(options.output, "gpu", _settings(options), options.resume, options.partial)
+        results = Results(options.output, "gpu", settings, options.resume, options.partial)
     except ValueError as error:
         sys.exit(f"bench-gpu: {error}")
     # The commands that made the file, resumed ones first.
@@ -55,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command not in before.split("; "):
         results.section("command", f"{before}; {options.command}".removeprefix("; "))
     budget.say(f"{results.device}; torch {torch.__version__}")
-    rates = measured_once(results, options.threads, options.amount.rates_s)
+    rates = measured_once(results, threads, options.amount.rates_s)
     budget.say(rates.describe())
     course = Course(results, budget)
     lost = _measure(options, course, rates)
@@ -68,27 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return LOST
     if "article" in options.only:
         _article(options, course, rates)
-    print()
-    if options.smoke:
-        print("no verdict: a smoke run's figures mean nothing")
-    else:
-        results.section("verdict", verdict.table(results.measurements, results.device, print))
     results.finish()
-    budget.say(f"written to {options.output}")
-    return 1 if verdict.failures(results.measurements) else 0
-
-
-def _settings(options: argparse.Namespace) -> dict[str, object]:
-    """Return what must be equal for a run to be resumed."""
-    shape = options.amount.shape
-    return {
-        "model": f"random weights, {shape.hidden} x {shape.layers}, and models/pydoc-llama",
-        "device": options.device.type,
-        "smoke": options.smoke,
-        "threads": options.threads,
-        "prompt_tokens": options.amount.prompt,
-        "output_tokens": options.amount.output,
-    }
+    failed = [key for key, found in results.measurements.items() if found.get("passed") is False]
+    budget.say(f"written to {options.output}{''.join(f'; NOT PASSED: {key}' for key in failed)}")
+    return 1 if failed else 0
 
 
 def _measure(options: argparse.Namespace, course: Course, rates: DeviceRates) -> str | None:
@@ -114,7 +106,7 @@ def _article(options: argparse.Namespace, course: Course, rates: DeviceRates) ->
         return
     try:
         course.refuse_without(_LEAST_S["article"])
-        article(course, options, rates)
+        article(course, rates)
     except Exception as error:  # noqa: BLE001 - the reason is the result, as in Course.measure
         course.note("article", {"not_run": reason(error)})
 
@@ -124,7 +116,7 @@ def _timely(
 ) -> Mapping[str, object]:
     if not options.smoke:
         course.refuse_without(_LEAST_S[part])
-    if options.kernels != "fused" and (part == "tiles" or key.endswith("_fused")):
+    if options.kernels != "fused" and key.endswith("_fused"):
         raise RuntimeError(f"left out by --kernels {options.kernels}")
     return task()
 

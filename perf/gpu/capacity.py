@@ -1,31 +1,23 @@
-"""Memory against the memory plan: the peak under full load, growth between steps, and recovery from scarcity.
+"""Memory against the memory plan: the peak under full load, and growth between steps.
 
 An engine stays full of mixed rows (prompts of one token and of several chunks, penalties, top-p, early ends) for many
 steps. The allocator's peak must stay within the plan's total, and the second half of the steps after a warm-up must
-allocate no more than the first. Then the allocator is capped a little above its present size, so that prompts that fit
-one by one don't fit together: every row must still be answered.
+allocate no more than the first.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from unittest.mock import patch
+from typing import NamedTuple
 
 import torch
-from engine.engines import run
-from engine.forward_passes import ForwardPass, watching
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import MemoryPlan, graph_reserve
-from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 
 from perf import workload
@@ -35,12 +27,9 @@ from perf.gpu.options import Amount
 MIB = 1 << 20
 LEFT = 64 << 10
 """Bytes by which the allocated memory between steps may differ; a leak of one tensor per step exceeds it."""
-PROMPTS = 8192
-"""Prompt tokens in one prefill pass when memory is scarce."""
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Some steps under full load. peak, left: bytes that PyTorch had allocated at most and at the end; 0 on a CPU."""
 
     steps: int
@@ -120,42 +109,6 @@ def against_plan(plan: MemoryPlan, stretches: Sequence[Stretch]) -> tuple[dict[s
     return figures, flat, f"peak {_mib(peak):,.0f} of {_mib(plan.total):,.0f} MiB planned, grown by {left:,} bytes"
 
 
-def scarce(checkpoint: Checkpoint, amount: Amount) -> dict[str, object]:
-    """Prefill prompts that don't fit together: every row must be answered, and the engine keep working afterwards."""
-    device, rows = checkpoint.info.device, amount.scarce_rows
-    width = min(PROMPTS // rows, amount.max_model_len // 2)
-    engine = Engine(
-        replace(checkpoint, max_model_len=amount.max_model_len), Settings(prefill_tokens=PROMPTS), slots=rows
-    )
-    requests = [
-        GenerationRequest(prompt="", prompt_tokens=(5 + row,) * width, max_tokens=4, min_tokens=4)
-        for row in range(rows)
-    ]
-    engine.generate(requests[:1])
-    if device.type == "cuda" and amount.scarce_mib is not None:
-        how = f"the allocator's bound at {amount.scarce_mib} MiB above what the engine holds"
-        bound = _bounded(device, amount.scarce_mib * MIB)
-    else:
-        how = "passes of more than a quarter of the tokens refused by a hook"
-        bound = watching(partial(_refuse, width * rows // 4))
-    # The log of the provoked errors is a page each; they are counted.
-    with bound, patch.object(logging.getLogger("llama_engine.engine"), "disabled", True):
-        errors, answered = _answered(engine, requests)
-    afterwards = _answered(engine, requests)
-    return {
-        "how": how,
-        "rows": rows,
-        "prompt_tokens": width,
-        "errors": errors,
-        "answered": answered,
-        "errors_afterwards": afterwards[0],
-        "answered_afterwards": afterwards[1],
-        "passed": errors > 0 and answered == rows and afterwards == (0, rows),
-        "in_short": f"{errors} passes refused, {answered} of {rows} rows answered, then {afterwards[1]} with "
-        f"{afterwards[0]} errors",
-    }
-
-
 def _run(
     engine: Engine, supply: Iterator[GenerationRequest], steps: int, seconds: float, device: torch.device
 ) -> Stretch:
@@ -193,30 +146,6 @@ def _requests(vocabulary: int, max_model_len: int, prefill_tokens: int) -> Itera
             repetition_penalty=1.1 if number % 5 == 2 else 1.0,
             seed=number,
         )
-
-
-def _answered(engine: Engine, requests: Sequence[GenerationRequest]) -> tuple[int, int]:
-    """Run the requests; return the numbers of failed passes and of completed rows."""
-    done = run(engine, [engine.sequence(request) for request in requests])
-    return done.errors, sum(isinstance(result, Completion) for result in done.results)
-
-
-@contextmanager
-def _bounded(device: torch.device, more: int) -> Iterator[None]:
-    """Cap PyTorch's allocator at `more` bytes above what it holds; the device's own settings stay."""
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + more) / total, device)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
-
-
-def _refuse(most: int, one: ForwardPass) -> None:
-    if one.tokens > most:
-        raise torch.OutOfMemoryError(f"{one.tokens} tokens don't fit, {most} would")
 
 
 def _free(device: torch.device) -> int:

@@ -1,63 +1,37 @@
-"""Hardware and software of this machine, tried out and not only looked up."""
+"""Hardware and software of the machine. Changes none of the device's settings."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
-import os
 import platform
 import shutil
 import subprocess
 import sysconfig
-import time
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 
 import torch
 
 from perf.course import reason
-from perf.gpu.models import in_8_bits
 
-PACKAGES = (
-    "torch", "transformers", "tokenizers", "bitsandbytes", "accelerate", "numpy", "triton", "safetensors",
-    "tritonclient", "nvidia-pytriton", "pytest", "pytest-asyncio", "pytest-timeout",
-)  # fmt: skip
+PACKAGES = ("tokenizers", "accelerate", "numpy", "triton", "safetensors", "pytest", "pytest-asyncio", "pytest-timeout")
+"""Beside those that stand in every result."""
 TOOLS = ("nvcc", "cc", "ncu", "compute-sanitizer", "cuobjdump", "git", "make", "uv", "perf_analyzer", "tritonserver")
 _QUERY = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,power.limit"
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """Return the environment; what doesn't work has its error instead. Changes none of the device's settings."""
+    """Return the environment; what can't be found out has its error instead."""
     found: dict[str, object] = {
-        "device": device.type,
-        "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
-        "cores": len(os.sched_getaffinity(0)),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "tools": {name: shutil.which(name) is not None for name in TOOLS},
-        "libpython": _tried(_libpython),
-        "bitsandbytes": _tried(_bitsandbytes, device),
+        "packages": {name: one.version for name in PACKAGES for one in distributions(name=name)},
+        "tools": [name for name in TOOLS if shutil.which(name)],
     }
-    for name, look in (("gpu", _gpu), ("nvidia_smi", _nvidia_smi), ("triton_language", _triton_language)):
-        found[name] = _tried(look, device) if device.type == "cuda" else "needs CUDA"
-    return {
-        **found,
-        "in_short": "; ".join(f"{name}: {found[name]}" for name in ("gpu", "bitsandbytes", "triton_language")),
-    }
-
-
-def _tried(look: Callable[..., object], *device: torch.device) -> object:
-    try:
-        return look(*device)
-    except Exception as error:  # noqa: BLE001 - a missing or broken component is a finding
-        return f"failed: {reason(error)}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    for name, look in {"libpython": _libpython, "gpu": _gpu, "nvidia_smi": _nvidia_smi}.items():
+        try:
+            found[name] = look(device)
+        except Exception as error:  # noqa: BLE001 - a missing or broken component is a finding
+            found[name] = f"failed: {reason(error)}"
+    return {**found, "in_short": f"gpu: {found['gpu']}"}
 
 
 def _gpu(device: torch.device) -> dict[str, object]:
@@ -80,24 +54,7 @@ def _nvidia_smi(_: torch.device) -> dict[str, str]:
     return dict(zip(_QUERY.split(","), printed.strip().splitlines()[0].split(", "), strict=True))
 
 
-def _bitsandbytes(device: torch.device) -> str:
-    weight = torch.randn(64, 128, device=device, dtype=torch.float16)
-    rows = torch.randn(3, 128, device=device, dtype=torch.float16)
-    exact = rows.double() @ weight.double().T
-    products = (in_8_bits(weight, threshold)(rows).double() for threshold in (0.0, 6.0))
-    zero, six = (float((product - exact).norm() / exact.norm()) for product in products)
-    return f"8-bit products work; relative errors {zero:.3g} at threshold 0, {six:.3g} at 6"
-
-
-def _triton_language(device: torch.device) -> str:
-    began = time.perf_counter()
-    module = importlib.import_module("perf.gpu.triton_language")
-    if not module.works(device):
-        raise RuntimeError("a compiled kernel returned a wrong result")
-    return f"a kernel compiles and runs, in {time.perf_counter() - began:.1f} s with the import"
-
-
-def _libpython() -> str:
+def _libpython(_: torch.device) -> str:
     name = f"libpython{sysconfig.get_python_version()}.so.1.0"
     # Triton's Python backend links it; a distribution's Python often lacks it.
     ctypes.CDLL(name)

@@ -83,11 +83,9 @@ def files_of(package: str) -> Iterator[tuple[str, Path]]:
 def pack_triton(archive: Path, python: str) -> None:
     """Pack nvidia-pytriton's server with the stub for one Python, and perf_analyzer from the benchmarks' cache."""
     # Imported here: only this needs the launcher.
-    from triton_local.runtime import cache_root
-
     from perf.analyzer.binary import fetched
 
-    analyzer = fetched(cache_root({}))
+    analyzer = fetched()
     with tarfile.open(archive, "w:xz") as tar:
         for name, file in files_of("nvidia-pytriton"):
             if is_of_the_server(name, python):

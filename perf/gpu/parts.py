@@ -14,7 +14,6 @@ import torch
 from engine.prompts import reference_text
 from llama_engine.model.loader import Checkpoint
 from llama_engine.settings import Settings
-from tqdm import tqdm
 
 from perf.course import Course
 from perf.gpu import capacity, correctness, decoding, environment, products
@@ -105,7 +104,6 @@ def _random_llama(
     yield f"capacity/{key}", lambda: capacity.steady(llama.at(precision), amount)
     if precision == INT8:
         yield f"capacity/{key}/graphs", lambda: capacity.steady(llama.at(precision), amount, graphs=True)
-    yield f"capacity/{key}/scarce", lambda: capacity.scarce(llama.at(precision), amount)
     for rows in amount.decode_rows:
         if not precision.threshold or rows in OUTLIER_ROWS:
             yield f"decode/{key}/{rows}", partial(wave, rows)
@@ -123,26 +121,23 @@ def _quality(options: argparse.Namespace) -> Tasks:
     base = Settings(max_model_len=amount.context)
 
     @cache
-    def reference() -> tuple[Checkpoint, text.Rows]:
+    def reference() -> tuple[Checkpoint, text.Rows, Mapping[str, object]]:
         loaded = candidates.load(base, device)
         if options.smoke:
-            page = reference_text()[:2000]
-            return loaded, text.from_text(page, "a page", loaded.tokenizer.pretrained, loaded.max_model_len)
-        return loaded, text.held_out(loaded.max_model_len)
+            page = text.from_text(reference_text()[:2000], loaded.tokenizer.pretrained, loaded.max_model_len)
+            return loaded, page, {"text": "a page"}
+        return loaded, *text.held_out(loaded.max_model_len)
 
     def distance(candidate: Candidate) -> Mapping[str, object]:
-        unquantized, rows = reference()
+        unquantized, rows, origin = reference()
         loaded = candidates.load(base, device, candidate)
         if candidate == _FUSED_INT8 and loaded.kernels.few_rows is None:
             raise RuntimeError("the fused 8-bit product isn't used; the log has the reason")
-        taken = rows.tokens[: amount.texts]
-        with tqdm(disable=True) as silent:
-            found: dict[str, Any] = candidates.measured(candidate, unquantized, None, loaded, taken, silent)[
-                candidate.key
-            ]
+        taken = rows[: amount.texts]
+        found: dict[str, Any] = candidates.measured(candidate, unquantized, None, loaded, taken)[candidate.key]
         return {
             **found,
-            **rows.origin,
+            **origin,
             "rows": len(taken),
             "reference": unquantized.info.describe(),
             "in_short": f"KL {found['kl_nats']['mean']} nats per token from the unquantized weights",
@@ -153,17 +148,15 @@ def _quality(options: argparse.Namespace) -> Tasks:
 
 
 def _products(options: argparse.Namespace, rates: DeviceRates) -> Tasks:
-    """Time every way to multiply with an 8-bit weight, and the fused product with the weight cut in many ways."""
-    amount, with_fused = options.amount, options.kernels == "fused"
-    ways = partial(products.ways, with_fused=with_fused)
-    for part, row_counts, compared in (("products", amount.product_rows, ways), ("tiles", (32, 1), products.tiles)):
-        for matrix in products.Matrix.of(amount.shape):
-            for rows in row_counts:
-                key = f"{part}/{matrix.outputs}x{matrix.inputs}/{rows}"
-                yield key, partial(products.measure, matrix, rows, options.device, rates, amount.product_s, compared)
+    """Time every way to multiply with an 8-bit weight."""
+    amount, fused = options.amount, options.kernels == "fused"
+    for matrix in products.Matrix.of(amount.shape):
+        for rows in amount.product_rows:
+            key = f"products/{matrix.outputs}x{matrix.inputs}/{rows}"
+            yield key, partial(products.measure, matrix, rows, options.device, rates, amount.product_s, fused)
 
 
-def article(course: Course, options: argparse.Namespace, rates: DeviceRates) -> None:
+def article(course: Course, rates: DeviceRates) -> None:
     """Measure every server of the article's tables through Triton and perf_analyzer, in the remaining time.
 
     Equal lengths first; the aims' servers first, the naive one, which takes longest, last. Needs tritonserver, its
@@ -181,7 +174,6 @@ def article(course: Course, options: argparse.Namespace, rates: DeviceRates) -> 
         articles.tables(
             course,
             ARTICLE_CONCURRENCY,
-            options.threads,
             checkpoint,
             rates,
             [mix],

@@ -21,11 +21,10 @@ weight's product with the same activations in float64: what a way adds to the ro
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +51,6 @@ CALLS = 64
 """Calls per repetition: waiting for the device at its end costs some microseconds."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-
-_OUTPUTS, _INNER, _STAGES, _SPLITS = (32, 64, 128), (64, 128, 256), (3, 5), (1, 2, 4)
-_SHARED_MEMORY = 200 << 10
 
 
 class Matrix(NamedTuple):
@@ -108,17 +104,12 @@ class Weight:
 
     def fused(self, rows: torch.Tensor) -> torch.Tensor:
         """Multiply by the engine's kernel. Raises RuntimeError without CUDA, or what importing the kernel raises."""
-        return _int8_product(self.codes.device)(rows, self.codes, self.scales, None)
+        if not rows.is_cuda:
+            raise RuntimeError("needs CUDA")
+        # Imported here: it needs the Triton language and a GPU.
+        from llama_engine.kernels.int8_product import int8_product
 
-
-@cache
-def _int8_product(device: torch.device) -> Callable[..., torch.Tensor]:
-    if device.type != "cuda":
-        raise RuntimeError("needs CUDA")
-    # Imported here: it needs the Triton language and a GPU.
-    from llama_engine.kernels.int8_product import int8_product
-
-    return int8_product
+        return int8_product(rows, self.codes, self.scales, None)
 
 
 def ways(weight: Weight, with_fused: bool = True) -> Mapping[str, Product]:
@@ -136,32 +127,15 @@ def ways(weight: Weight, with_fused: bool = True) -> Mapping[str, Product]:
     }
 
 
-def tiles(weight: Weight) -> Mapping[str, Product]:
-    """Return the fused product with the weight cut in many ways, by description. Raises as `Weight.fused` does."""
-    int8_product = _int8_product(weight.codes.device)
-    from llama_engine.kernels.int8_product import Tiles
-
-    def cut(outputs: int, inner: int, stages: int, splits: int) -> Product:
-        way = Tiles(outputs=outputs, inner=inner, stages=stages, splits=splits)
-        return lambda rows: int8_product(rows, weight.codes, weight.scales, None, way)
-
-    return {
-        f"outputs {outputs}, inner {inner}, stages {stages}, splits {splits}": cut(outputs, inner, stages, splits)
-        for outputs, inner, stages, splits in itertools.product(_OUTPUTS, _INNER, _STAGES, _SPLITS)
-        # Per stage a block of the weight and one of 32 rows in 16 bits; a cut that doesn't fit isn't worth compiling.
-        if stages * inner * (outputs + 2 * 32) <= _SHARED_MEMORY
-    }
-
-
 def measure(
     matrix: Matrix,
     rows: int,
     device: torch.device,
     rates: DeviceRates,
     seconds: float,
-    compared: Callable[[Weight], Mapping[str, Product]],
+    fused: bool = True,
 ) -> dict[str, object]:
-    """Time the compared products of a matrix with `rows` rows, `seconds` each; one that fails has its reason."""
+    """Time every product of a matrix with `rows` rows, `seconds` each; one that fails has its reason."""
     size = matrix.outputs * matrix.inputs
     copies = 1 if device.type == "cpu" else max(2, -(-CACHES // size))
     weights = [Weight(matrix, device, number) for number in range(copies)]
@@ -169,7 +143,7 @@ def measure(
     activations = torch.randn(rows, matrix.inputs, generator=generator, device=device, dtype=weights[0].dtype)
     activations[:, :: matrix.inputs // OUTLIER_COLUMNS] += 8.0
     exact = activations.double() @ (weights[0].codes.double() * weights[0].scales.double()[:, None]).T
-    each = [compared(weight) for weight in weights]
+    each = [ways(weight, fused) for weight in weights]
     found = {name: _measured([one[name] for one in each], name, activations, exact, seconds) for name in each[0]}
     bounds = {kind: 1e6 * size * width / rates.read(CACHES * width) for kind, width in (("int8", 1), ("fp16", 2))}
     # The device's own time where it is known.
@@ -188,8 +162,7 @@ def measure(
         "bandwidth_us": {kind: round(bound, 2) for kind, bound in bounds.items()},
         "ways": found,
         "fastest": next((name for name in fastest if name != INT_MM), None),
-        # There are many tiles.
-        "in_short": ", ".join(f"{name} {taken[name]:,.1f}" for name in fastest[:8])
+        "in_short": ", ".join(f"{name} {taken[name]:,.1f}" for name in fastest)
         + f" µs; reading INT8 {bounds['int8']:,.1f} µs",
     }
 

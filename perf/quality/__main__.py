@@ -16,7 +16,6 @@ from llama_engine.errors import EngineError
 from llama_engine.model.loader import EMBEDDED
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
-from tqdm import tqdm
 
 from perf.command import make_command
 from perf.quality import text
@@ -31,24 +30,18 @@ def main() -> None:
     """Parse the options, load, compare, write and print; an error is one line on stderr and exit code 1."""
     parser = argparse.ArgumentParser(prog="make quality", description=__doc__)
     parser.add_argument("--model", help="path or hub id of a Llama in safetensors (default: the embedded checkpoint)")
-    parser.add_argument("--revision", help="of a hub id")
     parser.add_argument("--text", type=Path, help="UTF-8 file (default: the embedded checkpoint's held-out text)")
-    parser.add_argument("--context", type=int, help="tokens per row (default: the checkpoint's, at most 4096)")
     parser.add_argument("--output", type=Path, default=Path("perf/results/quality.json"))
     options = parser.parse_args()
     if options.model is not None and options.text is None:
         parser.error(
             "--model needs --text (with make: MODEL needs TEXT): the held-out text is the embedded checkpoint's"
         )
-    if options.context is not None and options.context < 2:
-        parser.error(f"--context is {options.context}; a row needs 2 tokens at least")
     try:
         _measure(options)
-    except (EngineError, text.TextError) as error:
+    except (EngineError, OSError, ValueError) as error:
         sys.exit(f"quality: {error}")
-    table = quality(read(options.output))
-    assert table is not None, "it was just measured"
-    print(terminal(table))
+    print(terminal(quality(read(options.output))))
     print(f"written to {options.output}")
 
 
@@ -56,45 +49,42 @@ def _measure(options: argparse.Namespace) -> None:
     """Compare every candidate with the unquantized weights and write the result file.
 
     One candidate at a time is in memory, beside what it is compared with. Raises EngineError for a checkpoint that
-    can't be loaded, TextError for an unusable text.
+    can't be loaded, OSError or ValueError for an unusable text.
     """
     # Read first: the checkpoint may take minutes to load.
-    given = None if options.text is None else text.read(options.text)
+    given = None if options.text is None else options.text.read_bytes().decode()
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
-    base = Settings(model=options.model, revision=options.revision, max_model_len=options.context)
+    base = Settings(model=options.model)
     reference = load(base, device)
     if given is None:
-        rows = text.held_out(reference.max_model_len)
-        if not rows.origin["same_corpus_as_training"]:
+        rows, origin = text.held_out(reference.max_model_len)
+        if not origin["same_corpus_as_training"]:
             print(f"this Python's documentation is not that of {EMBEDDED.name}'s training: other text, other figures")
     else:
-        rows = text.from_text(given, options.text.name, reference.tokenizer.pretrained, reference.max_model_len)
+        rows = text.from_text(given, reference.tokenizer.pretrained, reference.max_model_len)
+        origin = {"text": options.text.name, "characters": len(given)}
     settings = {
         "model": options.model or "models/pydoc-llama",
-        "revision": options.revision,
         "context": reference.max_model_len,
-        **rows.origin,
-        "rows": len(rows.tokens),
-        "tokens": rows.predicted,
+        **origin,
+        "rows": len(rows),
+        "tokens": sum(len(row) - 1 for row in rows),
     }
     results = Results(options.output, "quality", settings, resume=False)
-    variables = {name: str(value) for name in ("model", "text") if (value := getattr(options, name)) is not None}
-    rest = [f"--{name}={value}" for name in ("revision", "context") if (value := getattr(options, name)) is not None]
-    results.section("command", make_command("quality", {name.upper(): variables[name] for name in variables}, rest))
+    variables = {name.upper(): str(value) for name in ("model", "text") if (value := getattr(options, name))}
+    results.section("command", make_command("quality", variables))
     on_cpu = device.type == "cpu"
-    chosen = CANDIDATES if on_cpu else GPU_CANDIDATES
-    same_weights = weights_only(reference, options.revision, head=True) if on_cpu else None
-    with tqdm(total=len(chosen) * rows.predicted, unit=" tokens", smoothing=0) as progress:
-        for candidate in chosen:
-            progress.set_description(candidate.key)
-            if candidate.weights_only:
-                loaded = weights_only(reference, options.revision, head=candidate == WEIGHTS_ONLY)
-            else:
-                loaded = load(base, device, candidate)
-            for key, measurement in measured(candidate, reference, same_weights, loaded, rows.tokens, progress).items():
-                results.add(key, measurement)
-            # Freed before the next one is loaded.
-            del loaded
+    same_weights = weights_only(reference, head=True) if on_cpu else None
+    for candidate in CANDIDATES if on_cpu else GPU_CANDIDATES:
+        print(f"{candidate.title} …", flush=True)
+        if candidate.weights_only:
+            loaded = weights_only(reference, head=candidate == WEIGHTS_ONLY)
+        else:
+            loaded = load(base, device, candidate)
+        for key, measurement in measured(candidate, reference, same_weights, loaded, rows).items():
+            results.add(key, measurement)
+        # Freed before the next one is loaded.
+        del loaded
     results.finish()
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from llama_engine.model.builder import ReadWeights, build_llama
@@ -26,7 +26,6 @@ from llama_engine.model.weight_reader import WeightReader
 from llama_engine.model.weights import LinearWeight
 from llama_engine.settings import Settings
 from torch.nn.functional import linear
-from tqdm import tqdm
 
 from perf.quality.divergence import Forward, distances, kl_nats, perplexity, summary
 
@@ -81,13 +80,13 @@ def load(base: Settings, device: torch.device, candidate: Candidate | None = Non
     return load_checkpoint(settings, device)
 
 
-def weights_only(reference: Checkpoint, revision: str | None, head: bool) -> Checkpoint:
+def weights_only(reference: Checkpoint, head: bool) -> Checkpoint:
     """Return the checkpoint with INT8 weights, one matrix at a time widened for its product of floats.
 
     head: whether it is in INT8.
     """
     config, read = reference.config, ReadWeights()
-    reader = WeightReader(resolve_folder(reference.name, revision), config, torch.float32, int8=True)
+    reader = WeightReader(resolve_folder(reference.name, None), config, torch.float32, int8=True)
     model = build_llama(reader, config, rope_tables(config, reference.max_model_len), _widened, read)
     size = read.bytes
     if not head:
@@ -111,14 +110,13 @@ def measured(
     same_weights: Checkpoint | None,
     loaded: Checkpoint,
     rows: Sequence[Sequence[int]],
-    progress: tqdm[NoReturn],
 ) -> dict[str, dict[str, object]]:
     """Compare the loaded candidate with the reference; return measurements by key, the reference's first.
 
     same_weights: INT8's weights alone, to compare with, too.
     """
     references = [Forward(one) for one in (reference, same_weights) if one is not None]
-    tokens, *others = distances(references, Forward(loaded, candidate.kv_cache_dtype), rows, progress)
+    tokens, *others = distances(references, Forward(loaded, candidate.kv_cache_dtype), rows)
     name = _WEIGHTS[reference.info.dtype]
     return {
         name.lower(): {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from llama_engine.model.llama import Llama
@@ -19,7 +19,6 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import Chunk
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from tqdm import tqdm
 
 POSITIONS_AT_ONCE = 256
 """Positions per pass of the head: a whole row's logits (4,096 x 32,000) would exceed the activations of the rest."""
@@ -70,10 +69,8 @@ def _attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def distances(
-    references: Sequence[Forward], candidate: Forward, rows: Sequence[Sequence[int]], progress: tqdm[NoReturn]
-) -> list[Tokens]:
-    """Predict every token but each row's first; compare the candidate with each reference. `progress` counts tokens.
+def distances(references: Sequence[Forward], candidate: Forward, rows: Sequence[Sequence[int]]) -> list[Tokens]:
+    """Predict every token but each row's first; compare the candidate with each reference.
 
     Each row is a pass of its own: no padding, and under an outlier threshold, where bitsandbytes takes the outlier
     columns over everything in a pass, these are one text's own tokens.
@@ -88,7 +85,6 @@ def distances(
             logits = candidate.logits(got[here])
             for part, reference, hidden in zip(parts, references, expected, strict=True):
                 part.append(compare(reference.logits(hidden[here]), logits, targets[here]))
-        progress.update(len(row) - 1)
     return [joined(part) for part in parts]
 
 

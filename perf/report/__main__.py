@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from perf.report import plots, tables
-from perf.report.results import RESULTS, ROOT, Result, ResultError, read_all
+from perf.report.results import RESULTS, ROOT, NotMeasuredError, Result, ResultError, read_all
 from perf.report.stops import stops
 from perf.report.text import Table
 
@@ -37,7 +37,7 @@ COMMANDS = {
 }
 """The command that writes each kind of result."""
 
-TABLES: Mapping[str, tuple[str, Callable[[Result], Table | None]]] = {
+TABLES: Mapping[str, tuple[str, Callable[[Result], Table]]] = {
     "article": ("bench", tables.article),
     "mixed": ("bench", tables.mixed),
     "sweep": ("sweep", tables.sweep),
@@ -58,7 +58,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], Table | None]]] = {
 }
 """By block: the kind of result, and the table made of it."""
 
-PLOTS: Mapping[str, tuple[str, Callable[[Result], str | None], str]] = {
+PLOTS: Mapping[str, tuple[str, Callable[[Result], str], str]] = {
     "latency-throughput": (
         "sweep",
         plots.latency,
@@ -115,12 +115,14 @@ def report(documents: Sequence[Path], results_folder: Path, plots_folder: Path, 
     return DIFFERENT if check and different else SAME
 
 
-def _made(make: Callable[[Result], str | Table | None], result: Result | None) -> str | None:
+def _made(make: Callable[[Result], str | Table], result: Result | None) -> str | None:
     """Return a plot, or a table's Markdown; None if it was not measured. Raises ResultError for an incomplete one."""
     if result is None:
         return None
     try:
         found = make(result)
+    except NotMeasuredError:
+        return None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ResultError(f"{result.file} lacks a field or has one of another form: {error!r}") from error
     return found.markdown() if isinstance(found, Table) else found

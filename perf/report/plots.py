@@ -1,4 +1,4 @@
-"""The plots of docs/benchmarks.md. Each takes a result and returns an SVG, or None if it has nothing to show.
+"""The plots of docs/benchmarks.md. Each takes a result and returns an SVG, or raises NotMeasuredError.
 
 The same data gives the same bytes. The background is white, so a plot reads on light and dark pages. Letters are
 outlines: the reader needs no font.
@@ -115,11 +115,9 @@ def svg(drawn: Figure) -> str:
 
 
 @styled
-def latency(result: Result) -> str | None:
+def latency(result: Result) -> str:
     """Draw p50 and p95 latency over tokens/s, a line per server and a point per concurrency."""
     servers = _sweep(result)
-    if not servers:
-        return None
     subtitle = f"{_subtitle(result, servers[0][0])}; small figures: requests at a time"
     drawn, both = panels("Latency and throughput", subtitle, (1, 2))
     for axes, name in zip(both, ("p50", "p95"), strict=True):
@@ -140,11 +138,9 @@ def latency(result: Result) -> str | None:
 
 
 @styled
-def scaling(result: Result) -> str | None:
+def scaling(result: Result) -> str:
     """Draw tokens/s over concurrency, with each server's limit as a dashed line of its colour."""
     servers = _sweep(result)
-    if not servers:
-        return None
     subtitle = f"{_subtitle(result, servers[0][0])}; dashed: the device's limit for the same load"
     drawn, (axes,) = panels("Throughput and requests at a time", subtitle, height=5.0)
     for rows in servers:
@@ -163,21 +159,19 @@ def scaling(result: Result) -> str | None:
     return svg(drawn)
 
 
-def by_lengths(result: Result) -> str | None:
+def by_lengths(result: Result) -> str:
     """Draw tokens/s of the article's servers at each distribution of output lengths."""
-    return _grouped(result, result.measured("article"), "Output lengths: what equal ones hide")
+    return _grouped(result, result.measured("article/"), "Output lengths: what equal ones hide")
 
 
-def peers(result: Result) -> str | None:
+def peers(result: Result) -> str:
     """Draw tokens/s of this server and the baselines in a closed loop."""
-    return _grouped(result, result.measured("peers", "closed"), "The same model in other servers, closed loop")
+    return _grouped(result, result.measured("peers/closed/"), "The same model in other servers, closed loop")
 
 
 @styled
-def _grouped(result: Result, rows: Sequence[Row], title: str) -> str | None:
+def _grouped(result: Result, rows: Sequence[Row], title: str) -> str:
     """Draw a panel of bars for each distribution of lengths, on one scale."""
-    if not rows:
-        return None
     mixes = {row["load"]["mix"]: lengths(row["load"]) for row in rows}
     load = f"{rows[0]['load']['concurrency']} requests at a time"
     subtitle = f"{result.subject()}; {load}; in brackets: of the device's limit"
@@ -195,11 +189,9 @@ def _grouped(result: Result, rows: Sequence[Row], title: str) -> str | None:
 
 
 @styled
-def streaming(result: Result) -> str | None:
+def streaming(result: Result) -> str:
     """Draw TTFT, ITL and goodput of the streaming servers under Poisson arrivals."""
-    rows = [row for row in result.measured("peers", "poisson") if "time_to_first_token_ms" in row]
-    if not rows:
-        return None
+    rows = [row for row in result.measured("peers/poisson/") if "time_to_first_token_ms" in row]
     rate = figure(rows[0]["load"]["rate_per_second"])
     subtitle = f"{result.subject()}; Poisson arrivals; {rate} requests/s; new tokens: {lengths(rows[0]['load'])}"
     height = 1.75 + 0.42 * len(rows)
@@ -215,14 +207,12 @@ def streaming(result: Result) -> str | None:
 
 
 @styled
-def pareto(result: Result) -> str | None:
+def pareto(result: Result) -> str:
     """Draw tokens/s over p95 of the tuned points, the Pareto front, the recommended point and the bound on p95.
 
     The front's points are numbered and their settings listed beside the plot: on a real front they lie close together.
     """
     points = tuned(result)
-    if not points:
-        return None
     load, bound = result.content["settings"]["load"], result.content["slo_p95_ms"] / 1e3
     subtitle = f"{result.subject()}; {arrivals(load)}; new tokens: {lengths(load)}; up and left is better"
     drawn, (axes,) = panels("Settings: throughput and latency", subtitle, right=3.3)
@@ -248,11 +238,9 @@ def pareto(result: Result) -> str | None:
     return svg(drawn)
 
 
-def overhead(result: Result) -> str | None:
+def overhead(result: Result) -> str:
     """Draw the parts of the overhead account."""
-    account = result.content.get("overhead")
-    if account is None:
-        return None
+    account = result.section("overhead")
     return icicle([Part(**part) for part in account["parts"]], f"{result.subject()}; {account_load(account)}")
 
 
@@ -336,7 +324,7 @@ def _p95(point: Row) -> float:
 def _sweep(result: Result) -> list[list[Row]]:
     """Return each server's measurements by rising concurrency."""
     servers: dict[str, list[Row]] = {}
-    for row in sorted(result.measured("sweep"), key=lambda row: row["load"]["concurrency"]):
+    for row in sorted(result.measured("sweep/"), key=lambda row: row["load"]["concurrency"]):
         servers.setdefault(row["server"], []).append(row)
     return list(servers.values())
 

@@ -24,6 +24,10 @@ class ResultError(ValueError):
     """A result file that can't be read. The message names the file and what is missing."""
 
 
+class NotMeasuredError(Exception):
+    """A result has nothing for a table or a plot."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of an overhead account. name: its path, so `parent` is a prefix of it; a whole's parent is empty."""
@@ -47,14 +51,24 @@ class Result(NamedTuple):
     file: str
     content: Row
 
-    def measured(self, *prefix: str) -> list[Row]:
-        """Return the measurements whose keys begin with these parts, in the file's order."""
-        return [entry for _, entry in self._entries(prefix) if _reason(entry) is None]
+    def measured(self, *prefixes: str) -> list[Row]:
+        """Return the measurements whose keys begin with one of these. Raises NotMeasuredError if there is none."""
+        found = [entry for _, entry in self._entries(prefixes) if _reason(entry) is None]
+        if not found:
+            raise NotMeasuredError(f"{self.file} has no measurement of {', '.join(prefixes)}")
+        return found
 
-    def missing(self, *prefix: str) -> list[str]:
-        """Return what could not be measured under these keys, by its title or else its key, and why."""
-        reasons = [(key, entry, _reason(entry)) for key, entry in self._entries(prefix)]
-        return [f"{entry.get('title') or key} ({why})" for key, entry, why in reasons if why is not None]
+    def missing(self, *prefixes: str) -> list[str]:
+        """Return a note of what could not be measured under these keys, by its title or else its key, and why."""
+        reasons = [(key, entry, _reason(entry)) for key, entry in self._entries(prefixes)]
+        each = dict.fromkeys(f"{entry.get('title') or key} ({why})" for key, entry, why in reasons if why is not None)
+        return [f"Not run: {'; '.join(each)}."] if each else []
+
+    def section(self, name: str) -> Any:  # noqa: ANN401 - JSON
+        """Return a section beside the measurements. Raises NotMeasuredError if there is none."""
+        if not self.content.get(name):
+            raise NotMeasuredError(f"{self.file} has no {name}")
+        return self.content[name]
 
     def subject(self) -> str:
         """Return device and model, for a plot's subtitle."""
@@ -79,9 +93,9 @@ class Result(NamedTuple):
         device: str = self.content["machine"]["device"]
         return f"{device}, {self.content['machine']['cores']} cores" if device.startswith("CPU") else device
 
-    def _entries(self, prefix: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
+    def _entries(self, prefixes: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
         entries: Mapping[str, Row] = self.content["measurements"]
-        return ((key, entry) for key, entry in entries.items() if tuple(key.split("/")[: len(prefix)]) == prefix)
+        return ((key, entry) for start in prefixes for key, entry in entries.items() if key.startswith(start))
 
 
 def _reason(entry: Row) -> str | None:

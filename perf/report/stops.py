@@ -55,11 +55,9 @@ _HELD = (
 )
 
 
-def stops(config: str, result: Result) -> Table | None:
+def stops(config: str, result: Result) -> Table:
     """Return the table of a config: a row for each situation, a column for each stop."""
-    cells = result.measured(config)
-    if not cells:
-        return None
+    cells = result.measured(f"{config}/")
     by_key = {(cell["situation"], cell["stop"]): cell for cell in cells}
     rows = [name for name in SITUATIONS if any(cell["situation"] == name for cell in cells)]
 
@@ -72,7 +70,6 @@ def stops(config: str, result: Result) -> Table | None:
         for cell in cells
         if cell["failures"]
     ]
-    missing = result.missing(config)
     counted = ", ".join(f"{outcomes[outcome]:,} {outcome}" for outcome in ("complete", *_NOTES))
     return table(
         [Column("", SITUATIONS.__getitem__, right=False), *(column(stop) for stop in STOPS)],
@@ -83,7 +80,7 @@ def stops(config: str, result: Result) -> Table | None:
             *(note for outcome, note in _NOTES.items() if outcomes[outcome]),
             *([_HELD] if any(cell["held"] for cell in cells) else []),
             *failed,
-            *([f"Not run: {'; '.join(missing)}."] if missing else []),
+            *result.missing(f"{config}/"),
             result.origin(),
         ],
     )

@@ -1,11 +1,12 @@
-"""The tables of README.md and docs/benchmarks.md. Each takes a result and returns None if it has nothing to show."""
+"""The tables of README.md and docs/benchmarks.md. Each raises NotMeasuredError if a result has nothing for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
-from perf.report.results import Part, Result, Row
+from perf.report.results import NotMeasuredError, Part, Result, Row
 from perf.report.text import Column, Table, at, figure, percent, several, table, terminal
 from perf.roofline.rates import DeviceRates
 
@@ -29,7 +30,7 @@ RUNS = {
 """The account's runs, each with less around the same computation than the one before."""
 LEAST_SHARE = 0.01
 """Parts with a smaller share of their whole are left out of the table."""
-DECODING = ("graph", "decode", "stock_engine", "stock")
+DECODING = ("graph/", "decode/", "stock_engine/", "stock/")
 """First parts of the keys of a GPU run's waves, in the order of the table."""
 _WHOLES = (
     "Three wholes, not comparable with each other. Bare engine: the seconds of one run of all requests in one "
@@ -94,20 +95,19 @@ GOOD_SHARE = Column("within the objective", "goodput/share", shown=percent)
 RATE = Column("sent, requests/s", "load/rate_per_second")
 
 
-def article(result: Result) -> Table | None:
+def article(result: Result) -> Table:
     """The article's setting at equal lengths, one row per server."""
     return _article(result, "equal")
 
 
-def mixed(result: Result) -> Table | None:
+def mixed(result: Result) -> Table:
     """The article's servers at uniform and geometric lengths."""
     return _article(result, "uniform", "geometric")
 
 
-def _article(result: Result, *mixes: str) -> Table | None:
-    rows = [row for mix in mixes for row in result.measured("article", mix)]
-    if not rows:
-        return None
+def _article(result: Result, *mixes: str) -> Table:
+    prefixes = [f"article/{mix}/" for mix in mixes]
+    rows = result.measured(*prefixes)
     load, one = rows[0]["load"], len(mixes) == 1
     first = [SERVER, _weights(rows), _memory(rows)] if one else [LENGTHS, SERVER]
     new = f"; new tokens: {lengths(load)}" if one else ""
@@ -117,16 +117,14 @@ def _article(result: Result, *mixes: str) -> Table | None:
         [
             f"Load: {load['concurrency']} requests at a time{new}; greedy; warm-up not counted.",
             WINDOW,
-            *_conditions(result, rows, *(("article", mix) for mix in mixes)),
+            *_conditions(result, rows, *prefixes),
         ],
     )
 
 
-def sweep(result: Result) -> Table | None:
+def sweep(result: Result) -> Table:
     """Tokens/s, p95 and share of the limit, a row per concurrency and a column per server."""
-    rows = result.measured("sweep")
-    if not rows:
-        return None
+    rows = result.measured("sweep/")
     found = {(row["title"], row["load"]["concurrency"]): row for row in rows}
     requests = sorted({row["requests"] for row in rows})
     counted = " to ".join(str(count) for count in dict.fromkeys((requests[0], requests[-1])))
@@ -148,16 +146,14 @@ def sweep(result: Result) -> Table | None:
             "Load: as many requests at a time as the row says; "
             f"new tokens: {lengths(rows[0]['load'])}; greedy; warm-up not counted.",
             f"{counted} requests were measured for each figure. {WINDOW}",
-            *_conditions(result, rows, ["sweep"]),
+            *_conditions(result, rows, "sweep/"),
         ],
     )
 
 
-def peers_closed(result: Result) -> Table | None:
+def peers_closed(result: Result) -> Table:
     """This server and the baselines in a closed loop."""
-    rows = result.measured("peers", "closed")
-    if not rows:
-        return None
+    rows = result.measured("peers/closed/")
     users = sorted({row["load"]["concurrency"] for row in rows})
     first = [LENGTHS, SERVER, _weights(rows), _memory(rows), REQUESTS, _latency(rows), TTFT, ITL]
     return table(
@@ -167,16 +163,14 @@ def peers_closed(result: Result) -> Table | None:
             f"Load: {', '.join(map(str, users))} users, each sends its next request when the previous one is answered; "
             "greedy; warm-up not counted.",
             f"{WINDOW} Tokens count on arrival: those of an unstreamed answer with the answer.",
-            *_conditions(result, rows, ["peers", "closed"]),
+            *_conditions(result, rows, "peers/closed/"),
         ],
     )
 
 
-def by_users(result: Result) -> Table | None:
+def by_users(result: Result) -> Table:
     """Tokens/s of every server at each number of users, the fastest first, at uniform and geometric lengths."""
-    rows = [*result.measured("peers", "closed"), *result.measured("users")]
-    if not rows:
-        return None
+    rows = result.measured("peers/closed/", "users/")
     mixes = ("uniform", "geometric")
     found = {(row["server"], row["load"]["mix"], row["load"]["concurrency"]): row["tokens_per_second"] for row in rows}
     users = sorted({row["load"]["concurrency"] for row in rows})
@@ -198,17 +192,15 @@ def by_users(result: Result) -> Table | None:
             "greedy. Every server decodes at most 32 requests at a time; the others wait.",
             *_decode_steps(rows),
             *_steal(rows),
-            *_missing(result, ["peers", "closed"], ["users"]),
+            *result.missing("peers/closed/", "users/"),
             result.origin(),
         ],
     )
 
 
-def large(result: Result) -> Table | None:
+def large(result: Result) -> Table:
     """Our server and vLLM with a larger model."""
-    rows = result.measured("large")
-    if not rows:
-        return None
+    rows = result.measured("large/")
     users = Column("users", "load/concurrency", shown=str)
     first = [users, SERVER, _weights(rows), _memory(rows), REQUESTS, _latency(rows), TTFT, ITL]
     return table(
@@ -216,16 +208,14 @@ def large(result: Result) -> Table | None:
         rows,
         [
             f"{rows[0]['model']}; new tokens: {lengths(rows[0]['load'])}; closed loop; greedy; warm-up not counted.",
-            *_conditions(result, rows, ["large"]),
+            *_conditions(result, rows, "large/"),
         ],
     )
 
 
-def peers_poisson(result: Result) -> Table | None:
+def peers_poisson(result: Result) -> Table:
     """This server and the baselines under Poisson arrivals."""
-    rows = result.measured("peers", "poisson")
-    if not rows:
-        return None
+    rows = result.measured("peers/poisson/")
     slo = rows[0]["goodput"]["slo"]
     first, inter = figure(slo["time_to_first_token_s"]), figure(1e3 * slo["inter_token_latency_s"])
     return table(
@@ -236,16 +226,14 @@ def peers_poisson(result: Result) -> Table | None:
             "are over the whole run, from the first request due to the last answer.",
             f"Objective: the first token within {first} s and {inter} ms between tokens in the mean; an unstreamed "
             f"answer within {first} s and {inter} ms for each further token.",
-            *_conditions(result, rows, ["peers", "poisson"]),
+            *_conditions(result, rows, "peers/poisson/"),
         ],
     )
 
 
-def overhead(result: Result) -> Table | None:
+def overhead(result: Result) -> Table:
     """Tokens/s of the same load with less and less around the forward pass."""
-    account = result.content.get("overhead")
-    if account is None:
-        return None
+    account = result.section("overhead")
     speeds = {
         title: account["runs"][name]["tokens_per_second"] for name, title in RUNS.items() if name in account["runs"]
     }
@@ -280,11 +268,9 @@ def account_load(account: Row) -> str:
     return f"{load['requests']} requests of {load['mix']} lengths, {rows}"
 
 
-def where(result: Result) -> Table | None:
+def where(result: Result) -> Table:
     """The parts of each whole of the account, indented below their parents."""
-    account = result.content.get("overhead")
-    if account is None:
-        return None
+    account = result.section("overhead")
     parts = [Part(**part) for part in account["parts"]]
     shown = [part for part in parts if part.share >= LEAST_SHARE]
     left_out = f"{len(parts) - len(shown)} of {len(parts)} parts"
@@ -311,11 +297,9 @@ def parts_table(parts: Sequence[Part], notes: Sequence[str]) -> Table:
     )
 
 
-def quality(result: Result) -> Table | None:
+def quality(result: Result) -> Table:
     """The unquantized weights and each quantization's distance from them."""
-    rows, settings = result.measured(), result.content["settings"]
-    if not rows:
-        return None
+    rows, settings = result.measured(""), result.content["settings"]
 
     def loss(one: Row) -> str:
         return f"{one['mean']:+.5f} ± {one['standard_error']:.5f}"
@@ -348,9 +332,11 @@ def tuned(result: Result) -> list[Row]:
     chosen = at(result.content, "recommended/settings")
     points = [
         {**point, "recommended": point["settings"] == chosen}
-        for point in result.content.get("points", [])
+        for point in result.section("points")
         if point.get("failure") is None
     ]
+    if not points:
+        raise NotMeasuredError(f"{result.file} has no point that worked")
     return sorted(points, key=lambda point: -point["tokens_per_second"])
 
 
@@ -363,12 +349,10 @@ def setting_texts(point: Row) -> dict[str, str]:
     }
 
 
-def tune(result: Result) -> Table | None:
+def tune(result: Result) -> Table:
     """The Pareto front and the recommended point."""
     points = tuned(result)
     shown = [point for point in points if point["pareto"] or point["recommended"]]
-    if not shown:
-        return None
 
     def setting(name: str) -> Column:
         return Column(name, lambda point: setting_texts(point).get(name))
@@ -395,11 +379,9 @@ def tune(result: Result) -> Table | None:
     )
 
 
-def gpu_decoding(result: Result) -> Table | None:
+def gpu_decoding(result: Result) -> Table:
     """Waves of rows that decode together: the engine's, and generate()'s."""
-    rows, settings = [wave for part in DECODING for wave in result.measured(part)], result.content["settings"]
-    if not rows:
-        return None
+    rows, settings = result.measured(*DECODING), result.content["settings"]
 
     # As reported by the engine: kernels that were requested may not have been used.
     def what(row: Row) -> str:
@@ -423,17 +405,15 @@ def gpu_decoding(result: Result) -> Table | None:
         [
             f"Prompts of {settings['prompt_tokens']} tokens, {settings['output_tokens']} new ones; "
             "all rows of a wave begin and end together.",
-            *_missing(result, *([part] for part in DECODING)),
+            *result.missing(*DECODING),
             result.origin(),
         ],
     )
 
 
-def gpu_products(result: Result) -> Table | None:
+def gpu_products(result: Result) -> Table:
     """Each way to multiply with an 8-bit weight, a row per matrix and number of rows."""
-    rows = result.measured("products")
-    if not rows:
-        return None
+    rows = result.measured("products/")
 
     def way(name: str, title: str) -> Column:
         return Column(title, lambda row: at(row, f"ways/{name}/graph_us") or at(row, f"ways/{name}/eager_us"))
@@ -448,7 +428,7 @@ def gpu_products(result: Result) -> Table | None:
         rows,
         [
             "Microseconds per product, replayed as a CUDA graph where it can be captured, else launched from Python.",
-            *_missing(result, ["products"]),
+            *result.missing("products/"),
             result.origin(),
         ],
     )
@@ -456,15 +436,19 @@ def gpu_products(result: Result) -> Table | None:
 
 def summary(result: Result) -> str:
     """Return the tables that a run of `make bench` ends with, for a terminal."""
-    titles = {
-        "The article's setting": article(result),
-        "The same at mixed lengths": mixed(result),
-        "Baselines, closed loop": peers_closed(result),
-        "Baselines, Poisson arrivals": peers_poisson(result),
-        "By users": by_users(result),
-        "A larger model": large(result),
+    titles: dict[str, Callable[[Result], Table]] = {
+        "The article's setting": article,
+        "The same at mixed lengths": mixed,
+        "Baselines, closed loop": peers_closed,
+        "Baselines, Poisson arrivals": peers_poisson,
+        "By users": by_users,
+        "A larger model": large,
     }
-    return "\n\n".join(f"{title}\n\n{terminal(one)}" for title, one in titles.items() if one is not None)
+    found: list[str] = []
+    for title, make in titles.items():
+        with suppress(NotMeasuredError):
+            found.append(f"{title}\n\n{terminal(make(result))}")
+    return "\n\n".join(found)
 
 
 def _weights(rows: Rows) -> Column:
@@ -507,7 +491,7 @@ def _speed_up(rows: Rows) -> Column:
     return Column(f"over {chosen[0]['title']}" if chosen else "", cell)
 
 
-def _conditions(result: Result, rows: Rows, *prefixes: Sequence[str]) -> list[str]:
+def _conditions(result: Result, rows: Rows, *prefixes: str) -> list[str]:
     """Return the notes beneath servers under load: the limit, steal time, what did not run, and the origin."""
     bounds: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -515,8 +499,8 @@ def _conditions(result: Result, rows: Rows, *prefixes: Sequence[str]) -> list[st
             bounds.setdefault(row["limit"]["bound_by"], {})[row["title"]] = None
     by = "; ".join(f"{bound}: {', '.join(titles)}" for bound, titles in bounds.items())
     limit = f"The limit is what this device's measured bandwidth and matrix rate allow for the same load. Set by {by}."
-    rates = _rates(result, rows) if prefixes[0][0] == "article" else []
-    missing = _missing(result, *prefixes)
+    rates = _rates(result, rows) if prefixes[0].startswith("article/") else []
+    missing = result.missing(*prefixes)
     return [*([limit] if bounds else []), *_decode_steps(rows), *rates, *_steal(rows), *missing, result.origin()]
 
 
@@ -552,8 +536,3 @@ def _steal(rows: Rows) -> list[str]:
         return []
     mean = sum(share for share, _ in shares) / len(shares)
     return [f"Steal time: {percent(mean)} of the processors' time in the mean; at most {percent(most)}, with {title}."]
-
-
-def _missing(result: Result, *prefixes: Sequence[str]) -> list[str]:
-    each = dict.fromkeys(one for prefix in prefixes for one in result.missing(*prefix))
-    return [f"Not run: {'; '.join(each)}."] if each else []

@@ -36,9 +36,8 @@ _DTYPES: dict[Weights, torch.dtype] = {name: getattr(torch, dtype) for name, dty
 
 def measured_once(results: Results, threads: int, seconds: float = SECONDS) -> DeviceRates:
     """Return the rates of a run: from its results, or measured and added to them."""
-    found = results.get("rates")
-    if found is not None:
-        return DeviceRates.from_json(found)  # type: ignore[arg-type]  # as `to_json` has written it
+    if found := results.get("rates"):
+        return DeviceRates.from_json(found)
     measured = measure(threads, seconds)
     results.section("rates", measured.to_json())
     return measured
@@ -46,8 +45,6 @@ def measured_once(results: Results, threads: int, seconds: float = SECONDS) -> D
 
 def measure(threads: int, seconds: float = SECONDS) -> DeviceRates:
     """Measure the GPU, or the CPU with `threads` threads where there is none. seconds: for each single measurement."""
-    if threads < 1:
-        raise ValueError(f"threads is {threads}; it must be at least 1")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = CPU_SIZES
     if device.type == "cuda":

@@ -108,15 +108,11 @@ def roofline(
     steady: bool = False,
     floats: Weights | None = None,
 ) -> Roofline:
-    """Return the bound of a load on a device. Raises ValueError for a load without requests or tokens.
+    """Return the bound of a load on a device.
 
     rows: largest number of requests in a step. requests: the output tokens of each. prompt_tokens: of every request.
     steady: of a load in steady state, instead of one that begins and ends. floats: as in `Costs`.
     """
-    if rows < 1 or prompt_tokens < 1 or not requests or min(requests) < 1:
-        raise ValueError(
-            f"rows is {rows}, prompt_tokens {prompt_tokens}, output tokens {list(requests)}: each must be at least 1"
-        )
     costs = Costs(config, weights, rates, floats)
     # The first token of a request is the prefill's; with n of them, n - 1 are decoded, with p … p + n - 2 positions
     # cached.

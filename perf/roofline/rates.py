@@ -10,22 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal
 
 Weights = Literal["fp32", "fp16", "bf16", "int8"]
 BYTES: dict[Weights, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 """Per value. In INT8 every row of a matrix also has a scale."""
 WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "bf16", "int8")
 """From the widest to the narrowest."""
-
-
-class RatesJSON(TypedDict):
-    """`DeviceRates` in a result's file; JSON has no numbers as keys."""
-
-    device: str
-    threads: int
-    bandwidth: dict[str, float]
-    operations: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -62,8 +53,8 @@ class DeviceRates:
         usable = WIDTHS[: WIDTHS.index(weights) + 1]
         return max(rate for kind, rate in self.operations.items() if kind in usable)
 
-    def to_json(self) -> RatesJSON:
-        """Return the rates for a result's file, to three digits."""
+    def to_json(self) -> dict[str, object]:
+        """Return the rates for a result's file, to three digits; JSON has no numbers as keys."""
         return {
             "device": self.device,
             "threads": self.threads,
@@ -72,7 +63,7 @@ class DeviceRates:
         }
 
     @classmethod
-    def from_json(cls, found: RatesJSON) -> DeviceRates:
+    def from_json(cls, found: Mapping[str, Any]) -> DeviceRates:
         """Return the rates of a result's file."""
         return cls(
             found["device"],

@@ -1,4 +1,4 @@
-"""The GPU run on a CPU: a smoke run of every part, its options, its models, and its verdicts on logits and memory."""
+"""The GPU run on a CPU: a smoke run of every part, its options, its models, and its checks of logits and memory."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from perf.gpu import correctness
 from perf.gpu.__main__ import LOST, main
 from perf.gpu.capacity import LEFT, MIB, Stretch, against_plan
 from perf.gpu.models import FP32, INT8, INT8_OUTLIERS, Precision, RandomLlama
-from perf.gpu.options import DEFAULT, FULL, PARTS, SMOKE, TINY, Amount, parse
+from perf.gpu.options import PARTS, TINY, parse
 from perf.quality.divergence import Forward
 
 Run = Callable[..., dict[str, Any]]
 
-CPU = ["--smoke", "--device", "cpu", "--threads", "1"]
+CPU = ["--smoke", "--device", "cpu"]
 SHAPE = KVCacheShape(2, 4, 2, 128, 16, torch.float16)
 PLAN = MemoryPlan(60 * MIB, 20 * MIB, 10 * MIB, 10 * MIB, free=200 * MIB, fraction=0.9, device="cuda", shape=SHAPE)
 
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    """Restore the number of threads, which a run sets."""
+    """Tiny tensors: on few shared cores, two threads wait for each other more than they compute."""
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
@@ -53,10 +54,10 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.mark.long
-def test_a_smoke_run_has_every_part_and_says_what_needs_a_gpu(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_smoke_run_has_every_part_and_says_what_needs_a_gpu(run: Run) -> None:
     content = run()
     measured = content["measurements"]
-    assert {key.split("/")[0] for key in measured} == {*DEFAULT, "stock_engine"}
+    assert {key.split("/")[0] for key in measured} == {*PARTS, "stock_engine"}
     not_run = {key: found["not_run"] for key, found in measured.items() if "not_run" in found}
     graphs = ("correct/tokens/fp32_graphs", "capacity/int8/graphs", "graph/fp32/2", "graph/int8/2")
     fused = (f"correct/{key}_fused" for key in ("tokens/fp32", "logits/fp16", "logits/int8"))
@@ -66,13 +67,11 @@ def test_a_smoke_run_has_every_part_and_says_what_needs_a_gpu(run: Run, capsys: 
         "article": "needs CUDA",
     }
     assert all(found.get("passed", True) for found in measured.values())
-    assert measured["environment"]["gpu"] == measured["environment"]["triton_language"] == "needs CUDA"
+    assert measured["environment"]["gpu"].startswith("failed: ")
     assert measured["capacity/int8"]["memory"] == "needs CUDA"
     for key in ("decode/int8/2", "stock/int8/2"):
         assert measured[key]["tokens_per_second"] > 0
         assert measured[key]["limit"]["fraction"] > 0
-    assert "no verdict" in capsys.readouterr().out
-    assert "verdict" not in content
 
 
 def test_a_resumed_run_keeps_measurements_and_retries_failures(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,49 +89,28 @@ def test_a_resumed_run_keeps_measurements_and_retries_failures(run: Run, capsys:
 def test_a_run_that_loses_the_gpu_ends_with_its_own_code_and_keeps_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = parse([*CPU, "--only", "environment", "article", "--partial", str(tmp_path)])
+    options = parse([*CPU, "--only", "environment", "article", "--partial", str(tmp_path)], None)
     options.device, options.smoke, options.output = torch.device("cuda", 0), False, tmp_path / "gpu.json"
-    monkeypatch.setattr("perf.gpu.__main__.parse", lambda _: options)
+    monkeypatch.setattr("perf.gpu.__main__.parse", lambda *_: options)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: torch.zeros(1)[2])
     assert main() == LOST
     assert "continue with --resume --kernels stock" in capsys.readouterr().err
     assert list(json.loads(options.output.read_text())["measurements"]) == ["environment"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device", "cpu"], "on a CPU there is only --smoke"),
-        (["--smoke", "--budget", "0"], "0 is out of bounds: more than 0"),
-        (["--smoke", "--steady-seconds", "-1"], "-1 is out of bounds: more than 0"),
-        (["--smoke", "--only", "grph"], "invalid choice: 'grph'"),
-    ],
-)
-def test_out_of_bounds_options_end_the_run(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("arguments", [["--device", "cpu"], ["--smoke", "--device", "cuda"]])
+def test_without_a_gpu_there_is_only_a_smoke_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse(arguments)
+        parse(arguments, None)
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    assert "without one there is only --smoke --device cpu" in capsys.readouterr().err
 
 
 def test_parts_run_in_a_fixed_order_and_the_command_repeats_the_run() -> None:
-    options = parse([*CPU, "--only", "graph", "environment", "--steady-seconds", "90"])
+    options = parse([*CPU, "--only", "graph", "environment", "--kernels", "stock", "--budget", "3"], None)
     assert options.only == ("environment", "graph")
-    assert options.command == "make bench-gpu 'GPU=--smoke --only environment graph --steady-seconds 90'"
-    assert options.amount.steady_s == 90
-    plain = parse([*CPU, "--kernels", "stock", "--budget", "3"])
-    assert plain.command == "make bench-gpu BUDGET=3 'GPU=--smoke --kernels stock'"
-    assert "results" not in plain.output.parts
-    assert plain.only == DEFAULT == PARTS[:-1]
-    assert plain.amount == SMOKE
-
-
-@pytest.mark.parametrize("amount", [FULL, SMOKE], ids=["full", "smoke"])
-def test_waves_fit_into_the_models_positions(amount: Amount) -> None:
-    assert max(amount.prompt + amount.output, amount.max_model_len) <= amount.shape.positions
-    assert 32 in amount.decode_rows or amount is SMOKE
+    assert options.command == "make bench-gpu BUDGET=3 'GPU=--smoke --only graph environment --kernels stock'"
+    assert "results" not in options.output.parts
 
 
 def test_the_random_model_is_the_same_in_each_requested_precision_whatever_was_before() -> None:

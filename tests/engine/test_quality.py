@@ -17,13 +17,12 @@ from llama_engine.libraries import int8_vectorwise_quant
 from llama_engine.model.loader import Checkpoint
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
-from tqdm import tqdm
 
 from perf.quality import candidates, divergence
 from perf.quality.__main__ import main
 from perf.quality.candidates import CANDIDATES, WEIGHTS_ONLY, Candidate, measured, weights_only
 from perf.quality.divergence import Forward, Tokens, compare, distances, joined, perplexity, summary
-from perf.quality.text import TextError, from_text, read
+from perf.quality.text import from_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,8 +42,7 @@ def test_a_model_has_no_distance_from_itself_and_the_perplexity_of_its_card(
     monkeypatch.syspath_prepend(str(ROOT))
     from models.train_pydoc_llama.perplexity import perplexity as of_the_card
 
-    with tqdm(disable=True) as progress:
-        (tokens,) = distances([Forward(fp32)], Forward(fp32), rows, progress)
+    (tokens,) = distances([Forward(fp32)], Forward(fp32), rows)
     assert tokens.divergence.count_nonzero() == 0
     assert tokens.agrees.all()
     assert len(tokens.loss) == sum(len(row) - 1 for row in rows)
@@ -53,7 +51,7 @@ def test_a_model_has_no_distance_from_itself_and_the_perplexity_of_its_card(
 
 @pytest.fixture(scope="module")
 def same_weights(fp32: Checkpoint) -> Checkpoint:
-    return weights_only(fp32, None, head=True)
+    return weights_only(fp32, head=True)
 
 
 def test_weights_alone_are_what_bitsandbytes_quantizes_in_products_of_floats(
@@ -66,7 +64,7 @@ def test_weights_alone_are_what_bitsandbytes_quantizes_in_products_of_floats(
     for layer in linears:
         codes, scales, _ = int8_vectorwise_quant(layer.weight.half())
         layer.weight = torch.nn.Parameter(codes * (scales / 127)[:, None], requires_grad=False)
-    forward, floats = Forward(same_weights), Forward(weights_only(fp32, None, head=False))
+    forward, floats = Forward(same_weights), Forward(weights_only(fp32, head=False))
     embedding = fp32.model.embedding
     with torch.inference_mode():
         model.model.embed_tokens.weight = torch.nn.Parameter(embedding, requires_grad=False)
@@ -83,11 +81,10 @@ def test_int8_is_close_to_the_reference_but_not_equal(
     fp32: Checkpoint, same_weights: Checkpoint, rows: list[list[int]], candidate: Candidate
 ) -> None:
     if candidate.weights_only:
-        loaded = weights_only(fp32, None, head=candidate == WEIGHTS_ONLY)
+        loaded = weights_only(fp32, head=candidate == WEIGHTS_ONLY)
     else:
         loaded = candidates.load(Settings(), torch.device("cpu"), candidate)
-    with tqdm(disable=True) as progress:
-        found = measured(candidate, fp32, same_weights, loaded, rows, progress)
+    found = measured(candidate, fp32, same_weights, loaded, rows)
     assert list(found) == ["fp32", candidate.key]
     one: Any = found[candidate.key]
     reference: Any = found["fp32"]
@@ -103,17 +100,14 @@ def test_int8_is_close_to_the_reference_but_not_equal(
         assert ours < one["kl_nats"]["mean"] / 2
 
 
-def test_every_token_of_a_file_is_predicted_once_after_a_bos(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    file = tmp_path / "text.txt"
+def test_every_token_of_a_text_is_predicted_once_after_a_bos(tokenizer: Tokenizer) -> None:
     # Two newlines, and characters of more than one byte.
-    file.write_bytes("Ein schöner Text – mit\r\nZeilen. ".encode() * 40)
-    rows = from_text(read(file), file.name, tokenizer.pretrained, 64)
-    assert rows.origin == {"text": "text.txt", "characters": 32 * 40}
-    assert max(map(len, rows.tokens)) == 64
-    ids = [token for row in rows.tokens for token in row[1:]]
-    assert b"".join(tokenizer.vocabulary.token_bytes[token] for token in ids) == file.read_bytes()
-    assert rows.predicted == len(ids)
-    assert {row[0] for row in rows.tokens} == {tokenizer.pretrained.bos_token_id}
+    text = "Ein schöner Text – mit\r\nZeilen. " * 40
+    rows = from_text(text, tokenizer.pretrained, 64)
+    assert max(map(len, rows)) == 64
+    predicted = [token for row in rows for token in row[1:]]
+    assert b"".join(tokenizer.vocabulary.token_bytes[token] for token in predicted) == text.encode()
+    assert {row[0] for row in rows} == {tokenizer.pretrained.bos_token_id}
 
 
 def test_without_a_bos_no_row_of_one_token_is_left(tokenizer: Tokenizer) -> None:
@@ -121,31 +115,19 @@ def test_without_a_bos_no_row_of_one_token_is_left(tokenizer: Tokenizer) -> None
     pretrained.bos_token = None
     ids = pretrained(text, add_special_tokens=False)["input_ids"]
     context = next(context for context in range(2, 64) if len(ids) % context == 1)
-    rows = from_text(text, "a text", pretrained, context)
-    assert [token for row in rows.tokens for token in row] == ids[:-1]
+    assert [token for row in from_text(text, pretrained, context) for token in row] == ids[:-1]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b" \n\t\n", "text.txt is empty"),
-        (b"four words of text", "text.txt has [0-9]+ tokens to predict; 100 are needed at least"),
-        (b"caf\xe9 " * 100, "text.txt is not UTF-8: .* at byte 3"),
-    ],
-)
-def test_an_unusable_text_is_refused(tokenizer: Tokenizer, tmp_path: Path, content: bytes, message: str) -> None:
-    file = tmp_path / "text.txt"
-    file.write_bytes(content)
-    with pytest.raises(TextError, match=message):
-        from_text(read(file), file.name, tokenizer.pretrained, 64)
+def test_a_text_of_a_few_words_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"the text has [0-9]+ tokens to predict; 100 are needed at least"):
+        from_text("four words of text", tokenizer.pretrained, 64)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--model somewhere", "--model needs --text (with make: MODEL needs TEXT)"),
-        ("--context 1", "--context is 1; a row needs 2 tokens at least"),
-        ("--text absent.txt", "quality: can't read absent.txt: No such file"),
+        ("--text absent.txt", "quality: [Errno 2] No such file or directory: 'absent.txt'"),
     ],
 )
 def test_unusable_options_are_refused_in_one_line_before_anything_is_loaded(

@@ -93,10 +93,12 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Course
         loads: Sequence[baselines.Load] | None = None,
     ) -> Course:
         monkeypatch.setattr(baselines, "servers", lambda: list(under_test))
+        monkeypatch.setattr(baselines, "SLOTS", CONCURRENCY)
+        monkeypatch.setattr(baselines, "CORES", 1)
         course = Course(Results(tmp_path / "bench.json", "bench", {}, False, tmp_path), Budget(seconds))
         for key in there:
             course.note(f"peers/{key}", {"tokens_per_second": 1.0, "errors": 0})
-        baselines.Loads(course, EMBEDDED, CONCURRENCY, 1, SLO(2.0, 0.1), RATES).measure(under_test, loads)
+        baselines.Loads(course, EMBEDDED, SLO(2.0, 0.1), RATES).measure(under_test, loads)
         return course
 
     return of
@@ -145,8 +147,8 @@ def test_without_time_no_larger_checkpoint_is_made_and_its_loads_are_not_run(
     monkeypatch.setattr(bench, "random_checkpoint", make)
     for seconds, expected in ((5.0, []), (600.0, [EMBEDDED])):
         course = run(seconds=seconds)
-        loads = baselines.Loads(course, EMBEDDED, CONCURRENCY, 1, SLO(2.0, 0.1), RATES)
-        bench._larger_model(loads, [failing("vllm", NotRunError("no")), failing("elsewhere", NotRunError("no"))])
+        loads = baselines.Loads(course, EMBEDDED, SLO(2.0, 0.1), RATES)
+        bench.larger_model(loads, [failing("vllm", NotRunError("no")), failing("elsewhere", NotRunError("no"))])
         assert made == expected
         assert set(course.results.measurements) == {f"large/{users}/vllm" for users in (CONCURRENCY, 1)}
 
@@ -214,7 +216,7 @@ def test_loads_have_fewer_requests_with_fewer_users_and_a_larger_model_half_the_
         (8, 16, 200),
         (128, 64, 200),
     ]
-    assert [(load.users, load.measured, load.mean) for load in baselines.large(32)] == [(32, 32, 100), (1, 4, 100)]
+    assert [(load.users, load.measured, load.mean) for load in baselines.large()] == [(32, 32, 100), (1, 4, 100)]
 
 
 def test_a_load_that_is_predicted_to_take_too_long_is_not_run_and_the_next_one_follows(

@@ -9,7 +9,8 @@ import pytest
 from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import prepare
 
-from perf.analyzer.run import FailedRunError, inputs, measure, read_profile
+from perf.analyzer.binary import AnalyzerError
+from perf.analyzer.run import inputs, read_profile
 from perf.load.protocols import Request
 
 SECOND = 1_000_000_000
@@ -74,7 +75,7 @@ def test_a_run_of_other_requests_or_answers_is_no_measurement(
     tmp_path: Path, asked: list[Request], other: dict[str, object], message: str
 ) -> None:
     path = written(tmp_path, exported(A, 0, 1), {**exported(B, 0, 1), **other})
-    with pytest.raises(FailedRunError, match=message):
+    with pytest.raises(AnalyzerError, match=message):
         read_profile(path, asked)
 
 
@@ -82,11 +83,5 @@ def test_a_run_of_other_requests_or_answers_is_no_measurement(
 def test_a_file_that_is_no_export_is_an_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "profile.json"
     path.write_text(content)
-    with pytest.raises(FailedRunError, match=r"profile\.json can't be read"):
+    with pytest.raises(AnalyzerError, match=r"profile\.json can't be read"):
         read_profile(path, [])
-
-
-@pytest.mark.parametrize(("concurrency", "warmup"), [(0, 0), (5, 0), (2, 1), (2, 4)])
-def test_inconsistent_counts_are_refused_before_anything_is_sent(concurrency: int, warmup: int) -> None:
-    with pytest.raises(ValueError, match=f"concurrency is {concurrency}, warmup {warmup}, and there are 4 requests"):
-        measure("127.0.0.1:1", [A] * 4, concurrency, warmup, 1.0)

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from perf.analyzer.run import AnalyzerReport
 from perf.bench import sweep
-from perf.bench.__main__ import SECTIONS, parse
+from perf.bench.__main__ import parse
 from perf.bench.counters import NAMES, Samples
-from perf.bench.measure import Pace, Size, article_entry, choose, measured_pace
+from perf.bench.measure import Pace, article_entry, choose
 from perf.checkpoint import EMBEDDED
 from perf.course import Budget, Course, NoTimeError
 from perf.load.arrivals import Closed
@@ -119,29 +118,12 @@ def test_only_the_steal_time_of_the_task_itself_counts(tmp_path: Path, cpu_secon
     assert [found["stolen_share"] for found in run.results.measurements.values()] == [0.3, 0.0, 0.0]
 
 
-def test_a_plain_run_measures_everything(tmp_path: Path) -> None:
-    options = parse([])
-    assert (options.only, options.concurrency, options.without, options.model) == ([*SECTIONS], 32, [], None)
-    assert options.given == []
-    swept = sweep.parse([])
-    assert swept.servers[:2] == ["inflight_int8", "batched_int8"]
-    assert swept.servers[2] in ("naive_fp16", "naive_fp32")
-    assert (swept.given, swept.model) == ([], None)
-    (tmp_path / "config.json").write_text("{}")
-    assert parse(["--model", str(tmp_path)]).model == tmp_path
-
-
 @pytest.mark.parametrize(
     ("parser", "line"),
-    [
-        (parse, "--concurrency 8 --threads 63 --only peers --without vllm --slo-ttft-ms 1500.0 --slo-itl-ms 50.0"),
-        (sweep.parse, "inflight_int8 naive_fp16 --threads 63"),
-    ],
+    [(parse, "--only peers --without vllm"), (sweep.parse, "inflight_int8 naive_fp16"), (parse, "")],
 )
 def test_the_given_options_repeat_a_run(parser: Callable[[list[str]], Any], line: str) -> None:
-    given = parser([*line.split(), "--budget", "5"]).given
-    assert shlex.join(given) == line
-    assert parser(given).given == given
+    assert shlex.join(parser([*line.split(), "--budget", "5"]).given) == line
 
 
 def pace(wave_s: float, concurrency: int = 32) -> Pace:
@@ -151,28 +133,25 @@ def pace(wave_s: float, concurrency: int = 32) -> Pace:
 
 
 def test_the_pace_of_short_requests_predicts_long_ones() -> None:
-    assert pace(100.0).wave_seconds() == pytest.approx(100.0)
-    assert pace(100.0).wave_seconds(400) == pytest.approx(180.0)
-    assert Pace(32, 2.0, 1.5).wave_seconds(200) == 2.0, "longer requests are never predicted to be faster"
+    assert pace(100.0).seconds(32) == pytest.approx(100.0)
+    assert pace(100.0).seconds(16, 400) == pytest.approx(90.0)
+    assert Pace(32, 2.0, 1.5).seconds(32, 200) == 2.0, "longer requests are never predicted to be faster"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "requests", "fits"),
-    # Of a slow server the minimum is chosen all the same, and reported not to fit.
-    [(10_000, 96, True), (400, 96, True), (399, 64, True), (201, 32, True), (199, 32, False), (1, 32, False)],
+    ("seconds", "requests"),
+    # Of a slow server the minimum is chosen all the same.
+    [(10_000, 96), (400, 96), (399, 64), (201, 32), (199, 32), (1, 32)],
 )
-def test_the_warm_up_and_whole_waves_fit_into_the_time(seconds: float, requests: int, fits: bool) -> None:
-    size = choose(seconds, pace(99.999))
-    assert (size.requests, size.warmup, size.fits) == (requests, 32, fits)
-    assert size.predicted_s == pytest.approx(99.999 * (requests + 32) / 32)
+def test_the_warm_up_and_whole_waves_fit_into_the_time(seconds: float, requests: int) -> None:
+    assert choose(seconds, pace(99.999)) == requests
 
 
-@pytest.mark.parametrize(("concurrency", "least"), [(1, 8), (3, 8), (24, 32), (32, 32), (128, 32)])
-@pytest.mark.parametrize("seconds", [0.5, 50, 123, 5000])
+@pytest.mark.parametrize(("concurrency", "least"), [(1, 8), (3, 8), (24, 32), (128, 32)])
+@pytest.mark.parametrize("seconds", [0.5, 50, 5000])
 def test_between_the_minimum_and_three_waves_are_measured(concurrency: int, least: int, seconds: float) -> None:
-    size = choose(seconds, pace(10.0, concurrency), least)
-    assert max(least, concurrency) <= size.requests <= 3 * max(least, concurrency)
-    assert size.warmup == concurrency
+    requests = choose(seconds, pace(10.0, concurrency), least)
+    assert max(least, concurrency) <= requests <= 3 * max(least, concurrency)
 
 
 @contextmanager
@@ -181,39 +160,39 @@ def counted(_: str) -> Iterator[Samples]:
 
 
 def test_the_article_is_measured_over_grpc_and_its_warm_up_counts_for_the_bound(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs: list[tuple[str, int, int]] = []
 
-    def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float) -> AnalyzerReport:
+    def measure(
+        url: str, requests: Sequence[Request], concurrency: int, warmup: int, timeout: float
+    ) -> tuple[Run, str]:
         """Answer a request in a second, one after the other; the warm-up's prompts have 60 tokens, the others 120."""
         runs.append((url, len(requests), warmup))
         records = tuple(
             Record(number, number, number + 1.0, (), 60 if number < warmup else 120, request.output_tokens, "")
             for number, request in enumerate(requests)
         )
-        return AnalyzerReport("2.51", "perf_analyzer", Run(Closed(concurrency), records, warmup), {})
+        return Run(Closed(concurrency), records, warmup), "perf_analyzer"
 
     monkeypatch.setattr("perf.bench.measure.analyzer.measure", measure)
     monkeypatch.setattr("perf.bench.measure.sampled", counted)
     triton: Any = SimpleNamespace(grpc_url="grpc:1", metrics_url="metrics:1")
     served = Served(Target("a", "triton_generate", "http:1", "llama"), "make serve", {}, os.getpid(), 1.0, triton)
-    assert measured_pace(served, EMBEDDED, "geometric", 1) == Pace(1, 1.0, 1.0)
     rates = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11, "int8": 1e11})
     one = next(one for one in configurations() if one.key == "inflight_int8")
-    found: Any = article_entry(one, served, EMBEDDED, "geometric", 1, Size(5, 1, 1.0, 1.0), rates)
+    run = course(tmp_path / "bench.json")
+    found: Any = article_entry(run, one, served, EMBEDDED, "geometric", 1, rates, 6.5, 5)
     assert runs == [("grpc:1", 4, 0), ("grpc:1", 4, 0), ("grpc:1", 6, 1)]
     assert (found["load"]["requests"], found["load"]["prompt_tokens"]) == (5, 110)
     config, sent = LlamaConfig.from_pretrained(EMBEDDED), [*lengths("geometric", 1), *lengths("geometric", 5)]
     bounds = [roofline(config, one.weights, rates, 1, some, PROMPT_TOKENS, steady=True) for some in (sent, sent[1:])]
     with_warmup, without = (bound.beside(found["tokens_per_second"]) for bound in bounds)
     assert found["limit"] == with_warmup != without
-
-
-def test_a_higher_concurrency_gets_more_seconds_up_to_a_bound() -> None:
-    seconds = [sweep.seconds(number) for number in sweep.CONCURRENCIES]
-    assert seconds == sorted(seconds)
-    assert 0 < seconds[0] < seconds[-1] <= 600
+    # At a second each, six requests are predicted to take six.
+    for seconds, most_s in ((6.5, 5.5), (1.0, 5.5)):
+        with pytest.raises(NoTimeError, match="5 requests after 1 take 6 and not the 6 s"):
+            article_entry(run, one, served, EMBEDDED, "geometric", 1, rates, seconds, 5, most_s)
 
 
 @pytest.mark.parametrize(
@@ -221,9 +200,6 @@ def test_a_higher_concurrency_gets_more_seconds_up_to_a_bound() -> None:
     [
         (parse, "--budget 0", "0 is out of bounds: more than 0"),
         (parse, "--budget nan", "nan is out of bounds: more than 0"),
-        (parse, "--concurrency 0", "0 is out of bounds: at least 1"),
-        (parse, "--threads -1", "-1 is out of bounds: at least 1"),
-        (parse, "--slo-ttft-ms -5", "-5 is out of bounds: more than 0"),
         (parse, "--only peer", "invalid choice: 'peer'"),
         (parse, "--without vlm", "--without has 'vlm': known are triton_llama_int8, "),
         (parse, "--model no/such", "argument --model: no/such is not a folder with a config.json"),

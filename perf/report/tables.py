@@ -75,11 +75,17 @@ def _server(row: Row) -> str:
     return f"{title} ({errors} error{'s' if errors > 1 else ''})" if errors else f"{title}"
 
 
+def _weights(row: Row) -> str:
+    size = at(row, "memory/weights_mib")
+    return f"{row['weights']}" if size is None else f"{row['weights']}, {figure(size)}"
+
+
 def _medians(found: Row) -> str:
     return several(found["p50"], found["p95"])
 
 
 SERVER = Column("server", _server, right=False)
+WEIGHTS = Column("weights, MiB", _weights, right=False)
 LENGTHS = Column("new tokens", lambda row: lengths(row["load"]), right=False)
 REQUESTS = Column("requests", "requests", shown="{:,}".format)
 REQUESTS_RATE = Column("requests/s", "requests_per_second")
@@ -109,7 +115,7 @@ def _article(result: Result, *mixes: str) -> Table:
     prefixes = [f"article/{mix}/" for mix in mixes]
     rows = result.measured(*prefixes)
     load, one = rows[0]["load"], len(mixes) == 1
-    first = [SERVER, _weights(rows), _memory(rows)] if one else [LENGTHS, SERVER]
+    first = [SERVER, WEIGHTS, _memory(rows)] if one else [LENGTHS, SERVER]
     new = f"; new tokens: {lengths(load)}" if one else ""
     return table(
         [*first, REQUESTS, _latency(rows), REQUESTS_RATE, TOKENS, _speed_up(rows), BATCH, ROWS, LIMIT, OF_LIMIT],
@@ -155,7 +161,7 @@ def peers_closed(result: Result) -> Table:
     """This server and the baselines in a closed loop."""
     rows = result.measured("peers/closed/")
     users = sorted({row["load"]["concurrency"] for row in rows})
-    first = [LENGTHS, SERVER, _weights(rows), _memory(rows), REQUESTS, _latency(rows), TTFT, ITL]
+    first = [LENGTHS, SERVER, WEIGHTS, _memory(rows), REQUESTS, _latency(rows), TTFT, ITL]
     return table(
         [*first, REQUESTS_RATE, TOKENS, LIMIT, OF_LIMIT],
         rows,
@@ -202,7 +208,7 @@ def large(result: Result) -> Table:
     """Our server and vLLM with a larger model."""
     rows = result.measured("large/")
     users = Column("users", "load/concurrency", shown=str)
-    first = [users, SERVER, _weights(rows), _memory(rows), REQUESTS, _latency(rows), TTFT, ITL]
+    first = [users, SERVER, WEIGHTS, _memory(rows), REQUESTS, _latency(rows), TTFT, ITL]
     return table(
         [*first, TOKENS, LIMIT, OF_LIMIT],
         rows,
@@ -449,18 +455,6 @@ def summary(result: Result) -> str:
         with suppress(NotMeasuredError):
             found.append(f"{title}\n\n{terminal(make(result))}")
     return "\n\n".join(found)
-
-
-def _weights(rows: Rows) -> Column:
-    """The format of the linear layers' weights, with their MiB where known."""
-    sizes = {row["server"]: at(row, "memory/weights_mib") for row in rows}
-
-    def cell(row: Row) -> str:
-        size = sizes[row["server"]]
-        return row["weights"] if size is None else f"{row['weights']}, {figure(size)}"
-
-    known = any(size is not None for size in sizes.values())
-    return Column("weights, MiB" if known else "weights", cell, right=False)
 
 
 def _memory(rows: Rows) -> Column:

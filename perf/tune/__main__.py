@@ -15,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from perf.course import Budget
 from perf.load.arrivals import Closed, Poisson
 from perf.load.generator import LoadError
 from perf.load.summary import describe
-from perf.report.results import read
+from perf.report.results import NotMeasuredError, read
 from perf.report.tables import tune
 from perf.report.text import terminal
 from perf.results_file import Results
@@ -142,8 +143,8 @@ def _tune(options: argparse.Namespace) -> int:
     for name, content in sections(search.points, search.noise, options.slo_p95_ms, chosen, config).items():
         results.section(name, content)
     results.finish()
-    if (table := tune(read(options.output))) is not None:
-        print(f"\n{terminal(table)}")
+    with suppress(NotMeasuredError):  # no point worked
+        print(f"\n{terminal(tune(read(options.output)))}")
     print(f"\n{conclusion(search.points, search.noise, options.slo_p95_ms, chosen)}\nWritten to {options.output}.")
     if config is None:
         return NOT_MET

@@ -42,6 +42,6 @@ def test_hostile_requests_neither_crash_nor_hang_nor_leak_nor_change_other_answe
     with ThreadPoolExecutor(2) as pool:
         for siege in pool.map(survives, range(2)):
             assert siege.failures == []
-            assert siege.campaign.sent == count
-            said = f"{siege.campaign.asked} good requests, {siege.computed():g} computed, {siege.refused():g} refused"
-            note(f"{count} attacks, seed {SEED}: {said}; {siege.campaign.by_route()}")
+            assert siege.sent == count
+            said = f"{siege.asked} good requests, {siege.computed():g} computed, {siege.refused():g} refused"
+            note(f"{count} attacks, seed {SEED}: {said}; {siege.by_route()}")

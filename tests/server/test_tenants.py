@@ -12,10 +12,10 @@ import pytest
 from notes import Note
 from server.metrics import fields, said
 from server.servers import until
-from server.tenants.campaign import Campaign, api_keys
+from server.tenants.campaign import KEYS, Campaign
 from server.tenants.endpoint_requests import TEMPLATE
 from server.tenants.sending import connected
-from server.tenants.surroundings import Surroundings, endpoint_process
+from server.tenants.surroundings import surroundings
 from triton_local.server import LocalTriton
 
 SEED = 18
@@ -34,30 +34,30 @@ async def test_nothing_of_a_request_is_in_anothers_response_or_in_logs_metrics_a
     server: LocalTriton, faults: bool, requests: int, repeated: int, tmp_path: Path, note: Note
 ) -> None:
     """requests: of both tenants together. repeated: those that are sent again alone, and get the same response."""
-    campaign, keys = Campaign(SEED, faults), api_keys()
-    with endpoint_process(server, tmp_path, keys, TEMPLATE) as endpoint:
-        surroundings = Surroundings(server, endpoint, campaign.phrases)
-        async with connected(server, endpoint.url, keys) as tenants:
-            await campaign.run(tenants, requests, surroundings.look)
+    campaign = Campaign(SEED, faults)
+    with surroundings(server, campaign.phrases, tmp_path, KEYS, TEMPLATE) as around:
+        async with connected(server, around.url, KEYS) as tenants:
+            await campaign.run(tenants, requests, around.look)
             same = await campaign.repeat(tenants, repeated)
-        surroundings.look()
+        around.look()
         told = campaign.counts()
 
         def missing() -> set[str]:
-            return told.keys() - _logged(server, endpoint.log).keys()
+            return told.keys() - _logged(server, around.log).keys()
 
         # A line is written after the answer is sent, and passes through Triton.
         until(lambda: not missing(), lambda: f"requests {missing()} are in a log")
-        surroundings.search_logs()
-    note(f"two tenants, seed {SEED}: {campaign.line()}; {same} again alone, {surroundings.looks} looks around")
+        around.search_logs()
+    outcomes = ", ".join(f"{count} {name}" for name, count in sorted(campaign.outcomes.items()))
+    note(f"two tenants, {requests} requests, {campaign.refused} refused or failed, {same} again alone: {outcomes}")
     assert campaign.leaks == []
     assert campaign.wrong == []
-    assert surroundings.found == {}
-    assert surroundings.new_labels() == set()
-    logged = _logged(server, endpoint.log)
+    assert around.found == {}
+    assert around.new_labels() == set()
+    logged = _logged(server, around.log)
     assert {name: logged[name] for name in told} == {name: {count} for name, count in told.items()}
     # The search finds what is there.
-    assert {"prompt", "phrase", "guide", "note", "tool", "value", "id"} <= campaign.own.keys()
+    assert {"prompt", "phrase", "guide", "note", "tool", "value", "id"} <= campaign.own
     assert len(campaign.asked) == requests
     assert min(len(told), campaign.refused) > requests / 6
 

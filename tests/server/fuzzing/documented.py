@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import requests
 import schemathesis
 import yaml
@@ -23,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from server.clients import DTYPES
 from server.fuzzing import values
-from server.fuzzing.attack import CLOSED, GONE, HUNG, TIMEOUT_S, Outcome, errors
+from server.fuzzing.attacks import CLOSED, GONE, HUNG, TIMEOUT_S, Outcome, errors
 from server.fuzzing.values import survivable
 from triton_local.server import LocalTriton
 
@@ -47,6 +48,22 @@ class DocumentedCall:
         shown: str = self.case.as_curl_command()
         return shown
 
+    def send(self, server: LocalTriton, channel: grpc.Channel) -> Outcome:
+        """Send it over HTTP, and compare the answer with the document."""
+        address = f"http://{server.http_url}"
+        try:
+            response = self.case.call(base_url=address, headers={"Connection": "close"}, timeout=TIMEOUT_S)
+        except requests.Timeout:
+            return Outcome(HUNG)
+        except requests.ConnectionError as error:
+            return Outcome(GONE if "refused" in str(error) else CLOSED)
+        status, said = str(response.status_code), tuple(errors(response.content))
+        try:
+            self.case.validate_response(response, checks=_CHECKS)
+        except FailureGroup as failures:
+            return Outcome(status, said, "; ".join(f"{one.title}: {one.message}" for one in failures.exceptions))
+        return Outcome(status, said)
+
 
 def documented_calls(model: str) -> SearchStrategy[DocumentedCall]:
     """Return requests to every operation. model: answers /infer as well as /generate."""
@@ -67,20 +84,3 @@ def _survivable(case: schemathesis.Case[Any]) -> bool:
     parts = tensors if isinstance(tensors, list) else []
     shapes = [tensor.get("shape") for tensor in parts if isinstance(tensor, dict)]
     return all(map(survivable, shapes)) and values.DEADLY not in str(case.body)
-
-
-def call(server: LocalTriton, attack: DocumentedCall) -> Outcome:
-    """Send a request, and compare the answer with the document."""
-    address = f"http://{server.http_url}"
-    try:
-        response = attack.case.call(base_url=address, headers={"Connection": "close"}, timeout=TIMEOUT_S)
-    except requests.Timeout:
-        return Outcome(HUNG)
-    except requests.ConnectionError as error:
-        return Outcome(GONE if "refused" in str(error) else CLOSED)
-    status, said = str(response.status_code), tuple(errors(response.content))
-    try:
-        attack.case.validate_response(response, checks=_CHECKS)
-    except FailureGroup as failures:
-        return Outcome(status, said, "; ".join(f"{one.title}: {one.message}" for one in failures.exceptions))
-    return Outcome(status, said)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
+from server.fuzzing.attacks import Attack
 from server.fuzzing.documented import documented_calls
 from server.fuzzing.grpc_attacks import grpc_calls, grpc_controls, grpc_noise
 from server.fuzzing.http_attacks import http_controls, http_noise, http_requests
-from server.fuzzing.sending import Attack
 from server.fuzzing.values import weighted
 
 _DRAWN = settings(

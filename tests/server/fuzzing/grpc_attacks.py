@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from server.clients import DTYPES, OUTPUTS
 from server.fuzzing import values
-from server.fuzzing.attack import CONTROL, GrpcCall, RawBytes
+from server.fuzzing.attacks import CONTROL, GrpcCall, RawBytes
 from server.fuzzing.http_attacks import BEGINNINGS
 from triton_supervisor.hardening import GRPC_HEADER
 from tritonclient.grpc import service_pb2

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from server.clients import DTYPES, OUTPUTS
 from server.fuzzing import values
-from server.fuzzing.attack import CONTROL, Form, RawBytes
+from server.fuzzing.attacks import CONTROL, Form, RawBytes
 from triton_supervisor.hardening import HTTP_HEADER
 
 MODEL = "/v2/models/llama"

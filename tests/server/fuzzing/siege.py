@@ -1,18 +1,19 @@
-"""A server under batches of attacks, and what it must have come through: alive, idle, flat, and answering as before."""
+"""A server under attacks with good requests in between, and what it must come through: alive, idle, flat, equal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
 import grpc
-from server.clients import WIRES, Inputs, ask, generate
-from server.fuzzing.attack import HUNG
-from server.fuzzing.campaign import Campaign, Good, by_fault
+from server.clients import WIRES, Inputs, ask
+from server.fuzzing.attacks import GONE, HUNG, Attack
 from server.fuzzing.drawing import Batch, shrunk
-from server.fuzzing.sending import Attack, send
 from server.fuzzing.verdict import fault
 from server.metrics import Metrics
 from server.servers import HTTP, is_decoupled
@@ -22,6 +23,18 @@ from triton_supervisor.process_table import model_processes
 
 from perf.overhead.processes import ServerProcesses
 from perf.soak import resources
+
+WORKERS = 8
+"""Connections at a time."""
+
+GOOD_EVERY = 20
+"""One request in 20 is a good one."""
+
+MOST_HUNG = 3
+"""Attacks that hang before the rest is left out: each takes a minute, and a few show the cause."""
+
+REMEMBERED = 3 * WORKERS
+"""Attacks that are shown when the server has gone: one may have broken what the next one met."""
 
 WARM_UP = 0.2
 """Share of the attacks before the first reading that counts: one-time allocations have happened by then."""
@@ -37,8 +50,8 @@ COMPUTED = 1 / 40
 MANY = 1_000
 """Attacks from which on the share is judged; of fewer, one must be computed and one refused."""
 
-MOST_SHRUNK = 3
-"""Different faults of a batch that are shrunk: each takes up to some minutes."""
+MOST_SHOWN = 3
+"""Different faults of a batch that are shrunk, which takes up to some minutes each, and wrong good answers."""
 
 
 def unary_of(server: LocalTriton) -> str:
@@ -48,43 +61,60 @@ def unary_of(server: LocalTriton) -> str:
 
 @dataclass
 class Siege:
-    """An idle server, then batches of attacks on it. figures: its resources after each batch, by attacks sent.
+    """An idle server, then batches of attacks on it. sent: attacks; asked: good requests in between.
 
-    failures: what it did not come through, in words, with the attacks shrunk.
+    outcomes: attacks by route and status. figures: its resources after each batch, by attacks sent. failures: what it
+    did not come through, in words, with the attacks shrunk.
     """
 
     server: LocalTriton
+    sent: int = 0
+    asked: int = 0
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     figures: dict[int, dict[str, float]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    _last: list[Attack] = field(default_factory=list)
+    _faults: dict[str, list[Attack]] = field(default_factory=dict)
+    _spoiled: list[str] = field(default_factory=list)
+    _refuses: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._pid = self.server.pid
         self._models = model_processes(self._pid)
         self._metrics = Metrics(self.server)
-        self.good = list(_good(self.server))
-        self.campaign = Campaign(self.server, self.good)
+        # Each with the answer it gets alone.
+        self._good = [(asking, asking()) for asking in _good(self.server)]
 
     def run(self, batch: Batch) -> None:
         """Attack, wait until the server is idle, and read its resources; shrink what has found something."""
-        known = len(self.campaign.faults)
-        self.campaign.run(batch.attacks)
+        self._faults = {}
+        with grpc.insecure_channel(self.server.grpc_url) as channel, ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(lambda attack: self._send(attack, channel), batch.attacks))
         again = f"seed {batch.seed}, {len(batch.attacks)} attacks"
         if self.gone:
-            self.failures.append(f"{again}: a process is gone; sent last: {self.campaign.gone}")
+            self.failures.append(f"{again}: a process is gone; sent last: {self._last}")
             return
-        for wrong, attacks in islice(by_fault(self.campaign.faults[known:]).items(), MOST_SHRUNK):
+        for wrong, attacks in islice(self._faults.items(), MOST_SHOWN):
             # A neighbour in a batch may have the fault of another attack: shrunk is one that has it alone.
             alone = (attack for attack in attacks if wrong != HUNG and self._has(wrong, attack))
             attack = next(alone, attacks[0])
             smallest = repr(attack) if wrong == HUNG else shrunk(batch, attack, partial(self._has, wrong))
             self.failures.append(f"{again}: {wrong}: {smallest}")
-        self.figures[self.campaign.sent] = self._idle()
+        self.failures += self._spoiled[:MOST_SHOWN]
+        self._spoiled.clear()
+        self.figures[self.sent] = self._idle()
 
     @property
     def gone(self) -> bool:
         """Whether the server, or a process of its models, has ended or is another one."""
-        ended = bool(self.campaign.gone) or self.server.exit_code is not None
+        ended = self._refuses or self.server.exit_code is not None
         return ended or (self.server.pid, model_processes(self._pid)) != (self._pid, self._models)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server refuses connections or hangs repeatedly, and the rest of a batch is left out."""
+        return self._refuses or len(self._faults.get(HUNG, ())) >= MOST_HUNG
 
     def finish(self) -> None:
         """Add to `failures` what does not hold at the end."""
@@ -93,35 +123,64 @@ class Siege:
 
     def computed(self) -> float:
         """Return how many attacks were computed."""
-        # Valid requests are computed, too: once for their answers alone, then in between.
-        good = len(self.good) + self.campaign.asked
+        # Good requests are computed, too: once for their answers alone, then in between.
+        good = len(self._good) + self.asked
         return self._metrics.grown("llama_requests_total", finish_reason="length") - good
 
     def refused(self) -> float:
         """Return how many attacks the model refused."""
         return self._metrics.grown("llama_requests_total", finish_reason="invalid")
 
-    def growth(self) -> dict[str, float]:
-        """Return how much more the server takes than after the warm-up."""
-        first = next(sent for sent in self.figures if sent >= WARM_UP * self.campaign.sent)
-        before, after = self.figures[first], self.figures[self.campaign.sent]
-        return {name: after[name] - before[name] for name in after}
+    def by_route(self) -> dict[str, dict[str, int]]:
+        """Return the number of attacks by route and status."""
+        found: dict[str, dict[str, int]] = {}
+        for (route, status), count in sorted(self.outcomes.items()):
+            found.setdefault(route, {})[status] = count
+        return found
+
+    def _send(self, attack: Attack, channel: grpc.Channel) -> None:
+        if self.ended:
+            return
+        with self._lock:
+            self.sent += 1
+            number = self.sent
+            if not self._refuses:
+                self._last = [*self._last[1 - REMEMBERED :], attack]
+        outcome = attack.send(self.server, channel)
+        wrong = fault(attack, outcome)
+        with self._lock:
+            self.outcomes[attack.route, outcome.status] += 1
+            if wrong == GONE or self.server.exit_code is not None:
+                self._refuses = True
+            elif wrong is not None:
+                self._faults.setdefault(wrong, []).append(attack)
+        if number % GOOD_EVERY == 0 and not self._refuses:
+            self._ask(number // GOOD_EVERY)
+
+    def _ask(self, number: int) -> None:
+        asking, expected = self._good[number % len(self._good)]
+        try:
+            answer = asking()
+        except Exception as error:  # noqa: BLE001 - any error spoils this request only
+            answer = error
+        with self._lock:
+            self.asked += 1
+            self._spoiled += [] if answer == expected else [f"good request: {answer!r} instead of {expected}"]
 
     def _wrong(self) -> Iterator[str]:
         """Yield each condition that does not hold."""
-        yield from self.campaign.spoiled
-        for number, (asking, answer) in enumerate(self.good):
+        for number, (asking, answer) in enumerate(self._good):
             if (now := asking()) != answer:
                 yield f"good request {number} at the end: {now!r} instead of {answer!r}"
-        for name, grown in self.growth().items():
+        before = self.figures[next(sent for sent in self.figures if sent >= WARM_UP * self.sent)]
+        for name, value in self.figures[self.sent].items():
             most = MORE_SHARED_MIB if name == "shared_memory_mib" else MORE.get(name.partition("_")[2])
-            if most is not None and grown > most:
-                yield f"{name} has grown by {grown:.1f}, {most:g} allowed: {self.figures}"
-        counts = {"computed": self.computed(), "refused by the model": self.refused()}
-        least = COMPUTED * self.campaign.sent if self.campaign.sent >= MANY else 0
-        for name, count in counts.items():
+            if most is not None and value - before[name] > most:
+                yield f"{name} has grown by {value - before[name]:.1f}, {most:g} allowed: {self.figures}"
+        least = COMPUTED * self.sent if self.sent >= MANY else 0
+        for name, count in (("computed", self.computed()), ("refused by the model", self.refused())):
             if count <= least:
-                yield f"of {self.campaign.sent} attacks only {count:g} were {name}"
+                yield f"of {self.sent} attacks only {count:g} were {name}"
         if failed := self._metrics.grown("llama_requests_total", finish_reason="error"):
             yield f"{failed:g} requests ended with a server error"
 
@@ -141,22 +200,18 @@ class Siege:
     def _has(self, wrong: str, attack: Attack) -> bool:
         """Whether an attack alone has this fault."""
         with grpc.insecure_channel(self.server.grpc_url) as channel:
-            return fault(attack, send(self.server, channel, attack)) == wrong
+            return fault(attack, attack.send(self.server, channel)) == wrong
 
 
-def _good(server: LocalTriton) -> Iterator[Good]:
-    """Yield valid requests over every endpoint, each with the answer it gets alone."""
+def _good(server: LocalTriton) -> Iterator[Callable[[], object]]:
+    """Yield good requests over every endpoint; of each answer one has every bit of its probabilities."""
     for number in range(8):
         request = {"text_input": f"Good {number}", "max_tokens": 8, "min_tokens": 8, "temperature": 1.0, "seed": number}
-        answer = ask(server, generate, **request)
         if is_decoupled(server):
-            for wire in STREAM_WIRES:
-                yield partial(whole, server, wire, request), answer
+            yield partial(whole, server, STREAM_WIRES[number % len(STREAM_WIRES)], request)
         else:
-            yield partial(ask, server, WIRES[number % len(WIRES)], **request), answer
-        # To the last bit of each probability.
-        asking = partial(_body, server, {**request, "num_logprobs": 3})
-        yield asking, asking()
+            yield partial(ask, server, WIRES[number % len(WIRES)], **request)
+        yield partial(_body, server, {**request, "num_logprobs": 3})
 
 
 def _body(server: LocalTriton, inputs: Inputs) -> object:

@@ -9,14 +9,10 @@ import re
 import site
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 from server.clients import DTYPES
-from server.fuzzing.attack import CLOSED, CONTROL, GONE, HUNG, Outcome, RawBytes
-from server.fuzzing.sending import Attack
+from server.fuzzing.attacks import CLOSED, CONTROL, GONE, HUNG, Attack, Outcome, RawBytes
 from triton_local.installation import find_wheel
-
-Speaker = Literal["the model", "Triton"]
 
 # Python shows a name that contains a ' between ".
 _NAME = r"""(?:'.*'|".*")"""
@@ -35,7 +31,6 @@ _BROKEN = (
     "Unable to parse ",
     "attempt to get members for non-object",
     "failed to get request params.: attempt to get members for non-object",
-    "Unable to parse request",
     # A name with a NUL in it.
     "parameter key '",
 )
@@ -54,12 +49,32 @@ _DECLINED = ("501", "503")
 """Not implemented (a decoupled model, a compression); the queue is full."""
 
 
-def speaker(said: str) -> Speaker | None:
-    """Return whose words an error is; None for unknown ones."""
-    if _MODELS.match(said):
-        return "the model"
-    is_tritons = said in _COMPILED_AWAY or any(map(_is_there, _BETWEEN.split(said)))
-    return "Triton" if is_tritons else None
+def fault(attack: Attack, outcome: Outcome) -> str | None:
+    """Return what is wrong with an outcome; None if nothing is."""
+    status = outcome.status
+    if status in (HUNG, GONE):
+        return status
+    if status == CLOSED:
+        answered = isinstance(attack, RawBytes) and attack.form != "request"
+        return None if answered else "closed without an answer"
+    if attack.route.startswith(CONTROL) and status in ("200", "OK"):
+        return "a control endpoint answers without the key"
+    for said in outcome.said:
+        if _OF_A_BATCH.match(said):
+            return f"{status} for one request of the batch, this one or another: {said}"
+        if _MODELS.match(said):
+            if _FAULTS.fullmatch(status):
+                return f"{status} from the model: {said}"
+        elif said and not _is_tritons(said):
+            return f"{status} in unknown words: {said}"
+    clients = status in _DECLINED or any(said.startswith(_BROKEN) for said in outcome.said)
+    if _FAULTS.fullmatch(status) and not clients:
+        return f"{status}: {outcome.said}"
+    return f"{status}: {outcome.undocumented}" if outcome.undocumented else None
+
+
+def _is_tritons(said: str) -> bool:
+    return said in _COMPILED_AWAY or any(map(_is_there, _BETWEEN.split(said)))
 
 
 def _is_there(part: str) -> bool:
@@ -77,29 +92,3 @@ def _binaries() -> bytes:
     """Return tritonserver and its library, which contain the constant parts of its errors."""
     wheel = find_wheel([Path(path) for path in site.getsitepackages()])
     return b"".join(file.read_bytes() for file in (wheel.tritonserver, *wheel.libraries.glob("libtritonserver*")))
-
-
-def fault(attack: Attack, outcome: Outcome) -> str | None:
-    """Return what is wrong with an outcome; None if nothing is."""
-    status = outcome.status
-    if status in (HUNG, GONE):
-        return status
-    if status == CLOSED:
-        answered = isinstance(attack, RawBytes) and attack.form != "request"
-        return None if answered else "closed without an answer"
-    if attack.route.startswith(CONTROL) and status in ("200", "OK"):
-        return "a control endpoint answers without the key"
-    for said in outcome.said:
-        if _OF_A_BATCH.match(said):
-            return f"{status} for one request of the batch, this one or another: {said}"
-        if said and speaker(said) is None:
-            return f"{status} in unknown words: {said}"
-        if speaker(said) == "the model" and _FAULTS.fullmatch(status):
-            return f"{status} from the model: {said}"
-    if _FAULTS.fullmatch(status) and status not in _DECLINED and not _is_broken(outcome):
-        return f"{status}: {outcome.said}"
-    return f"{status}: {outcome.undocumented}" if outcome.undocumented else None
-
-
-def _is_broken(outcome: Outcome) -> bool:
-    return any(said.startswith(_BROKEN) for said in outcome.said)

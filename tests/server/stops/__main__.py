@@ -13,15 +13,16 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from compose.commands import CommandFailedError
 from compose.container import docker_stop
 from compose.engine import docker_engine
-from server.stops.cells import CONFIGS, Cell, run
+from server.stops.cells import CONFIGS, run
 from server.stops.outcomes import Outcome
 from server.stops.scene import CellError
 from server.stops.situations import SITUATIONS
@@ -39,41 +40,11 @@ DOCKER = "docker"
 _CELL_S = 300.0
 """Bound of a cell: start, situation, stop, end."""
 
-AnyStop = Stop[Any]
+Measurement = Mapping[str, Any]
 
 
 def main() -> int:
     """Run the cells that the command line names; return the exit code."""
-    parser = matrix_parser()
-    options = parser.parse_args()
-    try:
-        results = Results(options.output, "stops", {"model": "models/pydoc-llama"}, options.resume)
-    except ValueError as error:
-        print(f"stops: {error}", file=sys.stderr)
-        return FAILED
-    before, this = results.get("command"), command(parser, options)
-    results.section("command", this if before in (None, this) else f"{before}; {this}")
-    budget = Budget(60 * options.budget)
-    with ExitStack() as engine:
-        stops, absent = _stops(options.stops, engine)
-        keys = [
-            (config, situation, stop)
-            for situation in options.situations
-            for config in options.configs
-            for stop in options.stops
-        ]
-        waiting = [key for key in keys if not _held(results.measurements.get("/".join(key)))]
-        try:
-            asyncio.run(_run(waiting, stops, absent, results, budget, options.at_once))
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            print("stops: interrupted; --resume goes on", file=sys.stderr)
-            return INTERRUPTED
-    results.finish()
-    return _verdict(results)
-
-
-def matrix_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="make stops", description=__doc__, epilog="Exit code: 1 if a cell failed.")
     add = parser.add_argument
     add("--budget", type=positive, default=25.0, metavar="MINUTES", help="for all of it (default 25)")
@@ -83,92 +54,77 @@ def matrix_parser() -> argparse.ArgumentParser:
     add("--configs", nargs="*", choices=CONFIGS, default=[*CONFIGS], metavar="CONFIG", help="(both)")
     add("--resume", action="store_true", help="run only what the output file lacks, or what failed or wasn't run")
     add("--output", type=Path, default=Path("perf/results/stops.json"), metavar="FILE")
-    return parser
-
-
-def command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
-    """Return the `make` command that repeats the run."""
-    budget = options.budget != parser.get_default("budget")
-    words = given(parser, options, ("at_once", "stops", "situations", "configs"))
-    return make_command("stops", {"BUDGET": f"{options.budget:g}"} if budget else {}, words)
-
-
-def _stops(names: Sequence[str], engine: ExitStack) -> tuple[Mapping[str, AnyStop], Mapping[str, str]]:
-    """Return the stops by name, and why one isn't there."""
-    stops: dict[str, AnyStop] = {name: STOPS[name] for name in names if name != DOCKER}
-    if DOCKER not in names:
-        return stops, {}
+    options = parser.parse_args()
     try:
-        stops[DOCKER] = engine.enter_context(docker_stop(engine.enter_context(docker_engine())))
-    except (AssertionError, CommandFailedError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        print(f"stops: no containers: {reason}", file=sys.stderr)
-        return stops, {DOCKER: "no Docker engine, or no image"}
-    return stops, {}
+        results = Results(options.output, "stops", {"model": "models/pydoc-llama"}, options.resume)
+    except ValueError as error:
+        print(f"stops: {error}", file=sys.stderr)
+        return FAILED
+    variables = {"BUDGET": f"{options.budget:g}"} if options.budget != parser.get_default("budget") else {}
+    words = given(parser, options, ("at_once", "stops", "situations", "configs"))
+    before, this = results.get("command"), make_command("stops", variables, words)
+    results.section("command", this if before in (None, this) else f"{before}; {this}")
+    budget = Budget(60 * options.budget)
+    with ExitStack() as engine:
+        stops: dict[str, Stop[Any]] = dict(STOPS)
+        if DOCKER in options.stops:
+            try:
+                stops[DOCKER] = engine.enter_context(docker_stop(engine.enter_context(docker_engine())))
+            except (AssertionError, CommandFailedError, OSError) as error:
+                print(f"stops: no containers: {' '.join(str(error).split())[:200]}", file=sys.stderr)
+        try:
+            asyncio.run(_run(options, stops, results, budget))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            print("stops: interrupted; --resume goes on", file=sys.stderr)
+            return INTERRUPTED
+    results.finish()
+    return _verdict(results)
 
 
-async def _run(
-    keys: Sequence[tuple[str, str, str]],
-    stops: Mapping[str, AnyStop],
-    absent: Mapping[str, str],
-    results: Results,
-    budget: Budget,
-    at_once: int,
-) -> None:
+async def _run(options: argparse.Namespace, stops: Mapping[str, Stop[Any]], results: Results, budget: Budget) -> None:
     task = asyncio.current_task()
     assert task is not None
     # As Ctrl-C: every server is ended before the program is.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    free = asyncio.Semaphore(at_once)
-    done = Counter[str]()
+    free = asyncio.Semaphore(options.at_once)
 
     async def cell(config: str, situation: str, stop: str) -> None:
         async with free:
-            title = f"{stop} while {situation}, {config}"
-            if stop in absent:
-                found: Mapping[str, Any] = {"not_run": absent[stop]}
+            if stop not in stops:
+                found: Measurement = {"not_run": "no Docker engine, or no image"}
             elif budget.left < LAST_START_S:
-                found = {"not_run": f"the {budget.seconds / 60:.0f} minutes were over"}
+                found = {"not_run": f"the {options.budget:.0f} minutes were over"}
             else:
-                found = await _measured(lambda: run(stops[stop], SITUATIONS[situation], config))
-            results.add(f"{config}/{situation}/{stop}", {"title": title, "situation": situation, "stop": stop, **found})
-            done["cells"] += 1
-            failed = found.get("failures") or ([found["not_run"]] if "not_run" in found else [])
-            print(
-                f"[{budget.spent / 60:4.1f} min, {done['cells']} of {len(keys)}] {title}: "
-                f"{found.get('outcomes', {})}, code {found.get('code')}, "
-                f"{'held' if found.get('held') else found.get('seconds')} s"
-                f"{'; FAILED: ' if failed else ''}{'; '.join(failed)}",
-                file=sys.stderr,
-                flush=True,
-            )
+                found = await _measured(stops[stop], situation, config)
+        title = f"{stop} while {situation}, {config}"
+        results.add(f"{config}/{situation}/{stop}", {"title": title, "situation": situation, "stop": stop, **found})
+        budget.say(f"{title}: {found}")
 
-    await asyncio.gather(*(cell(*key) for key in keys))
+    keys = [
+        (config, situation, stop)
+        for situation in options.situations
+        for config in options.configs
+        for stop in options.stops
+    ]
+    await asyncio.gather(*(cell(*key) for key in keys if not _held(results.measurements.get("/".join(key)))))
 
 
-async def _measured(cell: Callable[[], Coroutine[Any, Any, Cell]]) -> Mapping[str, Any]:
+async def _measured(stop: Stop[Any], situation: str, config: str) -> Measurement:
     """Return the cell as JSON, or as one that failed: the others follow."""
     try:
-        ran = await asyncio.wait_for(cell(), _CELL_S)
+        ran = asdict(await asyncio.wait_for(run(stop, SITUATIONS[situation], config), _CELL_S))
     except (CellError, LauncherError, CommandFailedError, OSError, TimeoutError) as error:
         print(f"stops: {error}", file=sys.stderr)
         # Without paths of this machine, which a result doesn't have.
         reason = f"{type(error).__name__}: {re.sub('/[^ ]*', '...', ' '.join(str(error).split()))[:300]}"
-        return {
-            "accepted": 0,
-            "running": 0,
-            "waiting": 0,
-            "outcomes": {},
-            "held": False,
-            "seconds": 0.0,
-            "failures": [reason],
-        }
-    if ran.failures:
-        print(f"stops: the log ends with: {ran.log}", file=sys.stderr)
-    return ran.measurement()
+        none = {"accepted": 0, "running": 0, "waiting": 0, "outcomes": {}, "held": False, "seconds": 0.0}
+        return {**none, "failures": [reason]}
+    if log := ran.pop("log"):
+        print(f"stops: the log ends with: {log}", file=sys.stderr)
+    return ran
 
 
-def _held(found: Mapping[str, Any] | None) -> bool:
+def _held(found: Measurement | None) -> bool:
     return found is not None and "not_run" not in found and not found["failures"]
 
 

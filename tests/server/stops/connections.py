@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from server.stops.outcomes import End, Expected, Outcome, Text
+from server.stops.outcomes import Chunk, End, Expected, Outcome, end_of_chunks
 from triton_llama import LlamaConnectionError, SamplingParams, TritonLlamaError, grpc_wire
 from triton_llama.endpoint import Endpoint
 from triton_llama.tensors import prepare
@@ -48,17 +48,12 @@ class Connection:
             received += more
         return received
 
-    def close(self) -> None:
-        """Close it."""
-        self._socket.close()
-
 
 @asynccontextmanager
 async def connection(address: str, buffer: int | None = None) -> AsyncIterator[Connection]:
     """Connect to host:port. buffer: bytes that the kernel keeps unread; None is its own choice."""
     host, _, port = address.rpartition(":")
-    own = socket.socket()
-    with own:
+    with socket.socket() as own:
         if buffer is not None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         own.setblocking(False)
@@ -97,24 +92,22 @@ class Stream:
 
     async def read(self, expected: Expected, prompt: str, tokens: int) -> End:
         """Read the responses to one request; return how it has ended."""
-        texts: list[str] = []
-        generated = 0
+        chunks: list[Chunk] = []
         try:
             with grpc_errors(self._endpoint, timeout=0.0):
                 while (response := await self._call.read()) is not grpc.aio.EOF:
-                    piece = grpc_wire.read_stream_response(response, started=bool(texts))
-                    texts.append(piece.text)
-                    generated += piece.num_output_tokens
+                    piece = grpc_wire.read_stream_response(response, started=bool(chunks))
+                    chunks.append((piece.text, piece.finish_reason, piece.num_output_tokens))
                     if piece.finish_reason:
-                        return expected.end(prompt, tokens, Text("".join(texts), piece.finish_reason, generated))
+                        return end_of_chunks(chunks, expected, prompt, tokens)
                 # Raises the error of a stream that failed.
                 await self._call
         except LlamaConnectionError as error:
             self.closed = True
-            return End(Outcome.CUT if texts else Outcome.LOST, f"{error}, after {len(texts)} responses")
+            return Outcome.CUT if chunks else Outcome.LOST, f"{error}, after {len(chunks)} responses"
         except TritonLlamaError as error:
-            return End(Outcome.REFUSED, str(error))
-        return End(Outcome.LOST, f"the stream ended after {len(texts)} responses without a finish_reason")
+            return Outcome.REFUSED, str(error)
+        return Outcome.LOST, f"the stream ended after {len(chunks)} responses without a finish_reason"
 
 
 @asynccontextmanager

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import socket
-from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
 from enum import StrEnum
 from http.client import HTTPException, HTTPResponse
-from typing import Any
+from types import SimpleNamespace
 
 from triton_llama import LlamaConnectionError, LlamaTimeoutError, RejectedInputError, TritonLlamaError
 
@@ -31,83 +29,53 @@ class Outcome(StrEnum):
     """A connection that closed without a response, silence, or another text than without a stop."""
 
 
-@dataclass(frozen=True)
-class End:
-    """An outcome, and the error or the text behind it in a line."""
+End = tuple[Outcome, str]
+"""An outcome, and the error or the text behind it in a line."""
 
-    outcome: Outcome
-    detail: str = ""
+Chunk = tuple[str, str, int]
+"""A text, its finish_reason and its tokens: a whole response, or a delta of a stream."""
 
-
-@dataclass(frozen=True)
-class Text:
-    """The text of a response, or of all chunks of a stream, and their tokens."""
-
-    text: str
-    finish_reason: str
-    tokens: int
+Expected = dict[str, str]
+"""By prompt, the text of a request that runs to its last token; found in the first complete response."""
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The text of a request that runs to its last token; found in the first complete response of each prompt."""
-
-    texts: dict[str, str]
-
-    def end(self, prompt: str, tokens: int, text: Text) -> End:
-        """Return whether this is the whole text of the prompt."""
-        if text.tokens != tokens or text.finish_reason != "length":
-            return End(Outcome.LOST, f"{text.tokens} of {tokens} tokens, finish_reason {text.finish_reason!r}")
-        expected = self.texts.setdefault(prompt, text.text)
-        if text.text != expected:
-            return End(Outcome.LOST, f"another text: {text.text[:40]!r}, not {expected[:40]!r}")
-        return End(Outcome.COMPLETE)
+def end_of_chunks(chunks: Sequence[Chunk], expected: Expected, prompt: str, tokens: int) -> End:
+    """Return whether these are the whole text of the prompt."""
+    text = "".join(text for text, _, _ in chunks)
+    generated = sum(count for _, _, count in chunks)
+    reason = chunks[-1][1] if chunks else ""
+    if generated != tokens or reason != "length":
+        return Outcome.LOST, f"{generated} of {tokens} tokens, finish_reason {reason!r}"
+    if text != expected.setdefault(prompt, text):
+        return Outcome.LOST, f"another text: {text[:40]!r}, not {expected[prompt][:40]!r}"
+    return Outcome.COMPLETE, ""
 
 
-async def end_of(text: Awaitable[Text], expected: Expected, prompt: str, tokens: int) -> End:
-    """Wait for a text of this project's client; return how the request has ended."""
+async def end_of(chunks: Awaitable[Sequence[Chunk]], expected: Expected, prompt: str, tokens: int) -> End:
+    """Wait for a response of this project's client; return how the request has ended."""
     try:
-        return expected.end(prompt, tokens, await text)
+        return end_of_chunks(await chunks, expected, prompt, tokens)
     except (LlamaConnectionError, LlamaTimeoutError, RejectedInputError) as error:
         # No request here is at fault.
-        return End(Outcome.LOST, str(error))
+        return Outcome.LOST, str(error)
     except TritonLlamaError as error:
-        return End(Outcome.REFUSED, str(error))
+        return Outcome.REFUSED, str(error)
 
 
 def end_of_bytes(received: bytes, expected: Expected, prompt: str, tokens: int) -> End:
-    """Return how a request to /generate or /generate_stream has ended, by the bytes until the connection closed."""
+    """Return how a request to /generate_stream has ended, by the bytes until the connection closed."""
     if not received:
-        return End(Outcome.LOST, "the connection closed without a response")
+        return Outcome.LOST, "the connection closed without a response"
     try:
-        response = HTTPResponse(_Received(received))
+        # Of a socket http.client needs no more.
+        response = HTTPResponse(SimpleNamespace(makefile=lambda _: io.BytesIO(received)))  # type: ignore[arg-type]
         response.begin()
         body = response.read()
     except HTTPException as error:
-        return End(Outcome.CUT, f"{type(error).__name__} after {len(received)} bytes")
-    parts = [_parsed(line) for line in body.decode().splitlines() if line]
-    errors = [str(part["error"]) for part in parts if "error" in part]
+        return Outcome.CUT, f"{type(error).__name__} after {len(received)} bytes"
+    events = [json.loads(line.removeprefix("data: ")) for line in body.decode().splitlines() if line]
+    errors = [str(event["error"]) for event in events if "error" in event]
     if errors or response.status != 200:
-        return End(Outcome.REFUSED, errors[0] if errors else f"HTTP {response.status}")
-    if not parts:
-        return End(Outcome.LOST, "a stream without a response")
-    text = "".join(str(part["text_output"]) for part in parts)
-    whole = Text(text, str(parts[-1]["finish_reason"]), sum(int(part["num_output_tokens"]) for part in parts))
-    return expected.end(prompt, tokens, whole)
-
-
-def _parsed(line: str) -> Mapping[str, Any]:
-    parsed: dict[str, Any] = json.loads(line.removeprefix("data: "))
-    return parsed
-
-
-class _Received(socket.socket):
-    """A connection that has closed, for http.client."""
-
-    def __init__(self, received: bytes) -> None:
-        super().__init__()
-        self.close()
-        self._bytes = received
-
-    def makefile(self, *_: object, **__: object) -> io.BytesIO:  # type: ignore[override]  # of the one form used
-        return io.BytesIO(self._bytes)
+        return Outcome.REFUSED, errors[0] if errors else f"HTTP {response.status}"
+    chunks = [(event["text_output"], event["finish_reason"], event["num_output_tokens"]) for event in events]
+    return end_of_chunks(chunks, expected, prompt, tokens)

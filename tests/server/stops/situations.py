@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from server.stops.connections import SMALL_BUFFER, Connection, Stream, connection, grpc_streams, http_request
 from server.stops.outcomes import End, Outcome, end_of_bytes
@@ -54,23 +55,16 @@ class Situation:
 async def _idle(scene: Scene) -> None:
     """Nothing runs; a request has shown that it serves."""
     (request,) = scene.ask(1, tokens=_FEW_TOKENS)
-    if (await request.task).outcome is not Outcome.COMPLETE:
-        raise CellError(f"the server doesn't serve: {request.task.result().detail}")
+    outcome, detail = await request.task
+    if outcome is not Outcome.COMPLETE:
+        raise CellError(f"the server doesn't serve: {detail}")
 
 
-async def _full(scene: Scene) -> None:
-    scene.ask(SLOTS)
+async def _full(scene: Scene, count: int = SLOTS) -> None:
+    scene.ask(count)
 
 
-async def _queued(scene: Scene) -> None:
-    scene.ask(3 * SLOTS)
-
-
-async def _prefill(scene: Scene) -> None:
-    _send_long_prompts(scene, LONG_PROMPTS)
-
-
-def _send_long_prompts(scene: Scene, count: int) -> None:
+async def _prefill(scene: Scene, count: int = LONG_PROMPTS) -> None:
     """Each begins differently."""
     scene.ask(count, lambda number: f"{number} {_LONG}", tokens=_FEW_TOKENS)
 
@@ -153,18 +147,22 @@ async def _cancelling(scene: Scene) -> None:
 async def _everything(scene: Scene) -> None:
     for enter in (_keep_alive, _half_a_body, _leaked, _half_closed, _unread, _read):
         await enter(scene)
-    _send_long_prompts(scene, 2 * SLOTS)
+    await _prefill(scene, 2 * SLOTS)
     # The clients are slower than the model, so some of these have ended before the last of them is accepted.
     await scene.wait_until_accepted()
     await _cancelling(scene)
     await _send_at_once(scene, 3 * SLOTS)
 
 
-async def _open_streams(scene: Scene) -> None:
+async def _open_streams(scene: Scene, *also: Callable[[Scene], Awaitable[None]]) -> None:
     """What a stop waited for without end; few requests, for `make test`."""
-    for enter in (_half_a_body, _leaked, _unread):
+    for enter in (_half_a_body, _leaked, *also):
         await enter(scene)
     await _send_at_once(scene, SLOTS)
+
+
+async def _unread_streams(scene: Scene) -> None:
+    await _open_streams(scene, _unread)
 
 
 async def _send_at_once(scene: Scene, count: int) -> None:
@@ -184,7 +182,7 @@ async def _send_at_once(scene: Scene, count: int) -> None:
 SITUATIONS = {
     "idle": Situation(_idle),
     "running": Situation(_full, running=SLOTS),
-    "queued": Situation(_queued, running=SLOTS, waiting=SLOTS),
+    "queued": Situation(partial(_full, count=3 * SLOTS), running=SLOTS, waiting=SLOTS),
     "prefill": Situation(_prefill, running=1, waiting=SLOTS // 2),
     "read": Situation(_read, running=SLOTS),
     "unread": Situation(_unread),
@@ -198,6 +196,7 @@ SITUATIONS = {
 """By the key in a result's file; perf/report/stops.py has the table's titles."""
 
 OPEN_STREAMS = Situation(_open_streams, running=1)
+UNREAD_STREAMS = Situation(_unread_streams, running=1)
 
 
 async def _ask(scene: Scene, sse: Connection) -> None:
@@ -217,4 +216,4 @@ async def _read_stream_later(scene: Scene, stream: Stream) -> End:
     await scene.stopped.wait()
     end = await stream.read(scene.expected, PROMPT, TOKENS)
     # The call ends with a status; what had arrived before is gone with the connection.
-    return End(Outcome.CUT, end.detail) if end.outcome is Outcome.LOST and stream.closed else end
+    return (Outcome.CUT, end[1]) if end[0] is Outcome.LOST and stream.closed else end

@@ -8,11 +8,13 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import httpx
 from server.metrics import PENDING
+from server.servers import HTTP
 from server.stops.hosts import Bare, Host, Launcher, Supervisor
 from server.stops.scene import CellError
 from triton_supervisor.process import adopt_orphans
@@ -52,26 +54,19 @@ class Stop(Generic[Of]):
     network_ends: bool = False
 
 
-async def _terminate(launcher: Launcher) -> int:
-    os.kill(launcher.pid, signal.SIGTERM)
+async def _signal(launcher: Launcher, number: int) -> int:
+    os.kill(launcher.pid, number)
     return await launcher.wait()
 
 
 async def _terminate_group(launcher: Launcher) -> int:
     """As systemd: every process of the group gets SIGTERM, and make passes its own on."""
-    assert launcher.process is not None
     os.killpg(launcher.process.pid, signal.SIGTERM)
-    return await launcher.wait()
-
-
-async def _interrupt(launcher: Launcher) -> int:
-    os.kill(launcher.pid, signal.SIGINT)
     return await launcher.wait()
 
 
 async def _kill_parent(launcher: Launcher) -> int:
     """Return the guard's exit code; this process adopts it, and nothing that loses its parent later."""
-    assert launcher.process is not None
     adopt_orphans()
     try:
         os.kill(launcher.pid, signal.SIGKILL)
@@ -85,7 +80,6 @@ async def _kill_parent(launcher: Launcher) -> int:
 
 
 async def _pre_stop(supervisor: Supervisor) -> int:
-    assert supervisor.process is not None
     await supervisor.announce(ANNOUNCED_S)
     supervisor.process.send_signal(signal.SIGTERM)
     return await supervisor.wait()
@@ -94,7 +88,7 @@ async def _pre_stop(supervisor: Supervisor) -> int:
 async def _unload(bare: Bare) -> None:
     """In the supervisor's order: the model that calls the other one first. Raises ModelHeldError."""
     for model in reversed(bare.models):
-        await _order(bare, f"models/{model}/unload")
+        await _post(bare, f"repository/models/{model}/unload")
         busy_at = time.monotonic()
         while await _state(bare, model) in _LOADED:
             now = await asyncio.to_thread(metrics.read, bare.addresses.metrics)
@@ -110,33 +104,26 @@ async def _reload(bare: Bare) -> None:
     await _unload(bare)
     for model in bare.models:
         # Returns once it is loaded.
-        await _order(bare, f"models/{model}/load")
+        await _post(bare, f"repository/models/{model}/load")
         if await _state(bare, model) != "READY":
             raise CellError(f"{model} isn't ready after it was loaded")
-    async with httpx.AsyncClient(timeout=STOP_S, trust_env=False) as client:
-        url = f"http://{bare.addresses.http}/v2/models/llama/generate"
-        body = {"text_input": "def", "max_tokens": 1}
-        (await client.post(url, json=body, headers={"Connection": "close"})).raise_for_status()
+    await _post(bare, "models/llama/generate", {"text_input": "def", "max_tokens": 1})
 
 
-async def _order(bare: Bare, path: str) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=STOP_S, trust_env=False) as client:
-        url = f"http://{bare.addresses.http}/v2/repository/{path}"
-        return (await client.post(url, headers={"Connection": "close"})).raise_for_status()
+async def _post(bare: Bare, path: str, body: object = None) -> httpx.Response:
+    url = f"http://{bare.addresses.http}/v2/{path}"
+    return (await asyncio.to_thread(HTTP.post, url, json=body)).raise_for_status()
 
 
 async def _state(bare: Bare, model: str) -> str:
-    entries = (await _order(bare, "index")).json()
+    entries = (await _post(bare, "repository/index")).json()
     return next(str(entry.get("state", "")) for entry in entries if entry["name"] == model)
 
 
 STOPS: dict[str, Stop[Launcher] | Stop[Supervisor] | Stop[Bare]] = {
-    "sigterm": Stop(Launcher, _terminate),
-    "group": Stop(
-        lambda config, folder: Launcher(config, folder, below_make=True),
-        _terminate_group,
-    ),
-    "sigint": Stop(Launcher, _interrupt),
+    "sigterm": Stop(Launcher, partial(_signal, number=signal.SIGTERM)),
+    "group": Stop(partial(Launcher, below_make=True), _terminate_group),
+    "sigint": Stop(Launcher, partial(_signal, number=signal.SIGINT)),
     "parent": Stop(Launcher, _kill_parent),
     "prestop": Stop(Supervisor, _pre_stop),
     "unload": Stop(Bare, _unload),

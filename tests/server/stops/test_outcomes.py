@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from server.stops.outcomes import Expected, Outcome, Text, end_of, end_of_bytes
-from triton_llama import LlamaConnectionError, OverloadedError, RejectedInputError, TritonLlamaError
+from server.stops.outcomes import Chunk, Outcome, end_of, end_of_bytes
+from triton_llama import LlamaConnectionError, OverloadedError, TritonLlamaError
 
-WHOLE = {"text_output": "ab", "finish_reason": "length", "num_output_tokens": 2}
 FIRST = {"text_output": "a", "finish_reason": "", "num_output_tokens": 1}
 SECOND = {"text_output": "b", "finish_reason": "length", "num_output_tokens": 1}
-
-
-def _plain(status: str, body: object) -> bytes:
-    text = json.dumps(body)
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
 
 
 def _chunked(*events: object, ended: bool = True) -> bytes:
@@ -27,34 +21,26 @@ def _chunked(*events: object, ended: bool = True) -> bytes:
 @pytest.mark.parametrize(
     ("received", "outcome"),
     [
-        (_plain("200 OK", WHOLE), Outcome.COMPLETE),
         (_chunked(FIRST, SECOND), Outcome.COMPLETE),
-        (_plain("404 Not Found", {"error": "has no available versions"}), Outcome.REFUSED),
+        (b'HTTP/1.1 404 Not Found\r\nContent-Length: 21\r\n\r\n{"error": "no model"}', Outcome.REFUSED),
         (_chunked(FIRST, {"error": "the server is stopping"}), Outcome.REFUSED),
-        (_plain("200 OK", WHOLE)[:-5], Outcome.CUT),
         (_chunked(FIRST, ended=False), Outcome.CUT),
         (b"", Outcome.LOST),
-        (_chunked(FIRST), Outcome.LOST),
         (_chunked(), Outcome.LOST),
-        (_plain("200 OK", {**WHOLE, "finish_reason": "stop"}), Outcome.LOST),
-        (_plain("200 OK", {**WHOLE, "text_output": "another"}), Outcome.LOST),
+        (_chunked(FIRST), Outcome.LOST),
+        (_chunked(FIRST, {**SECOND, "text_output": "another's"}), Outcome.LOST),
     ],
 )
-def test_the_bytes_of_a_response_tell_its_outcome(received: bytes, outcome: Outcome) -> None:
-    expected = Expected({"def": "ab"})
-    assert end_of_bytes(received, expected, "def", 2).outcome is outcome
+def test_the_bytes_of_a_stream_tell_its_outcome(received: bytes, outcome: Outcome) -> None:
+    assert end_of_bytes(received, {"def": "ab"}, "def", 2)[0] is outcome
 
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
-    [
-        (OverloadedError("the server is stopping"), Outcome.REFUSED),
-        (LlamaConnectionError("Server disconnected without sending a response."), Outcome.LOST),
-        (RejectedInputError("max_tokens is 0"), Outcome.LOST),
-    ],
+    [(OverloadedError("the server is stopping"), Outcome.REFUSED), (LlamaConnectionError("closed"), Outcome.LOST)],
 )
 async def test_a_clients_error_tells_the_outcome(error: TritonLlamaError, outcome: Outcome) -> None:
-    async def text() -> Text:
+    async def chunks() -> list[Chunk]:
         raise error
 
-    assert (await end_of(text(), Expected({}), "def", 2)).outcome is outcome
+    assert (await end_of(chunks(), {}, "def", 2))[0] is outcome

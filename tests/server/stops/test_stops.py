@@ -11,36 +11,14 @@ import signal
 
 import pytest
 from notes import Note
-from server.stops.cells import CONFIGS, Cell, run
+from server.stops.cells import CONFIGS, run
 from server.stops.hosts import Launcher
 from server.stops.outcomes import Outcome
-from server.stops.situations import OPEN_STREAMS, SITUATIONS, Situation
+from server.stops.situations import OPEN_STREAMS, SITUATIONS, UNREAD_STREAMS, Situation
 from server.stops.stops import STOPS, Stop
 
 from perf.report.stops import SITUATIONS as ROWS
 from perf.report.stops import STOPS as TITLES
-
-AT_ONCE = 2
-"""Servers at the same time: a start is imports on one core, a stop mostly waiting."""
-
-
-async def _cells(stop: str, cells: list[tuple[Situation, str]]) -> list[Cell]:
-    """Run these situations and configs before a stop."""
-    free = asyncio.Semaphore(AT_ONCE)
-
-    async def cell(situation: Situation, config: str) -> Cell:
-        async with free:
-            return await run(STOPS[stop], situation, config)
-
-    return await asyncio.gather(*(cell(*one) for one in cells))
-
-
-def _check(stop: str, cells: list[Cell], note: Note) -> None:
-    assert [(failure, cell.log) for cell in cells for failure in cell.failures] == []
-    assert sum(cell.outcomes.get(Outcome.REFUSED, 0) for cell in cells) == 0
-    accepted, complete = sum(cell.accepted for cell in cells), sum(cell.outcomes.get("complete", 0) for cell in cells)
-    ended = ", ".join(f"code {cell.code} after {cell.seconds:g} s" for cell in cells)
-    note(f"{TITLES[stop]}: {accepted} requests accepted, {complete} answered completely, none lost; {ended}")
 
 
 def test_the_table_has_a_row_for_each_situation_and_a_column_for_each_stop() -> None:
@@ -48,16 +26,27 @@ def test_the_table_has_a_row_for_each_situation_and_a_column_for_each_stop() -> 
     assert set(TITLES) == {*STOPS, "docker"}
 
 
-async def test_sigterm_loses_no_accepted_request_beside_leaked_and_unread_streams(note: Note) -> None:
-    _check("sigterm", await _cells("sigterm", [(OPEN_STREAMS, "streaming")]), note)
+@pytest.mark.parametrize(
+    "situation", [OPEN_STREAMS, pytest.param(UNREAD_STREAMS, marks=pytest.mark.long)], ids=["leaked", "unread"]
+)
+async def test_sigterm_loses_no_accepted_request_beside_open_streams(situation: Situation, note: Note) -> None:
+    await _check("sigterm", situation, "streaming", note)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stop", STOPS)
 async def test_no_accepted_request_is_lost_idle_or_under_load(stop: str, note: Note) -> None:
-    cells = [(SITUATIONS[situation], config) for situation in ("idle", "everything") for config in CONFIGS]
-    _check(stop, await _cells(stop, cells), note)
+    for situation in ("idle", "everything"):
+        # Two servers at the same time: a start is imports on one core, a stop mostly waiting.
+        await asyncio.gather(*(_check(stop, SITUATIONS[situation], config, note) for config in CONFIGS))
+
+
+async def _check(stop: str, situation: Situation, config: str, note: Note) -> None:
+    cell = await run(STOPS[stop], situation, config)
+    assert cell.failures == [], cell.log
+    assert Outcome.REFUSED not in cell.outcomes
+    note(f"{TITLES[stop]}, {config}: {cell.accepted} requests accepted, {cell.outcomes}; {cell.seconds:g} s")
 
 
 @pytest.mark.campaign

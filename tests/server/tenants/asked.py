@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from server.tenants.canaries import canary, tokenizer
 
 TENANTS = 2
 Fields = Mapping[str, object]
+Draw = random.Random
 
 
 @dataclass(frozen=True)
@@ -41,3 +45,41 @@ class Asked:
     def tenant(self) -> int:
         """Whose it is."""
         return self.number % TENANTS
+
+    def having(self, what: str, fields: Fields, says: str = "") -> Asked:
+        """Return it with other fields, on which its counts don't depend."""
+        return replace(self, what=what, says=says, body={**self.body, **fields})
+
+    def uncounted(self, what: str, fields: Fields, says: str = "") -> Asked:
+        """Return it with fields on which the count of its tokens depends, or that are refused."""
+        return replace(self.having(what, fields, says), tokens=None)
+
+
+def headers(number: int) -> dict[str, str]:
+    """Return headers that no server needs."""
+    mark = canary(number, "header")
+    return {"x-tenant": mark, "user-agent": mark, "cookie": f"session={mark}"}
+
+
+def plain(asked: Asked, draw: Draw) -> Asked:
+    """Change nothing."""
+    return asked
+
+
+def leave(asked: Asked, draw: Draw) -> Asked:
+    """Cancel it."""
+    return replace(asked.uncounted("cancelled", {"max_tokens": 300, "min_tokens": 300}), leaves=True, repeatable=False)
+
+
+def choices(asked: Asked, draw: Draw) -> Asked:
+    """Ask for several completions."""
+    return asked.uncounted("choices", {"n": draw.randint(2, 3), "temperature": 1.0})
+
+
+def one_word(draw: Draw) -> tuple[int, str]:
+    """Draw a token that is letters; a request that allows it alone shows whose it was."""
+    while True:
+        token = draw.randrange(300, tokenizer().get_vocab_size())
+        word = tokenizer().decode([token])
+        if word.isalpha():
+            return token, word

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from server.tenants import endpoint_requests, engine_requests
 from server.tenants.asked import TENANTS, Asked
 from server.tenants.canaries import Found, Phrases, canary, foreign, found_in
+from server.tenants.endpoint_requests import WAY, endpoint_request
+from server.tenants.engine_requests import TARGETS, engine_request
 from server.tenants.said import Said, said
 from server.tenants.sending import Heard, Tenant, send
 
@@ -20,28 +21,24 @@ AT_ONCE = 40
 LOOK_S = 0.5
 """Between two looks at what shows the requests that run."""
 
-_KEYS = 900_000
-
-
-def api_keys() -> list[str]:
-    """Return the tenants' keys of the endpoint: canaries that no request has."""
-    return [canary(_KEYS + tenant, "key") for tenant in range(TENANTS)]
+KEYS = [canary(900_000 + tenant, "key") for tenant in range(TENANTS)]
+"""The tenants' keys of the endpoint: canaries that no request has."""
 
 
 @dataclass
 class Campaign:
     """Requests and what came back. leaks: canaries of others, or secrets, by the request in whose response they are.
 
-    wrong: responses that don't say what their requests demand.
+    faults: whether some fail in the middle of a step (faulty_model.py). own: kinds of canaries that responses to their
+    own requests have. wrong: responses that don't say what their requests demand.
     """
 
     seed: int
     faults: bool
-    phrases: Phrases = field(init=False)
     outcomes: Counter[str] = field(default_factory=Counter)
     asked: list[Asked] = field(default_factory=list)
     heard: dict[int, Said] = field(default_factory=dict)
-    own: Counter[str] = field(default_factory=Counter)
+    own: set[str] = field(default_factory=set)
     leaks: list[tuple[Asked, list[Found]]] = field(default_factory=list)
     wrong: list[tuple[Asked, str]] = field(default_factory=list)
 
@@ -49,19 +46,9 @@ class Campaign:
         self._draw = random.Random(self.seed)
         self.phrases = Phrases(self._draw)
 
-    def requests(self, count: int) -> Iterator[Asked]:
-        """Draw requests; of each kind of way every tenant has as many."""
-        ways = [way for way in (*engine_requests.WAYS, *["endpoint"] * 3) for _ in range(TENANTS)]
-        for number in range(count):
-            way = ways[number % len(ways)]
-            if way == "endpoint":
-                yield endpoint_requests.endpoint_request(number, self.phrases, self._draw)
-            else:
-                yield engine_requests.engine_request(number, way, self.phrases, self._draw, self.faults)
-
     async def run(self, tenants: list[Tenant], count: int, look: Callable[[], None]) -> None:
         """Send requests, AT_ONCE at a time, and look at their surroundings meanwhile."""
-        requests = self.requests(count)
+        requests = self._requests(count)
 
         async def work() -> None:
             for asked in requests:
@@ -92,18 +79,12 @@ class Campaign:
         """How many requests got an error."""
         return sum(bool(one.error) for one in self.heard.values())
 
-    def line(self) -> str:
-        """Return what came of the requests."""
-        outcomes = ", ".join(f"{count} {name}" for name, count in sorted(self.outcomes.items()))
-        return f"{len(self.asked):,} requests, {self.refused:,} of them refused or failed: {outcomes}"
-
     def counts(self) -> dict[str, tuple[int, int]]:
         """Return the tokens of prompt and text by the request's id, as the clients of completed requests were told."""
         known = {}
         for asked in self.asked:
             values = self.heard[asked.number].values
-            usage = values[-1].get("usage") if -1 in values else None
-            if usage:
+            if usage := values.get(-1, {}).get("usage"):
                 count = usage["prompt_tokens"], usage["completion_tokens"]
             else:
                 told = [one for one in values.values() if "num_input_tokens" in one]
@@ -113,6 +94,16 @@ class Campaign:
                 known[asked.id] = count
         return known
 
+    def _requests(self, count: int) -> Iterator[Asked]:
+        """Draw requests; of each kind of way every tenant has as many."""
+        ways = [way for way in (*TARGETS, *[WAY] * 3) for _ in range(TENANTS)]
+        for number in range(count):
+            way = ways[number % len(ways)]
+            if way == WAY:
+                yield endpoint_request(number, self.phrases, self._draw)
+            else:
+                yield engine_request(number, way, self.phrases, self._draw, self.faults)
+
     def _take(self, asked: Asked, heard: Heard) -> None:
         read = said(heard)
         self.asked.append(asked)
@@ -120,7 +111,7 @@ class Campaign:
         self.outcomes[f"{asked.way} {heard.status}"] += 1
         data = bytes(heard.raw) + b"\n" + read.everything()
         found = found_in(data) | self.phrases.found_in(data)
-        self.own.update(kind for number, kind in found if number == asked.number)
+        self.own |= {kind for number, kind in found if number == asked.number}
         if leaked := foreign(found, asked.number):
             self.leaks.append((asked, leaked))
         if not asked.leaves and (problem := _problem(asked, read)):

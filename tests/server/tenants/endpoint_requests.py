@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from server.tenants.asked import Asked
+from server.tenants.asked import Asked, Draw, Fields, choices, headers, leave, one_word, plain
 from server.tenants.canaries import Phrases, canary, tokenizer
 
 WAY = "endpoint"
@@ -22,18 +21,19 @@ TEMPLATE = """
 """
 """Shows all that a request can give a template, and leaves nothing of one rendering for the next, if jinja doesn't."""
 
-Draw = random.Random
-Change = Callable[[Asked, Draw], Asked]
-
 
 def endpoint_request(number: int, phrases: Phrases, draw: Draw) -> Asked:
     """Draw a request."""
     prompt = f"{phrases.new(number)} {canary(number, 'prompt')}"
+    messages = [{"role": "user", "content": prompt, "name": canary(number, "name")}]
+    given = {**headers(number), "x-request-id": canary(number, "id")}
     target = draw.choice([CHAT, CHAT, CHAT, COMPLETIONS, COMPLETIONS, TOKENIZE])
     if target == TOKENIZE:
-        return _tokenize(number, prompt, draw)
+        asks: list[Fields] = [{"prompt": prompt}, {"messages": messages}, {"messages": messages, **_note(number)}]
+        body: Fields = {"model": MODEL, "return_token_strs": True, **draw.choice(asks)}
+        return Asked(number, WAY, "tokenize", target, body, given)
     tokens = draw.randint(1, 8)
-    body: dict[str, object] = {
+    body = {
         "model": MODEL,
         "max_tokens": tokens,
         "min_tokens": tokens,
@@ -43,127 +43,91 @@ def endpoint_request(number: int, phrases: Phrases, draw: Draw) -> Asked:
         **draw.choice([{}, {"stream": True, "stream_options": {"include_usage": True}}]),
     }
     if target == CHAT:
-        body["messages"] = [{"role": "user", "content": prompt, "name": canary(number, "name")}]
-        body["metadata"] = {"of": canary(number, "user")}
-    else:
-        body["prompt"] = prompt
-    known = None if target == CHAT else len(tokenizer().encode(prompt).ids)
-    asked = Asked(number, WAY, "plain", target, body, _headers(number), prompt_tokens=known, tokens=tokens)
-    return draw.choice([*_BOTH, *(_CHAT if target == CHAT else _COMPLETIONS)])(asked, draw)
+        asked = Asked(number, WAY, "plain", target, {**body, "messages": messages}, given, tokens=tokens)
+        asked = asked.having("plain", {"metadata": {"of": canary(number, "user")}})
+        return draw.choice([*_BOTH, *_CHAT])(asked, draw)
+    known = len(tokenizer().encode(prompt).ids)
+    asked = Asked(number, WAY, "plain", target, {**body, "prompt": prompt}, given, prompt_tokens=known, tokens=tokens)
+    return draw.choice([*_BOTH, *_COMPLETIONS])(asked, draw)
 
 
-def _headers(number: int) -> dict[str, str]:
-    mark = canary(number, "header")
-    return {"x-tenant": mark, "user-agent": mark, "cookie": f"session={mark}", "x-request-id": canary(number, "id")}
-
-
-def _tokenize(number: int, prompt: str, draw: Draw) -> Asked:
-    body: dict[str, object] = {"model": MODEL, "prompt": prompt, "return_token_strs": True}
-    if draw.random() < 0.5:
-        messages = [{"role": "user", "content": prompt}]
-        more = draw.choice([{}, {"chat_template_kwargs": {"note": canary(number, "note")}}])
-        body = {"model": MODEL, "messages": messages, "return_token_strs": True, **more}
-    return Asked(number, WAY, "tokenize", TOKENIZE, body, _headers(number))
-
-
-def _with(asked: Asked, what: str, **fields: object) -> Asked:
-    return replace(asked, what=what, body={**asked.body, **fields}, prompt_tokens=None)
-
-
-def _refused(asked: Asked, what: str, **fields: object) -> Asked:
-    return replace(_with(asked, what, **fields), tokens=None)
-
-
-def _plain(asked: Asked, draw: Draw) -> Asked:
-    return asked
+def _note(number: int) -> Fields:
+    return {"chat_template_kwargs": {"note": canary(number, "note")}}
 
 
 def _stop(asked: Asked, draw: Draw) -> Asked:
     stop, bad = canary(asked.number, "stop"), canary(asked.number, "bad")
-    return _refused(asked, "stop and bad words", stop=[stop, "."], bad_words=[bad, "list"], min_tokens=0)
-
-
-def _choices(asked: Asked, draw: Draw) -> Asked:
-    return _refused(asked, "choices", n=draw.randint(2, 3), temperature=1)
+    fields = {"stop": [stop, "."], "bad_words": [bad, "list"], "min_tokens": 0}
+    return asked.uncounted("stop and bad words", fields)
 
 
 def _prompt_logprobs(asked: Asked, draw: Draw) -> Asked:
     """Show the rendered prompt, token by token."""
     body = {name: value for name, value in asked.body.items() if not name.startswith("stream")}
-    more: dict[str, object] = {"logprobs": True, "top_logprobs": 2} if asked.target == CHAT else {"logprobs": 2}
-    return _with(replace(asked, body=body), "log probabilities", prompt_logprobs=1, **more)
+    more: Fields = {"logprobs": True, "top_logprobs": 2} if asked.target == CHAT else {"logprobs": 2}
+    return replace(asked, body=body).having("log probabilities", {"prompt_logprobs": 1, **more})
 
 
 def _one_token(asked: Asked, draw: Draw) -> Asked:
-    words = [token for token in draw.sample(range(300, 3000), 20) if tokenizer().decode([token]).isalpha()]
-    field: dict[str, object] = draw.choice(
-        [{"allowed_token_ids": [words[0]]}, {"logit_bias": {str(words[0]): 100}, "temperature": 0}]
-    )
-    return replace(_with(asked, "one token", **field), says=tokenizer().decode([words[0]]))
+    token, word = one_word(draw)
+    fields: list[Fields] = [
+        {"allowed_token_ids": [token]},
+        {"logit_bias": {str(token): 100}, "temperature": 0},
+    ]
+    return asked.having("one token", draw.choice(fields), word)
 
 
 def _guide(asked: Asked, draw: Draw) -> Asked:
     mark = canary(asked.number, "guide")
     schema = {"type": "object", "properties": {mark: {"const": 1}}, "required": [mark]}
-    formatted = {"type": "json_schema", "json_schema": {"name": mark, "schema": schema}}
-    field: dict[str, object] = draw.choice(
-        [
-            {"guided_regex": f"{mark}(yes|no)"},
-            {"guided_choice": [f"{mark}a", f"{mark}b"]},
-            {"guided_json": {"const": mark}},
-            {"structured_outputs": {"json": {"const": mark}}},
-            {"response_format": formatted},
-        ]
-    )
-    return replace(_refused(asked, "guide", **field, max_tokens=48, min_tokens=0), says=mark)
+    guides: list[Fields] = [
+        {"guided_regex": f"{mark}(yes|no)"},
+        {"guided_choice": [f"{mark}a", f"{mark}b"]},
+        {"guided_json": {"const": mark}},
+        {"structured_outputs": {"json": {"const": mark}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": mark, "schema": schema}}},
+    ]
+    return asked.uncounted("guide", {**draw.choice(guides), "max_tokens": 48, "min_tokens": 0}, mark)
 
 
 def _bad_value(asked: Asked, draw: Draw) -> Asked:
     mark = canary(asked.number, "value")
-    field: dict[str, object] = draw.choice(
-        [
-            {mark: 1},
-            {"model": mark},
-            {"temperature": mark},
-            {"stop": [[mark]]},
-            {"logit_bias": {mark: 1}},
-            {"response_format": {"type": mark}},
-            {"guided_regex": f"{mark}("},
-            {"guided_grammar": f"{mark} {mark}"},
-            {"guided_json": f"{{{mark}"},
-            {"stop": [mark * 100]},
-            {"max_tokens": 100_000 + asked.number},
-        ]
-    )
-    return _refused(asked, "refused value", **field)
+    fields: list[Fields] = [
+        {mark: 1},
+        {"model": mark},
+        {"temperature": mark},
+        {"stop": [[mark]]},
+        {"logit_bias": {mark: 1}},
+        {"response_format": {"type": mark}},
+        {"guided_regex": f"{mark}("},
+        {"guided_grammar": f"{mark} {mark}"},
+        {"guided_json": f"{{{mark}"},
+        {"stop": [mark * 100]},
+        {"max_tokens": 100_000 + asked.number},
+    ]
+    return asked.uncounted("refused value", draw.choice(fields))
 
 
 def _wrong_key(asked: Asked, draw: Draw) -> Asked:
     key = canary(asked.number, "key")
     wrong = draw.choice([f"Bearer {key}", f"Basic {key}", key, f"Bearer {key} {key}"])
-    return replace(_refused(asked, "wrong key"), headers={**asked.headers, "authorization": wrong})
+    return replace(asked.uncounted("wrong key", {}), headers={**asked.headers, "authorization": wrong})
 
 
 def _wrong_path(asked: Asked, draw: Draw) -> Asked:
-    return replace(_refused(asked, "wrong path"), target=f"/v1/{canary(asked.number, 'value')}")
-
-
-def _leave(asked: Asked, draw: Draw) -> Asked:
-    return replace(_refused(asked, "cancelled", max_tokens=300, min_tokens=300), leaves=True, repeatable=False)
+    return replace(asked.uncounted("wrong path", {}), target=f"/v1/{canary(asked.number, 'value')}")
 
 
 def _template(asked: Asked, draw: Draw) -> Asked:
     """Give the template more variables, some of them the names of its own."""
     note = canary(asked.number, "note")
-    field: dict[str, object] = draw.choice(
-        [
-            {"chat_template_kwargs": {"note": note}},
-            {"chat_template_kwargs": {"kept": note, "told": note, "namespace": note, "raise_exception": note}},
-            {"chat_template_kwargs": {"messages": note}},
-            {"documents": [{"text": note}]},
-        ]
-    )
-    return _prompt_logprobs(_refused(asked, "template", **field), draw)
+    fields: list[Fields] = [
+        _note(asked.number),
+        {"chat_template_kwargs": {"kept": note, "told": note, "namespace": note, "raise_exception": note}},
+        {"chat_template_kwargs": {"messages": note}},
+        {"documents": [{"text": note}]},
+    ]
+    return _prompt_logprobs(asked.uncounted("template", draw.choice(fields)), draw)
 
 
 def _tools(asked: Asked, draw: Draw) -> Asked:
@@ -171,34 +135,37 @@ def _tools(asked: Asked, draw: Draw) -> Asked:
     schema = {"type": "object", "properties": {mark: {"const": 1}}, "required": [mark]}
     tool = {"type": "function", "function": {"name": mark, "description": mark, "parameters": schema}}
     choice = draw.choice(["auto", "required", {"type": "function", "function": {"name": mark}}])
-    changed = _refused(asked, "tools", tools=[tool], tool_choice=choice, max_tokens=96, min_tokens=0)
-    return changed if choice == "auto" else replace(changed, says=mark)
+    fields = {"tools": [tool], "tool_choice": choice, "max_tokens": 96, "min_tokens": 0}
+    return asked.uncounted("tools", fields, "" if choice == "auto" else mark)
 
 
 def _refused_tool(asked: Asked, draw: Draw) -> Asked:
     mark = canary(asked.number, "tool")
     tool = {"type": "function", "function": {"name": f"{mark}!", "parameters": {}}}
-    message = {"role": mark, "content": "a"}
     call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": f"{{{mark}"}}
     turn = {"role": "assistant", "content": None, "tool_calls": [call]}
-    field: dict[str, object] = draw.choice(
-        [{"tools": [tool]}, {"messages": [message]}, {"messages": [turn]}, {"tool_choice": mark}]
-    )
-    return _refused(asked, "refused tool", **field)
+    fields: list[Fields] = [
+        {"tools": [tool]},
+        {"messages": [{"role": mark, "content": "a"}]},
+        {"messages": [turn]},
+        {"tool_choice": mark},
+    ]
+    return asked.uncounted("refused tool", draw.choice(fields))
 
 
 def _echo(asked: Asked, draw: Draw) -> Asked:
-    return replace(_with(asked, "prompt in the text", echo=True), says=canary(asked.number, "prompt"))
+    return asked.having("prompt in the text", {"echo": True}, canary(asked.number, "prompt"))
 
 
 def _several(asked: Asked, draw: Draw) -> Asked:
     prompts = [f"{asked.body['prompt']} {number}" for number in range(draw.randint(2, 3))]
-    return _refused(asked, "several prompts", prompt=prompts)
+    return replace(asked.uncounted("several prompts", {"prompt": prompts}), prompt_tokens=None)
 
 
+Change = Callable[[Asked, Draw], Asked]
 _BOTH: list[Change] = [
-    *(_plain, _stop, _choices, _prompt_logprobs, _one_token, _guide),
-    *(_bad_value, _bad_value, _wrong_key, _wrong_path, _leave),
+    *(plain, _stop, choices, _prompt_logprobs, _one_token, _guide),
+    *(_bad_value, _bad_value, _wrong_key, _wrong_path, leave),
 ]
 _CHAT: list[Change] = [_template, _template, _tools, _refused_tool]
 _COMPLETIONS: list[Change] = [_echo, _several]

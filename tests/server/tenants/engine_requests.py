@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from server.tenants.asked import Asked
+from server.tenants.asked import Asked, Draw, choices, headers, leave, one_word, plain
 from server.tenants.canaries import Phrases, canary, tokenizer
 
 LLAMA, UNARY = "llama", "llama_unary"
-WAYS = ("generate", "generate_stream", "infer", "unary", "stream", "shared stream")
-_TARGETS = {
+TARGETS = {
     "generate": f"/v2/models/{LLAMA}/generate",
     "generate_stream": f"/v2/models/{LLAMA}/generate_stream",
     "infer": f"/v2/models/{UNARY}/infer",
@@ -20,10 +18,8 @@ _TARGETS = {
     "stream": LLAMA,
     "shared stream": LLAMA,
 }
+"""By the way of a request."""
 _STREAMS = ("generate_stream", "stream", "shared stream")
-
-Draw = random.Random
-Change = Callable[[Asked, Draw], Asked]
 
 
 def engine_request(number: int, way: str, phrases: Phrases, draw: Draw, faults: bool) -> Asked:
@@ -36,7 +32,7 @@ def engine_request(number: int, way: str, phrases: Phrases, draw: Draw, faults: 
         number,
         way,
         "plain",
-        _TARGETS[way],
+        TARGETS[way],
         {
             "text_input": prompt,
             "max_tokens": tokens,
@@ -46,7 +42,11 @@ def engine_request(number: int, way: str, phrases: Phrases, draw: Draw, faults: 
             # Both in one test: streams of every token, and of joined ones.
             **({"stream": True, "stream_interval_ms": draw.choice([0, 0, 20])} if way in _STREAMS else {}),
         },
-        _headers(number),
+        {
+            **headers(number),
+            "authorization": f"Bearer {canary(number, 'key')}",
+            "x-request-id": canary(number, "header"),
+        },
         # Now and then both tenants give one id; a stream that requests share tells them apart by it.
         {"id": canary(number, "id") if way == "shared stream" or draw.random() < 0.9 else "the same id"},
         prompt_tokens=len(tokenizer().encode(prompt).ids),
@@ -55,102 +55,66 @@ def engine_request(number: int, way: str, phrases: Phrases, draw: Draw, faults: 
     changes = [*_CHANGES, _fault] if faults else _CHANGES
     if way == "shared stream":
         # Its client can't cancel one of them.
-        changes = [change for change in changes if change is not _leave]
+        changes = [change for change in changes if change is not leave]
     return draw.choice(changes)(asked, draw)
 
 
-def _headers(number: int) -> dict[str, str]:
-    mark = canary(number, "header")
-    return {
-        "authorization": f"Bearer {canary(number, 'key')}",
-        "x-tenant": mark,
-        "user-agent": mark,
-        "cookie": f"session={mark}",
-        "x-request-id": mark,
-    }
-
-
-def _with(asked: Asked, what: str, **inputs: object) -> Asked:
-    return replace(asked, what=what, body={**asked.body, **inputs})
-
-
-def _refused(asked: Asked, what: str, **inputs: object) -> Asked:
-    return replace(_with(asked, what, **inputs), tokens=None, prompt_tokens=None)
-
-
-def _plain(asked: Asked, draw: Draw) -> Asked:
-    return asked
-
-
 def _echo(asked: Asked, draw: Draw) -> Asked:
-    return replace(
-        _with(asked, "prompt in the text", exclude_input_in_output=False), says=canary(asked.number, "prompt")
-    )
+    return asked.having("prompt in the text", {"exclude_input_in_output": False}, canary(asked.number, "prompt"))
 
 
 def _words(asked: Asked, draw: Draw) -> Asked:
     number = asked.number
-    changed = _with(
-        asked,
-        "stop and bad words",
-        stop_words=[canary(number, "stop"), draw.choice([" the", "."])],
-        bad_words=[canary(number, "bad"), draw.choice([" list", "e"])],
-        min_tokens=0,
-        embedding_bias_words=[canary(number, "bias")],
-        embedding_bias_weights=[draw.uniform(-5, 5)],
-    )
-    return replace(changed, tokens=None)
-
-
-def _choices(asked: Asked, draw: Draw) -> Asked:
-    return replace(_with(asked, "choices", n=draw.randint(2, 3), temperature=1.0), tokens=None)
+    fields = {
+        "stop_words": [canary(number, "stop"), draw.choice([" the", "."])],
+        "bad_words": [canary(number, "bad"), draw.choice([" list", "e"])],
+        "min_tokens": 0,
+        "embedding_bias_words": [canary(number, "bias")],
+        "embedding_bias_weights": [draw.uniform(-5, 5)],
+    }
+    return asked.uncounted("stop and bad words", fields)
 
 
 def _log_probs(asked: Asked, draw: Draw) -> Asked:
     most = draw.randint(0, 3)
-    return _with(asked, "log probabilities", return_log_probs=True, num_logprobs=most, prompt_logprobs=most)
+    fields = {"return_log_probs": True, "num_logprobs": most, "prompt_logprobs": most}
+    return asked.having("log probabilities", fields)
 
 
 def _metrics(asked: Asked, draw: Draw) -> Asked:
-    return _with(asked, "metrics", return_perf_metrics=True)
+    return asked.having("metrics", {"return_perf_metrics": True})
 
 
 def _one_token(asked: Asked, draw: Draw) -> Asked:
-    """Allow one token alone: the text shows whose request it was."""
-    size = tokenizer().get_vocab_size()
-    words = [token for token in draw.sample(range(300, size), 20) if tokenizer().decode([token]).isalpha()]
-    token = words[0]
-    said = tokenizer().decode([token])
+    token, word = one_word(draw)
     if draw.random() < 0.5:
-        return replace(_with(asked, "one allowed token", allowed_token_ids=[token]), says=said)
-    return replace(
-        _with(asked, "one biased token", logit_bias=json.dumps({str(token): 100}), temperature=0.0), says=said
-    )
+        return asked.having("one allowed token", {"allowed_token_ids": [token]}, word)
+    fields = {"logit_bias": json.dumps({str(token): 100}), "temperature": 0.0}
+    return asked.having("one biased token", fields, word)
+
+
+def _guided(asked: Asked, what: str, says: str, kind: str, guide: str, most: int) -> Asked:
+    fields = {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide, "max_tokens": most, "min_tokens": 0}
+    return asked.uncounted(what, fields, says)
 
 
 def _guide(asked: Asked, draw: Draw) -> Asked:
     """Make the model write the request's own canary: a guide of another request would make it write that one's."""
     mark = canary(asked.number, "guide")
-    kind, guide = draw.choice(
-        [
-            ("regex", f"{mark}(yes|no)"),
-            ("json_schema", json.dumps({"const": mark})),
-            ("ebnf_grammar", f'root ::= "{mark}" ("a" | "b")'),
-            (
-                "structural_tag",
-                json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": mark}}),
-            ),
-        ]
-    )
-    fields = {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide, "max_tokens": 32, "min_tokens": 0}
-    return replace(_with(asked, f"guide, {kind}", **fields), says=mark, tokens=None)
+    guides = {
+        "regex": f"{mark}(yes|no)",
+        "json_schema": json.dumps({"const": mark}),
+        "ebnf_grammar": f'root ::= "{mark}" ("a" | "b")',
+        "structural_tag": json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": mark}}),
+    }
+    kind = draw.choice([*guides])
+    return _guided(asked, f"guide, {kind}", mark, kind, guides[kind], most=32)
 
 
 def _same_guide(asked: Asked, draw: Draw) -> Asked:
     """Use a guide that the other tenant uses, too: what is kept of it must not be another text's state."""
     guide = draw.choice(["(yes|no)( (yes|no)){3}", "[a-z ]{4,40}"])
-    fields = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": guide, "max_tokens": 16, "min_tokens": 0}
-    return replace(_with(asked, "guide of both", **fields), tokens=None)
+    return _guided(asked, "guide of both", "", "regex", guide, most=16)
 
 
 def _refused_guide(asked: Asked, draw: Draw) -> Asked:
@@ -167,8 +131,7 @@ def _refused_guide(asked: Asked, draw: Draw) -> Asked:
             (mark, "a"),
         ]
     )
-    fields = {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
-    return _refused(asked, "refused guide", **fields)
+    return _guided(asked, "refused guide", "", kind, guide, most=8)
 
 
 def _refused_value(asked: Asked, draw: Draw) -> Asked:
@@ -186,40 +149,36 @@ def _refused_value(asked: Asked, draw: Draw) -> Asked:
             ("max_tokens", 100_000 + asked.number),
         ]
     )
-    return _refused(asked, "refused value", **{field: value})
+    return asked.uncounted("refused value", {field: value})
 
 
 def _refused_parameter(asked: Asked, draw: Draw) -> Asked:
     """Send what the model refuses as a request parameter, and what contradicts an input, such as another prompt."""
     mark, prompt = canary(asked.number, "value"), canary(asked.number, "prompt")
     names = [(mark, "1"), ("temprature", mark), ("max_tokens", mark), ("stop_words", mark), ("text_input", prompt)]
-    changed = _refused(asked, "refused parameter", stop_words=["other"])
-    return replace(changed, parameters={**changed.parameters, **dict([draw.choice(names)])})
+    changed = asked.uncounted("refused parameter", {"stop_words": ["other"]})
+    # Over /generate that is the prompt.
+    return replace(changed, parameters={**changed.parameters, **dict([draw.choice(names)])}, prompt_tokens=None)
 
 
 def _forged(asked: Asked, draw: Draw) -> Asked:
     """Pretend to be llama_unary."""
-    name = draw.choice([f"{draw.getrandbits(128):032x}", "0" * 32, "../../tmp/" + canary(asked.number, "value")])
-    forged = json.dumps(
-        draw.choice([[name, {"seed": 5}], [name, {}, True], [name, {canary(asked.number, "value"): 1}]])
-    )
-    changed = _refused(asked, "forged parameter")
+    mark = canary(asked.number, "value")
+    name = draw.choice([f"{draw.getrandbits(128):032x}", "0" * 32, f"../../tmp/{mark}"])
+    forged = json.dumps(draw.choice([[name, {"seed": 5}], [name, {}, True], [name, {mark: 1}]]))
+    changed = asked.uncounted("forged parameter", {})
     return replace(changed, parameters={**changed.parameters, "llama_unary": forged})
-
-
-def _leave(asked: Asked, draw: Draw) -> Asked:
-    changed = _refused(asked, "cancelled", max_tokens=300, min_tokens=300)
-    return replace(changed, leaves=True, repeatable=False)
 
 
 def _fault(asked: Asked, draw: Draw) -> Asked:
     """Fail in the middle of a step, or before it; `chunk` of streams only."""
     kinds = ["step", "parse"] + ["chunk"] * (asked.way in _STREAMS)
     prompt = f"{asked.body['text_input']} fault {draw.choice(kinds)}"
-    return _refused(asked, "fault", text_input=prompt, max_tokens=8, min_tokens=8)
+    changed = asked.uncounted("fault", {"text_input": prompt, "max_tokens": 8, "min_tokens": 8})
+    return replace(changed, prompt_tokens=None)
 
 
-_CHANGES: list[Change] = [
-    *(_plain, _plain, _echo, _echo, _words, _words, _choices, _log_probs, _metrics, _one_token, _one_token, _guide),
-    *(_same_guide, _refused_guide, _refused_value, _refused_parameter, _forged, _leave),
+_CHANGES: list[Callable[[Asked, Draw], Asked]] = [
+    *(plain, plain, _echo, _echo, _words, _words, choices, _log_probs, _metrics, _one_token, _one_token, _guide),
+    *(_same_guide, _refused_guide, _refused_value, _refused_parameter, _forged, leave),
 ]

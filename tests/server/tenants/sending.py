@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 import grpc.aio
 import httpx
-import numpy as np
 from server.clients import DTYPES
+from server.fuzzing.values import packed
 from server.servers import TIMEOUT_S
-from server.tenants.asked import TENANTS, Asked
+from server.tenants.asked import Asked
 from triton_local.server import LocalTriton
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
-from tritonclient.utils import serialize_byte_tensor, triton_to_np_dtype
 
 
 @dataclass
@@ -30,6 +29,24 @@ class Heard:
     status: str = ""
     raw: bytearray = field(default_factory=bytearray)
     parts: list[Any] = field(default_factory=list)
+
+    def take(self, response: service_pb2.ModelInferResponse) -> None:
+        """Keep a response over gRPC."""
+        self.raw += response.SerializeToString()
+        self.parts.append(response)
+
+    def take_streamed(self, response: service_pb2.ModelStreamInferResponse) -> None:
+        """Keep a response of a gRPC stream."""
+        if response.error_message:
+            self.fail("error", response.error_message)
+        else:
+            self.take(response.infer_response)
+
+    def fail(self, status: str, message: str) -> None:
+        """Keep an error over gRPC."""
+        self.status = status
+        self.raw += message.encode()
+        self.parts.append({"error": message})
 
 
 @dataclass(frozen=True)
@@ -46,34 +63,31 @@ class Tenant:
 @asynccontextmanager
 async def connected(server: LocalTriton, endpoint: str, keys: list[str]) -> AsyncIterator[list[Tenant]]:
     """Connect every tenant. endpoint: the OpenAI endpoint's address."""
+    async with AsyncExitStack() as connections:
 
-    def client(url: str) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False)
+        async def client(url: str) -> httpx.AsyncClient:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False)
+            return await connections.enter_async_context(client)
 
-    assert len(keys) == TENANTS
-    # Otherwise grpc gives channels of one target one connection.
-    own = (("grpc.use_local_subchannel_pool", 1),)
-    channels = [grpc.aio.insecure_channel(server.grpc_url, options=own) for _ in keys]
-    stubs = [GRPCInferenceServiceStub(channel) for channel in channels]
-    tenants = [
-        Tenant(client(f"http://{server.http_url}"), client(endpoint), stub, SharedStream(stub), key)
-        for stub, key in zip(stubs, keys, strict=True)
-    ]
-    try:
+        tenants = []
+        for key in keys:
+            # Otherwise grpc gives channels of one target one connection.
+            own = (("grpc.use_local_subchannel_pool", 1),)
+            channel = grpc.aio.insecure_channel(server.grpc_url, options=own)
+            calls = GRPCInferenceServiceStub(await connections.enter_async_context(channel))
+            shared = SharedStream(calls)
+            connections.push_async_callback(shared.close)
+            tenants.append(
+                Tenant(await client(f"http://{server.http_url}"), await client(endpoint), calls, shared, key)
+            )
         yield tenants
-    finally:
-        for tenant, channel in zip(tenants, channels, strict=True):
-            await tenant.shared.close()
-            await tenant.triton.aclose()
-            await tenant.endpoint.aclose()
-            await channel.close()
 
 
 async def send(tenant: Tenant, asked: Asked) -> Heard:
     """Send a request, and leave where its client does; return what has come back until then."""
     heard = Heard()
-    sending = asyncio.create_task(_SENDERS[asked.way](tenant, asked, heard))
+    sending = asyncio.create_task(_send(tenant, asked, heard))
     if not asked.leaves:
         await sending
         return heard
@@ -82,6 +96,26 @@ async def send(tenant: Tenant, asked: Asked) -> Heard:
     await asyncio.wait([sending])
     heard.status = "left"
     return heard
+
+
+async def _send(tenant: Tenant, asked: Asked, heard: Heard) -> None:
+    match asked.way:
+        case "generate" | "generate_stream":
+            await _http(tenant.triton, asked, {**asked.body, **asked.parameters}, heard)
+        case "infer":
+            inputs = [
+                {"name": name, "datatype": DTYPES[name], "shape": [1, len(values)], "data": values}
+                for name, values in _listed(asked.body).items()
+            ]
+            parameters = {name: value for name, value in asked.parameters.items() if name != "id"}
+            await _http(tenant.triton, asked, {"id": asked.id, "inputs": inputs, "parameters": parameters}, heard)
+        case "endpoint":
+            headers = {"authorization": f"Bearer {tenant.key}", **asked.headers}
+            await _http(tenant.endpoint, replace(asked, headers=headers), asked.body, heard)
+        case "shared stream":
+            await tenant.shared.ask(asked, heard)
+        case _:
+            await _grpc(tenant.calls, asked, heard)
 
 
 async def _http(client: httpx.AsyncClient, asked: Asked, body: object, heard: Heard) -> None:
@@ -100,49 +134,24 @@ async def _http(client: httpx.AsyncClient, asked: Asked, body: object, heard: He
         heard.parts.append(json.loads(text) if text else {})
 
 
-async def _generate(tenant: Tenant, asked: Asked, heard: Heard) -> None:
-    await _http(tenant.triton, asked, {**asked.body, **asked.parameters}, heard)
-
-
-async def _infer(tenant: Tenant, asked: Asked, heard: Heard) -> None:
-    parameters = dict(asked.parameters)
-    inputs = [
-        {"name": name, "datatype": DTYPES[name], "shape": [1, len(values)], "data": values}
-        for name, values in _listed(asked.body).items()
-    ]
-    await _http(tenant.triton, asked, {"id": parameters.pop("id"), "inputs": inputs, "parameters": parameters}, heard)
-
-
-async def _endpoint(tenant: Tenant, asked: Asked, heard: Heard) -> None:
-    headers = {"authorization": f"Bearer {tenant.key}", **asked.headers}
-    await _http(tenant.endpoint, Asked(asked.number, "", "", asked.target, {}, headers), asked.body, heard)
-
-
-async def _unary(tenant: Tenant, asked: Asked, heard: Heard) -> None:
-    call = tenant.calls.ModelInfer(message(asked), metadata=tuple(asked.headers.items()), timeout=TIMEOUT_S)
+async def _grpc(calls: GRPCInferenceServiceStub, asked: Asked, heard: Heard) -> None:
+    options = {"metadata": tuple(asked.headers.items()), "timeout": TIMEOUT_S}
+    heard.status = "OK"
     try:
-        _take(heard, await call)
-        heard.status = "OK"
+        if asked.way == "unary":
+            call = calls.ModelInfer(_message(asked), **options)
+            heard.take(await call)
+        else:
+            call = calls.ModelStreamInfer(iter([_message(asked)]), **options)
+            async for response in call:
+                heard.take_streamed(response)
     except grpc.aio.AioRpcError as error:
-        heard.status = error.code().name
-        heard.parts.append({"error": error.details()})
-        heard.raw += f"{error.details()} {error.debug_error_string()}".encode()
-    await _take_metadata(call, heard)
-
-
-async def _stream(tenant: Tenant, asked: Asked, heard: Heard) -> None:
-    metadata = tuple(asked.headers.items())
-    call = tenant.calls.ModelStreamInfer(iter([message(asked)]), metadata=metadata, timeout=TIMEOUT_S)
-    try:
-        async for response in call:
-            take_streamed(heard, response)
-        heard.status = heard.status or "OK"
-    except grpc.aio.AioRpcError as error:
-        heard.status = error.code().name
-        heard.parts.append({"error": error.details()})
+        heard.fail(error.code().name, str(error.details()))
+        heard.raw += error.debug_error_string().encode()
     finally:
         call.cancel()
-    await _take_metadata(call, heard)
+    for metadata in (await call.initial_metadata(), await call.trailing_metadata()):
+        heard.raw += "".join(f"{name}: {value}\n" for name, value in metadata or ()).encode()
 
 
 class SharedStream:
@@ -155,15 +164,15 @@ class SharedStream:
 
     async def ask(self, asked: Asked, heard: Heard) -> None:
         """Send a request and wait for its last response."""
-        built, ended = message(asked), asyncio.Event()
-        built.parameters["triton_enable_empty_final_response"].bool_param = True
-        self._waiting[built.id] = heard, ended
-        await self._messages.put(built)
+        message, ended = _message(asked), asyncio.Event()
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        heard.status = "OK"
+        self._waiting[asked.id] = heard, ended
+        await self._messages.put(message)
         waiting = asyncio.create_task(ended.wait())
         await asyncio.wait([waiting, self._reading], timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         assert ended.is_set(), f"the stream has ended, or nothing comes: {self._reading}"
-        heard.status = heard.status or "OK"
 
     async def close(self) -> None:
         """End the stream. Raises what has ended it before."""
@@ -171,67 +180,27 @@ class SharedStream:
         await self._reading
 
     async def _written(self) -> AsyncIterator[service_pb2.ModelInferRequest]:
-        while (built := await self._messages.get()) is not None:
-            yield built
+        while (message := await self._messages.get()) is not None:
+            yield message
 
     async def _read(self, call: Any) -> None:  # noqa: ANN401 - grpc is not annotated
         async for response in call:
             heard, ended = self._waiting[response.infer_response.id]
-            take_streamed(heard, response)
+            heard.take_streamed(response)
             if response.error_message or response.infer_response.parameters["triton_final_response"].bool_param:
                 ended.set()
 
 
-async def _shared_stream(tenant: Tenant, asked: Asked, heard: Heard) -> None:
-    await tenant.shared.ask(asked, heard)
-
-
-def take_streamed(heard: Heard, response: service_pb2.ModelStreamInferResponse) -> None:
-    """Keep a response of a gRPC stream."""
-    if response.error_message:
-        heard.raw += response.SerializeToString()
-        heard.parts.append({"error": response.error_message})
-        heard.status = "error"
-    else:
-        _take(heard, response.infer_response)
-
-
-def _take(heard: Heard, response: service_pb2.ModelInferResponse) -> None:
-    heard.raw += response.SerializeToString()
-    heard.parts.append(response)
-
-
-async def _take_metadata(call: Any, heard: Heard) -> None:  # noqa: ANN401 - grpc is not annotated
-    for metadata in (await call.initial_metadata(), await call.trailing_metadata()):
-        heard.raw += "".join(f"{name}: {value}\n" for name, value in metadata or ()).encode()
-
-
-def message(asked: Asked) -> service_pb2.ModelInferRequest:
-    """Return a request as gRPC has it."""
-    parameters = dict(asked.parameters)
-    built = service_pb2.ModelInferRequest(model_name=asked.target, id=str(parameters.pop("id")))
-    for name, value in parameters.items():
-        built.parameters[name].string_param = str(value)
+def _message(asked: Asked) -> service_pb2.ModelInferRequest:
+    message = service_pb2.ModelInferRequest(model_name=asked.target, id=asked.id)
+    for name, value in asked.parameters.items():
+        if name != "id":
+            message.parameters[name].string_param = str(value)
     for name, values in _listed(asked.body).items():
-        built.inputs.add(name=name, datatype=DTYPES[name], shape=[1, len(values)])
-        if DTYPES[name] == "BYTES":
-            array = np.array([[str(value).encode() for value in values]], dtype=np.object_)
-            built.raw_input_contents.append(serialize_byte_tensor(array).item())
-        else:
-            built.raw_input_contents.append(np.array(values, dtype=triton_to_np_dtype(DTYPES[name])).tobytes())
-    return built
+        message.inputs.add(name=name, datatype=DTYPES[name], shape=[1, len(values)])
+        message.raw_input_contents.append(b"".join(packed(value, DTYPES[name]) for value in values))
+    return message
 
 
 def _listed(body: Mapping[str, object]) -> dict[str, list[Any]]:
     return {name: value if isinstance(value, list) else [value] for name, value in body.items()}
-
-
-_SENDERS: dict[str, Callable[..., Any]] = {
-    "generate": _generate,
-    "generate_stream": _generate,
-    "infer": _infer,
-    "unary": _unary,
-    "stream": _stream,
-    "shared stream": _shared_stream,
-    "endpoint": _endpoint,
-}

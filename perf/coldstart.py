@@ -20,17 +20,16 @@ import torch
 from triton_prepare.prepare import prepare
 
 from perf.checkpoint import FOLDER, Shape, default_checkpoint, random_checkpoint
-from perf.command import CORES, count
+from perf.command import CORES, count, given
 from perf.environment import family, status_kib
 from perf.results_file import Results
 from perf.servers.triton import local_triton, read_back
 
 LLAMA_1B = Shape(2048, 8192, 16, 32, 8, 32000, 1024, "float16")
 """The matrices of Llama 3.2 1B with a smaller vocabulary: 1.1 billion parameters."""
-_TITLES = {"original": "quantized at every start", "prepared": "prepared once"}
 
 
-def measure_start(checkpoint: Path, threads: int, found: dict[str, Any]) -> None:
+def measure_start(checkpoint: Path, found: dict[str, Any]) -> None:
     """Start a server of the product with this checkpoint, stop it, and add its figures to those found before.
 
     ready_seconds: until the server is ready. load_seconds: of it, from parsing the settings to the weights in place.
@@ -49,7 +48,7 @@ def measure_start(checkpoint: Path, threads: int, found: dict[str, Any]) -> None
             if f"llama: {beginning}" in line:
                 moments[beginning] = time.monotonic()
 
-    environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    environment = {"OMP_NUM_THREADS": str(CORES), "HF_HUB_OFFLINE": "1"}
     began = time.monotonic()
     with local_triton(variant="default", model=str(checkpoint), environment=environment, on_log_line=note) as server:
         ready = time.monotonic() - began
@@ -67,43 +66,33 @@ def measure_start(checkpoint: Path, threads: int, found: dict[str, Any]) -> None
 def main() -> None:
     """Prepare, measure, write and print."""
     parser = argparse.ArgumentParser(prog="python -m perf.coldstart", description=__doc__)
-    parser.add_argument("--model", type=Path, help="a Llama in safetensors (default: the benchmarks' random weights)")
     parser.add_argument("--billion", action="store_true", help="random weights of 1.1 billion parameters in FP16")
     parser.add_argument("--repetitions", type=count, default=5, help="starts of each (5)")
-    parser.add_argument("--threads", type=int, default=CORES, help=f"for computing in the server ({CORES})")
     parser.add_argument("--output", type=Path, default=Path("perf/results/coldstart.json"))
     options = parser.parse_args()
-    which: list[str] = []
-    if options.model is not None:
-        original, which = options.model.resolve(), ["--model", f"<{options.model.name}>"]
-    elif options.billion:
-        original, which = random_checkpoint(LLAMA_1B, FOLDER), ["--billion"]
-    else:
-        original = default_checkpoint()
-    torch.set_num_threads(options.threads)
-    out = FOLDER / "prepared" / f"{original.name}-int8"
-    prepare(str(original), None, out)
-    settings = {"model": original.name, "threads": options.threads, "repetitions": options.repetitions}
+    original = random_checkpoint(LLAMA_1B, FOLDER) if options.billion else default_checkpoint()
+    torch.set_num_threads(CORES)
+    prepared = FOLDER / "prepared" / f"{original.name}-int8"
+    prepare(str(original), None, prepared)
+    settings = {"model": original.name, "threads": CORES, "repetitions": options.repetitions}
     results = Results(options.output, "coldstart", settings, resume=False)
-    command = ["python", "-m", "perf.coldstart", *which, "--repetitions", str(options.repetitions)]
-    results.section("command", shlex.join(command))
-    folders = {"original": original, "prepared": out}
-    starts: dict[str, dict[str, Any]] = {}
-    for name, folder in folders.items():
+    command = ["python", "-m", "perf.coldstart", *(["--billion"] if options.billion else [])]
+    results.section("command", shlex.join([*command, *given(parser, options, ["repetitions"])]))
+    starts: dict[Path, dict[str, Any]] = {}
+    for folder, title in ((original, "quantized at every start"), (prepared, "prepared once")):
         mebibytes = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
         lists: dict[str, Any] = {"ready_seconds": [], "load_seconds": [], "peak_mib": []}
-        starts[name] = {"title": _TITLES[name], "loaded": "", "files_mib": round(mebibytes, 1), **lists}
+        starts[folder] = {"title": title, "loaded": "", "files_mib": round(mebibytes, 1), **lists}
     # In turns, so that a slow minute affects both.
     for repetition in range(options.repetitions):
-        for name, found in starts.items():
-            measure_start(folders[name], options.threads, found)
+        for folder, found in starts.items():
+            measure_start(folder, found)
             ready, load = found["ready_seconds"][-1], found["load_seconds"][-1]
             print(f"{repetition + 1}. {found['title']}: ready after {ready:.1f} s, {load:.1f} s to load")
-    for name, found in starts.items():
+    for name, found in zip(("original", "prepared"), starts.values(), strict=True):
         results.add(name, found)
-        ready, load, peak = (statistics.median(found[key]) for key in ("ready_seconds", "load_seconds", "peak_mib"))
-        print(f"{found['title']}: {found['files_mib']:,.0f} MiB of weights, ready after {ready:.1f} s,", end=" ")
-        print(f"{load:.1f} s of it to load, at most {peak:,.0f} MiB (medians)")
+        medians = {key: statistics.median(found[key]) for key in ("ready_seconds", "load_seconds", "peak_mib")}
+        print(f"{found['title']}: {found['files_mib']:,.0f} MiB of weights, medians {medians}")
     results.finish()
     print(f"written to {options.output}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from collections.abc import Mapping
 
 from triton_local.repository import MODEL_NAME
 
@@ -24,6 +25,15 @@ def text(metrics_url: str) -> str:
 def series(content: str) -> dict[Series, float]:
     """Return every series of the endpoint's text."""
     return {(name, frozenset(_LABEL.findall(labels))): float(value) for name, labels, value in _LINE.findall(content)}
+
+
+def total(found: Mapping[Series, float], name: str, **labels: str) -> float:
+    """Return the sum of a metric's series with these labels. Raises ValueError if there is none."""
+    wanted = labels.items()
+    values = [value for (one, its), value in found.items() if one == name and wanted <= dict(its).items()]
+    if not values:
+        raise ValueError(f"the metrics endpoint has no {name}{f' with {labels}' if labels else ''}")
+    return sum(values)
 
 
 def read(metrics_url: str) -> dict[str, float]:

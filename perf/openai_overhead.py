@@ -18,36 +18,30 @@ import os
 import shlex
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from triton_llama import AsyncLlamaClient, SamplingParams
 from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.server import LocalTriton
 
+from perf.command import count, given, positive
 from perf.results_file import Results
 
 PROMPT = "Return a list of"
 LARGEST_LOSS, LARGEST_DELAY_S = 0.05, 0.010
-EVERY_TOKEN = "openai, every token"
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round's figures. tokens_per_second: of all streams together; ttft: median, in seconds."""
-
-    way: str
-    tokens_per_second: float
-    ttft: float
-
+WARM_UP_S = 3.0
 
 Stream = Callable[[], AsyncIterator[int]]
 """Yields, for each chunk of one request, the tokens that it counts: its own, or all of them at the end."""
 
+Rounds = dict[str, list[tuple[float, float]]]
+"""Of each way, each round's tokens per second of all streams together, and median TTFT in seconds."""
 
-async def measure(way: str, stream: Stream, streams: int, seconds: float) -> Round:
+
+async def measure(stream: Stream, streams: int, seconds: float) -> tuple[float, float]:
     """Keep `streams` requests running for a time; the rate is over the time until the last one has ended."""
     firsts: list[float] = []
     tokens = 0
@@ -57,14 +51,14 @@ async def measure(way: str, stream: Stream, streams: int, seconds: float) -> Rou
         nonlocal tokens
         while (sent := time.perf_counter()) < began + seconds:
             first = True
-            async for count in stream():
+            async for counted in stream():
                 if first:
                     firsts.append(time.perf_counter() - sent)
                     first = False
-                tokens += count
+                tokens += counted
 
     await asyncio.gather(*(user() for _ in range(streams)))
-    return Round(way, tokens / (time.perf_counter() - began), statistics.median(firsts))
+    return tokens / (time.perf_counter() - began), statistics.median(firsts)
 
 
 def over_grpc(client: AsyncLlamaClient, tokens: int) -> Stream:
@@ -81,16 +75,8 @@ def over_grpc(client: AsyncLlamaClient, tokens: int) -> Stream:
 
 def over_openai(client: aiohttp.ClientSession, endpoint: OpenAIEndpoint, tokens: int) -> Stream:
     """Return streams of the endpoint. Only the event with the counts is parsed: this generator shares the cores."""
-    body = {
-        "model": endpoint.served_name,
-        "prompt": PROMPT,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "temperature": 0,
-        "repetition_penalty": 1,
-        "max_tokens": tokens,
-        "min_tokens": tokens,
-    }
+    body = {"model": endpoint.served_name, "prompt": PROMPT, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"temperature": 0, "repetition_penalty": 1, "max_tokens": tokens, "min_tokens": tokens}
 
     async def stream() -> AsyncIterator[int]:
         async with client.post(f"{endpoint.url}/completions", json=body, raise_for_status=True) as response:
@@ -104,85 +90,69 @@ def over_openai(client: aiohttp.ClientSession, endpoint: OpenAIEndpoint, tokens:
     return stream
 
 
-async def compare(
-    server: LocalTriton, endpoints: dict[str, OpenAIEndpoint], options: argparse.Namespace
-) -> list[Round]:
+async def compare(server: LocalTriton, endpoints: Mapping[str, OpenAIEndpoint], options: argparse.Namespace) -> Rounds:
     """Run the rounds, one of each way after the other; a first, short one of each warms up."""
-    rounds: list[Round] = []
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
     async with (
         AsyncLlamaClient(server.grpc_url, protocol="grpc") as grpc,
         aiohttp.ClientSession(connector=connector) as http,
     ):
-        ways: dict[str, Stream] = {
-            "grpc": over_grpc(grpc, options.tokens),
-            **{way: over_openai(http, endpoint, options.tokens) for way, endpoint in endpoints.items()},
-        }
-        for number in range(options.rounds + 1):
+        ways = {"grpc": over_grpc(grpc, options.tokens)}
+        ways |= {way: over_openai(http, endpoint, options.tokens) for way, endpoint in endpoints.items()}
+        for stream in ways.values():
+            await measure(stream, options.streams, min(WARM_UP_S, options.seconds))
+        rounds: Rounds = {way: [] for way in ways}
+        for _ in range(options.rounds):
             for way, stream in ways.items():
-                seconds = options.seconds if number else min(3.0, options.seconds)
-                found = await measure(way, stream, options.streams, seconds)
-                if number:
-                    rounds.append(found)
-                    rate, ttft = found.tokens_per_second, found.ttft * 1e3
-                    print(f"{way:20} {rate:8.0f} tokens/s, TTFT {ttft:6.1f} ms", flush=True)
+                rounds[way].append(await measure(stream, options.streams, options.seconds))
+                rate, ttft = rounds[way][-1]
+                print(f"{way:20} {rate:8.0f} tokens/s, TTFT {ttft * 1e3:6.1f} ms", flush=True)
     return rounds
 
 
-def verdict(rounds: list[Round], streams: int) -> dict[str, object]:
+def verdict(rounds: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
     """Return medians of all ways, what the endpoint costs, and whether it is within the bounds."""
-
-    def median(way: str, figure: Callable[[Round], float]) -> float:
-        return statistics.median(figure(one) for one in rounds if one.way == way)
-
-    ways = dict.fromkeys(one.way for one in rounds)
-    throughput = {way: median(way, lambda one: one.tokens_per_second) for way in ways}
-    ttft = {way: median(way, lambda one: one.ttft) for way in ways}
+    throughput = {way: statistics.median(rate for rate, _ in made) for way, made in rounds.items()}
+    ttft = {way: statistics.median(first for _, first in made) for way, made in rounds.items()}
     # Rounded to a millionth: 1 - 950 / 1000 is a little more than 0.05.
     loss = round(1 - throughput["openai"] / throughput["grpc"], 6)
     delay = round(ttft["openai"] - ttft["grpc"], 6)
     return {
-        "streams": streams,
         "tokens_per_second": throughput,
         "ttft_seconds": ttft,
         "loss": loss,
         "delay_seconds": delay,
         "within_bounds": loss <= LARGEST_LOSS and delay <= LARGEST_DELAY_S,
-        "rounds": [asdict(one) for one in rounds],
     }
 
 
 def main() -> None:
     """Start all, run the rounds, write and print the verdict."""
     parser = argparse.ArgumentParser(prog="python -m perf.openai_overhead", description=__doc__)
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=100, help="of each request")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each round")
-    parser.add_argument("--rounds", type=int, default=3, help="of each way")
-    parser.add_argument("--model", help="a folder or hub id; default: the embedded checkpoint")
+    parser.add_argument("--streams", type=count, default=32)
+    parser.add_argument("--tokens", type=count, default=100, help="of each request")
+    parser.add_argument("--seconds", type=positive, default=20.0, help="of each round")
+    parser.add_argument("--rounds", type=count, default=3, help="of each way")
     parser.add_argument("--output", type=Path, default=Path("perf/results/openai_overhead.json"))
     options = parser.parse_args()
     settings = {name: getattr(options, name) for name in ("streams", "tokens", "seconds", "rounds")}
-    model = "pydoc-llama" if options.model is None else Path(options.model).name
-    results = Results(options.output, "openai_overhead", {"model": model, **settings}, resume=False)
-    which = [] if options.model is None else ["--model", f"<{model}>"]
-    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    results.section("command", shlex.join(["python", "-m", "perf.openai_overhead", *which, *flags]))
+    results = Results(options.output, "openai_overhead", {"model": "pydoc-llama", **settings}, resume=False)
+    command = ["python", "-m", "perf.openai_overhead", *given(parser, options, [*settings])]
+    results.section("command", shlex.join(command))
     with (
-        LocalTriton(variant="streaming", model=options.model) as server,
-        OpenAIEndpoint("127.0.0.1", 0, grace=10, model=options.model) as endpoint,
-        OpenAIEndpoint("127.0.0.1", 0, grace=10, model=options.model) as every_token,
+        LocalTriton(variant="streaming") as server,
+        OpenAIEndpoint("127.0.0.1", 0, grace=10) as endpoint,
+        OpenAIEndpoint("127.0.0.1", 0, grace=10) as every_token,
     ):
         endpoint.start(server.grpc_url, print)
         # The endpoint's processes have this one's environment.
         os.environ["TRITON_LLAMA_OPENAI_STREAM_INTERVAL_MS"] = "0"
         every_token.start(server.grpc_url, print)
-        rounds = asyncio.run(compare(server, {"openai": endpoint, EVERY_TOKEN: every_token}, options))
-    found = verdict(rounds, options.streams)
-    results.add(f"{options.streams} streams", found)
+        rounds = asyncio.run(compare(server, {"openai": endpoint, "openai, every token": every_token}, options))
+    found = verdict(rounds)
+    results.add(f"{options.streams} streams", {**found, "rounds": rounds})
     results.finish()
-    print({name: value for name, value in found.items() if name != "rounds"})
-    print(f"written to {options.output}")
+    print(f"{found}\nwritten to {options.output}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -22,7 +21,10 @@ from tempfile import TemporaryDirectory
 from triton_local.errors import LauncherError
 from triton_local.server import LocalTriton
 
+from perf.command import count
+
 CRASH = "boost::interprocess::lock_exception"
+AT_ONCE = 2
 RESTART = "; tritonserver is started again "
 
 CONFIG = """
@@ -51,24 +53,22 @@ def start(repository: Path | None) -> Counter[str]:
         print(error, file=sys.stderr)
     lines = server.log_text().splitlines()
     server.stop()
-    happened["lock_exceptions"] = sum(f"instance of '{CRASH}'" in line for line in lines)
     restarts = [line for line in lines if RESTART in line]
+    print(*restarts, sep="\n", end="\n" if restarts else "", file=sys.stderr)
+    happened["lock_exceptions"] = sum(f"instance of '{CRASH}'" in line for line in lines)
     happened["started_again"] = len(restarts)
-    for line in restarts:
-        print(line, file=sys.stderr)
     return happened
 
 
 def main() -> None:
-    """Start servers in turns, print what happened."""
+    """Start servers, two at a time; print what happened."""
     parser = argparse.ArgumentParser(prog="make starts", description=__doc__)
-    parser.add_argument("--starts", type=int, default=300, help="(300)")
-    parser.add_argument("--at-once", type=int, default=2, help="servers that start at the same time (2)")
+    parser.add_argument("--starts", type=count, default=300, help="(300)")
     parser.add_argument("--product", action="store_true", help="start the product's model")
     options = parser.parse_args()
-    began, processor = time.monotonic(), os.times()
+    began = time.monotonic()
     happened = Counter(starts=0, failed=0, lock_exceptions=0, started_again=0)
-    with TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         model = Path(folder, "llama")
         (model / "1").mkdir(parents=True)
         (model / "config.pbtxt").write_text(CONFIG)
@@ -79,11 +79,8 @@ def main() -> None:
         finally:
             # After Ctrl-C, begin no more.
             pool.shutdown(cancel_futures=True)
-    spent = os.times()
-    used = spent.children_user + spent.children_system - processor.children_user - processor.children_system
-    figures = {"processor_seconds": round(used, 1), "seconds": round(time.monotonic() - began, 1)}
-    which = {"model": "product" if options.product else "minimal", "at_once": options.at_once}
-    print(json.dumps({**which, **happened, **figures}))
+    which, seconds = "product" if options.product else "minimal", round(time.monotonic() - began, 1)
+    print(json.dumps({"model": which, "at_once": AT_ONCE, **happened, "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from triton_local.server import LocalTriton
 
 from perf import workload
 from perf.checkpoint import default_checkpoint
-from perf.command import CORES, count
+from perf.command import CORES, count, given
 from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.protocols import Request, Target
@@ -36,7 +36,8 @@ from perf.results_file import Results
 from perf.servers.triton import local_triton
 
 TIMEOUT_S = 900.0
-
+WAVES = 3
+"""Requests of a user in a round, after a first one."""
 MODELS = {"default": "llama", "unary": "llama_unary"}
 """The two ways, and the model that is asked."""
 
@@ -51,29 +52,23 @@ def measure(way: str, server: LocalTriton, requests: list[Request], users: int) 
     summary = summarize(run, None)
     if summary["errors"]:
         raise RuntimeError(f"{way}: {summary['errors']} requests failed: {summary['error_messages']}")
-    found = {key: summary[key] for key in ("tokens_per_second", "latency_ms", "mean_in_flight")}
+    found = {key: summary[key] for key in ("tokens_per_second", "latency_ms")}
     return {**found, "processor_ms_per_token": 1e3 * seconds / sum(request.output_tokens for request in requests)}
 
 
 def main() -> None:
     """Measure, write and print."""
     parser = argparse.ArgumentParser(prog="python -m perf.unary", description=__doc__)
-    parser.add_argument("--model", type=Path, help="a Llama in safetensors (default: the benchmarks' random weights)")
     parser.add_argument("--users", type=count, nargs="+", default=[32, 64], help="at a time (32 64)")
-    parser.add_argument("--mix", choices=workload.MIXES, default="equal", help="of output lengths (equal)")
     parser.add_argument("--rounds", type=count, default=5, help="of each way for each number of users (5)")
-    parser.add_argument("--waves", type=count, default=3, help="requests of a user in a round, after a first one (3)")
-    parser.add_argument("--threads", type=count, default=CORES, help=f"for computing in the server ({CORES})")
     parser.add_argument("--output", type=Path, default=Path("perf/results/unary.json"))
     options = parser.parse_args()
-    checkpoint = default_checkpoint() if options.model is None else options.model.resolve()
-    settings = {name: getattr(options, name) for name in ("threads", "mix", "rounds", "waves")}
-    results = Results(options.output, "unary", {"model": checkpoint.name, **settings}, resume=False)
-    which = [] if options.model is None else ["--model", f"<{checkpoint.name}>"]
-    users_of = [str(users) for users in options.users]
-    command = ["--users", *users_of, "--mix", options.mix, "--rounds", str(options.rounds)]
-    results.section("command", shlex.join(["python", "-m", "perf.unary", *which, *command]))
-    environment = {"OMP_NUM_THREADS": str(options.threads)}
+    checkpoint = default_checkpoint()
+    settings = {"model": checkpoint.name, "threads": CORES, "rounds": options.rounds}
+    results = Results(options.output, "unary", settings, resume=False)
+    command = ["python", "-m", "perf.unary", *given(parser, options, ["users", "rounds"])]
+    results.section("command", shlex.join(command))
+    environment = {"OMP_NUM_THREADS": str(CORES)}
     rounds: dict[int, list[dict[str, dict[str, Any]]]] = {users: [] for users in options.users}
     with (
         local_triton(variant="default", model=str(checkpoint), environment=environment) as default,
@@ -83,21 +78,19 @@ def main() -> None:
         for number in range(options.rounds):
             order = list(servers) if number % 2 == 0 else list(reversed(servers))
             for users, found in rounds.items():
-                requests = workload.warm_and_measured(checkpoint, options.mix, users, options.waves * users)
+                requests = workload.warm_and_measured(checkpoint, "equal", users, WAVES * users)
                 found.append({way: measure(way, servers[way], requests, users) for way in order})
                 print(users, json.dumps(found[-1]), file=sys.stderr)
     for users, found in rounds.items():
-        ratios = {"ratio": _ratio(found, "tokens_per_second")}
-        ratios["processor_ratio"] = _ratio(found, "processor_ms_per_token")
-        results.add(f"{users} users", {**ratios, "rounds": found})
-        print(f"{users} users: {ratios}")
+        ratios = {"ratio": "tokens_per_second", "processor_ratio": "processor_ms_per_token"}
+        medians = {
+            name: round(statistics.median(one["unary"][what] / one["default"][what] for one in found), 4)
+            for name, what in ratios.items()
+        }
+        results.add(f"{users} users", {**medians, "rounds": found})
+        print(f"{users} users: {medians}")
     results.finish()
     print(f"written to {options.output}")
-
-
-def _ratio(rounds: list[dict[str, dict[str, Any]]], what: str) -> float:
-    ratios: list[float] = [one["unary"][what] / one["default"][what] for one in rounds]
-    return round(statistics.median(ratios), 4)
 
 
 if __name__ == "__main__":

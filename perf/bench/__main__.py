@@ -100,7 +100,7 @@ def larger_model(loads: Loads, chosen: Sequence[Server]) -> None:
 def _account(course: Course, checkpoint: Path, rates: DeviceRates) -> None:
     try:
         course.refuse_without(_ACCOUNT_S)
-        found = account(checkpoint, "int8", "uniform", 2 * SLOTS, 3 * SLOTS, CORES, rates, say=course.budget.say)
+        found = account(checkpoint, CORES, rates, course.budget.say)
     except Exception as error:  # noqa: BLE001 - as in Course.measure: the tables are printed all the same
         course.budget.say(f"overhead: not run: {reason(error)}")
     else:

@@ -11,7 +11,7 @@
   longest. They start when a request was *scheduled*: in an open loop, time before sending counts (otherwise a generator
   that falls behind would hide exactly the slowest moments).
 - **TTFT** likewise, to the first event with a token in it. **ITL** is a request's own mean: first to last token, over
-  its tokens less one, which holds also where one event joins several tokens. The gaps between events are given beside.
+  its tokens less one, which holds also where one event joins several tokens.
 - **Goodput**: the share of the measured requests that met the SLO (errors meet none), and requests per second times the
   share of the answered ones that did.
 
@@ -25,7 +25,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 
 from perf.load.arrivals import Closed, Poisson
 from perf.load.records import TIME_OVER, Record, Run, Window, span
@@ -88,11 +87,6 @@ def summarize(run: Run, slo: SLO | None) -> dict[str, object]:
     summary |= _rates(window, tokens, requests)
     if closed:
         summary["whole_run"] = {"requests": len(every), **_rates(run.whole, _tokens(every), len(every))}
-    in_flight = sum(
-        max(0.0, min(record.scheduled + record.latency, window.end) - max(record.scheduled, window.begin))
-        for record in every
-    )
-    summary["mean_in_flight"] = round(in_flight / window.seconds, 3)
     latencies = [record.latency for record in answered]
     summary |= {"latency_ms": percentiles(latencies), **_streamed(answered)}
     if slo is not None:
@@ -143,8 +137,7 @@ def _rates(window: Window, tokens: float, requests: float) -> dict[str, object]:
 def _streamed(answered: Sequence[Record]) -> dict[str, object]:
     ttfts = [record.first_token - record.scheduled for record in answered if record.first_token is not None]
     itls = [value for record in answered if (value := inter_token_latency(record)) is not None]
-    gaps = [later - earlier for record in answered for earlier, later in pairwise(record.token_times)]
-    named = {"time_to_first_token_ms": ttfts, "inter_token_latency_ms": itls, "gap_between_events_ms": gaps}
+    named = {"time_to_first_token_ms": ttfts, "inter_token_latency_ms": itls}
     return {name: percentiles(values) for name, values in named.items() if values}
 
 

@@ -1,12 +1,11 @@
 """The overhead account: one load through a server, the bare engine and its passes alone, and the parts of each.
 
 All answer the same requests with the same number of rows and take turns, so that a slow minute of the machine affects
-all. The bare engine has every request from the start; the server gets at least twice as many at once as it has slots,
-so that requests always wait there, too. In a result's file:
+all. The bare engine has every request from the start; the server gets twice as many at once as it has slots, so that
+requests always wait there, too. In a result's file:
 
-    runs      server, engine, slot_forward (the engine's passes through a model runner alone), timed_engine;
-              tokens_per_second of the median
-    ratios    of tokens per second, X_over_Y; timed_engine_over_engine is the stopwatch's cost
+    runs      server, engine, slot_forward (the engine's passes through a model runner alone), timed_engine (with the
+              stopwatch); tokens_per_second of the median
     steps     a decode step of all rows in the bare engine: means of the step and of its passes alone, and the time to
               read its weights and cached positions at the measured bandwidth, in milliseconds; the share of the step
               beyond its passes (sampling, texts, rows), and the step's share of the limit
@@ -20,60 +19,41 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from triton_local.server import LocalTriton
 
 from perf.checkpoint import unquantized
-from perf.load.protocols import Request
 from perf.overhead import passes
 from perf.overhead.bare import TOKENIZATION, BareEngine, Run
-from perf.overhead.processes import MODEL
-from perf.overhead.served import Served, processor_parts, request_parts, serve
-from perf.overhead.stopwatch import Node, flatten
+from perf.overhead.served import processor_parts, request_parts, serve
+from perf.overhead.stopwatch import flatten
 from perf.roofline.physics import Costs
 from perf.roofline.rates import DeviceRates, Weights
 from perf.servers.triton import local_triton, read_back
-from perf.workload import MEAN_OUTPUT, Mix, requests
+from perf.workload import Mix, requests
 
-SLOTS = 32
 VARIANT = "default"
+MIX: Mix = "uniform"
 REPETITIONS = 2
-
-_RATIOS = (("server", "engine"), ("engine", "slot_forward"), ("timed_engine", "engine"))
-
-
-class _Turn(NamedTuple):
-    """passes: the seconds of each repeated pass."""
-
-    engine: Run
-    served: Served
-    passes: Sequence[float]
 
 
 def account(
     checkpoint: Path,
-    quantization: str,
-    mix: Mix,
-    concurrency: int,
-    count: int,
     threads: int,
     rates: DeviceRates,
-    *,
-    slots: int = SLOTS,
-    mean: int = MEAN_OUTPUT,
-    repetitions: int = REPETITIONS,
     say: Callable[[str], None] = print,
+    *,
+    slots: int = 32,
+    count: int = 96,
+    quantization: str = "int8",
 ) -> dict[str, Any]:
-    """Measure and return the account, with a server of its own. Raises ValueError for a load that leaves slots empty.
+    """Measure and return the account of `count` requests, with a server of its own.
 
-    quantization: the setting's value. threads: for computing, on a CPU. rates: the device's. mean: output tokens of a
-    request.
+    threads: for computing, on a CPU. rates: the device's. quantization: the setting's value.
     """
-    _refuse_empty_slots(slots, concurrency, count)
     torch.set_num_threads(threads)
-    asked = requests(checkpoint, mix, count, mean)
+    asked = requests(checkpoint, MIX, count)
     tokens = sum(one.output_tokens for one in asked)
     bare = BareEngine(checkpoint, quantization, slots, asked)
     say(f"warm-up, then the bare engine under the stopwatch: {count} requests, {tokens:,} tokens")
@@ -81,68 +61,48 @@ def account(
     timed, whole, noted = bare.split()
     environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": quantization}
     environment |= {"LLAMA_SLOTS": str(slots), "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len)}
-    turns = []
-    settings: dict[str, object] = {
-        "checkpoint": checkpoint.name,
-        "quantization": quantization,
-        "mix": mix,
-        "requests": count,
-        "concurrency": concurrency,
-        "output_tokens": tokens,
-        "threads": threads,
-        "slots": slots,
-        "max_model_len": bare.max_model_len,
-        "repetitions": repetitions,
-    }
+    engine, answered, alone = [], [], []
     with local_triton(variant=VARIANT, model=str(checkpoint), environment=environment) as server:
-        settings["server"] = {"variant": VARIANT, **read_back(server).to_json()}
-        serve(server, asked[:slots], concurrency)
-        for repetition in range(1, repetitions + 1):
-            say(f"bare engine, server, passes alone: {repetition} of {repetitions}")
-            turns.append(_turn(bare, noted, server, asked, concurrency))
+        runs_with = read_back(server).to_json()
+        serve(server, asked[:slots], 2 * slots)
+        for repetition in range(1, REPETITIONS + 1):
+            say(f"bare engine, server, passes alone: {repetition} of {REPETITIONS}")
+            engine.append(bare.run())
+            answered.append(serve(server, asked, 2 * slots))
+            alone.append(passes.repeated(bare.checkpoint, bare.engine.plan.shape, noted, bare.settle))
+    seconds = {
+        "server": [one.seconds for one in answered],
+        "engine": [one.seconds for one in engine],
+        "slot_forward": [sum(one) for one in alone],
+        "timed_engine": [timed.seconds],
+    }
+    parts = [
+        *flatten(whole, tokens),
+        *flatten(request_parts(answered[-1], whole.part(TOKENIZATION).seconds / count), tokens / count),
+        *flatten(processor_parts(answered[-1]), tokens),
+    ]
     return {
-        "settings": settings,
-        **_results(turns, timed, tokens),
-        "steps": full_steps(bare, [one.engine for one in turns], noted, [one.passes for one in turns], rates),
-        "parts": _parts(turns[-1].served, whole, tokens),
-    }
-
-
-def _refuse_empty_slots(slots: int, concurrency: int, count: int) -> None:
-    if not 2 * slots <= concurrency <= count:
-        raise ValueError(
-            f"concurrency is {concurrency} and requests {count}; with {slots} slots concurrency must be at least "
-            f"{2 * slots}, and the requests as many as that"
-        )
-
-
-def _turn(
-    bare: BareEngine, noted: Sequence[passes.Pass], server: LocalTriton, asked: Sequence[Request], concurrency: int
-) -> _Turn:
-    run, served = bare.run(), serve(server, asked, concurrency)
-    return _Turn(run, served, passes.repeated(bare.checkpoint, bare.engine.plan.shape, noted, bare.settle))
-
-
-def _results(turns: Sequence[_Turn], timed: Run, tokens: int) -> dict[str, object]:
-    """Return `runs` and `ratios`. processor_seconds: of the process that computes, where measured."""
-    taken: dict[str, Sequence[Run]] = {
-        "server": [Run(turn.served.seconds, turn.served.processor_seconds[MODEL]) for turn in turns],
-        "engine": [turn.engine for turn in turns],
-        "slot_forward": [Run(sum(turn.passes)) for turn in turns],
-        "timed_engine": [timed],
-    }
-    rates = {kind: round(tokens / statistics.median(run.seconds for run in made), 1) for kind, made in taken.items()}
-    runs = {
-        kind: {
-            "seconds": [round(run.seconds, 3) for run in made],
-            "processor_seconds": [round(run.processor, 3) for run in made if run.processor is not None],
-            "tokens_per_second": rates[kind],
-        }
-        for kind, made in taken.items()
-    }
-    return {
-        "runs": runs,
-        "ratios": {f"{one}_over_{other}": round(rates[one] / rates[other], 4) for one, other in _RATIOS},
+        "settings": {
+            "checkpoint": checkpoint.name,
+            "quantization": quantization,
+            "mix": MIX,
+            "requests": count,
+            "concurrency": 2 * slots,
+            "output_tokens": tokens,
+            "threads": threads,
+            "slots": slots,
+            "max_model_len": bare.max_model_len,
+            "server": {"variant": VARIANT, **runs_with},
+        },
+        "runs": {
+            kind: {
+                "seconds": [round(one, 3) for one in taken],
+                "tokens_per_second": round(tokens / statistics.median(taken), 1),
+            }
+            for kind, taken in seconds.items()
+        },
+        "steps": full_steps(bare, engine, noted, alone, rates),
+        "parts": [asdict(part) for part in parts],
     }
 
 
@@ -177,13 +137,3 @@ def full_steps(
         "limit_ms": round(1e3 * limit, 3),
         "share_of_limit": round(limit / step, 4),
     }
-
-
-def _parts(served: Served, whole: Node, tokens: int) -> list[dict[str, object]]:
-    tokenization = whole.part(TOKENIZATION).seconds / served.requests
-    parts = [
-        *flatten(whole, tokens),
-        *flatten(request_parts(served, tokenization), tokens / served.requests),
-        *flatten(processor_parts(served), tokens),
-    ]
-    return [asdict(part) for part in parts]

@@ -71,10 +71,9 @@ class FullStep(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Seconds of one run over all requests, this process's processor time in it where measured, and its full steps."""
+    """Seconds of one run over all requests, and its full steps."""
 
     seconds: float
-    processor: float | None = None
     full_steps: Sequence[FullStep] = ()
 
 
@@ -95,21 +94,15 @@ class BareEngine:
     def run(self, count: int | None = None) -> Run:
         """Answer the first `count` requests, or all. Raises RuntimeError if one isn't completed as asked."""
         asked = self.requests[:count]
-        began, worked = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         encode = self.checkpoint.tokenizer.encode
-        sequences = [
-            self.engine.sequence(
-                GenerationRequest(
-                    prompt=one.prompt,
-                    prompt_tokens=encode(one.prompt),
-                    max_tokens=one.output_tokens,
-                    min_tokens=one.output_tokens,
-                )
-            )
-            for one in asked
-        ]
+        sequences = []
+        for one in asked:
+            tokens, prompt = one.output_tokens, one.prompt
+            request = GenerationRequest(prompt, prompt_tokens=encode(prompt), max_tokens=tokens, min_tokens=tokens)
+            sequences.append(self.engine.sequence(request))
         full_steps = self._step(sequences)
-        run = Run(time.perf_counter() - began, time.process_time() - worked, full_steps)
+        run = Run(time.perf_counter() - began, full_steps)
         for number, (one, result) in enumerate(zip(asked, (made.result for made in sequences), strict=True)):
             if not isinstance(result, sequence.Completion) or result.num_output_tokens != one.output_tokens:
                 raise RuntimeError(f"request {number} asked for {one.output_tokens} tokens and got {result!r}")

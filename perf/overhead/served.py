@@ -7,9 +7,10 @@ The parts come from the server's own counters: Triton's cover the way of a batch
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from triton_local.server import LocalTriton
 
@@ -25,15 +26,13 @@ _COUNTED_WITHIN_S = 10.0
 _POLL_S = 0.05
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(NamedTuple):
     """One load. seconds: from the first request to the last answer. latency: a request's mean seconds at its client.
 
     counted: the counters' growth. processor_seconds: by process, including the load generator's start.
     """
 
     seconds: float
-    requests: int
     latency: float
     counted: Mapping[str, float]
     processor_seconds: Mapping[str, float]
@@ -51,20 +50,15 @@ def serve(server: LocalTriton, requests: Sequence[Request], concurrency: int) ->
     processes = ServerProcesses.of(server.pid)
     target = Target("triton-llama", "triton_generate", f"http://{server.http_url}", "llama")
     before, worked, generated = metrics.read(server.metrics_url), processes.seconds(), _finished_children_seconds()
-    records = drive(target, requests, Closed(concurrency), warmup=0, timeout=_LOAD_TIMEOUT_S).measured
+    run = drive(target, requests, Closed(concurrency), warmup=0, timeout=_LOAD_TIMEOUT_S)
     generated = _finished_children_seconds() - generated
     used = {name: seconds - worked[name] for name, seconds in processes.seconds().items()}
-    wrong = [record for record in records if record.error or record.last_token is None]
-    tokens = sum(record.output_tokens for record in records)
-    if wrong or tokens != sum(request.output_tokens for request in requests):
-        cause = wrong[0].error if wrong else f"{tokens} tokens came"
-        raise RuntimeError(f"{len(wrong)} of {len(requests)} requests failed: {cause}")
+    if wrong := [record.error for record in run.records if record.error]:
+        raise RuntimeError(f"{len(wrong)} of {len(requests)} requests failed: {wrong[0]}")
     after = _counted(server, before["llama_request_latency_seconds_count"] + len(requests))
     return Served(
-        seconds=max(record.scheduled + record.latency for record in records)
-        - min(record.scheduled for record in records),
-        requests=len(requests),
-        latency=sum(record.latency for record in records) / len(records),
+        seconds=run.whole.seconds,
+        latency=statistics.fmean(record.latency for record in run.records),
         counted={name: value - before.get(name, 0.0) for name, value in after.items()},
         processor_seconds={**used, "load generator": generated},
     )

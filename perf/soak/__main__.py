@@ -8,6 +8,7 @@ requests must be answered, and the server's counts must match the users'. Ends w
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,26 +22,16 @@ from triton_local.repository import resolve_model
 from triton_local.server import LocalTriton
 
 from perf import environment
-from perf.command import count, make_command, model_name, positive
+from perf.command import count, given, make_command, model_name, positive
 from perf.results_file import Results
 from perf.servers.triton import local_triton
 from perf.soak.libraries import LIBRARIES, installed
-from perf.soak.observed import Course, Soaked
 from perf.soak.picture import columns, picture
-from perf.soak.soaking import SoakError, soak
+from perf.soak.soaking import Course, Soaked, SoakError, soak
 from perf.soak.stack import Stack
 from perf.soak.verdict import Finding, judge, lines, passed, verdict
 
 PASSED, FAILED, NOT_RUN, INTERRUPTED = 0, 1, 2, 130
-_DEFAULTS = {
-    "variant": "streaming",
-    "users": Course(1.0).users,
-    "threads": 1,
-    "seed": Course(1.0).seed,
-    "thinking": Course(1.0).thinking_seconds,
-    "burst": Course(1.0).burst_seconds,
-    "restarts": None,
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,30 +41,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         epilog="Exit code: 0 passed, 1 failed or could not be told, 2 if it could not be run.",
     )
-    parser.add_argument("--minutes", type=positive, default=30.0, help="of load (default 30)")
-    parser.add_argument("--model", help="folder or hub id (default: the embedded checkpoint)")
-    parser.add_argument("--variant", help="config to serve (default %(default)s)")
-    parser.add_argument("--users", type=count, metavar="N", help="(default %(default)s)")
-    parser.add_argument("--threads", type=count, metavar="N", help="that compute (default %(default)s)")
-    parser.add_argument("--seed", type=count, metavar="N", help="(default %(default)s)")
-    parser.add_argument(
-        "--thinking", type=positive, metavar="SECONDS", help="mean pause of a user (default %(default)s)"
-    )
-    parser.add_argument(
-        "--burst", type=positive, metavar="SECONDS", help="without pauses, in each round (default %(default)s)"
-    )
-    parser.add_argument(
-        "--restarts",
-        type=positive,
-        metavar="MINUTES",
-        help="between two restarts, of the server and of the OpenAI endpoint in turn (default: none)",
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("perf/results/soak.json"), help="the picture goes beside it"
-    )
-    parser.set_defaults(**_DEFAULTS)
+    add, default = parser.add_argument, Course(1.0)
+    add("--minutes", type=positive, default=30.0, help="of load (default 30)")
+    add("--model", help="folder or hub id (default: the embedded checkpoint)")
+    add("--variant", default="streaming", help="config to serve (default %(default)s)")
+    add("--users", type=count, default=default.users, metavar="N", help="(default %(default)s)")
+    add("--threads", type=count, default=1, metavar="N", help="that compute (default %(default)s)")
+    add("--thinking", type=positive, default=default.thinking_seconds, help="mean seconds of pause (%(default)s)")
+    add("--burst", type=positive, default=default.burst_seconds, help="seconds without pauses a round (%(default)s)")
+    add("--restarts", type=positive, help="minutes between two, of the server and of the endpoint in turn (none)")
+    add("--output", type=Path, default=Path("perf/results/soak.json"), help="the picture goes beside it")
+    options = parser.parse_args(arguments)
+    variables = {"MINUTES": f"{options.minutes:g}"}
+    if options.model is not None:
+        variables["MODEL"] = model_name(options.model)
+    others = given(parser, options, ["variant", "users", "threads", "thinking", "burst", "restarts"])
     try:
-        return _run(parser.parse_args(arguments))
+        return _run(options, make_command("soak", variables, others))
     except KeyboardInterrupt:
         print("\nsoak: interrupted, nothing is written", file=sys.stderr)
         return INTERRUPTED
@@ -85,11 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NOT_RUN
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, command: str) -> int:
     course = Course(
         60 * options.minutes,
         users=options.users,
-        seed=options.seed,
         thinking_seconds=options.thinking,
         burst_seconds=options.burst,
         restart_seconds=None if options.restarts is None else 60 * options.restarts,
@@ -98,8 +81,7 @@ def _run(options: argparse.Namespace) -> int:
     model = "models/pydoc-llama" if options.model is None else model_name(options.model)
     settings = {"model": model, "variant": options.variant, "threads": options.threads, "course": asdict(course)}
     results = Results(options.output, "soak", settings, resume=False)
-    results.section("command", _command(options))
-
+    results.section("command", command)
     model_path = None if options.model is None else resolve_model(options.model)
 
     def make(ports: Mapping[Service, int]) -> LocalTriton:
@@ -117,57 +99,37 @@ def _run(options: argparse.Namespace) -> int:
         print(f"left out, not installed (make test-clients does it): {', '.join(missing)}", flush=True)
     # A line for each request on the terminal hides the soak's own.
     os.environ.setdefault("TRITON_LLAMA_OPENAI_LOG_REQUESTS", "none")
-    with Stack.of(make, model_path) as stack:
+    with Stack(make, model_path) as stack:
         print(f"soaking for {options.minutes:g} minutes: {options.users} users, config {options.variant}", flush=True)
-        soaked = soak(stack, course, lambda line: print(line, flush=True))
+        soaked = asyncio.run(soak(stack, course, lambda line: print(line, flush=True)))
     if soaked.cut_short:
         print(f"soak: {soaked.cut_short}", file=sys.stderr)
     findings = judge(soaked)
     for name, content in sections(soaked, findings).items():
         results.section(name, content)
     results.finish()
-    cores = len(os.sched_getaffinity(0))
-    subtitle = f"{environment.device()}, {cores} cores; {model}, config {options.variant}; {course.users} users"
+    subtitle = f"{environment.device()}; {model}, config {options.variant}; {course.users} users"
     drawn = options.output.with_suffix(".svg")
-    try:
-        drawn.write_text(picture(columns(soaked.samples), f"{subtitle}; grey: rests, dashed: restarts"))
-        written = f"{options.output} and {drawn}"
-    except ValueError as error:
+    if len(soaked.samples) > 1:
+        drawn.write_text(picture(soaked.samples, f"{subtitle}; grey: rests, dashed: restarts"))
+    else:
         # An older one would pass for this soak's.
         drawn.unlink(missing_ok=True)
-        written = f"{options.output}; no picture: {error}"
-    print(f"\n{lines(findings)}\nwritten to {written}")
+    print(f"\n{lines(findings)}\nwritten to {options.output}, with the picture beside it")
     return PASSED if passed(findings) else FAILED
 
 
 def sections(soaked: Soaked, findings: Sequence[Finding]) -> Mapping[str, Any]:
     """Return the sections that a soak adds to its result file."""
     tally = soaked.tally
-    trends = {finding.name: asdict(finding.trend) for finding in findings if finding.trend is not None}
     return {
         "passed": passed(findings),
         "verdict": verdict(findings),
-        "findings": [{"name": one.name, "outcome": one.outcome, "said": one.said} for one in findings],
-        "trends_per_hour": {name: {of: round(value, 3) for of, value in one.items()} for name, one in trends.items()},
-        "counts": {
-            "seconds": round(soaked.seconds, 1),
-            "done": dict(tally.done),
-            "completed": dict(tally.completed),
-            "output_tokens": tally.output_tokens,
-            "left": tally.left,
-            "refused": tally.refused,
-            "errors": dict(tally.errors),
-        },
-        "restarts": [asdict(restart) for restart in soaked.restarts],
+        "findings": [finding._asdict() for finding in findings],
+        "counts": {**tally.counts, "done": dict(tally.done), "errors": dict(tally.errors)},
+        "restarts": soaked.restarts,
         "looks": columns(soaked.samples),
     }
-
-
-def _command(options: argparse.Namespace) -> str:
-    """Return the `make` command that repeats the soak."""
-    model = {} if options.model is None else {"MODEL": model_name(options.model)}
-    rest = [f"--{name}={value}" for name, default in _DEFAULTS.items() if (value := getattr(options, name)) != default]
-    return make_command("soak", {"MINUTES": f"{options.minutes:g}", **model}, rest)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -36,16 +35,15 @@ FAULTS = (httpx.HTTPError, InferenceServerException, openai.OpenAIError, WrongAn
 """What these clients raise."""
 
 
-@dataclass(frozen=True)
-class Addresses:
-    """Where clients reach the server. http, grpc: host:port. openai: the endpoint's base URL, if there is one.
+class Addresses(NamedTuple):
+    """Where clients reach the server. http, grpc: host:port. openai: the endpoint's base URL.
 
     unary: the model that answers with one response; streams: whether `llama` streams.
     """
 
     http: str
     grpc: str
-    openai: str | None
+    openai: str
     served_name: str
     unary: str
     streams: bool
@@ -56,48 +54,31 @@ def addresses(stack: Stack) -> Addresses:
     server, endpoint = stack.server, stack.endpoint
     models = f"http://{server.http_url}/v2/models"
     config = httpx.get(f"{models}/{MODEL_NAME}/config", timeout=TIMEOUT_S).raise_for_status().json()
-    unary = httpx.get(f"{models}/{UNARY}/ready", timeout=TIMEOUT_S).is_success
-    return Addresses(
-        http=server.http_url,
-        grpc=server.grpc_url,
-        openai=None if endpoint is None else endpoint.url,
-        served_name="" if endpoint is None else endpoint.served_name,
-        unary=UNARY if unary else MODEL_NAME,
-        streams=read_config(config).decoupled,
-    )
+    unary = UNARY if httpx.get(f"{models}/{UNARY}/ready", timeout=TIMEOUT_S).is_success else MODEL_NAME
+    streams = read_config(config).decoupled
+    return Addresses(server.http_url, server.grpc_url, endpoint.url, endpoint.served_name, unary, streams)
 
 
-Ask = Callable[[Addresses, str, SamplingParams], Awaitable[Given]]
-
-
-def _inputs(prompt: str, asked: SamplingParams) -> dict[str, Any]:
-    return {
+async def raw(at: Addresses, prompt: str, asked: SamplingParams, streamed: bool = False) -> Given:
+    """POST to /generate or /generate_stream, as curl does, on a connection of its own."""
+    fields = {
         "text_input": prompt,
         "max_tokens": asked.max_tokens,
         "min_tokens": asked.min_tokens,
         "temperature": asked.temperature,
     }
-
-
-async def raw_generate(at: Addresses, prompt: str, asked: SamplingParams) -> Given:
-    """POST to /generate, as curl does, on a connection of its own."""
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=False) as http:
-        url = f"http://{at.http}/v2/models/{at.unary}/generate"
-        body = (await http.post(url, json=_inputs(prompt, asked))).raise_for_status().json()
-    return Given(body["text_output"], body["finish_reason"], body["num_output_tokens"])
-
-
-async def raw_stream(at: Addresses, prompt: str, asked: SamplingParams) -> Given:
-    """POST to /generate_stream, as curl -N does."""
-    joined: list[dict[str, Any]] = []
-    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=False) as http:
-        url = f"http://{at.http}/v2/models/llama/generate_stream"
-        async with http.stream("POST", url, json={"stream": True, **_inputs(prompt, asked)}) as response:
+        if not streamed:
+            response = await http.post(f"http://{at.http}/v2/models/{at.unary}/generate", json=fields)
+            return _joined([Given(*(response.raise_for_status().json()[name] for name in OUTPUTS))])
+        url, chunks = f"http://{at.http}/v2/models/{MODEL_NAME}/generate_stream", []
+        async with http.stream("POST", url, json={"stream": True, **fields}) as response:
             response.raise_for_status()
             async for line in response.aiter_lines():
                 if line.startswith("data: "):
-                    joined.append(json.loads(line.removeprefix("data: ")))
-    return _joined([(one["text_output"], one["finish_reason"], one["num_output_tokens"]) for one in joined])
+                    chunk = json.loads(line.removeprefix("data: "))
+                    chunks.append(Given(*(chunk[name] for name in OUTPUTS)))
+    return _joined(chunks)
 
 
 async def tritonclient_http(at: Addresses, prompt: str, asked: SamplingParams) -> Given:
@@ -135,17 +116,17 @@ async def tritonclient_grpc_aio(at: Addresses, prompt: str, asked: SamplingParam
             return _given(await client.infer(at.unary, tensors, client_timeout=TIMEOUT_S))
 
         async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": "llama", "inputs": tensors}
+            yield {"model_name": MODEL_NAME, "inputs": tensors}
 
         chunks: list[Given] = []
         async for result, error in client.stream_infer(requests(), stream_timeout=TIMEOUT_S):
             if error is not None:
                 raise error
             chunks.append(_given(result))
-    return _joined([(one.text, one.finish_reason, one.num_output_tokens) for one in chunks])
+    return _joined(chunks)
 
 
-TRITON: tuple[Ask, ...] = (tritonclient_http, tritonclient_http_aio, tritonclient_grpc, tritonclient_grpc_aio)
+TRITON = (tritonclient_http, tritonclient_http_aio, tritonclient_grpc, tritonclient_grpc_aio)
 
 
 async def openai_completion(client: openai.AsyncOpenAI, name: str, prompt: str, asked: SamplingParams) -> Given:
@@ -218,7 +199,8 @@ def _given(result: Any) -> Given:  # noqa: ANN401 - tritonclient is not annotate
     return Given(text.decode(), reason.decode(), int(tokens))
 
 
-def _joined(chunks: Sequence[tuple[str, str, int]]) -> Given:
-    if not chunks or not chunks[-1][1]:
+def _joined(chunks: Sequence[Given]) -> Given:
+    if not chunks or not chunks[-1].finish_reason:
         raise WrongAnswerError(f"a stream ended after {len(chunks)} chunks without a finish_reason")
-    return Given("".join(chunk[0] for chunk in chunks), chunks[-1][1], sum(chunk[2] for chunk in chunks))
+    text, tokens = "".join(one.text for one in chunks), sum(one.num_output_tokens for one in chunks)
+    return Given(text, chunks[-1].finish_reason, tokens)

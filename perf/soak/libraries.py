@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from perf.environment import ROOT
 from perf.soak.tally import Given
@@ -28,15 +26,23 @@ def installed() -> list[str]:
     return [name for name in LIBRARIES if (_ENVIRONMENTS / name / ".ready").exists()]
 
 
-@dataclass
 class Library:
     """A library's process, started with its first request. base_url: of the OpenAI endpoint."""
 
-    name: str
-    base_url: str
-    model: str
-    _process: asyncio.subprocess.Process | None = None
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, name: str, base_url: str, model: str) -> None:
+        self.name = name
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(_ENVIRONMENTS),
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_KEY": "unused",
+            "SOAK_MODEL": model,
+            # LiteLLM's table of prices, LlamaIndex's tokenizer: nothing leads out of this machine.
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "HF_HUB_OFFLINE": "1",
+        }
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
 
     async def ask(self, prompt: str, max_tokens: int, temperature: float, streamed: bool) -> Given:
         """Send a chat of one message; one at a time. Raises LibraryError."""
@@ -65,27 +71,11 @@ class Library:
             await self._process.wait()
 
     async def _start(self) -> asyncio.subprocess.Process:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(_ENVIRONMENTS),
-            "OPENAI_BASE_URL": self.base_url,
-            "OPENAI_API_KEY": "unused",
-            "SOAK_MODEL": self.model,
-            # LiteLLM's table of prices, LlamaIndex's tokenizer: nothing leads out of this machine.
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "HF_HUB_OFFLINE": "1",
-        }
         return await asyncio.create_subprocess_exec(
             str(_ENVIRONMENTS / self.name / "bin" / "python"),
-            "-m",
-            f"perf.soak.library_loops.{self.name}_loop",
+            *("-m", "perf.soak.library_loop", self.name),
             cwd=ROOT,
-            env=environment,
+            env=self._environment,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-
-
-def libraries(names: Sequence[str], base_url: str, model: str) -> dict[str, Library]:
-    """Return a process for each name, not yet started."""
-    return {name: Library(name, base_url, model) for name in names}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -21,8 +20,11 @@ SETTLED_WITHIN_S = 120.0
 LEVELS = ("llama_slots_in_use", "llama_waiting_rows", "nv_inference_pending_request_count")
 """Metrics that are 0 when the server is idle."""
 
-PROCESS = ("rss_mib", "pss_mib", "descriptors", "threads")
+PROCESS = ("rss_mib", "descriptors", "threads")
 """Columns of a process."""
+
+Readings = Mapping[metrics.Series, float]
+"""The metrics endpoint's values, by name and labels."""
 
 _TIMEOUT_S = 30.0
 _POLL_S = 0.1
@@ -45,8 +47,7 @@ def of(processes: ServerProcesses, endpoint: int | None = None) -> dict[str, flo
 
     shared_memory_mib: of the regions between its processes, including leaked ones. vram_mib: in use on the GPU by all
     processes; absent without CUDA. triton_*, model_*, endpoint_*: of tritonserver, of the models' processes together,
-    of the OpenAI endpoint, absent without one; rss_mib is resident memory, pss_mib the same with shared pages divided
-    among their users.
+    of the OpenAI endpoint, absent without one; rss_mib is resident memory.
 
     Raises OSError if a process has ended, CalledProcessError if nvidia-smi fails.
     """
@@ -65,36 +66,21 @@ def of(processes: ServerProcesses, endpoint: int | None = None) -> dict[str, flo
 def _of_process(pid: int) -> list[float]:
     """Return the values of PROCESS."""
     try:
-        memory = [environment.status_kib(pid, "smaps_rollup", field) / 1024 for field in ("Rss", "Pss")]
+        memory = environment.status_kib(pid, "smaps_rollup", "Rss") / 1024
     except ValueError as error:
         # A zombie's file is empty.
         raise ProcessLookupError(f"process {pid} has ended") from error
-    return [*memory, *(sum(1 for _ in Path(f"/proc/{pid}/{folder}").iterdir()) for folder in ("fd", "task"))]
-
-
-@dataclass(frozen=True)
-class Readings:
-    """The metrics endpoint's values, by name and labels."""
-
-    series: Mapping[metrics.Series, float]
-
-    def total(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's series with these labels. Raises ValueError if there is none."""
-        wanted = labels.items()
-        found = [value for (one, its), value in self.series.items() if one == name and wanted <= dict(its).items()]
-        if not found:
-            raise ValueError(f"the metrics endpoint has no {name}{f' with {labels}' if labels else ''}")
-        return sum(found)
-
-    @property
-    def levels(self) -> dict[str, float]:
-        """The metrics that are 0 when the server is idle."""
-        return {name: self.total(name) for name in LEVELS}
+    return [memory, *(sum(1 for _ in Path(f"/proc/{pid}/{folder}").iterdir()) for folder in ("fd", "task"))]
 
 
 def read(server: LocalTriton) -> Readings:
     """Read the metrics endpoint. Raises OSError if it is gone."""
-    return Readings(metrics.series(metrics.text(server.metrics_url)))
+    return metrics.series(metrics.text(server.metrics_url))
+
+
+def levels(now: Readings) -> dict[str, float]:
+    """Return the metrics that are 0 when the server is idle."""
+    return {name: metrics.total(now, name) for name in LEVELS}
 
 
 def settled(server: LocalTriton) -> tuple[Readings, int]:
@@ -108,7 +94,7 @@ def settled(server: LocalTriton) -> tuple[Readings, int]:
     """
 
     def refused(now: Readings) -> float:
-        return now.total("llama_requests_total", finish_reason="invalid")
+        return metrics.total(now, "llama_requests_total", finish_reason="invalid")
 
     until = time.monotonic() + SETTLED_WITHIN_S
     sent = 0
@@ -118,7 +104,7 @@ def settled(server: LocalTriton) -> tuple[Readings, int]:
         before = refused(read(server))
         _send_invalid(server)
         sent += 1
-        while refused(now := read(server)) <= before or (idle and any(now.levels.values())):
+        while refused(now := read(server)) <= before or (idle and any(levels(now).values())):
             if time.monotonic() > until:
                 return now, sent
             time.sleep(_POLL_S)

@@ -6,13 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
-from typing import Literal
+from typing import Any
 
 import httpx
 
 from perf.soak import clients
 from perf.soak.clients import Addresses
-from perf.soak.observed import Restart
 from perf.soak.stack import Part, Stack
 from perf.soak.tally import Answer, Tally
 from perf.soak.users import FAULTS, User
@@ -20,34 +19,29 @@ from perf.soak.workload import LONG, prompt
 
 _KNOCK_S = 0.25
 _SILENCE_S = 30.0
+"""Without an answer, a refusal or a closed connection for so long, a knock has met silence."""
 _WITHOUT_A_BYTE = "Server disconnected without sending a response"
 """httpx's words; the same exception reports a response that isn't HTTP."""
-"""Without an answer, a refusal or a closed connection for so long, a knock has met silence."""
 _ACCEPTED_AFTER_S = 0.5
 """A request without a first chunk counts as accepted so long after it was sent."""
 
-Way = Literal["grpc stream", "http stream", "openai stream", "raw"]
-"""How a request is sent that is to be running when a part is stopped."""
-
-_WAYS: dict[Part, tuple[Way, ...]] = {
-    "server": ("grpc stream", "http stream", "openai stream", "raw"),
-    "endpoint": ("openai stream",),
-}
+_WAYS: dict[Part, tuple[str, ...]] = {"server": ("grpc", "http", "openai", "raw"), "endpoint": ("openai",)}
+"""How requests are sent that are to be running when a part is stopped: streams, and one without a first chunk."""
 
 
-async def ride(user: User, way: Way, accepted: Callable[[], None]) -> bool:
+async def ride(user: User, way: str, accepted: Callable[[], None]) -> bool:
     """Send a long request; return whether it was answered completely. accepted: called once the server has it."""
     text, began = prompt(user.randomness), time.perf_counter()
     answer: Answer | None
     try:
         if way == "raw":
             asyncio.get_running_loop().call_later(_ACCEPTED_AFTER_S, accepted)
-            answer = await clients.raw_generate(user.at, text, LONG)
-        elif way == "openai stream":
+            answer = await clients.raw(user.at, text, LONG)
+        elif way == "openai":
             answer = await clients.openai_chat(user.openai_client(), user.at.served_name, text, LONG, came=accepted)
             assert answer is not None
         else:
-            async with user.client("grpc" if way == "grpc stream" else "http").stream(text, LONG) as stream:
+            async with user.client("grpc" if way == "grpc" else "http").stream(text, LONG) as stream:
                 async for _ in stream:
                     accepted()
             answer = stream.completion
@@ -63,15 +57,18 @@ async def ride(user: User, way: Way, accepted: Callable[[], None]) -> bool:
 class Knocks:
     """Requests that are sent while a part ends, is gone and starts: each is answered, refused or not connected.
 
-    closed: connections that the server closed without a byte, in the moment when it was ended.
+    turned_away: refused at once or not connected. closed: connections that the server closed without a byte, in the
+    moment when it was ended.
     """
 
     def __init__(self, at: Addresses, part: Part, tally: Tally) -> None:
         self.sent = self.turned_away = self.closed = 0
-        self._at = at
         self._part = part
         self._tally = tally
         self._over = asyncio.Event()
+        self._url, self._body = f"{at.openai}/completions", {"model": at.served_name, "prompt": "A list"}
+        if part == "server":
+            self._url, self._body = f"http://{at.http}/v2/models/{at.unary}/generate", {"text_input": "A list"}
 
     async def keep_knocking(self) -> None:
         """Knock until `end`, and wait for the last answers."""
@@ -85,17 +82,11 @@ class Knocks:
         self._over.set()
 
     async def _knock(self, http: httpx.AsyncClient) -> None:
-        if self._part == "server":
-            url = f"http://{self._at.http}/v2/models/{self._at.unary}/generate"
-            body: dict[str, object] = {"text_input": "A list", "max_tokens": 2}
-        else:
-            url = f"{self._at.openai}/completions"
-            body = {"model": self._at.served_name, "prompt": "A list", "max_tokens": 2}
         self.sent += 1
-        answered = False
+        answered, body = False, {**self._body, "max_tokens": 2}
         try:
             # A connection of its own: a kept one may close for idleness while the request is on its way.
-            async with http.stream("POST", url, json=body, headers={"Connection": "close"}) as response:
+            async with http.stream("POST", self._url, json=body, headers={"Connection": "close"}) as response:
                 answered = True
                 await response.aread()
         except httpx.TimeoutException:
@@ -106,20 +97,19 @@ class Knocks:
             closed = isinstance(error, httpx.NetworkError) or _WITHOUT_A_BYTE in str(error)
             if closed and not answered and self._part == "server":
                 self.closed += 1
-                return
-            self._tally.fail(f"sent at a restart of the {self._part}: {type(error).__name__}: {error}")
+            else:
+                self._tally.fail(f"sent at a restart of the {self._part}: {type(error).__name__}: {error}")
         else:
             self.turned_away += not response.is_success
 
 
-async def restart(
-    stack: Stack, part: Part, users: Sequence[User], tally: Tally, seconds: Callable[[], float]
-) -> Restart:
-    """Stop a part with a request of every user running, and start it again. seconds: since the start of the soak.
+async def restart(stack: Stack, part: Part, users: Sequence[User], tally: Tally) -> dict[str, Any]:
+    """Stop a part, as by SIGTERM, with a request of every user running, and start it again; return what became of them.
 
+    running: requests that the server had when it was asked to end; answered: of them, completely. knocks: requests sent
+    after that, until the part was back; turned_away, closed: of them. code, regions, end_seconds: as of `Stack.stop`.
     Raises a LauncherError if it doesn't start.
     """
-    began = seconds()
     accepted = [asyncio.Event() for _ in users]
     ways = cycle(_WAYS[part])
     rides = [
@@ -138,15 +128,5 @@ async def restart(
     finally:
         knocks.end()
         await knocking
-    return Restart(
-        part=part,
-        seconds=began,
-        running=len(running),
-        answered=answered,
-        knocks=knocks.sent,
-        turned_away=knocks.turned_away,
-        closed=knocks.closed,
-        code=stopped.code,
-        regions=stopped.regions,
-        end_seconds=stopped.seconds,
-    )
+    sent = {"knocks": knocks.sent, "turned_away": knocks.turned_away, "closed": knocks.closed}
+    return {"part": part, "running": len(running), "answered": answered, **sent, **stopped}

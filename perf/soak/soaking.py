@@ -10,28 +10,34 @@ import asyncio
 import random
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 from triton_llama import TritonLlamaError
 from triton_local.errors import LauncherError
 
+from perf import metrics
 from perf.load.arrivals import sessions
+from perf.load.summary import percentiles
 from perf.overhead.processes import ServerProcesses
-from perf.soak import libraries, resources
+from perf.soak import resources
 from perf.soak.clients import Addresses, addresses
-from perf.soak.observed import Course, Life, Rest, Soaked
-from perf.soak.phases import Phases
+from perf.soak.libraries import LIBRARIES, Library, installed
 from perf.soak.resources import Readings
 from perf.soak.restarting import restart
-from perf.soak.sampler import Sampler
 from perf.soak.stack import Part, Stack
-from perf.soak.users import User, connect, kinds
+from perf.soak.tally import Tally
+from perf.soak.users import Phases, User, connect, kinds
 from perf.soak.workload import FIXED, FIXED_PROMPT
 
 _POLL_S = 0.05
-
+_SEED = 1
+_SHORTEST_INTERVAL_S = 0.5
+"""Tokens per second over less are chance."""
 _GONE = (
     OSError,
     RuntimeError,
@@ -46,126 +52,174 @@ _GONE = (
 ROWS_DEPEND = "a row's result depends on its batch"
 """The model's log line for weights with an outlier threshold."""
 
+Sample = dict[str, Any]
+"""The server at one moment: seconds since the start; phase; life and endpoint_life, restarts of the server and of the
+endpoint until then; what `resources.of` reads; the server's metrics slots_in_use, waiting and pending; and since the
+previous sample tokens_per_second, answers and, if there were any, p95_ms."""
+
 
 class SoakError(Exception):
     """The server can't be observed even before the load begins."""
 
 
-def soak(stack: Stack, course: Course, say: Callable[[str], None]) -> Soaked:
+@dataclass(frozen=True)
+class Course:
+    """One soak's load.
+
+    seconds: of all rounds; the last one is completed. thinking_seconds: mean pause of a user between two actions in the
+    steady phase; none in a burst. rest_seconds: from when the server is idle. sample_seconds: between two samples.
+    late_rounds: further rounds at most until every kind of action, and with restarts one of each part, has been done,
+    which takes longer on slow machines. restart_seconds: between two restarts, of the server and of the endpoint in
+    turn, with requests running; None: none.
+    """
+
+    seconds: float
+    users: int = 24
+    steady_seconds: float = 40.0
+    burst_seconds: float = 15.0
+    rest_seconds: float = 5.0
+    thinking_seconds: float = 1.5
+    sample_seconds: float = 5.0
+    late_rounds: int = 10
+    restart_seconds: float | None = None
+
+
+@dataclass
+class Life:
+    """One server from its start to its end, or to the last rest before that: its metrics and the users' counts.
+
+    after is None if the server was gone before a rest.
+    """
+
+    before: Readings
+    after: Readings | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Soaked:
+    """The observations of a soak, complete or as far as it came.
+
+    kinds: of the users' actions. lives: of the servers, one after the other. rows_depend: on their batch, as the model
+    reports of its weights. rests: the seconds since the start, and the metrics that should be 0. restarts: what
+    `restart` returns, and its seconds. same_processes: in every life, at the end as at the start. cut_short: why the
+    soak ended early.
+    """
+
+    course: Course
+    kinds: Sequence[str]
+    lives: list[Life]
+    rows_depend: bool = False
+    samples: list[Sample] = field(default_factory=list)
+    rests: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    restarts: list[dict[str, Any]] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    same_processes: bool = True
+    cut_short: str = ""
+
+
+async def soak(stack: Stack, course: Course, say: Callable[[str], None]) -> Soaked:
     """Put the server, which has no other clients, under load. say: takes a line per round and per restart.
 
     Raises SoakError if the server is gone before the load begins; later, `cut_short` has the reason.
     """
-    return asyncio.run(_soak(stack, course, say))
 
-
-async def _soak(stack: Stack, course: Course, say: Callable[[str], None]) -> Soaked:
     def gone(error: Exception) -> str:
         ended = "" if stack.server.exit_code is None else f"; tritonserver has ended with code {stack.server.exit_code}"
         return f"the server can't be observed any more: {error}{ended}"
 
     try:
         at = await asyncio.to_thread(addresses, stack)
-        processes = ServerProcesses.of(stack.server.pid)
-        soaked = await _prepared(stack, at, course)
+        async with connect(at.http) as client:
+            fixed_text = (await client.generate(FIXED_PROMPT, FIXED)).text
+        before, _ = await asyncio.to_thread(resources.settled, stack.server)
+        # The log is read now: it keeps only its last lines.
+        rows_depend = ROWS_DEPEND in stack.server.log_text()
+        soaked = Soaked(course, kinds(at.streams, installed()), [Life(before)], rows_depend)
+        run = _Run(stack, at, soaked, fixed_text)
     except _GONE as error:
         raise SoakError(gone(error)) from error
     try:
-        run = _Run(stack, at, processes, soaked, say)
         async with run.load():
             while run.unfinished:
-                await run.round()
-                say(run.line())
+                await run.round(say)
             await run.finish()
-        soaked.same_processes = soaked.same_processes and run.has_its_processes()
     except _GONE as error:
         soaked.cut_short = gone(error)
     return soaked
 
 
-async def _prepared(stack: Stack, at: Addresses, course: Course) -> Soaked:
-    """Observe the idle server, and request the text that must never change."""
-    async with connect(at.http) as client:
-        fixed_text = (await client.generate(FIXED_PROMPT, FIXED)).text
-    before, _ = await asyncio.to_thread(resources.settled, stack.server)
-    possible = kinds(at.streams, at.openai is not None, libraries.installed())
-    # The log is read now: it keeps only its last lines.
-    rows_depend = ROWS_DEPEND in stack.server.log_text()
-    return Soaked(course, possible, fixed_text, [Life(before)], rows_depend, same_processes=True)
-
-
 class _Run:
     """A soak in progress: what observes the server and what drives its users."""
 
-    def __init__(
-        self, stack: Stack, at: Addresses, processes: ServerProcesses, soaked: Soaked, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, stack: Stack, at: Addresses, soaked: Soaked, fixed_text: str) -> None:
         self._stack = stack
-        self._at = at
         self._soaked = soaked
-        self._say = say
         self._course = soaked.course
         self._tally = soaked.tally
         self._phases = Phases(soaked.course.thinking_seconds)
+        self._processes = ServerProcesses.of(stack.server.pid)
+        own = [kind for kind in LIBRARIES if kind in soaked.kinds]
+        self._libraries = {name: Library(name, at.openai, at.served_name) for name in own}
+        seeds = random.Random(_SEED)
+        self._users = [
+            User(
+                at=at,
+                kinds=soaked.kinds,
+                libraries=self._libraries,
+                randomness=random.Random(seeds.getrandbits(64)),
+                tally=soaked.tally,
+                fixed_text=fixed_text,
+                phases=self._phases,
+            )
+            for _ in range(soaked.course.users)
+        ]
         self._late_rounds = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._users: list[User] = []
-        self._counted = self._tally.now()
         self._restarted = 0.0
+        # Held while a sample is taken, and while a part is gone.
+        self._sampling = asyncio.Lock()
         self._began = time.monotonic()
-        self._sampler = Sampler(stack, processes, soaked, self._phases, self._began)
+        self._begin_life(soaked.lives[0])
+
+    def _begin_life(self, life: Life) -> None:
+        self._counted = Counter(self._tally.counts)
+        self._generated = metrics.total(life.before, "llama_generated_tokens_total")
+        self._sampled = time.monotonic()
 
     @asynccontextmanager
     async def load(self) -> AsyncIterator[None]:
         """Start the users, at rest, and the sampling; end them with the block."""
-        seeds = random.Random(self._course.seed)
-        own = [kind for kind in libraries.LIBRARIES if kind in self._soaked.kinds]
-        processes = libraries.libraries(own, self._at.openai or "", self._at.served_name)
-        users = self._users = [
-            User(
-                at=self._at,
-                kinds=self._soaked.kinds,
-                libraries=processes,
-                randomness=random.Random(seeds.getrandbits(64)),
-                tally=self._tally,
-                fixed_text=self._soaked.fixed_text,
-                phases=self._phases,
-            )
-            for _ in range(self._course.users)
-        ]
-        load = asyncio.create_task(sessions(user.turn for user in users))
-        self._tasks = [load, asyncio.create_task(self._sampler.keep_sampling())]
+        load = asyncio.create_task(sessions(user.turn for user in self._users))
+        self._tasks = [load, asyncio.create_task(self._keep_sampling())]
         try:
             yield
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            for user in users:
+            for user in self._users:
                 await user.disconnect()
-            for library in processes.values():
+            for library in self._libraries.values():
                 await library.close()
 
     @property
-    def seconds(self) -> float:
-        """Since the start."""
+    def _seconds(self) -> float:
         return time.monotonic() - self._began
 
     @property
     def unfinished(self) -> bool:
         """Whether another round follows."""
-        if self.seconds < self._course.seconds:
-            return True
         missing = any(not self._tally.done[kind] for kind in self._soaked.kinds) or self._missing_restarts
-        return missing and self._late_rounds < self._course.late_rounds
+        return self._seconds < self._course.seconds or (missing and self._late_rounds < self._course.late_rounds)
 
     @property
     def _missing_restarts(self) -> bool:
-        return self._course.restart_seconds is not None and len({one.part for one in self._soaked.restarts}) < 2
+        return self._course.restart_seconds is not None and len({one["part"] for one in self._soaked.restarts}) < 2
 
-    async def round(self) -> None:
+    async def round(self, say: Callable[[str], None]) -> None:
         """Run steady load, a burst, a rest, and a restart if one is due."""
-        self._late_rounds += self.seconds >= self._course.seconds
+        self._late_rounds += self._seconds >= self._course.seconds
         self._phases.change("steady")
         await self._pass(self._course.steady_seconds)
         self._phases.change("burst")
@@ -173,58 +227,50 @@ class _Run:
         self._phases.change("rest")
         while self._tally.busy:
             await self._pass(_POLL_S)
-        idle = await self._settled()
-        self._soaked.rests.append(Rest(self.seconds, idle.levels))
+        idle = await self._settle()
+        self._soaked.rests.append((self._seconds, resources.levels(idle)))
         await self._pass(self._course.rest_seconds)
+        say(
+            f"{self._seconds / 60:.1f} of {self._course.seconds / 60:g} minutes: {dict(self._tally.counts)}, "
+            f"{self._tally.errors.total()} errors; "
+            + ", ".join(f"{name} {self._soaked.samples[-1][name]:,.0f}" for name in ("triton_rss_mib", "model_rss_mib"))
+        )
         every = self._course.restart_seconds
-        if every is None or not self.unfinished:
-            return
-        late = self._missing_restarts and self.seconds >= self._course.seconds
-        if late or self.seconds >= self._restarted + every:
-            self._restarted = self.seconds
-            await self._restart("endpoint" if len(self._soaked.restarts) % 2 else "server")
+        if every is not None and self.unfinished:
+            late = self._missing_restarts and self._seconds >= self._course.seconds
+            if late or self._seconds >= self._restarted + every:
+                self._restarted = self._seconds
+                await self._restart("endpoint" if len(self._soaked.restarts) % 2 else "server")
+                say(f"restarted: {self._soaked.restarts[-1]}")
 
     async def finish(self) -> None:
-        """End the load, and read the metrics of the idle server."""
+        """End the load, and read the metrics and the processes of the idle server."""
         self._phases.change("over")
         await self._tasks[0]
-        await self._settled()
+        await self._settle()
+        self._compare_processes()
 
-    def has_its_processes(self) -> bool:
-        """Return whether the server still has the processes that its life began with."""
-        return ServerProcesses.of(self._stack.server.pid) == self._sampler.processes
-
-    def line(self) -> str:
-        """Return a line of progress."""
-        figures, tally = self._soaked.samples[-1].figures, self._tally
-        return (
-            f"{self.seconds / 60:.1f} of {self._course.seconds / 60:g} minutes: "
-            f"{tally.completed.total():,} completed, {tally.left:,} left, {tally.refused:,} refused, "
-            f"{tally.errors.total()} errors; tritonserver {figures['triton_rss_mib']:,.0f} MiB, "
-            f"model {figures['model_rss_mib']:,.0f} MiB"
-        )
+    def _compare_processes(self) -> None:
+        """Note whether the server still has the processes that its life began with."""
+        self._soaked.same_processes &= ServerProcesses.of(self._stack.server.pid) == self._processes
 
     async def _restart(self, part: Part) -> None:
-        async with self._sampler.paused:
-            self._soaked.same_processes = self._soaked.same_processes and self.has_its_processes()
-            restarted = await restart(self._stack, part, self._users, self._tally, lambda: self.seconds)
-            self._soaked.restarts.append(restarted)
+        async with self._sampling:
+            self._compare_processes()
+            seconds = self._seconds
+            restarted = await restart(self._stack, part, self._users, self._tally)
+            self._soaked.restarts.append({"seconds": seconds, **restarted})
             # The requests that ran meanwhile are in no life's counts.
             before, _ = await asyncio.to_thread(resources.settled, self._stack.server)
+            self._processes = ServerProcesses.of(self._stack.server.pid)
             self._soaked.lives.append(Life(before))
-            self._counted = self._tally.now()
-            self._sampler.begin_life(part, before)
-        self._say(
-            f"{self.seconds / 60:.1f}: the {part} started again: {restarted.answered} of {restarted.running} running "
-            f"requests answered, ended with code {restarted.code} after {restarted.end_seconds:.1f} s; "
-            f"{restarted.turned_away} of {restarted.knocks} requests turned away meanwhile"
-        )
+            self._begin_life(self._soaked.lives[-1])
 
-    async def _settled(self) -> Readings:
+    async def _settle(self) -> Readings:
         found, sent = await asyncio.to_thread(resources.settled, self._stack.server)
-        self._tally.refused += sent
+        self._tally.counts["refused"] += sent
         life = self._soaked.lives[-1]
-        life.after, life.counts = found, self._tally.since(self._counted)
+        life.after, life.counts = found, self._tally.counts - self._counted
         return found
 
     async def _pass(self, seconds: float) -> None:
@@ -236,3 +282,30 @@ class _Run:
                 # The first user's; its failure has cancelled the others.
                 raise error.exceptions[0]
             raise error or RuntimeError("the users or the sampling ended early")
+
+    async def _keep_sampling(self) -> None:
+        while True:
+            async with self._sampling:
+                await self._sample()
+            await asyncio.sleep(self._course.sample_seconds)
+
+    async def _sample(self) -> None:
+        now = await asyncio.to_thread(resources.read, self._stack.server)
+        taken = await asyncio.to_thread(resources.of, self._processes, self._stack.endpoint.pid)
+        moment, generated = time.monotonic(), metrics.total(now, "llama_generated_tokens_total")
+        latencies, restarts = self._tally.take_latencies(), self._soaked.restarts
+        rate = (generated - self._generated) / max(moment - self._sampled, _SHORTEST_INTERVAL_S)
+        sample: Sample = {
+            "seconds": moment - self._began,
+            "phase": self._phases.phase,
+            "life": sum(one["part"] == "server" for one in restarts),
+            "endpoint_life": len(restarts),
+            **taken,
+            **dict(zip(("slots_in_use", "waiting", "pending"), resources.levels(now).values(), strict=True)),
+            "tokens_per_second": rate,
+            "answers": len(latencies),
+        }
+        if latencies:
+            sample["p95_ms"] = percentiles(latencies)["p95"]
+        self._soaked.samples.append(sample)
+        self._sampled, self._generated = moment, generated

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple
 
-from triton_llama import SamplingParams
+from triton_llama import Completion, SamplingParams
 
 from perf.soak.workload import LONGEST_OUTPUT
 
@@ -16,20 +16,7 @@ MOST_MESSAGES = 50
 _MESSAGE_CHARACTERS = 300
 
 
-class Answer(Protocol):
-    """A complete answer, of any client."""
-
-    @property
-    def finish_reason(self) -> str:
-        """`stop` or `length`."""
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated."""
-
-
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """A complete answer of another client than ours."""
 
     text: str
@@ -37,42 +24,20 @@ class Given:
     num_output_tokens: int
 
 
-@dataclass
-class Counts:
-    """What the server must have counted too.
-
-    completed: answers by finish_reason; output_tokens: theirs. left: abandoned requests, which the server may have
-    completed all the same; left_tokens: what they had asked for. refused: invalid requests that were refused.
-    """
-
-    completed: Counter[str] = field(default_factory=Counter)
-    output_tokens: int = 0
-    left: int = 0
-    left_tokens: int = 0
-    refused: int = 0
-
-    def plus(self, other: Counts, sign: int = 1) -> Counts:
-        """Return the sums with another's, or with a sign of -1 the differences."""
-        completed = Counter(self.completed)
-        for reason, count in other.completed.items():
-            completed[reason] += sign * count
-        return Counts(
-            completed,
-            self.output_tokens + sign * other.output_tokens,
-            self.left + sign * other.left,
-            self.left_tokens + sign * other.left_tokens,
-            self.refused + sign * other.refused,
-        )
+Answer = Completion | Given
 
 
 @dataclass
-class Tally(Counts):
+class Tally:
     """Counts since the soak began.
 
-    done: actions by kind. same, different: texts of the fixed request. errors: unexpected ones, by message. busy: users
-    that wait for an answer now.
+    counts: what the server must have counted too: answers by finish_reason ("stop", "length") and their
+    "output_tokens"; "left", abandoned requests, which the server may have completed all the same, and "left_tokens",
+    what they had asked for; "refused", invalid requests that were refused. done: actions by kind. same, different:
+    texts of the fixed request. errors: unexpected ones, by message. busy: users that wait for an answer now.
     """
 
+    counts: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
     same: int = 0
     different: int = 0
@@ -87,14 +52,12 @@ class Tally(Counts):
         assert asked.min_tokens is not None
         if not asked.min_tokens <= tokens <= asked.max_tokens:
             self.fail(f"{tokens} tokens came, {asked.min_tokens} to {asked.max_tokens} were asked for")
-        self.completed[answer.finish_reason] += 1
-        self.output_tokens += tokens
+        self.counts += Counter({answer.finish_reason: 1, "output_tokens": tokens})
         self._latencies.append(seconds)
 
     def leave(self) -> None:
         """Count an abandoned request, a long one."""
-        self.left += 1
-        self.left_tokens += LONGEST_OUTPUT
+        self.counts += Counter(left=1, left_tokens=LONGEST_OUTPUT)
 
     def fail(self, message: str) -> None:
         """Count an unexpected error."""
@@ -106,11 +69,3 @@ class Tally(Counts):
         """Return the seconds of the answers since the last call."""
         taken, self._latencies = self._latencies, []
         return taken
-
-    def since(self, earlier: Counts) -> Counts:
-        """Return what was counted since `earlier`, a copy from `now`."""
-        return self.plus(earlier, -1)
-
-    def now(self) -> Counts:
-        """Return a copy of the counts."""
-        return self.plus(Counts())

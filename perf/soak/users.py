@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
 import openai
 from triton_llama import AsyncLlamaClient, Completion, RejectedInputError, SamplingParams, TritonLlamaError
@@ -19,8 +20,7 @@ from triton_llama.endpoint import Protocol
 from perf.soak import clients
 from perf.soak.clients import Addresses
 from perf.soak.libraries import LIBRARIES, Library, LibraryError
-from perf.soak.phases import Phases
-from perf.soak.tally import Tally
+from perf.soak.tally import Answer, Tally
 from perf.soak.workload import FIXED, FIXED_PROMPT, INVALID, LONG, params, plain_params, prompt
 
 REQUEST_TIMEOUT_S = 120.0
@@ -53,18 +53,42 @@ _SHARES = {
     **dict.fromkeys(LIBRARIES, 3),
 }
 _STREAMING = ("stream", "slow", "leave")
-_OF_THE_ENDPOINT = ("openai", "openai_leave", *LIBRARIES)
+
+Phase = Literal["steady", "burst", "rest", "over"]
+Some = TypeVar("Some", bound=Answer | None)
 
 
-def kinds(streams: bool, endpoint: bool = False, libraries: Sequence[str] = ()) -> list[str]:
+def kinds(streams: bool, libraries: Sequence[str]) -> list[str]:
     """Return the kinds of actions. streams: whether the config streams; libraries: those that are installed."""
+    missing = set(LIBRARIES) - set(libraries) | (set() if streams else set(_STREAMING))
+    return [kind for kind in _SHARES if kind not in missing]
 
-    def possible(kind: str) -> bool:
-        if kind in _OF_THE_ENDPOINT and not endpoint:
-            return False
-        return (streams or kind not in _STREAMING) and (kind not in LIBRARIES or kind in libraries)
 
-    return [kind for kind in _SHARES if possible(kind)]
+class Phases:
+    """The present phase of the load. thinking_seconds: mean pause of a user before an action in the steady phase."""
+
+    def __init__(self, thinking_seconds: float) -> None:
+        self.phase: Phase = "rest"
+        self._thinking_seconds = thinking_seconds
+        self._active = asyncio.Event()
+
+    def change(self, phase: Phase) -> None:
+        """Begin a phase."""
+        self.phase = phase
+        if phase == "rest":
+            self._active.clear()
+        else:
+            self._active.set()
+
+    async def wait(self, randomness: random.Random) -> bool:
+        """Wait until the user may act, and return True; False once the load is over."""
+        while True:
+            await self._active.wait()
+            if self.phase == "steady":
+                await asyncio.sleep(randomness.expovariate(1 / self._thinking_seconds))
+            # The phase may have changed during the pause.
+            if self.phase != "rest":
+                return self.phase != "over"
 
 
 @dataclass
@@ -86,26 +110,10 @@ class User:
         if not await self.phases.wait(self.randomness):
             await self.disconnect()
             return False
-        actions: dict[str, Callable[[], Awaitable[object]]] = {
-            "complete": lambda: self._ask(prompt(self.randomness), params(self.randomness), streamed=False),
-            "stream": lambda: self._ask(prompt(self.randomness), params(self.randomness), streamed=True),
-            "slow": self._read_slowly,
-            "leave": self._leave,
-            "cancel": self._cancel,
-            "bad": self._violate,
-            "fixed": self._repeat,
-            "reconnect": self.disconnect,
-            "raw": self._ask_raw,
-            "tritonclient": self._ask_tritonclient,
-            "openai": self._ask_openai,
-            "openai_leave": self._leave_openai,
-        }
-        for library in self.libraries.values():
-            actions[library.name] = lambda library=library: self._ask_library(library)  # type: ignore[misc]  # a default binds it
         (kind,) = self.randomness.choices(self.kinds, [_SHARES[kind] for kind in self.kinds])
         self.tally.busy += 1
         try:
-            await actions[kind]()
+            await self._act(kind)
         except FAULTS as error:
             self.tally.fail(f"{kind}: {type(error).__name__}: {error}")
             await asyncio.sleep(_AFTER_ERROR_S)
@@ -114,60 +122,78 @@ class User:
             self.tally.done[kind] += 1
         return True
 
-    async def disconnect(self) -> None:
-        """Close all connections; the next action opens new ones."""
-        while self._clients:
-            _, client = self._clients.popitem()
-            await client.close()
-        if self._openai is not None:
-            closing, self._openai = self._openai, None
-            await closing.close()
+    async def _act(self, kind: str) -> None:
+        text, plain, some = prompt(self.randomness), plain_params(self.randomness), params(self.randomness)
+        streamed = self.randomness.random() < 0.5
+        chunks = self.randomness.randint(1, _MOST_CHUNKS_BEFORE_LEAVING)
+        match kind:
+            case "complete":
+                await self._count(some, self.client().generate(text, some))
+            case "stream":
+                await self._count(some, self._read(text, some))
+            case "slow":
+                await self._count(LONG, self._read(text, LONG, pauses=True))
+            case "leave":
+                await self._count(LONG, self._read(text, LONG, chunks=chunks))
+            case "cancel":
+                await self._cancel(text)
+            case "bad":
+                await self._violate(text)
+            case "fixed":
+                await self._repeat(self.at.streams and streamed)
+            case "reconnect":
+                await self.disconnect()
+            case "raw":
+                await self._count(plain, clients.raw(self.at, text, plain, self.at.streams and streamed))
+            case "tritonclient":
+                await self._count(plain, self.randomness.choice(clients.TRITON)(self.at, text, plain))
+            case "openai":
+                ask = clients.openai_chat if streamed else clients.openai_completion
+                await self._count(plain, ask(self.openai_client(), self.at.served_name, text, plain))
+            case "openai_leave":
+                chat = clients.openai_chat(self.openai_client(), self.at.served_name, text, LONG, chunks)
+                await self._count(LONG, chat)
+            case _:
+                assert plain.max_tokens is not None
+                assert plain.temperature is not None
+                # The libraries have no parameter for the fewest tokens.
+                asked = SamplingParams(max_tokens=plain.max_tokens, min_tokens=0)
+                ask_library = self.libraries[kind].ask
+                await self._count(asked, ask_library(text, plain.max_tokens, plain.temperature, streamed))
 
-    async def _ask(self, text: str, asked: SamplingParams, streamed: bool) -> Completion:
+    async def _count(self, asked: SamplingParams, answer: Awaitable[Some]) -> Some:
+        """Wait for an answer and count it; without one the request was left."""
         began = time.perf_counter()
-        if streamed:
-            async with self.client().stream(text, asked) as stream:
-                async for _ in stream:
-                    pass
-            completion = stream.completion
+        found = await answer
+        if found is None:
+            self.tally.leave()
         else:
-            completion = await self.client().generate(text, asked)
-        self.tally.complete(completion, asked, time.perf_counter() - began)
-        return completion
+            self.tally.complete(found, asked, time.perf_counter() - began)
+        return found
 
-    async def _read_slowly(self) -> None:
-        """Read a long stream with pauses of seconds, before the first chunk and between others."""
-        began = time.perf_counter()
-        async with self.client().stream(prompt(self.randomness), LONG) as stream:
-            await self._pause()
-            async for _ in stream:
-                if self.randomness.random() < _PAUSE_SHARE:
+    async def _read(
+        self, text: str, asked: SamplingParams, pauses: bool = False, chunks: int | None = None
+    ) -> Completion | None:
+        """Stream; after that many chunks leave and return None, if the answer goes on.
+
+        pauses: of seconds, before the first chunk and between others.
+        """
+        async with self.client().stream(text, asked) as stream:
+            if pauses:
+                await self._pause()
+            async for chunk in stream:
+                if pauses and self.randomness.random() < _PAUSE_SHARE:
                     await self._pause()
-        # Its latency is its own; the length is checked.
-        self.tally.complete(stream.completion, LONG, time.perf_counter() - began)
+                if chunks is not None and not chunk.finish_reason and (chunks := chunks - 1) <= 0:
+                    return None
+        return stream.completion
 
     async def _pause(self) -> None:
         await asyncio.sleep(self.randomness.uniform(0, _LONGEST_PAUSE_S))
 
-    async def _leave(self) -> None:
-        """Read some chunks of a long stream, and close it."""
-        began = time.perf_counter()
-        chunks = self.randomness.randint(1, _MOST_CHUNKS_BEFORE_LEAVING)
-        ended = False
-        async with self.client().stream(prompt(self.randomness), LONG) as stream:
-            async for chunk in stream:
-                ended = bool(chunk.finish_reason)
-                chunks -= 1
-                if not chunks:
-                    break
-        if ended:
-            self.tally.complete(stream.completion, LONG, time.perf_counter() - began)
-        else:
-            self.tally.leave()
-
-    async def _cancel(self) -> None:
+    async def _cancel(self, text: str) -> None:
         """Send a long request and cancel it. Over plain HTTP the server doesn't notice, and completes it."""
-        request = asyncio.create_task(self._ask(prompt(self.randomness), LONG, streamed=False))
+        request = asyncio.create_task(self._count(LONG, self.client().generate(text, LONG)))
         try:
             await asyncio.wait([request], timeout=self.randomness.uniform(0, _LONGEST_WAIT_BEFORE_CANCELLING_S))
         finally:
@@ -178,71 +204,43 @@ class User:
         else:
             request.result()
 
-    async def _violate(self) -> None:
+    async def _violate(self, text: str) -> None:
         try:
-            await self.client().generate(prompt(self.randomness), self.randomness.choice(INVALID))
+            await self.client().generate(text, self.randomness.choice(INVALID))
         except RejectedInputError:
-            self.tally.refused += 1
+            self.tally.counts["refused"] += 1
         else:
             self.tally.fail("bad: a request that violates the contract was answered")
 
-    async def _repeat(self) -> None:
-        streamed = self.at.streams and self.randomness.random() < 0.5
-        completion = await self._ask(FIXED_PROMPT, FIXED, streamed)
-        self.tally.same += completion.text == self.fixed_text
-        self.tally.different += completion.text != self.fixed_text
+    async def _repeat(self, streamed: bool) -> None:
+        client = self.client()
+        found = await self._count(
+            FIXED, self._read(FIXED_PROMPT, FIXED) if streamed else client.generate(FIXED_PROMPT, FIXED)
+        )
+        assert found is not None
+        self.tally.same += found.text == self.fixed_text
+        self.tally.different += found.text != self.fixed_text
 
-    async def _ask_raw(self) -> None:
-        streamed = self.at.streams and self.randomness.random() < 0.5
-        await self._ask_once(clients.raw_stream if streamed else clients.raw_generate)
-
-    async def _ask_tritonclient(self) -> None:
-        await self._ask_once(self.randomness.choice(clients.TRITON))
-
-    async def _ask_once(self, ask: clients.Ask) -> None:
-        asked, began = plain_params(self.randomness), time.perf_counter()
-        answer = await ask(self.at, prompt(self.randomness), asked)
-        self.tally.complete(answer, asked, time.perf_counter() - began)
-
-    async def _ask_openai(self) -> None:
-        asked, began = plain_params(self.randomness), time.perf_counter()
-        ask = self.randomness.choice((clients.openai_completion, clients.openai_chat))
-        answer = await ask(self.openai_client(), self.at.served_name, prompt(self.randomness), asked)
-        assert answer is not None
-        self.tally.complete(answer, asked, time.perf_counter() - began)
-
-    async def _leave_openai(self) -> None:
-        """Read some chunks of a long chat, and close its stream."""
-        began = time.perf_counter()
-        chunks = self.randomness.randint(1, _MOST_CHUNKS_BEFORE_LEAVING)
-        name, text = self.at.served_name, prompt(self.randomness)
-        answer = await clients.openai_chat(self.openai_client(), name, text, LONG, chunks)
-        if answer is None:
-            self.tally.leave()
-        else:
-            self.tally.complete(answer, LONG, time.perf_counter() - began)
-
-    async def _ask_library(self, library: Library) -> None:
-        chosen = plain_params(self.randomness)
-        # The libraries have no parameter for the fewest tokens.
-        asked = SamplingParams(max_tokens=chosen.max_tokens, min_tokens=0, temperature=chosen.temperature)
-        assert asked.max_tokens is not None
-        assert asked.temperature is not None
-        streamed, began = self.randomness.random() < 0.5, time.perf_counter()
-        answer = await library.ask(prompt(self.randomness), asked.max_tokens, asked.temperature, streamed)
-        self.tally.complete(answer, asked, time.perf_counter() - began)
+    async def disconnect(self) -> None:
+        """Close all connections; the next action opens new ones."""
+        while self._clients:
+            _, client = self._clients.popitem()
+            await client.close()
+        if self._openai is not None:
+            closing, self._openai = self._openai, None
+            await closing.close()
 
     def client(self, given: Protocol | None = None) -> AsyncLlamaClient:
         """Return the user's client of this protocol, or of any."""
         protocol: Protocol = self.randomness.choice(("http", "grpc")) if given is None else given
         if protocol not in self._clients:
-            self._clients[protocol] = connect(self.at.http if protocol == "http" else self.at.grpc, protocol)
+            url = self.at.http if protocol == "http" else self.at.grpc
+            self._clients[protocol] = connect(url, protocol)
         return self._clients[protocol]
 
     def openai_client(self) -> openai.AsyncOpenAI:
         """Return the user's client of the OpenAI endpoint."""
         if self._openai is None:
-            assert self.at.openai is not None
             self._openai = openai.AsyncOpenAI(
                 base_url=self.at.openai, api_key="unused", max_retries=0, timeout=REQUEST_TIMEOUT_S
             )

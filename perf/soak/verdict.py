@@ -16,13 +16,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from llama_engine.observability.metrics import REASONS
 from scipy.stats import theilslopes
 
-from perf.soak.observed import Sample, Soaked
+from perf import metrics
+from perf.soak.soaking import Life, Sample, Soaked
 
 _CLOSED = 1
 """Requests, at a restart, that may have been connected in the moment when the server was ended."""
@@ -37,78 +37,37 @@ Outcome = Literal["ok", "failed", "can't be told", "left out"]
 """A soak with a condition that can't be told doesn't pass; one that is left out doesn't count."""
 
 
-@dataclass(frozen=True)
-class Trend:
-    """level: the median. slope: per hour, with its interval. seconds: from the first to the last point.
-
-    change: from the median of the first tenth of the points to that of the last tenth.
-    """
-
-    level: float
-    slope: float
-    low: float
-    high: float
-    seconds: float
-    change: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float], values: Sequence[float]) -> Trend:
-        """Fit values over seconds. Raises ValueError for fewer than FEWEST_POINTS."""
-        if len(values) < FEWEST_POINTS:
-            raise ValueError(f"{len(values)} points are too few for a trend; {FEWEST_POINTS} at least")
-        step = -(-len(values) // MOST_POINTS)
-        found = theilslopes(values[::step], seconds[::step], alpha=CONFIDENCE)
-        slope, low, high = (float(value) * 3600 for value in (found.slope, found.low_slope, found.high_slope))
-        tenth = max(1, len(values) // 10)
-        change = statistics.median(values[-tenth:]) - statistics.median(values[:tenth])
-        return cls(statistics.median(values), slope, low, high, seconds[-1] - seconds[0], change)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A condition's outcome. said: the figure and its bound, or the reason. trend: of a figure that must not grow."""
+class Finding(NamedTuple):
+    """A condition's outcome. said: the figure and its bound, or the reason."""
 
     name: str
     outcome: Outcome
     said: str
-    trend: Trend | None = None
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure that must not grow. column: of `Sample.figures`, which lacks it where the machine does.
-
-    per_hour: allowed growth per hour. step: allowed difference between the half and the end, however long that is.
-    """
-
-    name: str
-    unit: str
-    column: str
-    per_hour: float
-    step: float
 
 
 FIGURES = (
     # At 10 requests per second, a kilobyte of each is 35 MiB per hour.
-    Figure("memory of tritonserver", " MiB", "triton_rss_mib", 32.0, 8.0),
-    Figure("memory of the model's process", " MiB", "model_rss_mib", 32.0, 8.0),
-    Figure("shared memory", " MiB", "shared_memory_mib", 32.0, 8.0),
+    ("memory of tritonserver", " MiB", "triton_rss_mib", 32.0, 8.0),
+    ("memory of the model's process", " MiB", "model_rss_mib", 32.0, 8.0),
+    ("shared memory", " MiB", "shared_memory_mib", 32.0, 8.0),
     # PyTorch allocates blocks of 2 and 20 MiB, and other processes may use the GPU.
-    Figure("memory of the GPU", " MiB", "vram_mib", 64.0, 32.0),
+    ("memory of the GPU", " MiB", "vram_mib", 64.0, 32.0),
     # Users disconnect and connect all the time.
-    Figure("descriptors of tritonserver", "", "triton_descriptors", 64.0, 16.0),
-    Figure("descriptors of the model's process", "", "model_descriptors", 16.0, 4.0),
-    Figure("threads of tritonserver", "", "triton_threads", 32.0, 8.0),
-    Figure("threads of the model's process", "", "model_threads", 16.0, 4.0),
-    Figure("memory of the OpenAI endpoint", " MiB", "endpoint_rss_mib", 32.0, 8.0),
-    Figure("descriptors of the OpenAI endpoint", "", "endpoint_descriptors", 64.0, 16.0),
-    Figure("threads of the OpenAI endpoint", "", "endpoint_threads", 32.0, 8.0),
+    ("descriptors of tritonserver", "", "triton_descriptors", 64.0, 16.0),
+    ("descriptors of the model's process", "", "model_descriptors", 16.0, 4.0),
+    ("threads of tritonserver", "", "triton_threads", 32.0, 8.0),
+    ("threads of the model's process", "", "model_threads", 16.0, 4.0),
+    ("memory of the OpenAI endpoint", " MiB", "endpoint_rss_mib", 32.0, 8.0),
+    ("descriptors of the OpenAI endpoint", "", "endpoint_descriptors", 64.0, 16.0),
+    ("threads of the OpenAI endpoint", "", "endpoint_threads", 32.0, 8.0),
 )
+"""Figures that must not grow: name, unit, key of a sample, which lacks it where the machine does, allowed growth per
+hour, and allowed difference between the half and the end, however long that is."""
 
 
 def judge(soaked: Soaked) -> list[Finding]:
     """Return every finding."""
-    figures = (_flat(figure, soaked.second_halves(figure.column.startswith("endpoint_"))) for figure in FIGURES)
+    figures = (_flat(*figure, second_halves(soaked.samples, figure[2])) for figure in FIGURES)
     return [*_behaviour(soaked), *_counts(soaked), *figures]
 
 
@@ -138,37 +97,60 @@ def lines(findings: Sequence[Finding]) -> str:
     return "\n".join([*each, verdict(findings)])
 
 
-def _flat(figure: Figure, halves: Sequence[Sequence[Sample]]) -> Finding:
+def second_halves(samples: Sequence[Sample], key: str) -> list[list[Sample]]:
+    """Return the samples with this key in the second half of each life of a process, when it has warmed up."""
+    lives: dict[int, list[Sample]] = {}
+    for sample in samples:
+        lives.setdefault(sample["endpoint_life" if key.startswith("endpoint_") else "life"], []).append(sample)
+    middles = {number: (life[0]["seconds"] + life[-1]["seconds"]) / 2 for number, life in lives.items()}
+    return [
+        [sample for sample in life if sample["seconds"] >= middles[number] and key in sample]
+        for number, life in lives.items()
+    ]
+
+
+def _flat(name: str, unit: str, key: str, per_hour: float, step: float, lives: Sequence[Sequence[Sample]]) -> Finding:
     """Judge each life that is long enough; the finding is the worst one's."""
-    seen = [[sample for sample in half if figure.column in sample.figures] for half in halves]
-    if any(halves) and not any(seen):
-        return Finding(figure.name, "left out", "there is none")
-    judged = [_flat_in_a_life(figure, half) for half in seen] or [_flat_in_a_life(figure, [])]
-    told = [one for one in judged if one.outcome != "can't be told"]
-    if not told:
-        return max(judged, key=lambda one: one.trend.seconds if one.trend else 0.0)
-    worst = max(told, key=lambda one: (one.outcome == "failed", one.trend.high if one.trend else 0.0))
-    if len(judged) == 1:
-        return worst
-    return replace(worst, said=f"{worst.said}; the worst of {len(told)} lives, {len(judged) - len(told)} too short")
-
-
-def _flat_in_a_life(figure: Figure, samples: Sequence[Sample]) -> Finding:
-    try:
-        trend = Trend.of([sample.seconds for sample in samples], [sample.figures[figure.column] for sample in samples])
-    except ValueError as error:
-        return Finding(figure.name, "can't be told", str(error))
-    unit = figure.unit
+    if lives and not any(lives):
+        return Finding(name, "left out", "there is none")
+    seconds = [life[-1]["seconds"] - life[0]["seconds"] if len(life) >= FEWEST_POINTS else 0.0 for life in lives]
+    long = [life for life, its in zip(lives, seconds, strict=True) if its >= SHORTEST_S]
+    if not long:
+        short = f"{max(seconds, default=0.0):.0f} s of samples, {SHORTEST_S:g} at least"
+        return Finding(name, "can't be told", short)
+    trends = [trend([sample["seconds"] for sample in life], [sample[key] for sample in life]) for life in long]
+    worst = max(trends, key=lambda one: (one.high > per_hour or one.change > step, one.high))
     said = (
-        f"{trend.level:,.1f}{unit}, {trend.slope:+,.1f}{unit} per hour ({trend.low:+,.1f} to {trend.high:+,.1f} "
-        f"with {CONFIDENCE:.0%} confidence; {figure.per_hour:g} allowed), {trend.change:+,.1f}{unit} by the end "
-        f"({figure.step:g} allowed)"
+        f"{worst.level:,.1f}{unit}, {worst.slope:+,.1f}{unit} per hour ({worst.low:+,.1f} to {worst.high:+,.1f} "
+        f"with {CONFIDENCE:.0%} confidence; {per_hour:g} allowed), {worst.change:+,.1f}{unit} by the end "
+        f"({step:g} allowed)"
     )
-    if trend.seconds < SHORTEST_S:
-        too_short = f"{trend.seconds:.0f} s of samples, {SHORTEST_S:g} at least; {said}"
-        return Finding(figure.name, "can't be told", too_short, trend)
-    flat = trend.high <= figure.per_hour and trend.change <= figure.step
-    return Finding(figure.name, "ok" if flat else "failed", said, trend)
+    if len(lives) > 1:
+        said += f"; the worst of {len(long)} lives, {len(lives) - len(long)} too short"
+    return _holds(name, worst.high <= per_hour and worst.change <= step, said)
+
+
+class Trend(NamedTuple):
+    """level: the median. slope: per hour, with its interval.
+
+    change: from the median of the first tenth of the points to that of the last tenth.
+    """
+
+    level: float
+    slope: float
+    low: float
+    high: float
+    change: float
+
+
+def trend(seconds: Sequence[float], values: Sequence[float]) -> Trend:
+    """Fit values over seconds."""
+    step = -(-len(values) // MOST_POINTS)
+    found = theilslopes(values[::step], seconds[::step], alpha=CONFIDENCE)
+    slope, low, high = (float(value) * 3600 for value in (found.slope, found.low_slope, found.high_slope))
+    tenth = max(1, len(values) // 10)
+    change = statistics.median(values[-tenth:]) - statistics.median(values[:tenth])
+    return Trend(statistics.median(values), slope, low, high, change)
 
 
 def _holds(name: str, holds: bool, said: str, otherwise: Outcome = "failed") -> Finding:
@@ -191,8 +173,8 @@ def _behaviour(soaked: Soaked) -> Iterator[Finding]:
     idle = [kind for kind in soaked.kinds if not tally.done[kind]]
     done = ", ".join(f"{tally.done[kind]:,} {kind}" for kind in soaked.kinds)
     yield _holds("everything was done", not idle, done, missing)
-    busy = [rest for rest in soaked.rests if any(rest.levels.values())]
-    first = f", first after {busy[0].seconds:.0f} s: {busy[0].levels}" if busy else ""
+    busy = [(seconds, levels) for seconds, levels in soaked.rests if any(levels.values())]
+    first = f", first after {busy[0][0]:.0f} s: {busy[0][1]}" if busy else ""
     rests = f"{len(busy)} of {len(soaked.rests)} with rows in the server{first}"
     yield _holds("rests", bool(soaked.rests) and not busy, rests, "failed" if busy else missing)
     if soaked.course.restart_seconds is not None:
@@ -203,21 +185,24 @@ def _behaviour(soaked: Soaked) -> Iterator[Finding]:
 
 def _restarts(soaked: Soaked, missing: Outcome) -> Finding:
     """A restart must answer what runs, end with code 0 and leave no shared memory."""
-    restarts = soaked.restarts
-    running, answered = (sum(getattr(one, name) for one in restarts) for name in ("running", "answered"))
-    parts = Counter(one.part for one in restarts)
+    restarts, parts = soaked.restarts, Counter(one["part"] for one in soaked.restarts)
     bad = [
-        one for one in restarts if one.answered < one.running or one.code != 0 or one.regions or one.closed > _CLOSED
+        one
+        for one in restarts
+        if one["answered"] < one["running"] or one["code"] != 0 or one["regions"] or one["closed"] > _CLOSED
     ]
-    knocks, away, closed = (sum(getattr(one, name) for one in restarts) for name in ("knocks", "turned_away", "closed"))
+    total: Counter[str] = Counter()
+    for one in restarts:
+        total.update({name: one[name] for name in ("running", "answered", "knocks", "turned_away", "closed")})
     said = (
-        f"{parts['server']} of the server, {parts['endpoint']} of the endpoint: {answered} of {running} running "
-        f"requests answered, {away} of {knocks} turned away meanwhile, {closed} closed, the others "
-        f"answered; {max((one.end_seconds for one in restarts), default=0):.1f} s to end at most"
+        f"{parts['server']} of the server, {parts['endpoint']} of the endpoint: {total['answered']} of "
+        f"{total['running']} running requests answered, {total['turned_away']} of {total['knocks']} turned away "
+        f"meanwhile, {total['closed']} closed, the others answered; "
+        f"{max((one['end_seconds'] for one in restarts), default=0):.1f} s to end at most"
     )
     if bad:
         return Finding("restarts", "failed", f"{said}; first wrong one: {bad[0]}")
-    return _holds("restarts", running > 0, said, missing)
+    return _holds("restarts", total["running"] > 0, said, missing)
 
 
 def _counts(soaked: Soaked) -> Iterator[Finding]:
@@ -226,30 +211,38 @@ def _counts(soaked: Soaked) -> Iterator[Finding]:
         for name in ("rows", "refusals", "tokens", "computations"):
             yield Finding(name, "can't be told", "the server was gone at the end")
         return
-    tally = soaked.counted
-    completed = tally.completed.total()
-    ended = {reason: soaked.grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
+
+    def grown(name: str, **labels: str) -> float:
+        return sum(_grown(life, name, **labels) for life in soaked.lives)
+
+    users = sum((life.counts for life in soaked.lives), Counter())
+    completed = users["stop"] + users["length"]
+    ended = {reason: grown("llama_requests_total", finish_reason=reason) for reason in REASONS}
     rows = ended["stop"] + ended["length"] + ended["cancelled"]
-    as_seen = all(tally.completed[reason] <= ended[reason] for reason in ("stop", "length"))
+    as_seen = all(users[reason] <= ended[reason] for reason in ("stop", "length"))
     yield _holds(
         "rows",
-        completed <= rows <= completed + tally.left and as_seen,
+        completed <= rows <= completed + users["left"] and as_seen,
         f"{rows:,.0f} ended in the server, {ended['cancelled']:,.0f} of them cancelled; "
-        f"{completed:,} seen by users, who left {tally.left:,}",
+        f"{completed:,} seen by users, who left {users['left']:,}",
     )
     yield _holds(
         "refusals",
-        ended["invalid"] == tally.refused and not ended["unavailable"] and not ended["error"],
-        f"{ended['invalid']:,.0f} invalid ({tally.refused:,} were), {ended['unavailable']:,.0f} unavailable, "
+        ended["invalid"] == users["refused"] and not ended["unavailable"] and not ended["error"],
+        f"{ended['invalid']:,.0f} invalid ({users['refused']:,} were), {ended['unavailable']:,.0f} unavailable, "
         f"{ended['error']:,.0f} errors",
     )
-    generated = soaked.grown("llama_generated_tokens_total")
-    chosen = soaked.grown("llama_step_rows_sum")
+    generated, chosen = grown("llama_generated_tokens_total"), grown("llama_step_rows_sum")
+    came, left = users["output_tokens"], users["left_tokens"]
     yield _holds(
         "tokens",
-        generated == chosen and tally.output_tokens <= generated <= tally.output_tokens + tally.left_tokens,
-        f"{generated:,.0f} generated, {chosen:,.0f} chosen in steps; {tally.output_tokens:,} came, "
-        f"at most {tally.left_tokens:,} were left",
+        generated == chosen and came <= generated <= came + left,
+        f"{generated:,.0f} generated, {chosen:,.0f} chosen in steps; {came:,} came, at most {left:,} were left",
     )
-    failed = soaked.grown("llama_step_errors_total")
+    failed = grown("llama_step_errors_total")
     yield _holds("computations", not failed, f"{failed:,.0f} failed")
+
+
+def _grown(life: Life, name: str, **labels: str) -> float:
+    assert life.after is not None
+    return metrics.total(life.after, name, **labels) - metrics.total(life.before, name, **labels)

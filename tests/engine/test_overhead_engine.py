@@ -55,7 +55,7 @@ def test_a_full_step_stands_beside_its_passes_and_the_time_to_read_its_bytes(bar
     rows = ("prefill", 2), ("logits", 2), ("decode", 2), ("logits", 2), ("decode", 1), ("logits", 1), ("decode", 2)
     noted = [Pass(method, count, count, lambda _: None) for method, count in (*rows, ("logits", 2))]
     # The first run was disturbed in its second step, the second one in its first.
-    runs = [Run(9.0, None, [FullStep(one, 90), FullStep(other, 110)]) for one, other in ((0.01, 7.0), (8.0, 0.03))]
+    runs = [Run(9.0, [FullStep(one, 90), FullStep(other, 110)]) for one, other in ((0.01, 7.0), (8.0, 0.03))]
     seconds = [[9.0, 9.0, 0.01, 0.002, 9.0, 9.0, 5.0, 0.002], [9.0, 9.0, 0.01, 4.0, 9.0, 9.0, 0.01, 0.002]]
     found = full_steps(bare, runs, noted, seconds, rates)
     weights: Weights = "int8" if "int8" in bare.checkpoint.info.linears else "fp32"

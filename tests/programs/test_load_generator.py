@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from perf.environment import ROOT
-from perf.load.arrivals import Closed, Poisson, sessions
+from perf.load.arrivals import Closed, Poisson
 from perf.load.generator import LoadError, drive
 from perf.load.protocols import Protocol, Request, Target
 
@@ -212,7 +212,7 @@ drive(Target("test", "fastapi", sys.argv[1], "llama"), [Request("a", 1)], Closed
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_a_benchmark_that_is_killed_leaves_no_generator_behind(tmp_path: Path, sent: signal.Signals) -> None:
     """The server never answers; the connection of the one request is open until the generator has ended."""
     program = tmp_path / "benchmark.py"
@@ -235,20 +235,3 @@ def test_a_benchmark_that_is_killed_leaves_no_generator_behind(tmp_path: Path, s
                 benchmark.kill()
     assert benchmark.returncode == -sent
     assert said == b"imported\n", "the generator doesn't run the benchmark's program again"
-
-
-async def test_a_session_takes_turns_until_one_returns_false() -> None:
-    turns = {"a": 3, "b": 1}
-    taken: list[str] = []
-
-    def user(name: str) -> Callable[[], Awaitable[bool]]:
-        async def turn() -> bool:
-            taken.append(name)
-            await asyncio.sleep(0)
-            return taken.count(name) < turns[name]
-
-        return turn
-
-    await sessions([user(name) for name in turns])
-    assert taken[:2] == ["a", "b"], "users run side by side"
-    assert sorted(taken) == ["a", "a", "a", "b"]

@@ -19,6 +19,7 @@ from llama_engine.observability.metrics import Metric
 from llama_engine.observability.stats import Stats
 from triton_local.server import LocalTriton
 
+from perf.metrics import total
 from perf.soak.resources import settled
 
 ROWS = 40
@@ -98,6 +99,6 @@ def test_settled_metrics_contain_every_token_of_earlier_requests(later: float) -
             rows.join()
         found, sent = settled(server)
         rows.join()
-    assert found.total("llama_generated_tokens_total") == ROWS
-    assert found.total("llama_step_rows_sum") == ROWS
-    assert found.total("llama_requests_total", finish_reason="invalid") == sent
+    assert total(found, "llama_generated_tokens_total") == ROWS
+    assert total(found, "llama_step_rows_sum") == ROWS
+    assert total(found, "llama_requests_total", finish_reason="invalid") == sent

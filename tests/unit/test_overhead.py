@@ -66,7 +66,7 @@ def _served(observations: float = 2.0) -> Served:
     counted = {f"llama_{name}_seconds_sum": value for name, value in sums.items()}
     counted |= {f"llama_{name}_seconds_count": observations for name in sums}
     counted |= {"nv_inference_queue_duration_us": 2e6, "nv_inference_request_success": 2.0}
-    return Served(10.0, 2, 6.0, counted, {MODEL: 8.0, "tritonserver": 0.5})
+    return Served(10.0, 6.0, counted, {MODEL: 8.0, "tritonserver": 0.5})
 
 
 def test_a_requests_parts_add_up_to_its_latency_at_the_client() -> None:
@@ -108,8 +108,5 @@ def test_the_picture_names_all_parts_with_room_and_a_negative_rest_has_no_width(
     # A share of 1.7 % is too narrow for a name.
     for words in ("tokenization", "the rest of all"):
         assert f"<!-- {words}" not in drawn
-
-
-def test_an_account_without_parts_has_no_picture() -> None:
     with pytest.raises(ValueError, match="an account without parts can't be drawn"):
         icicle([], "")

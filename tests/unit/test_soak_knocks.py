@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 
 import pytest
 from unit.peers import HOST, hang_up, respond, server, stay_silent
@@ -14,10 +13,6 @@ from perf.soak.clients import Addresses
 from perf.soak.restarting import Knocks
 from perf.soak.stack import Part
 from perf.soak.tally import Tally
-
-
-def _response(status: str) -> Callable[[socket.socket], None]:
-    return respond(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
 
 
 async def _knocked(port: int, part: Part, tally: Tally) -> Knocks:
@@ -31,48 +26,25 @@ async def _knocked(port: int, part: Part, tally: Tally) -> Knocks:
     return knocks
 
 
-@pytest.mark.parametrize("part", ["server", "endpoint"])
 @pytest.mark.parametrize(
-    ("behave", "turned_away"),
-    [(_response("200 OK"), False), (_response("503 Service Unavailable"), True)],
-    ids=["answered", "refused"],
-)
-async def test_a_knock_is_answered_or_turned_away(
-    behave: Callable[[socket.socket], None], turned_away: bool, part: Part
-) -> None:
-    tally = Tally()
-    with server(behave) as port:
-        knocks = await _knocked(port, part, tally)
-    assert (knocks.sent, knocks.turned_away) == (1, int(turned_away))
-    assert not tally.errors
-
-
-@pytest.mark.parametrize(("part", "closed"), [("server", 1), ("endpoint", 0)])
-async def test_a_knock_that_gets_no_byte_is_counted_for_triton_and_an_error_of_the_endpoint(
-    part: Part, closed: int
-) -> None:
-    tally = Tally()
-    with server(hang_up) as port:
-        knocks = await _knocked(port, part, tally)
-    assert (knocks.turned_away, knocks.closed) == (0, closed)
-    assert len(tally.errors) == 1 - closed
-
-
-@pytest.mark.parametrize(
-    "answer",
+    ("part", "answer", "turned_away", "closed", "errors"),
     [
-        b"HTTP/1.1 200 OK\r\nContent-Length: 300\r\n\r\nthe beginning",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n20\r\nthe beg",
-        b"garbage\r\n\r\n",
+        ("server", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 0, 0, 0),
+        ("endpoint", b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", 1, 0, 0),
+        ("server", None, 0, 1, 0),
+        ("endpoint", None, 0, 0, 1),
+        ("server", b"HTTP/1.1 200 OK\r\nContent-Length: 300\r\n\r\nthe beginning", 0, 0, 1),
+        ("server", b"garbage\r\n\r\n", 0, 0, 1),
     ],
-    ids=["cut body", "cut chunk", "no HTTP"],
+    ids=["answered", "refused", "closed by Triton", "closed by the endpoint", "cut body", "no HTTP"],
 )
-async def test_a_response_that_has_begun_and_is_cut_off_is_an_error_of_the_soak(answer: bytes) -> None:
+async def test_a_knock_is_answered_turned_away_closed_by_triton_or_an_error(
+    part: Part, answer: bytes | None, turned_away: int, closed: int, errors: int
+) -> None:
     tally = Tally()
-    with server(respond(answer)) as port:
-        knocks = await _knocked(port, "server", tally)
-    assert (knocks.turned_away, knocks.closed) == (0, 0)
-    assert len(tally.errors) == 1
+    with server(hang_up if answer is None else respond(answer)) as port:
+        knocks = await _knocked(port, part, tally)
+    assert (knocks.sent, knocks.turned_away, knocks.closed, len(tally.errors)) == (1, turned_away, closed, errors)
 
 
 async def test_a_knock_on_a_closed_port_is_turned_away() -> None:

@@ -1,1 +1,0 @@
-"""`make bench-inflight`: in-flight batching against batches, the prefill bound."""

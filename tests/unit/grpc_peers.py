@@ -52,13 +52,13 @@ def strings(text: str) -> bytes:
     return bytes(serialize_byte_tensor(np.array([text.encode()], dtype=np.object_)).item())
 
 
-def response(text: str, reason: str = "", *, prompt_tokens: int = 3, tokens: int = 1) -> ModelStreamInferResponse:
+def response(text: str, reason: str = "", *, tokens: int = 1) -> ModelStreamInferResponse:
     message = ModelStreamInferResponse()
     answer = message.infer_response
     for name, datatype, raw in (
         ("text_output", "BYTES", strings(text)),
         ("finish_reason", "BYTES", strings(reason)),
-        ("num_input_tokens", "INT32", np.int32(prompt_tokens).tobytes()),
+        ("num_input_tokens", "INT32", np.int32(3).tobytes()),
         ("num_output_tokens", "INT32", np.int32(tokens).tobytes()),
     ):
         answer.outputs.add(name=name, datatype=datatype, shape=[1, 1])

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -19,52 +20,46 @@ from unit.grpc_peers import Responses, grpc_server, response
 from unit.peers import HOST, receive_request, send_chunk, send_head, server
 
 
-@dataclass(frozen=True)
-class Streamed:
-    """The pieces of a stream, and its end."""
+class Streamed(NamedTuple):
+    """The texts of a stream's pieces, and its end."""
 
-    pieces: list[Piece]
+    texts: list[str]
     outcome: Completion | TritonLlamaError
-
-    @property
-    def texts(self) -> list[str]:
-        return [piece.text for piece in self.pieces]
 
 
 OnPiece = Callable[[Piece], object]
 Stream = Callable[..., Streamed]
 
 
-def stream(port: int, protocol: Protocol, *, timeout: float = 20.0, on_piece: OnPiece = str) -> Streamed:
+def stream(port: int, protocol: Protocol = "http", *, timeout: float = 20.0, on_piece: OnPiece = str) -> Streamed:
     """Stream with the synchronous client; `on_piece` is called with each piece."""
-    pieces: list[Piece] = []
-    with LlamaClient(f"{HOST}:{port}", protocol, timeout=timeout) as client:
+    texts = []
+    with LlamaClient(f"{HOST}:{port}", protocol, timeout=timeout) as client, client.stream("def") as running:
         try:
-            with client.stream("def") as running:
-                for piece in running:
-                    pieces.append(piece)
-                    on_piece(piece)
+            for piece in running:
+                texts.append(str(piece))
+                on_piece(piece)
         except TritonLlamaError as error:
-            assert running.text == "".join(piece.text for piece in pieces)
-            return Streamed(pieces, error)
-        return Streamed(pieces, running.completion)
+            assert running.text == "".join(texts)
+            return Streamed(texts, error)
+        return Streamed(texts, running.completion)
 
 
-def stream_async(port: int, protocol: Protocol, *, timeout: float = 20.0, on_piece: OnPiece = str) -> Streamed:
+def stream_async(port: int, protocol: Protocol = "http", *, timeout: float = 20.0, on_piece: OnPiece = str) -> Streamed:
     """Stream with the asyncio client."""
 
     async def run() -> Streamed:
-        pieces: list[Piece] = []
-        async with AsyncLlamaClient(f"{HOST}:{port}", protocol, timeout=timeout) as client:
+        texts = []
+        url = f"{HOST}:{port}"
+        async with AsyncLlamaClient(url, protocol, timeout=timeout) as client, client.stream("def") as running:
             try:
-                async with client.stream("def") as running:
-                    async for piece in running:
-                        pieces.append(piece)
-                        on_piece(piece)
+                async for piece in running:
+                    texts.append(str(piece))
+                    on_piece(piece)
             except TritonLlamaError as error:
-                assert running.text == "".join(piece.text for piece in pieces)
-                return Streamed(pieces, error)
-            return Streamed(pieces, running.completion)
+                assert running.text == "".join(texts)
+                return Streamed(texts, error)
+            return Streamed(texts, running.completion)
 
     return asyncio.run(run())
 
@@ -73,16 +68,10 @@ both_clients = pytest.mark.parametrize("stream", [stream, stream_async], ids=["s
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
-def event(text: str, reason: str = "", *, prompt_tokens: int = 3, tokens: int = 1) -> bytes:
+def event(text: str, reason: str = "", *, tokens: int = 1) -> bytes:
     """A piece as Triton's event."""
-    fields = {
-        "text_output": text,
-        "finish_reason": reason,
-        "num_input_tokens": prompt_tokens,
-        "num_output_tokens": tokens,
-        "model_name": "llama",
-    }
-    return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\n\n"
+    fields = {"text_output": text, "finish_reason": reason, "num_input_tokens": 3, "num_output_tokens": tokens}
+    return b"data: " + json.dumps({**fields, "model_name": "llama"}, ensure_ascii=False).encode() + b"\n\n"
 
 
 @dataclass
@@ -115,7 +104,7 @@ def stream_server(
                     # Either the end of the connection or its reset.
                     state.left.set()
                 return
-            send_chunk(connection, event(last, "length", prompt_tokens=3, tokens=2))
+            send_chunk(connection, event(last, "length", tokens=2))
             send_chunk(connection, b"")
 
     def over_grpc(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
@@ -127,7 +116,7 @@ def stream_server(
         if last is None:
             assert state.left.wait(20)
         else:
-            yield response(last, "length", prompt_tokens=3, tokens=2)
+            yield response(last, "length", tokens=2)
 
     with server(over_http) if protocol == "http" else grpc_server(over_grpc) as port:
         state.port = port

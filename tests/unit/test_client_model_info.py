@@ -22,23 +22,29 @@ def _series(model: str, one: InstanceInfo) -> str:
     return f"llama_model_info{{{listed}}} 1"
 
 
-def _response(*lines: str) -> bytes:
+OTHER = _series("other", EXACT)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([_series("llama", EXACT), OTHER, _series("llama", FLOATS)], [EXACT, FLOATS]),
+        ([], None),
+        ([OTHER], None),
+        (['llama_model_info{model="llama"} 1'], None),
+    ],
+)
+def test_every_instance_of_the_model_is_read_and_a_page_without_one_is_an_error_that_names_the_page(
+    lines: list[str], found: list[InstanceInfo] | None
+) -> None:
     body = "\n".join(["# TYPE llama_model_info gauge", *lines, 'llama_slots{model="llama"} 4', ""])
-    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
-
-
-def test_every_instance_of_the_model_is_read_and_no_other_models() -> None:
-    page = _response(_series("llama", EXACT), _series("other", EXACT), _series("llama", FLOATS))
-    with server(respond(page)) as port:
-        assert read_model_info(Address(HOST, port), "llama") == [EXACT, FLOATS]
-
-
-@pytest.mark.parametrize("lines", [(), (_series("other", EXACT),), ('llama_model_info{model="llama"} 1',)])
-def test_a_page_without_the_models_info_is_an_error_that_names_the_page(lines: tuple[str, ...]) -> None:
-    with server(respond(_response(*lines))) as port:
+    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
         page = Address(HOST, port)
-        with pytest.raises(NoAnswerError, match=f"^{page} has no llama_model_info of the model llama$"):
-            read_model_info(page, "llama")
+        if found is None:
+            with pytest.raises(NoAnswerError, match=f"^{page} has no llama_model_info of the model llama$"):
+                read_model_info(page, "llama")
+        else:
+            assert read_model_info(page, "llama") == found
 
 
 @pytest.mark.parametrize(
@@ -49,23 +55,8 @@ def test_the_metrics_are_beside_the_endpoint_as_tritons_ports_are(url: str, prot
     assert str(metrics_address(Endpoint.parse(url, protocol))) == expected
 
 
-@pytest.mark.parametrize(
-    ("instances", "reason", "expected"),
-    [
-        ([EXACT], "", ["computes    exact INT8, two terms; KV cache bfloat16; on cpu"]),
-        ([], "a:3 can't be asked: refused", ["computes    unknown: a:3 can't be asked: refused"]),
-        (
-            [EXACT, FLOATS],
-            "",
-            [
-                "computes    exact INT8, two terms; KV cache bfloat16; on cpu (llama_0_0)",
-                "computes    float32 weights: bits depend on the batch; KV cache float32; on cpu (llama_1_0)",
-            ],
-        ),
-    ],
-    ids=["one instance", "no metrics", "two instances"],
-)
-def test_status_has_a_line_for_each_instance_or_the_reason_why_it_knows_none(
-    instances: list[InstanceInfo], reason: str, expected: list[str]
-) -> None:
-    assert list(_lines(STATUS, instances, reason))[2:-1] == expected
+def test_status_has_a_line_for_each_instance_and_names_them_where_there_are_several() -> None:
+    assert list(_lines(STATUS, [EXACT, FLOATS], ""))[2:-1] == [
+        "computes    exact INT8, two terms; KV cache bfloat16; on cpu (llama_0_0)",
+        "computes    float32 weights: bits depend on the batch; KV cache float32; on cpu (llama_1_0)",
+    ]

@@ -67,9 +67,7 @@ def fetch(model: str, asked: Source) -> tuple[Path, Source]:
     loaded, _ = choose_files(model, folder, sizes)
     needed = sum((sizes or {}).get(name, 0) for name in loaded if not (folder / name).exists())
     if (free := shutil.disk_usage(folder).free) < needed:
-        raise PrepareError(
-            f"{model} needs {needed / 1e9:.2f} GB in HF_HOME, and its volume has {free / 1e9:.2f} GB left"
-        )
+        raise PrepareError(f"{model} needs {needed / 1e9:.2f} GB in HF_HOME, which has {free / 1e9:.2f} GB left")
     with stage("downloading"), _hub_errors(model, folder.name):
         snapshot_download(model, revision=folder.name, allow_patterns=[*_SMALL, *loaded])
     return folder, Source("hub", model, folder.name, asked.asked_revision)

@@ -59,7 +59,7 @@ def test_a_broken_download_is_resumed(hub: Hub, monkeypatch: pytest.MonkeyPatch)
 def test_a_download_without_room_is_refused_first(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     free = (hub.folder / WEIGHTS).stat().st_size
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free - 1))
-    with pytest.raises(PrepareError, match=rf"^{MODEL} needs 0\.00 GB in HF_HOME, and its volume has 0\.00 GB left$"):
+    with pytest.raises(PrepareError, match=rf"^{MODEL} needs 0\.00 GB in HF_HOME, which has 0\.00 GB left$"):
         fetch(MODEL, find_source(MODEL, None))
     assert hub.downloads(WEIGHTS) == []
     # What is in the cache needs no room.

@@ -100,14 +100,6 @@ def test_a_json_line_has_its_number_and_either_all_fields_or_an_error() -> None:
     assert json.loads(outcome_as_json(5, ServerError("broken"))) == {"line": 5, "error": error}
 
 
-def run(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr."""
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert isinstance(end.value.code, int)
-    return end.value.code, *capfd.readouterr()
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -129,14 +121,9 @@ def run(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, s
 def test_wrong_use_is_one_line_and_an_exit_code(
     capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    returned, stdout, stderr = run(capfd, *arguments)
-    assert (returned, stdout, len(stderr.splitlines())) == (code, "", 1)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    stdout, stderr = capfd.readouterr()
+    assert (end.value.code, stdout, len(stderr.splitlines())) == (code, "", 1)
     assert stderr.startswith("triton-llama: error: ")
     assert message in stderr
-
-
-def test_help_lists_the_exit_codes_and_every_sampling_option(capfd: pytest.CaptureFixture[str]) -> None:
-    assert "Exit codes:" in run(capfd, "--help")[1]
-    text = run(capfd, "generate", "--help")[1]
-    for name in ("max-tokens", "min-tokens", "temperature", "top-k", "top-p", "repetition-penalty", "seed"):
-        assert f"--{name}" in text

@@ -16,12 +16,15 @@ from unit.tritons import DEAD, FULL, Answer, FakeTriton, Instance, fake_triton, 
 IN_TIME = Limits(timeout=30.0, step_age=30.0)
 SOON = Limits(timeout=0.3, step_age=30.0)
 DEAD_REASON = f"HTTP 400: {DEAD[1].rstrip('.')}"
+OLD = "the last step was long ago"
 SECOND = "llama_0_0_gpu1"
 
 
 @pytest.fixture
 def triton() -> Iterator[FakeTriton]:
+    """A server whose model made its last step 95 s ago."""
     with fake_triton() as one:
+        one.step(ago=95.0)
         yield one
 
 
@@ -37,84 +40,75 @@ def _ask(triton: FakeTriton, limits: Limits = IN_TIME) -> Verdict:
     return Verdict(verdict.ok, re.sub(r"\b\d{2,} s ago", "long ago", verdict.reason))
 
 
+def _assert_healthy(triton: FakeTriton, reason: str, limits: Limits = IN_TIME) -> None:
+    verdict = _ask(triton, limits)
+    assert verdict.ok
+    assert verdict.reason.startswith(reason)
+
+
 def _dead(_: FakeTriton) -> Answer:
     return refusal(*DEAD)
 
 
-@pytest.mark.parametrize("place", ["given", "default"])
-def test_a_recent_step_is_evidence_and_spares_the_model_a_request(triton: FakeTriton, place: str) -> None:
+def test_a_recent_step_is_evidence_and_spares_the_model_a_request(triton: FakeTriton) -> None:
     triton.step(ago=0.4)
-    metrics = triton.metrics if place == "given" else triton.endpoint.metrics
-    verdict = healthy(triton.endpoint, metrics, IN_TIME)
-    assert verdict.ok
-    assert verdict.reason.startswith("a step ")
+    _assert_healthy(triton, "a step ")
     assert triton.asked == []
 
 
-@pytest.mark.parametrize("ago", [None, 95.0])
-def test_an_idle_server_generates_one_token(triton: FakeTriton, ago: float | None) -> None:
-    if ago is not None:
-        triton.step(ago=ago)
-    verdict = _ask(triton)
-    assert verdict.ok
-    assert verdict.reason.startswith("one token in ")
+@pytest.mark.parametrize("ever", [True, False])
+def test_an_idle_server_generates_one_token(triton: FakeTriton, ever: bool) -> None:
+    triton.instances["llama_0_0"].last_step *= ever
+    _assert_healthy(triton, "one token in ")
     (request,) = triton.asked
     assert (request["max_tokens"], request["min_tokens"]) == (1, 1)
 
 
 def test_the_last_values_of_a_dead_process_are_no_evidence(triton: FakeTriton) -> None:
-    triton.step(ago=95.0)
     triton.generate = _dead
-    assert _ask(triton) == Verdict(False, f"{DEAD_REASON}, the last step was long ago")
+    assert _ask(triton) == Verdict(False, f"{DEAD_REASON}, {OLD}")
+    triton.step(ago=-3600)
+    assert not _ask(triton).ok, "clocks that disagree make no old step a recent one"
 
 
-def _let_requests_wait(triton: FakeTriton, place: str) -> None:
-    triton.step(ago=95.0)
-    if place == "queue":
+@pytest.fixture(params=["queue", "slots"])
+def waiting(triton: FakeTriton, request: pytest.FixtureRequest) -> FakeTriton:
+    """A server where requests wait for the model."""
+    if request.param == "queue":
         triton.queued = 1
     else:
         triton.instances["llama_0_0"].rows = 3
+    return triton
 
 
-@pytest.mark.parametrize("place", ["queue", "slots"])
-def test_a_model_that_makes_no_step_for_waiting_requests_is_unhealthy_and_gets_no_more(
-    triton: FakeTriton, place: str
-) -> None:
-    _let_requests_wait(triton, place)
-    assert _ask(triton, SOON) == Verdict(False, "requests wait, the last step was long ago")
-    assert triton.asked == []
+def test_a_model_that_makes_no_step_for_waiting_requests_is_unhealthy_and_gets_no_more(waiting: FakeTriton) -> None:
+    assert _ask(waiting, SOON) == Verdict(False, f"requests wait, {OLD}")
+    assert waiting.asked == []
 
 
-@pytest.mark.parametrize("place", ["queue", "slots"])
 def test_a_step_for_waiting_requests_is_evidence_in_place_of_a_token(
-    triton: FakeTriton, place: str, monkeypatch: pytest.MonkeyPatch
+    waiting: FakeTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _let_requests_wait(triton, place)
-    monkeypatch.setattr(time, "sleep", lambda _: triton.step())
-    assert _ask(triton).reason.startswith("requests wait, but a step ")
-    assert triton.asked == []
+    monkeypatch.setattr(time, "sleep", lambda _: waiting.step())
+    _assert_healthy(waiting, "requests wait, but a step ")
+    assert waiting.asked == []
 
 
 def test_a_token_is_asked_for_once_the_waiting_requests_are_gone_without_a_step(
     triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were cancelled, or refused."""
-    _let_requests_wait(triton, "queue")
-
-    def leave(_: float) -> None:
-        triton.queued = 0
-
-    monkeypatch.setattr(time, "sleep", leave)
-    assert _ask(triton).reason.startswith("one token in ")
+    triton.queued = 1
+    monkeypatch.setattr(time, "sleep", lambda _: setattr(triton, "queued", 0))
+    _assert_healthy(triton, "one token in ")
     assert len(triton.asked) == 1
 
 
-@pytest.mark.parametrize(("ago", "words"), [(95.0, "the last step was long ago"), (None, "no step yet")])
+@pytest.mark.parametrize(("ever", "words"), [(True, OLD), (False, "no step yet")])
 def test_a_model_without_token_or_step_is_unhealthy_after_the_timeout(
-    triton: FakeTriton, ago: float | None, words: str
+    triton: FakeTriton, ever: bool, words: str
 ) -> None:
-    if ago is not None:
-        triton.step(ago=ago)
+    triton.instances["llama_0_0"].last_step *= ever
     triton.generate = FakeTriton.hang
     assert _ask(triton, SOON) == Verdict(False, f"no token within 0.3 s, {words}")
 
@@ -127,9 +121,7 @@ def test_a_step_made_while_a_token_is_awaited_is_evidence(triton: FakeTriton, be
 
     triton.step(ago=before)
     triton.generate = step_and_hang
-    verdict = _ask(triton, SOON)
-    assert verdict.ok
-    assert verdict.reason.startswith("no token within 0.3 s, but a step ")
+    _assert_healthy(triton, "no token within 0.3 s, but a step ", SOON)
 
 
 @pytest.mark.parametrize("refused", [FULL, (400, FULL[1]), (503, "the upstream is busy")])
@@ -140,24 +132,18 @@ def test_a_full_queue_is_healthy_if_steps_are_made(triton: FakeTriton, refused: 
             triton.step()
         return refusal(*refused)
 
-    triton.step(ago=95.0)
     triton.generate = refuse_and_step
-    verdict = _ask(triton)
-    assert verdict.ok
     words = refused[1].removeprefix("[request id: health] ")
-    assert verdict.reason.startswith(f"HTTP {refused[0]}: {words}, but a step ")
+    _assert_healthy(triton, f"HTTP {refused[0]}: {words}, but a step ")
 
 
-def test_a_full_queue_without_a_step_is_unhealthy(triton: FakeTriton) -> None:
-    triton.step(ago=95.0)
+def test_a_full_queue_is_asked_again_until_it_has_room_or_the_time_is_up(triton: FakeTriton) -> None:
     triton.generate = lambda triton: refusal(*FULL) if len(triton.asked) < 3 else triton.hang()
-    assert _ask(triton, SOON) == Verdict(False, "HTTP 503: Exceeds maximum queue size, the last step was long ago")
-    assert len(triton.asked) > 1, "the queue may have room a moment later"
-
-
-def test_a_queue_that_has_room_again_gives_the_token(triton: FakeTriton) -> None:
+    assert _ask(triton, SOON) == Verdict(False, f"HTTP 503: Exceeds maximum queue size, {OLD}")
+    assert len(triton.asked) == 3
+    triton.asked.clear()
     triton.generate = lambda triton: refusal(*FULL) if len(triton.asked) < 3 else triton.token()
-    assert _ask(triton).reason.startswith("one token in ")
+    _assert_healthy(triton, "one token in ")
 
 
 @pytest.mark.parametrize(
@@ -202,24 +188,21 @@ def test_the_supervisor_ignores_another_servers_page_too(triton: FakeTriton) -> 
 def test_the_metrics_of_another_model_are_no_evidence(triton: FakeTriton) -> None:
     triton.model = "other"
     triton.step()
-    verdict = _ask(triton)
-    assert verdict.ok
-    assert verdict.reason.startswith("one token in ")
-    assert f"{triton.metrics} has no llama_last_step_timestamp_seconds of the model llama" in verdict.reason
+    _assert_healthy(triton, "one token in ")
+    assert f"{triton.metrics} has no llama_last_step_timestamp_seconds of the model llama" in _ask(triton).reason
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n<html/>     ",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n"
-        + b'llama_last_step_timestamp_seconds{model="llama"} 1.2.3\n'.ljust(90),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\n"
+        + b'llama_last_step_timestamp_seconds{model="llama"} 1.2.3\n'.ljust(60),
         b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\nhalf",
         b"what?",
         None,
     ],
-    ids=["404", "page", "number", "half", "babble", "silence"],
+    ids=["404", "number", "half", "babble", "silence"],
 )
 def test_a_page_that_cannot_be_read_leaves_the_token_as_evidence(
     triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
@@ -235,45 +218,31 @@ def test_a_page_that_cannot_be_read_leaves_the_token_as_evidence(
 def test_a_steps_age_is_taken_by_the_servers_own_clock(triton: FakeTriton) -> None:
     triton.clock = time.time() + 3600
     triton.step(ago=-3600)
-    assert _ask(triton).reason.startswith("a step ")
-    assert triton.asked == []
+    _assert_healthy(triton, "a step ")
     triton.step(ago=-3600 + 95)
-    assert _ask(triton).reason.startswith("one token in ")
-
-
-def test_a_step_in_the_future_is_no_evidence(triton: FakeTriton) -> None:
-    """The clocks disagree by an unknown amount: a dead process's last step would look recent for an hour."""
-    triton.step(ago=-3600)
-    triton.generate = _dead
-    assert not _ask(triton).ok
+    _assert_healthy(triton, "one token in ")
 
 
 def test_every_instance_needs_a_recent_step(triton: FakeTriton) -> None:
     triton.instances[SECOND] = Instance()
     triton.step(ago=1)
-    assert _ask(triton).reason.startswith("one token in ")
+    _assert_healthy(triton, "one token in ")
     triton.step(SECOND, ago=20)
-    asked = len(triton.asked)
-    assert _ask(triton).reason.startswith("a step ")
-    assert len(triton.asked) == asked
+    _assert_healthy(triton, "a step ")
 
 
+@pytest.mark.parametrize("hangs", [True, False])
 def test_an_instance_that_hangs_is_unhealthy_though_another_one_answers(
-    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
+    """One with a long step is healthy once the step ends."""
     triton.instances[SECOND] = Instance(rows=2)
     triton.step(SECOND, ago=95)
-    monkeypatch.setattr(time, "sleep", lambda _: triton.step())
-    assert _ask(triton, SOON) == Verdict(False, f"requests wait, and rows hang in {SECOND}, the last step was long ago")
-
-
-def test_an_instance_with_a_long_step_is_healthy_once_the_step_ends(
-    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    triton.instances[SECOND] = Instance(rows=2)
-    triton.step(SECOND, ago=95)
-    monkeypatch.setattr(time, "sleep", lambda _: triton.step(SECOND))
-    assert _ask(triton).ok
+    monkeypatch.setattr(time, "sleep", lambda _: triton.step("llama_0_0" if hangs else SECOND))
+    if hangs:
+        assert _ask(triton, SOON) == Verdict(False, f"requests wait, and rows hang in {SECOND}, {OLD}")
+    else:
+        _assert_healthy(triton, "requests wait, but a step ")
 
 
 @pytest.mark.parametrize("fault", ["unknown host", "refused", "hangs up"])

@@ -7,17 +7,17 @@ import json
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
+from triton_llama.tensors import Tensor, Value
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
 HOST = "127.0.0.1"
 CONTEXT = 512
-Value = str | int | float | bool
 _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
 
 
@@ -67,7 +67,6 @@ class FakeTriton:
     asked: list[Asked] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     running: int = 0
-    most_running: int = 0
 
     @property
     def last(self) -> Asked:
@@ -118,29 +117,29 @@ class FakeTriton:
         rows = len(indices)
         message = messages.ModelStreamInferResponse()
         message.infer_response.model_name = "llama"
-        _add_strings(message, "text_output", texts)
-        _add_strings(message, "finish_reason", [reason] * rows)
-        _add_integers(message, "num_input_tokens", [asked.prompt_tokens] * rows)
-        _add_integers(message, "num_output_tokens", [count] * rows)
+        _add(message, "text_output", texts)
+        _add(message, "finish_reason", [reason] * rows)
+        _add(message, "num_input_tokens", [asked.prompt_tokens] * rows)
+        _add(message, "num_output_tokens", [count] * rows)
         if stream and asked.integer("n", 1) > 1:
-            _add_integers(message, "sequence_index", indices)
+            _add(message, "sequence_index", indices)
         if reason:
             stops = [str(word) for word in asked.inputs.get("stop_words", [])]
             stop = stops[0] if stops and reason == "stop" else ""
-            _add_strings(message, "stop_reason", [stop] * rows)
+            _add(message, "stop_reason", [stop] * rows)
         if "num_logprobs" in asked.inputs:
             top = asked.integer("num_logprobs", 0)
             tokens = self.tokens[first : first + count]
-            _add_strings(message, "logprobs", [json.dumps([logprobs(token, top) for token in tokens])] * rows)
+            _add(message, "logprobs", [json.dumps([logprobs(token, top) for token in tokens])] * rows)
         if "prompt_logprobs" in asked.inputs and first == 0:
             top = asked.integer("prompt_logprobs", 0)
             words = str(asked.value("text_input", "a b c")).split()
             entries = [None, *(logprobs(f" {word}", top) for word in words[1:])]
-            _add_strings(message, "prompt_logprobs", [json.dumps(entries)] * rows)
+            _add(message, "prompt_logprobs", [json.dumps(entries)] * rows)
         if asked.value("return_perf_metrics") and reason:
             # The choices after the first find its prompt in the cache.
             cached = [asked.prompt_tokens if index else self.cached_tokens for index in indices]
-            _add_integers(message, "num_cached_tokens", cached)
+            _add(message, "num_cached_tokens", cached)
         return message
 
 
@@ -204,7 +203,6 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
             asked = _read(request)
             triton.asked.append(asked)
             triton.running += 1
-            triton.most_running = max(triton.most_running, triton.running)
             sent = 0
             try:
                 async for response in triton.answer(asked):
@@ -244,15 +242,7 @@ def _values(datatype: str, content: bytes) -> list[Value]:
     return texts
 
 
-def _add_strings(message: messages.ModelStreamInferResponse, name: str, texts: list[str]) -> None:
-    encoded = [text.encode() for text in texts]
-    _add(message, name, "BYTES", len(texts), b"".join(struct.pack("<I", len(text)) + text for text in encoded))
-
-
-def _add_integers(message: messages.ModelStreamInferResponse, name: str, values: list[int]) -> None:
-    _add(message, name, "INT32", len(values), struct.pack(f"<{len(values)}i", *values))
-
-
-def _add(message: messages.ModelStreamInferResponse, name: str, datatype: str, rows: int, content: bytes) -> None:
-    message.infer_response.outputs.add(name=name, datatype=datatype, shape=[rows])
-    message.infer_response.raw_output_contents.append(content)
+def _add(message: messages.ModelStreamInferResponse, name: str, values: Sequence[str | int]) -> None:
+    datatype = "BYTES" if isinstance(values[0], str) else "INT32"
+    message.infer_response.outputs.add(name=name, datatype=datatype, shape=[len(values)])
+    message.infer_response.raw_output_contents.append(Tensor(name, datatype, tuple(values)).encode())

@@ -25,7 +25,7 @@ def test_prompts_of_tokens_reach_the_model_as_tokens(served: Endpoint, triton: F
     assert sorted(asked.inputs["input_ids"] for asked in triton.asked[1:]) == [[1, 2], [3]]
 
 
-def test_every_prompt_of_a_list_is_answered_in_order_and_at_the_same_time(served: Endpoint, triton: FakeTriton) -> None:
+def test_every_prompt_of_a_list_is_answered_in_order(served: Endpoint, triton: FakeTriton) -> None:
     triton.text = lambda asked: [f"{asked.value('text_input')}!"]
     answer = served.complete(prompt=["a", "b c", "d"], n=2).json()
     assert [choice["text"] for choice in answer["choices"]] == ["a!", "a!", "b c!", "b c!", "d!", "d!"]

@@ -1,4 +1,4 @@
-"""OpenAI's own Python library against the endpoint, unadapted; tests/clients has it with a real model."""
+"""What tests/clients, with a real model, doesn't ask OpenAI's own Python library: completions, errors, tool results."""
 
 from __future__ import annotations
 
@@ -21,22 +21,6 @@ TOOL: ChatCompletionToolParam = {"type": "function", "function": {"name": "add"}
 def client(served: Endpoint) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
         yield client
-
-
-def test_a_chat_has_text_logprobs_and_usage_streamed_or_not(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=2)
-    (choice,) = answer.choices
-    assert choice.message.content == " Hello, world."
-    assert choice.logprobs is not None
-    assert choice.logprobs.content is not None
-    assert [entry.token for entry in choice.logprobs.content[0].top_logprobs] == [" Hello", " Hello0"]
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-        )
-    )
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == " Hello, world."
-    assert chunks[-1].usage == answer.usage
 
 
 def test_a_round_of_tool_calls(client: openai.OpenAI, triton: FakeTriton) -> None:

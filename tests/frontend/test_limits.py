@@ -27,7 +27,7 @@ def test_a_body_beyond_the_bound_is_refused_announced_or_not(triton: FakeTriton)
 
 
 def test_a_body_that_does_not_arrive_is_refused(triton: FakeTriton) -> None:
-    with endpoint(triton.port, body_timeout=0.5) as served:
+    with endpoint(triton.port, body_timeout=0.6) as served:
         with socket.create_connection((HOST, served.port)) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
             assert connection.recv(65536).startswith(b"HTTP/1.1 408")
@@ -146,7 +146,7 @@ def test_silent_connections_beyond_the_bound_make_room_for_a_probe(triton: FakeT
 
 @pytest.mark.parametrize("begun", [b"", b"GET /health/live HTTP/1.1\r\nHost: a\r\n"])
 def test_a_connection_whose_headers_do_not_come_is_closed(triton: FakeTriton, begun: bytes) -> None:
-    with endpoint(triton.port, body_timeout=0.2) as served, socket.create_connection((HOST, served.port)) as connection:
+    with endpoint(triton.port, body_timeout=0.6) as served, socket.create_connection((HOST, served.port)) as connection:
         connection.settimeout(20)
         connection.sendall(begun)
         assert connection.recv(1) == b""

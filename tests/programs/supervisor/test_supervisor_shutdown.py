@@ -101,8 +101,8 @@ CUT_OFF = "the model isn't unloaded within 1.5 s; requests that still ran are cu
         ({"FAKE_FINALIZES": "600", "TRITON_GRACE_SECONDS": "1"}, {"supervision.UNLOAD_S": 0.5}, 1, [CUT_OFF]),
         # One after the other, longer than a model without processes has to be unloaded.
         pytest.param(
-            {"FAKE_INSTANCES": "2", "FAKE_FINALIZES": "1.5"},
-            {"supervision._UNLOADS_WITHOUT_PROCESS_S": 1},
+            {"FAKE_INSTANCES": "2", "FAKE_FINALIZES": "2.5"},
+            {"supervision._UNLOADS_WITHOUT_PROCESS_S": 2},
             0,
             [],
             marks=pytest.mark.long,

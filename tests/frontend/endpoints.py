@@ -78,6 +78,14 @@ def error_of(response: httpx.Response) -> Json:
     return error
 
 
+def check_refusal(response: httpx.Response, param: str, message: str) -> None:
+    """Assert that a request was refused for a field, in a message with these words."""
+    error = error_of(response)
+    assert response.status_code == 400, error
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert message in str(error["message"])
+
+
 def events_of(response: httpx.Response) -> list[Json]:
     """Return the events of a stream, checked: each a JSON object, the last one [DONE]."""
     assert response.status_code == 200, response.text

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import grpc
 import pytest
-from frontend.endpoints import Endpoint, Json, error_of
+from frontend.endpoints import Endpoint, Json, check_refusal, error_of
 from frontend.fake_triton import FakeTriton
 from httpx import Response
 
@@ -76,12 +76,7 @@ COMPLETIONS: list[tuple[Json, str, str]] = [
 def test_a_bad_field_is_refused_by_name(
     served: Endpoint, triton: FakeTriton, ask: Callable[..., Response], fields: Json, param: str, message: str
 ) -> None:
-    response = ask(served, **fields)
-    error = error_of(response)
-    assert response.status_code == 400, error
-    assert error["param"] == param
-    assert message in str(error["message"])
-    assert error["type"] == "invalid_request_error"
+    check_refusal(ask(served, **fields), param, message)
     assert triton.asked == []
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from perf.bench.articles import tables
-from perf.bench.baselines import SLOTS, Loads, by_users, large
+from perf.bench.baselines import SLOTS, Loads, by_users, large, peers
 from perf.checkpoint import FOLDER, TINY_LLAMA, default_checkpoint, random_checkpoint
 from perf.command import CORES, Options, begin, given, run_parser
 from perf.course import START_S, Course, reason
@@ -76,7 +76,7 @@ def main() -> None:
     chosen = [server for server in servers() if server.key not in options.without]
     loads = Loads(course, checkpoint, OBJECTIVE, rates)
     if "peers" in options.only:
-        loads.measure(chosen)
+        loads.measure(chosen, peers())
     if "users" in options.only:
         # The FastAPI servers answer one and eight at a time, whatever the users.
         loads.measure([server for server in chosen if "fastapi" not in server.key], by_users())

@@ -8,7 +8,7 @@ shows it. Sections: the default users and Poisson arrivals; fewer and more users
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -62,13 +62,22 @@ class NoRateError(SkippedError):
 
 
 class Load(NamedTuple):
-    """A closed loop. key: of its measurements, before the server's. mean: output tokens of a request."""
+    """key: of its measurements, before the server's. users: of a closed loop; None for Poisson arrivals.
+
+    measured: requests of a closed loop, after a warm-up of one per user. mean: output tokens of a request.
+    """
 
     key: str
     mix: Mix
-    users: int
+    users: int | None
     measured: int = MEASURED
     mean: int = MEAN_OUTPUT
+
+
+def peers() -> list[Load]:
+    """Return the loads of the default users and of Poisson arrivals."""
+    closed = [Load(f"peers/closed/{mix}", mix, SLOTS) for mix in CLOSED]
+    return [*closed, Load(f"peers/poisson/{OPEN}", OPEN, None)]
 
 
 def by_users() -> list[Load]:
@@ -92,16 +101,11 @@ class Loads:
     slo: SLO
     rates: DeviceRates
 
-    def measure(self, chosen: Sequence[Server], loads: Sequence[Load] | None = None) -> None:
-        """Measure these servers, as long as the budget lasts; by default at the default users and Poisson arrivals."""
-        closed = [Load(f"peers/closed/{mix}", mix, SLOTS) for mix in CLOSED] if loads is None else loads
+    def measure(self, chosen: Sequence[Server], loads: Sequence[Load]) -> None:
+        """Measure these servers under these loads, as long as the budget lasts."""
         # The slowest one last: if the budget ends there, the least is missing.
         for server in sorted(chosen, key=lambda server: server.key == "naive_fastapi"):
-            tasks: dict[str, Callable[[_Started], Measurement]] = {
-                f"{load.key}/{server.key}": partial(self._closed, server, load) for load in closed
-            }
-            if loads is None:
-                tasks[f"peers/poisson/{OPEN}/{server.key}"] = partial(self._open, server)
+            tasks = {f"{load.key}/{server.key}": partial(self._apply, server, load) for load in loads}
             self.course.measure_on_one(server.to_json(), tasks, partial(self._started, server))
 
     @contextmanager
@@ -112,15 +116,18 @@ class Loads:
             self.course.budget.say(f"{server.key} runs: {running.command}{settings}")
             yield _Started(running, {})
 
-    def _closed(self, server: Server, load: Load, started: _Started) -> Measurement:
-        self._refuse_without(started, load.users, load.users + load.measured, load.mean)
-        return self._apply(server, started, load, Closed(load.users), load.users)
-
-    def _open(self, server: Server, started: _Started) -> Measurement:
-        rate = self._rate()
-        count = max(OPEN_LEAST, round(rate * OPEN_SECONDS))
-        self._refuse_without(started, SLOTS, count, MEAN_OUTPUT)
-        return self._apply(server, started, Load("", OPEN, 0, count), Poisson(rate, _SEED), 0)
+    def _apply(self, server: Server, load: Load, started: _Started) -> Measurement:
+        arrivals: Closed | Poisson
+        if load.users is None:
+            rate = self._rate()
+            arrivals, warmup, measured = Poisson(rate, _SEED), 0, max(OPEN_LEAST, round(rate * OPEN_SECONDS))
+        else:
+            arrivals, warmup, measured = Closed(load.users), load.users, load.measured
+        self._refuse_without(started, load.users or SLOTS, warmup + measured, load.mean)
+        requests = warm_and_measured(self.checkpoint, load.mix, warmup, measured, load.mean)
+        run = drive(started.running.target, requests, arrivals, warmup, self._timeout)
+        own = {"model": described(self.checkpoint)}
+        return entry(server, started.running, self.checkpoint, load.mix, run, requests, self.rates, self.slo, own)
 
     def _refuse_without(self, started: _Started, users: int, requests: int, mean: int) -> None:
         """Raise NoTimeError if the budget, or what a load may take, is less than the requests are predicted to take."""
@@ -130,14 +137,6 @@ class Loads:
         self.course.refuse_without(predicted)
         if predicted > LOAD_S:
             raise NoTimeError(f"{requests} requests take {predicted:.0f} s; a load may take {LOAD_S:.0f} s")
-
-    def _apply(
-        self, server: Server, started: _Started, load: Load, arrivals: Closed | Poisson, warmup: int
-    ) -> Measurement:
-        requests = warm_and_measured(self.checkpoint, load.mix, warmup, load.measured, load.mean)
-        run = drive(started.running.target, requests, arrivals, warmup, self._timeout)
-        own = {"model": described(self.checkpoint)}
-        return entry(server, started.running, self.checkpoint, load.mix, run, requests, self.rates, self.slo, own)
 
     @property
     def _timeout(self) -> float:

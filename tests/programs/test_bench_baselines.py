@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,9 @@ from perf.bench import baselines
 from perf.bench.measure import Pace
 from perf.checkpoint import EMBEDDED, TINY_LLAMA, Shape, described
 from perf.course import Budget, Course
-from perf.load.protocols import Target
+from perf.load.arrivals import Closed, Poisson
+from perf.load.protocols import Request, Target
+from perf.load.records import TIME_OVER, Record, Run
 from perf.load.summary import SLO
 from perf.results_file import Results
 from perf.roofline.rates import DeviceRates
@@ -30,62 +30,54 @@ RATES = DeviceRates("cpu", 1, {2**20: 1e10}, {"fp32": 1e11, "int8": 1e11})
 MIXES = ("closed/uniform", "closed/geometric", "poisson/uniform")
 
 
-class Quick(ThreadingHTTPServer):
-    """Answers at once with all tokens; from request number `until` on, never."""
+class Drive:
+    """A load generator whose servers answer each request within a second; from number `until` on, never."""
 
-    daemon_threads = True
-    asked: list[int]
-    until: float
-    over: threading.Event
+    def __init__(self) -> None:
+        self.asked: dict[str, int] = {}
+        self.until = math.inf
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Quick
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(asked["max_tokens"])
-        if len(self.server.asked) > self.server.until:
-            self.server.over.wait()
-            return
-        body = json.dumps({"text": "a", "tokens": asked["max_tokens"]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the terminal clean."""
+    def __call__(
+        self, target: Target, requests: Sequence[Request], arrivals: Closed | Poisson, warmup: int, timeout: float
+    ) -> Run:
+        users = arrivals.concurrency if isinstance(arrivals, Closed) else 1
+        before = self.asked.get(target.name, 0)
+        records = []
+        for number, request in enumerate(requests):
+            due, answered = number // users, before + number < self.until
+            error = "" if answered else TIME_OVER
+            records.append(Record(due, due, due + 1.0, (), 100, request.output_tokens if answered else 0, error))
+        self.asked[target.name] = before + len(requests)
+        return Run(arrivals, tuple(records), warmup)
 
 
 @contextmanager
-def _quick(asked: list[int], until: float, checkpoint: Path, threads: int) -> Iterator[Running]:
-    with Quick(("127.0.0.1", 0), _Handler) as server:
-        server.asked, server.until, server.over = asked, until, threading.Event()
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        target = Target("quick", "fastapi", f"http://127.0.0.1:{server.server_port}", "llama")
-        try:
-            yield Running(target, "serve it", {"threads": threads, "checkpoint": checkpoint.name}, os.getpid(), 1.0)
-        finally:
-            server.over.set()
-            server.shutdown()
-            thread.join()
+def _running(key: str, checkpoint: Path, threads: int) -> Iterator[Running]:
+    settings = {"threads": threads, "checkpoint": checkpoint.name}
+    yield Running(Target(key, "fastapi", "http://127.0.0.1", "llama"), "serve it", settings, os.getpid(), 1.0)
 
 
-def ours(key: str, asked: list[int], until: float = float("inf")) -> Server:
-    return Server(key, key, "ours", "fp32", partial(_quick, asked, until))
+def ours(key: str) -> Server:
+    return Server(key, key, "ours", "fp32", partial(_running, key))
 
 
 def failing(key: str, error: Exception) -> Server:
-    def start(checkpoint: Path, threads: int) -> Quick:
+    def start(checkpoint: Path, threads: int) -> AbstractContextManager[Running]:
         raise error
 
-    return Server(key, key, "peer", "fp32", start)  # type: ignore[arg-type]  # it never returns
+    return Server(key, key, "peer", "fp32", start)
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Course]:
+def driven(monkeypatch: pytest.MonkeyPatch) -> Drive:
+    drive = Drive()
+    monkeypatch.setattr(baselines, "drive", drive)
+    monkeypatch.setattr("perf.bench.measure.drive", drive)
+    return drive
+
+
+@pytest.fixture
+def run(driven: Drive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Course]:
     def of(
         *under_test: Server,
         seconds: float = 600.0,
@@ -98,7 +90,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Course
         course = Course(Results(tmp_path / "bench.json", "bench", {}, False, tmp_path), Budget(seconds))
         for key in there:
             course.note(f"peers/{key}", {"tokens_per_second": 1.0, "errors": 0})
-        baselines.Loads(course, EMBEDDED, SLO(2.0, 0.1), RATES).measure(under_test, loads)
+        baselines.Loads(course, EMBEDDED, SLO(2.0, 0.1), RATES).measure(
+            under_test, baselines.peers() if loads is None else loads
+        )
         return course
 
     return of
@@ -139,16 +133,14 @@ def test_the_larger_checkpoint_is_made_and_a_server_started_only_while_there_is_
 
 
 def test_every_server_gets_the_same_load(
-    run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Course], driven: Drive, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first of ours can't run: the rate is the second one's, and one before that has none."""
     monkeypatch.setattr(baselines, "OPEN_SECONDS", 0.1)
-    early: list[int] = []
-    second: list[int] = []
     course = run(
         failing("first", NotRunError("no")),
-        ours("early", early),
-        ours("second", second),
+        ours("early"),
+        ours("second"),
         # What is measured already takes no time here, and has no rate.
         there=("closed/uniform/early", "closed/geometric/early", "closed/geometric/second"),
     )
@@ -162,37 +154,32 @@ def test_every_server_gets_the_same_load(
     assert opened["load"]["rate_per_second"] == round(baselines.OPEN_SHARE * closed["requests_per_second"], 3)
     assert opened["requests"] == max(baselines.OPEN_LEAST, round(0.1 * opened["load"]["rate_per_second"]))
     # A server whose load has no rate is not even warmed up.
-    assert early == []
-    assert len(second) == 3 * CONCURRENCY + baselines.MEASURED + opened["requests"]
+    assert driven.asked == {"second": 3 * CONCURRENCY + baselines.MEASURED + opened["requests"]}
     assert f"second runs: serve it\n  threads: 1\n  checkpoint: {EMBEDDED.name}" in capsys.readouterr().out
 
 
-def test_a_server_that_is_still_at_work_gets_no_further_load(
-    run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(baselines, "TIMEOUT_S", 2.0)
-    asked: list[int] = []
+def test_a_server_that_is_still_at_work_gets_no_further_load(run: Callable[..., Course], driven: Drive) -> None:
     # The two waves of the pace are answered, and half of the first load.
-    course = run(ours("ours", asked, until=2 * CONCURRENCY + 32))
+    driven.until = 2 * CONCURRENCY + 32
+    course = run(ours("ours"))
     measured = course.results.measurements["peers/closed/uniform/ours"]
     assert measured["unanswered"] == measured["errors"] == CONCURRENCY + baselines.MEASURED - 32
     reason = f"StillAtWorkError: {measured['unanswered']} requests of the last load weren't answered in time"
     assert not_run(course, "ours") == [None, reason, reason]
-    assert len(asked) == 3 * CONCURRENCY + 32
+    assert driven.asked == {"ours": 3 * CONCURRENCY + baselines.MEASURED}
 
 
 def test_a_number_of_users_has_a_load_of_each_mix_and_its_pace_is_measured_once(
-    run: Callable[..., Course], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Course], driven: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(baselines, "USERS", (6,))
-    asked: list[int] = []
-    measured = run(ours("ours", asked), loads=baselines.by_users()).results.measurements
+    measured = run(ours("ours"), loads=baselines.by_users()).results.measurements
     assert {key: (one["requests"], one["load"]["concurrency"], one["errors"]) for key, one in measured.items()} == {
         f"users/{mix}/6/ours": (12, 6, 0) for mix in ("uniform", "geometric")
     }
     assert {one["model"] for one in measured.values()} == {described(EMBEDDED)}
     # Two waves of the pace, then of each mix a warm-up of one request a user, and what is measured.
-    assert len(asked) == 2 * 6 + 2 * (6 + 12)
+    assert driven.asked == {"ours": 2 * 6 + 2 * (6 + 12)}
 
 
 def test_a_load_that_is_predicted_to_take_too_long_is_not_run_and_the_next_one_follows(
@@ -201,6 +188,6 @@ def test_a_load_that_is_predicted_to_take_too_long_is_not_run_and_the_next_one_f
     paces = {1: Pace(1, 60.0, 60.0), 2: Pace(2, 0.1, 0.1)}
     monkeypatch.setattr(baselines, "measured_pace", lambda *arguments: paces[arguments[3]])
     loads = [baselines.Load(f"users/uniform/{users}", "uniform", users, 8) for users in (1, 2)]
-    slow, quick = run(ours("ours", []), loads=loads).results.measurements.values()
+    slow, quick = run(ours("ours"), loads=loads).results.measurements.values()
     assert slow["not_run"] == "9 requests take 540 s; a load may take 300 s"
     assert quick["errors"] == 0

@@ -140,20 +140,25 @@ def test_a_load_bound_by_operations_takes_the_time_of_its_operations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "requests", "passes", "positions"),
+    ("rows", "requests", "passes", "steady", "positions"),
     [
-        (8, [4] * 8, 4, 8 * (2 + 3 + 4)),
-        # One long request leaves the other rows empty.
-        (8, [2] * 7 + [100], 100, 7 * 2 + sum(range(2, 101))),
+        (8, [4] * 8, 4, 3, 8 * (2 + 3 + 4)),
+        # One long request leaves the other rows empty, unless others follow.
+        (8, [2] * 7 + [100], 100, 14, 7 * 2 + sum(range(2, 101))),
         # More requests than rows wait for a pass of their own.
-        (2, [3] * 4, 1 + 4, 4 * (2 + 3)),
+        (2, [3] * 4, 1 + 4, 4, 4 * (2 + 3)),
         # The only token is the prefill's.
-        (2, [1, 1], 1, 0),
+        (2, [1, 1], 1, 0, 0),
     ],
 )
-def test_passes_follow_from_rows_and_lengths(rows: int, requests: list[int], passes: int, positions: int) -> None:
-    bound = tiny(rows, requests, prompt=2, bandwidth=1.0, operations=1e9)
-    assert bound.seconds == pytest.approx(passes * 176 + positions * 16)
+def test_passes_follow_from_rows_and_lengths(
+    rows: int, requests: list[int], passes: int, steady: int, positions: int
+) -> None:
+    rates = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 1e9})
+    for expected, endless in ((passes, False), (steady, True)):
+        bound = roofline(TINY, "fp32", rates, rows, requests, 2, steady=endless)
+        # With nothing to read, operations are the bound.
+        assert bound.seconds == pytest.approx(expected * 176 + positions * 16, abs=1e-3)
 
 
 def test_a_size_has_the_rate_of_the_next_smaller_one_or_a_faster_larger_one() -> None:

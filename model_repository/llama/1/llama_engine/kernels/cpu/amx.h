@@ -42,7 +42,7 @@ inline void store_term(const Quantized& to, int64_t term, int i, Lanes value) {
 }
 
 inline void integer_products(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t term, int count,
-                             int32_t (*result)[2][OUTPUTS]) {
+                             Ahead, int32_t (*result)[2][OUTPUTS]) {
     const int64_t inputs = m.inputs, stride = inputs * OUTPUTS;
     const int8_t *upper = x.terms + term * inputs, *lower = upper + 16 * inputs;
     const bool both = count > 16;

@@ -70,10 +70,11 @@ static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t
     const int64_t stripes = (rows + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
     const int64_t grain = CHUNK_BYTES / (2 * OUTPUTS * m.inputs) + 1;
     begin_products();
-    worker.each(stripes * pairs, rows > 16 ? 1 : grain, [&](int64_t from, int64_t to) {
+    worker.each(stripes * pairs, rows > rows_at_once(q.count) ? 1 : grain, [&](int64_t from, int64_t to) {
         for (int64_t i = from; i < to; i++) {
             const int64_t row = i / pairs * stripe;
-            tile(m, i % pairs * 2, q, row, std::min(row + stripe, rows), finish);
+            const int64_t next = (i + worker.threads) % pairs;  // of this thread, if the others keep pace
+            tile(m, i % pairs * 2, next * 2, q, row, std::min(row + stripe, rows), finish);
         }
     });
 }

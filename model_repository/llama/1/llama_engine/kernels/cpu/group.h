@@ -1,6 +1,6 @@
 // The form of Quantized::terms and its integer products, with VNNI and with AVX2. Included by terms.h and pairs.h, which
 // define
-//   GROUP                               rows of a group, as many as registers hold the sums of
+//   GROUP                               rows of a group, whose sums registers hold
 //   Term, INPUTS                        an integer of a row, and how many of them are four bytes
 //   Sums                                a register of int32
 //   load_weights(packed)                the weights of as many outputs
@@ -9,8 +9,8 @@
 //
 // The products of a group read it from beginning to end:
 //
-//     group of 12 rows           48 bytes: 12 rows × 4 inputs (AVX2: 24 bytes: 6 rows × 2 inputs of 16 bits)
-//       inputs 0…3      r0: k0 k1 k2 k3 | r1: k0 k1 k2 k3 | … | r11: k0 k1 k2 k3
+//     group of 8 rows            32 bytes: 8 rows × 4 inputs (AVX2: 24 bytes: 6 rows × 2 inputs of 16 bits)
+//       inputs 0…3      r0: k0 k1 k2 k3 | r1: k0 k1 k2 k3 | … | r7: k0 k1 k2 k3
 //       inputs 4…7      r0: k4 k5 k6 k7 | …
 #pragma once
 
@@ -26,10 +26,11 @@ inline void store_term(const Quantized& to, int64_t row, int i, Lanes value) {
 // `first` and those at `second`. Not inlined: in `products` GCC keeps AVX2's sums in memory, which takes half as long again.
 template <int ROWS>
 __attribute__((noinline)) static void sum_products(const uint8_t* first, const uint8_t* second, const Term* group,
-                                                   int64_t inputs, Sums* result) {
+                                                   int64_t inputs, Ahead ahead, Sums* result) {
     Sums sums[ROWS][2];
     unrolled<ROWS>([&](auto r) { sums[r][0] = sums[r][1] = Sums{}; });
-    for (int64_t k = 0; k < inputs; k += INPUTS, group += INPUTS * GROUP) {
+    for (int64_t k = 0; k < inputs; k += INPUTS, group += INPUTS * GROUP, ahead.weight += ahead.bytes) {
+        _mm_prefetch(ahead.weight, _MM_HINT_T1);
         const Sums w0 = load_weights(first + k * OUTPUTS), w1 = load_weights(second + k * OUTPUTS);
         unrolled<ROWS>([&](auto r) {
             int32_t four;

@@ -36,12 +36,18 @@ struct Quantized {
     int32_t inputs, count;  // count: of terms, 1 or 2
 };
 
+// Weights that a thread needs next, for the second-level cache: while products are computed memory has nothing else to do.
+struct Ahead {
+    const uint8_t* weight;
+    int64_t bytes;  // for each INPUTS inputs of the products
+};
+
 // Each of the two, chosen by the instruction set, defines
 //   INPUTS, ZERO                       inputs of a packed row; the packed form of the weight 0
 //   rows_at_once(terms)                rows of a group, for one call of `products`; at most 32, a divisor of 96
 //   store_terms(x, row, i, high, low)  store the terms of 16 inputs
 //   begin_products()                   called by each thread before the products of a phase
-//   products(m, block, x, row, rows, result)  result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float,
+//   products(m, block, x, row, rows, ahead, result)  result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float,
 //                                      of `rows` rows from `row` with the blocks `block` and `block + 1`
 #ifdef __AVX512VNNI__
 #include "terms.h"
@@ -68,14 +74,18 @@ inline void quantize_row(const float* x, const float* gain, float factor, const 
     to.offset[2 * row + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
 }
 
-// The scaled products of the rows [row, end) with two blocks; finish(row, block, Lanes[2]).
+// The scaled products of the rows [row, end) with two blocks; finish(row, block, Lanes[2]). next: the two blocks after.
 template <class Finish>
-inline void tile(const Matrix& m, int64_t block, const Quantized& x, int64_t row, int64_t end, const Finish& finish) {
+inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t row, int64_t end,
+                 const Finish& finish) {
     const int step = rows_at_once(x.count);
-    for (; row < end; row += step) {
+    const int64_t calls = (end - row + step - 1) / step, bytes = calls > 1 ? 2 * OUTPUTS * INPUTS / calls : 0;
+    // A single call waits for its own weights: others would come in their way.
+    Ahead ahead{m.weight + (calls > 1 ? next : block) * OUTPUTS * m.inputs, bytes};
+    for (; row < end; row += step, ahead.weight += bytes * (m.inputs / INPUTS)) {
         const int rows = static_cast<int>(std::min<int64_t>(end - row, step));
         Lanes value[MOST_ROWS_AT_ONCE][2];
-        products(m, block, x, row, rows, value);
+        products(m, block, x, row, rows, ahead, value);
         for (int r = 0; r < rows; r++) {
             for (int b = 0; b < 2; b++) {
                 const int64_t output = (block + b) * OUTPUTS;

@@ -27,8 +27,10 @@ inline void store_terms(const Quantized& to, int64_t row, int i, Lanes high, Lan
 inline int rows_at_once(int) { return GROUP; }
 inline void begin_products() {}
 
-inline void products(const Matrix& m, int64_t block, const Quantized& x, int64_t row, int rows, Lanes (*result)[2]) {
+inline void products(const Matrix& m, int64_t block, const Quantized& x, int64_t row, int rows, Ahead ahead,
+                     Lanes (*result)[2]) {
     const Term* group = reinterpret_cast<const Term*>(x.terms) + row * x.inputs;
+    ahead.bytes /= 2;  // for each of the two blocks
     for (int b = 0; b < 2; b++) {
         const uint8_t* weight = m.weight + (block + b) * OUTPUTS * m.inputs;
         double total[GROUP][OUTPUTS] = {};
@@ -37,8 +39,10 @@ inline void products(const Matrix& m, int64_t block, const Quantized& x, int64_t
             alignas(32) int32_t sums[GROUP][OUTPUTS];
             with_count<GROUP>(rows, [&](auto n) {
                 sum_products<decltype(n)::value>(first, first + OUTPUTS / 2 * INPUTS, group + k * GROUP,
-                                                 std::min(m.inputs - k, EXACT_INPUTS), reinterpret_cast<Sums*>(sums));
+                                                 std::min(m.inputs - k, EXACT_INPUTS), ahead,
+                                                 reinterpret_cast<Sums*>(sums));
             });
+            ahead.weight += ahead.bytes * (EXACT_INPUTS / INPUTS);
             for (int r = 0; r < rows; r++)
                 for (int o = 0; o < OUTPUTS; o++) total[r][o] += sums[r][o];
         }

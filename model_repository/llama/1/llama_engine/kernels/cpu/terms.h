@@ -9,7 +9,7 @@ constexpr int INPUTS = 4;
 #ifdef __AMX_INT8__
 #include "amx.h"
 #else
-constexpr int GROUP = 12;  // two registers each, and two for weights
+constexpr int GROUP = 8;  // two registers each: a divisor of the usual 8, 16, 32 and 64 terms, and enough to hide latencies
 
 using Term = int8_t;
 using Sums = __m512i;
@@ -23,11 +23,11 @@ inline void begin_products() {}
 
 // The sums of `count` terms from `term` on, the first of a group.
 inline void integer_products(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t term, int count,
-                             int32_t (*result)[2][OUTPUTS]) {
+                             Ahead ahead, int32_t (*result)[2][OUTPUTS]) {
     const int64_t stride = static_cast<int64_t>(m.inputs) * OUTPUTS;
     with_count<GROUP>(count, [&](auto n) {
         sum_products<decltype(n)::value>(weight, weight + stride, x.terms + term * x.inputs, m.inputs,
-                                         reinterpret_cast<Sums*>(result));
+                                         ahead, reinterpret_cast<Sums*>(result));
     });
 }
 #endif
@@ -49,9 +49,11 @@ inline Lanes combine(__m512i high, __m512i low) {
 
 inline int rows_at_once(int terms) { return GROUP / terms; }
 
-inline void products(const Matrix& m, int64_t block, const Quantized& x, int64_t row, int rows, Lanes (*result)[2]) {
+inline void products(const Matrix& m, int64_t block, const Quantized& x, int64_t row, int rows, Ahead ahead,
+                     Lanes (*result)[2]) {
     alignas(64) int32_t sums[GROUP][2][OUTPUTS];
-    integer_products(m, m.weight + block * OUTPUTS * m.inputs, x, row * x.count, rows * x.count, sums);
+    integer_products(m, m.weight + block * OUTPUTS * m.inputs, x, row * x.count, rows * x.count, ahead,
+                     sums);
     auto sum_of = [&](int r, int term, int b) {
         __m512i total = _mm512_load_si512(sums[r * x.count + term][b]);
         return _mm512_sub_epi32(total, _mm512_set1_epi32(x.offset[2 * (row + r) + term]));

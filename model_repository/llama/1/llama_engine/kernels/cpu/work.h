@@ -24,7 +24,7 @@ struct Progress {
 class Worker {
 public:
     explicit Worker(Progress& progress, int threads)
-        : thread(progress.threads.fetch_add(1)), progress(progress), threads(threads) {}
+        : thread(progress.threads.fetch_add(1)), threads(threads), progress(progress) {}
 
     // Run body(from, to) for all of `items`, in chunks of at most `grain`, after all earlier phases.
     template <class Body>
@@ -42,7 +42,7 @@ public:
         begin = end;
     }
 
-    const int thread;
+    const int thread, threads;
 
 private:
     static constexpr int CHUNKS_PER_THREAD = 4;
@@ -58,7 +58,6 @@ private:
     }
 
     Progress& progress;
-    const int threads;
     int64_t begin = 0;  // chunks of all earlier phases
 };
 

@@ -11,6 +11,7 @@ from frontend.fake_triton import FakeTriton
 from httpx import Response
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+NO_ROOM = "max_tokens is 600; it must be at most 500: prompt and completion together may have 512"
 MESSAGE = {"role": "user", "content": "a"}
 
 
@@ -149,21 +150,23 @@ def test_an_error_of_the_model_has_its_status_and_the_requests_field(
 
 
 @pytest.mark.parametrize(
-    ("message", "param", "phrase"),
+    ("fields", "message", "param", "phrase"),
     [
         (
+            {},
             "text_input is 600 tokens; it must be at most 511 tokens (max_model_len - 1)",
             "messages",
             "the prompt is too long: ",
         ),
-        ("max_tokens is 600; it must be at most 500: prompt and completion together may have 512", "max_tokens", ""),
+        ({"max_tokens": 600}, NO_ROOM, "max_tokens", ""),
+        ({"max_completion_tokens": 600}, NO_ROOM, "max_completion_tokens", ""),
     ],
 )
 def test_a_request_beyond_the_context_is_refused_in_the_words_that_clients_search_for(
-    served: Endpoint, triton: FakeTriton, message: str, param: str, phrase: str
+    served: Endpoint, triton: FakeTriton, fields: Json, message: str, param: str, phrase: str
 ) -> None:
     triton.failing = (INVALID, message)
-    response = served.chat()
+    response = served.chat(**fields)
     error = error_of(response)
     assert (response.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
     assert str(error["message"]).endswith(f"; {phrase}this model's maximum context length is 512 tokens")

@@ -123,7 +123,7 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     arguments=st.lists(st.dictionaries(_text, _json, max_size=3), min_size=1, max_size=3),
     ascii_only=st.booleans(),
@@ -142,7 +142,7 @@ def test_any_arguments_are_read_as_they_are_written(
     assert _read(ToolCallReader(form, NAMES), pieces) == ("", [("add", one) for one in written])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     text=st.text(alphabet='<tool_call>/{}[]",:; \n\\name1', max_size=60),
     form=st.sampled_from(["hermes", "llama3_json"]),

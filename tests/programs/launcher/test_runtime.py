@@ -1,9 +1,6 @@
 """The runtime that the launcher assembles from the nvidia-pytriton wheel and this Python."""
 
-import importlib.metadata
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -63,13 +60,6 @@ def test_a_missing_part_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=message):
         refused(tmp_path)
-
-
-def test_wheel_and_libpython_are_those_of_this_interpreter() -> None:
-    assert WHEEL.version == importlib.metadata.version("nvidia-pytriton")
-    assert os.access(WHEEL.tritonserver, os.X_OK)
-    assert INTERPRETER.libpython().parent in INTERPRETER.library_dirs
-    assert all(str(folder).startswith(sys.base_prefix) for folder in INTERPRETER.library_dirs)
 
 
 def test_the_environment_sets_the_cache() -> None:

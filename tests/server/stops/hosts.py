@@ -12,7 +12,6 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Protocol
 
 from programs.supervisor.supervisors import free_port
 from server.servers import ENVIRONMENT, ROOT, new_server
@@ -48,23 +47,6 @@ cli.plan_container = functools.partial(cli.plan_container, repository=pathlib.Pa
 cli.container_prefix = lambda: prefix_for(sys.argv[2])
 sys.exit(cli.main(sys.argv[3:]))
 """
-
-
-class Host(Protocol):
-    """A server of the embedded checkpoint in a config, and the processes above it."""
-
-    @property
-    def addresses(self) -> Addresses:
-        """Where it listens."""
-
-    async def start(self) -> None:
-        """Start it, and wait until it is ready. Raises CellError."""
-
-    async def end(self) -> None:
-        """Kill what is left."""
-
-    def log(self) -> str:
-        """Return the end of its log."""
 
 
 class _Process:

@@ -42,12 +42,14 @@ assert "no_such_input" in str(came.get(timeout=30))
 os._exit(0)
 """
 
+Enter = Callable[[Scene], Awaitable[None]]
+
 
 @dataclass(frozen=True)
 class Situation:
     """enter: sends the requests. running, waiting: how many must run and wait at the stop."""
 
-    enter: Callable[[Scene], Awaitable[None]]
+    enter: Enter
     running: int = 0
     waiting: int = 0
 
@@ -106,12 +108,11 @@ async def _half_closed(scene: Scene) -> None:
         scene.add("half-closed gRPC stream", stream.read(scene.expected, PROMPT, TOKENS))
 
 
-async def _leaked(scene: Scene) -> None:
+async def _leak(scene: Scene) -> None:
     """A process has a request refused by Triton itself on a gRPC stream, and exits without closing the stream."""
     leaking = await asyncio.create_subprocess_exec(sys.executable, "-c", _LEAK, scene.addresses.grpc)
     if await asyncio.wait_for(leaking.wait(), _LEAKING_S) != 0:
         raise CellError("the stream wasn't leaked")
-    scene.ask(FEW)
 
 
 async def _keep_alive(scene: Scene) -> None:
@@ -122,7 +123,6 @@ async def _keep_alive(scene: Scene) -> None:
         if b" 200 " not in await idle.read(enough=b"\r\n\r\n"):
             raise CellError("the server isn't live")
     await scene.closing.enter_async_context(grpc_streams(scene.addresses.grpc, CONNECTIONS))
-    scene.ask(FEW)
 
 
 async def _half_a_body(scene: Scene) -> None:
@@ -134,7 +134,14 @@ async def _half_a_body(scene: Scene) -> None:
         for _ in range(CONNECTIONS // 2):
             half_sent = await scene.closing.enter_async_context(connection(scene.addresses.http))
             await half_sent.send(data)
-    scene.ask(FEW)
+
+
+def _beside_few(enter: Enter) -> Enter:
+    async def both(scene: Scene) -> None:
+        await enter(scene)
+        scene.ask(FEW)
+
+    return both
 
 
 async def _cancelling(scene: Scene) -> None:
@@ -145,8 +152,9 @@ async def _cancelling(scene: Scene) -> None:
 
 
 async def _everything(scene: Scene) -> None:
-    for enter in (_keep_alive, _half_a_body, _leaked, _half_closed, _unread, _read):
+    for enter in (_keep_alive, _half_a_body, _leak, _half_closed, _unread, _read):
         await enter(scene)
+    scene.ask(3 * FEW)
     await _prefill(scene, 2 * SLOTS)
     # The clients are slower than the model, so some of these have ended before the last of them is accepted.
     await scene.wait_until_accepted()
@@ -154,15 +162,16 @@ async def _everything(scene: Scene) -> None:
     await _send_at_once(scene, 3 * SLOTS)
 
 
-async def _open_streams(scene: Scene, *also: Callable[[Scene], Awaitable[None]]) -> None:
-    """What a stop waited for without end; few requests, for `make test`."""
-    for enter in (_half_a_body, _leaked, *also):
+async def _leaked_and_half_sent(scene: Scene) -> None:
+    """Without a client that reads a gRPC stream, for which a stop waits: for `make test`."""
+    for enter in (_half_a_body, _leak):
         await enter(scene)
     await _send_at_once(scene, SLOTS)
 
 
-async def _unread_streams(scene: Scene) -> None:
-    await _open_streams(scene, _unread)
+async def _and_unread(scene: Scene) -> None:
+    await _unread(scene)
+    await _leaked_and_half_sent(scene)
 
 
 async def _send_at_once(scene: Scene, count: int) -> None:
@@ -187,16 +196,16 @@ SITUATIONS = {
     "read": Situation(_read, running=SLOTS),
     "unread": Situation(_unread),
     "half-closed": Situation(_half_closed, running=1),
-    "leaked": Situation(_leaked, running=1),
-    "keep-alive": Situation(_keep_alive, running=1),
-    "half-body": Situation(_half_a_body, running=1),
+    "leaked": Situation(_beside_few(_leak), running=1),
+    "keep-alive": Situation(_beside_few(_keep_alive), running=1),
+    "half-body": Situation(_beside_few(_half_a_body), running=1),
     "cancelling": Situation(_cancelling, running=SLOTS),
     "everything": Situation(_everything, running=SLOTS, waiting=1),
 }
 """By the key in a result's file; perf/report/stops.py has the table's titles."""
 
-OPEN_STREAMS = Situation(_open_streams, running=1)
-UNREAD_STREAMS = Situation(_unread_streams, running=1)
+LEAKED = Situation(_leaked_and_half_sent, running=1)
+LEAKED_AND_UNREAD = Situation(_and_unread, running=1)
 
 
 async def _ask(scene: Scene, sse: Connection) -> None:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import httpx
 from server.metrics import PENDING
 from server.servers import HTTP
-from server.stops.hosts import Bare, Host, Launcher, Supervisor
+from server.stops.hosts import Bare, Launcher, Supervisor
 from server.stops.scene import CellError
 from triton_supervisor.process import adopt_orphans
 
@@ -39,12 +39,14 @@ class ModelHeldError(Exception):
     """Triton keeps a model that has answered every request, for a stream that its client hasn't closed."""
 
 
-Of = TypeVar("Of", bound=Host)
+Of = TypeVar("Of")
 
 
 @dataclass(frozen=True)
 class Stop(Generic[Of]):
-    """host: what it stops. stop: does it; returns the exit code, None if the server goes on.
+    """host: a server of the embedded checkpoint in a config, and the processes above it; `start` waits until it is
+    ready, `end` kills what is left, `log` returns the end of its log. stop: stops it; returns the exit code, None if
+    the server goes on.
 
     network_ends: whether the server's network ends with it, and with it what its kernel still held for its clients.
     """

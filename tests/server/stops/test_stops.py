@@ -14,7 +14,7 @@ from notes import Note
 from server.stops.cells import CONFIGS, run
 from server.stops.hosts import Launcher
 from server.stops.outcomes import Outcome
-from server.stops.situations import OPEN_STREAMS, SITUATIONS, UNREAD_STREAMS, Situation
+from server.stops.situations import LEAKED, LEAKED_AND_UNREAD, SITUATIONS, Situation
 from server.stops.stops import STOPS, Stop
 
 from perf.report.stops import SITUATIONS as ROWS
@@ -27,7 +27,7 @@ def test_the_table_has_a_row_for_each_situation_and_a_column_for_each_stop() -> 
 
 
 @pytest.mark.parametrize(
-    "situation", [OPEN_STREAMS, pytest.param(UNREAD_STREAMS, marks=pytest.mark.long)], ids=["leaked", "unread"]
+    "situation", [LEAKED, pytest.param(LEAKED_AND_UNREAD, marks=pytest.mark.long)], ids=["leaked", "unread"]
 )
 async def test_sigterm_loses_no_accepted_request_beside_open_streams(situation: Situation, note: Note) -> None:
     await _check("sigterm", situation, "streaming", note)

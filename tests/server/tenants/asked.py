@@ -20,7 +20,7 @@ class Asked:
     number: of its canaries; the tenants take turns. way: how it is sent. what: it asks for, for reports. target: a
     path, or over gRPC a model. parameters: Triton's, over /infer and gRPC. leaves: its client cancels it. says: what
     each of its texts must contain. prompt_tokens, tokens: what it must be told to have, None where that isn't known
-    before. repeatable: the same request alone gets the same response.
+    before.
     """
 
     number: int
@@ -34,7 +34,6 @@ class Asked:
     says: str = ""
     prompt_tokens: int | None = None
     tokens: int | None = None
-    repeatable: bool = True
 
     @property
     def id(self) -> str:
@@ -68,7 +67,7 @@ def plain(asked: Asked, draw: Draw) -> Asked:
 
 def leave(asked: Asked, draw: Draw) -> Asked:
     """Cancel it."""
-    return replace(asked.uncounted("cancelled", {"max_tokens": 300, "min_tokens": 300}), leaves=True, repeatable=False)
+    return replace(asked.uncounted("cancelled", {"max_tokens": 300, "min_tokens": 300}), leaves=True)
 
 
 def choices(asked: Asked, draw: Draw) -> Asked:

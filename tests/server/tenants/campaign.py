@@ -66,7 +66,7 @@ class Campaign:
 
     async def repeat(self, tenants: list[Tenant], most: int) -> int:
         """Send a sample again, each request alone; return how many. Another response than before is a finding."""
-        can = [asked for asked in self.asked if asked.repeatable]
+        can = [asked for asked in self.asked if not asked.leaves]
         sample = random.Random(self.seed).sample(can, min(most, len(can)))
         for asked in sample:
             alone = said(await send(tenants[asked.tenant], asked)).comparable()

@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from server.tenants.sending import Heard
-from tritonclient.grpc import service_pb2
-from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
+from tritonclient.grpc import InferResult, service_pb2
 
 _RANDOM = {"id", "created"}
 """What the endpoint makes up for every answer."""
@@ -51,7 +49,7 @@ def said(heard: Heard) -> Said:
     read = Said()
     for part in heard.parts:
         if isinstance(part, service_pb2.ModelInferResponse):
-            _add_outputs(read, {output.name: _decoded(output, raw) for output, raw in _outputs(part)})
+            _add_outputs(read, _columns(part))
         elif "error" in part:
             error = part["error"]
             read.error = json.dumps(error) if isinstance(error, dict) else str(error)
@@ -64,15 +62,13 @@ def said(heard: Heard) -> Said:
     return read
 
 
-def _outputs(part: service_pb2.ModelInferResponse) -> list[tuple[Any, bytes]]:
-    return list(zip(part.outputs, part.raw_output_contents, strict=True))
-
-
-def _decoded(output: Any, raw: bytes) -> list[Any]:  # noqa: ANN401 - tritonclient is not annotated
-    if output.datatype == "BYTES":
-        return [item.decode() for item in deserialize_bytes_tensor(raw)]
-    values: list[Any] = np.frombuffer(raw, dtype=triton_to_np_dtype(output.datatype)).tolist()
-    return values
+def _columns(part: service_pb2.ModelInferResponse) -> dict[str, list[Any]]:
+    result = InferResult(part)
+    columns = {output.name: result.as_numpy(output.name).ravel().tolist() for output in part.outputs}
+    return {
+        name: [value.decode() if isinstance(value, bytes) else value for value in column]
+        for name, column in columns.items()
+    }
 
 
 def _add_outputs(read: Said, outputs: Mapping[str, list[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""When requests arrive: closed loop, open loop, or sessions.
+"""When requests arrive: closed or open loop.
 
 A closed loop slows down with the server, so it cannot show what queueing costs: an overloaded server gets less to do.
 In an open loop requests arrive whether or not earlier ones are answered, as from independent users.
@@ -6,9 +6,7 @@ In an open loop requests arrive whether or not earlier ones are answered, as fro
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -31,18 +29,3 @@ class Poisson:
         """Return the arrival times of `count` requests in seconds from the start; a seed always gives the same ones."""
         randomness = random.Random(self.seed)
         return list(accumulate(randomness.expovariate(self.rate) for _ in range(count)))
-
-
-async def sessions(turns: Iterable[Callable[[], Awaitable[bool]]]) -> None:
-    """Run users side by side: each takes its next turn when the last one is over, until a turn returns False.
-
-    turns: one function per user. An exception in a turn cancels all users and is raised in an ExceptionGroup.
-    """
-
-    async def user(turn: Callable[[], Awaitable[bool]]) -> None:
-        while await turn():
-            pass
-
-    async with asyncio.TaskGroup() as users:
-        for turn in turns:
-            users.create_task(user(turn))

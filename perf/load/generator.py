@@ -18,13 +18,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import aiohttp
 
-from perf.load.arrivals import Closed, Poisson, sessions
+from perf.load.arrivals import Closed, Poisson
 from perf.load.protocols import Request, Target, body, path, read_answer
 from perf.load.records import TIME_OVER, Record, Run
 
@@ -69,29 +67,26 @@ def generate(target: Target, requests: Sequence[Request], arrivals: Closed | Poi
     """Do the same in this process; return one record per request, in order."""
     load = _Load(target, requests, timeout)
     asyncio.run(load.run(arrivals))
-    return [_record(target, requests[number], exchange) for number, exchange in sorted(load.exchanges.items())]
-
-
-@dataclass
-class _Exchange:
-    """A request and the bytes that came back. chunks: with their times. error: of the connection or the status."""
-
-    scheduled: float
-    sent: float | None = None
-    ended: float = 0.0
-    chunks: list[tuple[float, bytes]] = field(default_factory=list)
-    error: str = ""
+    for request, record, chunks in zip(requests, load.records, load.chunks, strict=True):
+        read_answer(target.protocol, chunks, not record.error, record)
+        if not record.error and record.output_tokens != request.output_tokens:
+            record.error = f"{record.output_tokens} tokens came, {request.output_tokens} were asked for"
+    return load.records
 
 
 class _Load:
-    """A sequence of requests, sent to an idle server, until the last one is answered or the time is over."""
+    """A sequence of requests, sent to an idle server, until the last one is answered or the time is over.
+
+    records: still without the answers. chunks: their bytes, with the time of each.
+    """
 
     def __init__(self, target: Target, requests: Sequence[Request], timeout: float) -> None:
         self._url = target.url + path(target)
         # Encoded beforehand: nothing but sending and receiving happens under load.
         self._bodies = [body(target, request) for request in requests]
         self._timeout = timeout
-        self.exchanges: dict[int, _Exchange] = {}
+        self.records = [Record(0.0) for _ in requests]
+        self.chunks: list[list[tuple[float, bytes]]] = [[] for _ in requests]
         self._began = time.perf_counter()
 
     def _now(self) -> float:
@@ -108,22 +103,17 @@ class _Load:
             await (self._closed(client, arrivals) if isinstance(arrivals, Closed) else self._open(client, arrivals))
 
     async def _closed(self, client: aiohttp.ClientSession, arrivals: Closed) -> None:
-        waiting = deque(range(len(self._bodies)))
+        waiting = iter(range(len(self._bodies)))
 
-        def user() -> Callable[[], Awaitable[bool]]:
+        async def user() -> None:
             # Since when the user is free: not now, as other users' answers may have been read since.
             free = self._now()
+            for number in waiting:
+                free = await self._send(client, number, free)
 
-            async def turn() -> bool:
-                nonlocal free
-                if not waiting:
-                    return False
-                free = await self._send(client, waiting.popleft(), free)
-                return True
-
-            return turn
-
-        await sessions(user() for _ in range(min(arrivals.concurrency, len(waiting))))
+        async with asyncio.TaskGroup() as users:
+            for _ in range(min(arrivals.concurrency, len(self._bodies))):
+                users.create_task(user())
 
     async def _open(self, client: aiohttp.ClientSession, arrivals: Poisson) -> None:
         async with asyncio.TaskGroup() as requests:
@@ -134,50 +124,35 @@ class _Load:
 
     async def _send(self, client: aiohttp.ClientSession, number: int, scheduled: float) -> float:
         """Send a request and read its answer until the deadline; return when it ended."""
-        exchange = self.exchanges[number] = _Exchange(scheduled)
-        if (now := self._now()) >= self._timeout:
-            exchange.ended, exchange.error = now, f"not sent: {TIME_OVER}"
+        record, now = self.records[number], self._now()
+        record.scheduled = scheduled
+        if now >= self._timeout:
+            record.ended, record.error = now, f"not sent: {TIME_OVER}"
             return now
-        exchange.sent = now
+        record.sent = now
         try:
             async with asyncio.timeout(self._timeout - now):
-                await self._receive(client, exchange, self._bodies[number])
+                record.error = await self._receive(client, number)
         except TimeoutError:
-            exchange.error = f"no whole answer when {TIME_OVER}, {self._now() - now:.1f} s after it was sent"
+            record.error = f"no whole answer when {TIME_OVER}, {self._now() - now:.1f} s after it was sent"
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError):
-            exchange.error = "the server closed the connection before its answer was whole"
+            record.error = "the server closed the connection before its answer was whole"
         except OSError as failure:
-            exchange.error = f"connection failed: {os.strerror(failure.errno) if failure.errno else failure}"
+            record.error = f"connection failed: {os.strerror(failure.errno) if failure.errno else failure}"
         except aiohttp.ClientError as failure:
-            exchange.error = f"the answer is not HTTP: {failure}"
-        exchange.ended = self._now()
-        return exchange.ended
+            record.error = f"the answer is not HTTP: {failure}"
+        record.ended = self._now()
+        return record.ended
 
-    async def _receive(self, client: aiohttp.ClientSession, exchange: _Exchange, content: bytes) -> None:
-        async with client.post(self._url, data=content) as response:
+    async def _receive(self, client: aiohttp.ClientSession, number: int) -> str:
+        """Send a request and keep its answer's bytes; return what is wrong with its status, "" for nothing."""
+        async with client.post(self._url, data=self._bodies[number]) as response:
             if response.status != 200:
                 said = (await response.read())[:200].decode(errors="replace").strip()
-                exchange.error = f"HTTP {response.status}: {said}"
-                return
+                return f"HTTP {response.status}: {said}"
             async for chunk in response.content.iter_any():
-                exchange.chunks.append((self._now(), chunk))
-
-
-def _record(target: Target, request: Request, exchange: _Exchange) -> Record:
-    """Read the answer; where it fails, the record has what arrived before."""
-    answer = read_answer(target.protocol, exchange.chunks, None if exchange.error else exchange.ended)
-    error = answer.error or exchange.error
-    if not error and answer.output_tokens != request.output_tokens:
-        error = f"{answer.output_tokens} tokens came, {request.output_tokens} were asked for"
-    return Record(
-        scheduled=exchange.scheduled,
-        sent=exchange.sent,
-        ended=exchange.ended,
-        token_times=tuple(answer.token_times),
-        prompt_tokens=answer.prompt_tokens,
-        output_tokens=answer.output_tokens,
-        error=error,
-    )
+                self.chunks[number].append((self._now(), chunk))
+        return ""
 
 
 def _main() -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from perf.load.records import Record
+
 Protocol = Literal["triton_generate", "triton_stream", "openai_completions", "fastapi"]
 """triton_generate: /v2/models/MODEL/generate, one response. triton_stream: .../generate_stream, server-sent events.
 openai_completions: /v1/completions, server-sent events. fastapi: /generate, one response: the article's servers."""
@@ -67,80 +69,72 @@ def body(target: Target, request: Request) -> bytes:
     return json.dumps({**fields, **target.fields}).encode()
 
 
-@dataclass
-class Answer:
-    """What was read of an answer. token_times: of a stream, of each event with a token. error: "" for none."""
+def read_answer(protocol: Protocol, chunks: Sequence[tuple[float, bytes]], whole: bool, record: Record) -> None:
+    """Read an answer from its chunks and their times into its record, also what came before a fault.
 
-    token_times: list[float] = field(default_factory=list)
-    prompt_tokens: int | None = None
-    output_tokens: int = 0
-    error: str = ""
-
-
-def read_answer(protocol: Protocol, chunks: Sequence[tuple[float, bytes]], ended: float | None) -> Answer:
-    """Read an answer from its chunks and their times. ended: when it was complete; None if it was not."""
-    answer = Answer()
+    whole: whether the answer was received until its end, `record.ended`.
+    """
     try:
-        if protocol == "triton_stream":
-            _stream(answer, chunks, ended, _triton_event)
-        elif protocol == "openai_completions":
-            _stream(answer, chunks, ended, _completion_event)
-        elif ended is not None:
+        if protocol in _READ_EVENT:
+            _read_stream(_READ_EVENT[protocol], chunks, whole, record)
+        elif whole:
             fields = _object(b"".join(chunk for _, chunk in chunks))
-            answer.output_tokens = _count(fields, "tokens" if protocol == "fastapi" else "num_output_tokens")
+            record.output_tokens = _count(fields, "tokens" if protocol == "fastapi" else "num_output_tokens")
             if protocol == "triton_generate":
-                answer.prompt_tokens = _count(fields, "num_input_tokens")
+                record.prompt_tokens = _count(fields, "num_input_tokens")
     except AnswerError as error:
-        answer.error = str(error)
-    return answer
+        record.error = str(error)
 
 
-def _stream(
-    answer: Answer,
+def _read_stream(
+    read_event: Callable[[Record, Mapping[str, Any]], tuple[bool, bool]],
     chunks: Sequence[tuple[float, bytes]],
-    ended: float | None,
-    read_event: Callable[[Answer, Mapping[str, Any]], tuple[bool, bool]],
+    whole: bool,
+    record: Record,
 ) -> None:
     """Read server-sent events. read_event: returns whether an event has a token, and a finish reason."""
-    finished, buffer = False, b""
+    finished, buffer, times = False, b"", list[float]()
+    record.token_times = times
     for moment, chunk in chunks:
         *events, buffer = _EVENT_END.split(buffer + chunk)
         for event in events:
             lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
             data = b"\n".join(lines)
             if lines and data.strip() != b"[DONE]":
-                has_token, last = read_event(answer, _object(data))
+                has_token, last = read_event(record, _object(data))
                 finished |= last
-                answer.token_times += [moment] if has_token else []
-    if ended is None:
-        return
-    if not finished:
-        raise AnswerError(f"the stream ended without a finish_reason, after {len(answer.token_times)} events")
-    if answer.prompt_tokens is None:
+                times += [moment] if has_token else []
+    if whole and not finished:
+        raise AnswerError(f"the stream ended without a finish_reason, after {len(times)} events")
+    if whole and record.prompt_tokens is None:
         raise AnswerError("the stream ended without a usage: its tokens can't be counted")
-    # Tokens without text, such as special ones, may never be sent; they exist when the stream ends.
-    answer.token_times = answer.token_times or [ended]
+    if whole and not times:
+        # Tokens without text, such as special ones, may never be sent; they exist when the stream ends.
+        times.append(record.ended)
 
 
-def _triton_event(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool]:
+def _triton_event(record: Record, fields: Mapping[str, Any]) -> tuple[bool, bool]:
     """Read one of our chunks: each counts its own tokens, and has the prompt's."""
     tokens = _count(fields, "num_output_tokens")
-    answer.output_tokens += tokens
+    record.output_tokens += tokens
     last = bool(fields.get("finish_reason"))
     if last:
-        answer.prompt_tokens = _count(fields, "num_input_tokens")
+        record.prompt_tokens = _count(fields, "num_input_tokens")
     return tokens > 0, last
 
 
-def _completion_event(answer: Answer, fields: Mapping[str, Any]) -> tuple[bool, bool]:
+def _completion_event(record: Record, fields: Mapping[str, Any]) -> tuple[bool, bool]:
     """Read an OpenAI completion chunk. It does not count its tokens; `usage`, near the end, has the total."""
     usage = fields.get("usage")
     if isinstance(usage, dict):
-        answer.output_tokens = _count(usage, "completion_tokens")
-        answer.prompt_tokens = _count(usage, "prompt_tokens")
+        record.output_tokens = _count(usage, "completion_tokens")
+        record.prompt_tokens = _count(usage, "prompt_tokens")
     choices = [(choice.get("text"), choice.get("finish_reason") is not None) for choice in fields.get("choices", [])]
     # A chunk without text holds a token that is not text yet; some servers send a last chunk without a token.
     return any(text or not ends for text, ends in choices), any(ends for _, ends in choices)
+
+
+_READ_EVENT = {"triton_stream": _triton_event, "openai_completions": _completion_event}
 
 
 def _object(data: bytes) -> dict[str, Any]:

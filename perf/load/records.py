@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from perf.load.arrivals import Closed, Poisson
 
@@ -24,8 +25,7 @@ TIME_OVER = "the run's time was over"
 """In the errors of requests without an answer in time: the server may still be computing them."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """begin, end: seconds, on the clock of the times it was computed from."""
 
     begin: float
@@ -37,7 +37,7 @@ class Window:
         return self.end - self.begin
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
     """One request's times, in seconds since the run's start, and its counts.
 
@@ -48,12 +48,12 @@ class Record:
     """
 
     scheduled: float
-    sent: float | None
-    ended: float
-    token_times: tuple[float, ...]
-    prompt_tokens: int | None
-    output_tokens: int
-    error: str
+    sent: float | None = None
+    ended: float = 0.0
+    token_times: Sequence[float] = ()
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    error: str = ""
 
     @property
     def first_token(self) -> float | None:

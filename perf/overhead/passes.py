@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -23,14 +23,13 @@ RUNNERS: tuple[type[ModelRunner], ...] = (TorchRunner, CpuRunner)
 """Every kind of model runner."""
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """A call of a model runner's method, over `tokens` tokens in `rows` rows. repeat: the same by another runner."""
 
     method: str
     rows: int
     tokens: int
-    repeat: Callable[[ModelRunner], object] = field(compare=False, repr=False)
+    repeat: Callable[[ModelRunner], object]
 
 
 def _prefill(chunks: Sequence[Chunk]) -> Pass:

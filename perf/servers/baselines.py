@@ -27,9 +27,9 @@ from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
 from perf.roofline.rates import BYTES, Weights
 from perf.servers.running import HOST, Running, Server, held_port, running, shown
-from perf.servers.triton import MismatchError, local_triton, read_back, wrong_steps
+from perf.servers.triton import Configuration, serving
 
-_ROWS = 32
+SLOTS = 32
 # transformers serve's default. A prompt of the load is shorter than a page, so no page is shared between requests.
 _PAGE = 256
 # Without flash kernels its attention compares every token of a pass with all cached ones and all of the pass, of any
@@ -53,10 +53,7 @@ def servers() -> list[Server]:
     if on_cpu:
         baselines.append(("vllm_int8", "vLLM INT8 W8A8", "int8", _vllm_int8))
     return [
-        *(
-            Server(f"triton_llama_{one}", f"triton-llama {one.upper()}", "ours", one, partial(_ours, one))
-            for one in ("int8", *floats)
-        ),
+        *map(_ours, ("int8", *floats)),
         *(
             Server(key, title, "peer", one, partial(_baseline, key, one, launch), best if one == "int8" else None)
             for key, title, one, launch in baselines
@@ -64,21 +61,20 @@ def servers() -> list[Server]:
     ]
 
 
+def _ours(weights: Weights) -> Server:
+    environment = {"LLAMA_QUANTIZATION": "int8"}
+    if weights != "int8":
+        environment = {"LLAMA_QUANTIZATION": "none", "LLAMA_DTYPE": DTYPES[weights]}
+    key, title = f"triton_llama_{weights}", f"triton-llama {weights.upper()}"
+    configuration = Configuration(key, title, "streaming", weights, SLOTS, True, "inflight", environment)
+    return Server(key, title, "ours", weights, partial(_streaming, configuration))
+
+
 @contextmanager
-def _ours(weights: Weights, checkpoint: Path, threads: int) -> Iterator[Running]:
-    key = f"triton_llama_{weights}"
-    environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": "int8" if weights == "int8" else "none"}
-    environment |= {} if weights == "int8" else {"LLAMA_DTYPE": DTYPES[weights]}
-    command = [f"{setting}={value}" for setting, value in environment.items()]
-    command += ["make", "serve", "VARIANT=streaming", f"MODEL={checkpoint}"]
-    with local_triton(variant="streaming", model=str(checkpoint), environment=environment) as triton:
-        runs = read_back(triton)
-        if wrong := wrong_steps(weights, runs):
-            raise MismatchError(f"{key} is to be measured, but of the running server {wrong}")
-        versions = _versions("nvidia-pytriton", "transformers", "torch")
-        settings = {"threads": threads, **runs.to_json(), "versions": versions}
-        target = Target(key, "triton_stream", f"http://{triton.http_url}", "llama")
-        yield Running(target, shown(command, checkpoint), settings, triton.pid, runs.weights_mib)
+def _streaming(configuration: Configuration, checkpoint: Path, threads: int) -> Iterator[Running]:
+    with serving(configuration, checkpoint, threads) as one:
+        # Not as Served, whose load is perf_analyzer's.
+        yield Running(one.target, one.command, one.settings, one.pid, one.weights_mib)
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ def _transformers_serve(checkpoint: Path, threads: int, port: int) -> _Launch:
     fields = {"generation_config": json.dumps({"do_sample": False, "eos_token_id": None})}
     command = [str(Path(sys.executable).with_name("transformers")), "serve", str(checkpoint)]
     command += ["--continuous-batching", "--dtype", DTYPES[fastest()], "--attn-implementation", "sdpa"]
-    blocks = _ROWS * -(-AutoConfig.from_pretrained(checkpoint).max_position_embeddings // _PAGE)
+    blocks = SLOTS * -(-AutoConfig.from_pretrained(checkpoint).max_position_embeddings // _PAGE)
     command += ["--cb-block-size", str(_PAGE), "--cb-num-blocks", str(blocks), "--cb-max-batch-tokens", str(_PASS)]
     command += ["--host", HOST, "--port", str(port), "--log-level", "error"]
     settings = {"every request": fields, "versions": _versions("transformers", "torch")}
@@ -139,7 +135,7 @@ def _vllm(checkpoint: Path, threads: int, port: int) -> _Launch:
     # The command `vllm` looks for a distribution of that name, which on a CPU is another one.
     command = [str(vllm_environment.interpreter()), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(checkpoint), "--served-model-name", "llama", "--dtype", DTYPES[fastest()]]
-    command += ["--max-model-len", str(config.max_position_embeddings), "--max-num-seqs", str(_ROWS)]
+    command += ["--max-model-len", str(config.max_position_embeddings), "--max-num-seqs", str(SLOTS)]
     # The load repeats its prompts: with prefix caching the comparison would measure that.
     command += ["--no-enable-prefix-caching", "--generation-config", "vllm", "--disable-uvicorn-access-log"]
     command += ["--host", HOST, "--port", str(port)]
@@ -147,7 +143,7 @@ def _vllm(checkpoint: Path, threads: int, port: int) -> _Launch:
     if not torch.cuda.is_available():
         # Bytes of a position's keys and values.
         position = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * BYTES[fastest()]
-        gibibytes = -(-_ROWS * config.max_position_embeddings * position // 2**30)
+        gibibytes = -(-SLOTS * config.max_position_embeddings * position // 2**30)
         cores = sorted(os.sched_getaffinity(0))[:threads]
         resources = {
             "OMP_NUM_THREADS": str(threads),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 
 from perf.checkpoint import DTYPES, unquantized
-from perf.load.protocols import Target
+from perf.load.protocols import Protocol, Target
 from perf.roofline.rates import Weights
 from perf.servers.running import Running
 from perf.workload import LONGEST_OUTPUT, PROMPT_TOKENS
@@ -131,6 +132,11 @@ class Configuration:
     environment: Mapping[str, str] = field(default_factory=dict)
     quick: bool = False
 
+    @property
+    def streams(self) -> bool:
+        """Whether its config streams."""
+        return self.variant == "streaming"
+
     def to_json(self) -> dict[str, object]:
         """Return the fields that name it in a measurement."""
         return {"server": self.key, "title": self.title, "family": "ours", "weights": self.weights.upper()}
@@ -197,9 +203,11 @@ def serving(
     with local_triton(variant=variant, model=str(checkpoint), environment=environment, ready_timeout=timeout) as triton:
         runs = read_back(triton)
         check(configuration, runs)
-        target = Target(configuration.key, "triton_generate", f"http://{triton.http_url}", MODEL_NAME)
+        protocol: Protocol = "triton_stream" if configuration.streams else "triton_generate"
+        target = Target(configuration.key, protocol, f"http://{triton.http_url}", MODEL_NAME)
         settings = {"variant": variant, "environment": environment, "checkpoint": checkpoint.name, **runs.to_json()}
-        yield Served(target, f"make serve VARIANT={variant}", settings, triton.pid, runs.weights_mib, triton)
+        command = [*(f"{name}={value}" for name, value in environment.items()), "make", "serve", f"VARIANT={variant}"]
+        yield Served(target, shlex.join(command), settings, triton.pid, runs.weights_mib, triton)
 
 
 def check(configuration: Configuration, runs: ReadBack) -> None:
@@ -211,19 +219,19 @@ def check(configuration: Configuration, runs: ReadBack) -> None:
     expected: dict[str, tuple[object, object]] = {
         "max_batch_size": (configuration.max_batch_size, config.max_batch_size),
         "dynamic_batching": (configuration.dynamic_batching, config.dynamic_batching),
-        "decoupled": (False, config.decoupled),
+        "decoupled": (configuration.streams, config.decoupled),
         "scheduling": (configuration.scheduling, runs.settings.get("scheduling")),
         "max_model_len": (context, runs.settings.get("max_model_len", "None")),
         "the dtypes of linear layers": ([DTYPES[configuration.weights]], sorted(found)),
     }
     wrong = [f"{name} is {found}, not {wanted}" for name, (wanted, found) in expected.items() if wanted != found]
-    if steps := wrong_steps(configuration.weights, runs, quick):
+    if steps := _wrong_steps(configuration.weights, runs, quick):
         wrong.append(steps)
     if wrong:
         raise MismatchError(f"{configuration.key} is to be measured, but of the running server {'; '.join(wrong)}")
 
 
-def wrong_steps(weights: Weights, runs: ReadBack, quick: bool = False) -> str | None:
+def _wrong_steps(weights: Weights, runs: ReadBack, quick: bool = False) -> str | None:
     """Return in words how the decode steps differ from what is to be measured; None if they don't.
 
     A setting alone proves nothing: an unsupported one falls back, with a line in the log. quick: as in `Configuration`.

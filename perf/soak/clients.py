@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import httpx
@@ -81,52 +81,33 @@ async def raw(at: Addresses, prompt: str, asked: SamplingParams, streamed: bool 
     return _joined(chunks)
 
 
-async def tritonclient_http(at: Addresses, prompt: str, asked: SamplingParams) -> Given:
-    """Infer with tritonclient.http, which blocks."""
-
-    def infer() -> Given:
-        with tritonclient.http.InferenceServerClient(at.http, network_timeout=TIMEOUT_S) as client:
-            return _given(client.infer(at.unary, _tensors(tritonclient.http.InferInput, prompt, asked)))
-
-    return await asyncio.to_thread(infer)
+TRITON = (tritonclient.http, tritonclient.http.aio, tritonclient.grpc, tritonclient.grpc.aio)
+"""The forms of Triton's own library; the first of each pair blocks."""
 
 
-async def tritonclient_http_aio(at: Addresses, prompt: str, asked: SamplingParams) -> Given:
-    """Infer with tritonclient.http.aio."""
-    async with tritonclient.http.aio.InferenceServerClient(at.http) as client:
-        return _given(await client.infer(at.unary, _tensors(tritonclient.http.InferInput, prompt, asked)))
-
-
-async def tritonclient_grpc(at: Addresses, prompt: str, asked: SamplingParams) -> Given:
-    """Infer with tritonclient.grpc, which blocks."""
-
-    def infer() -> Given:
-        with tritonclient.grpc.InferenceServerClient(at.grpc) as client:
-            tensors = _tensors(tritonclient.grpc.InferInput, prompt, asked)
-            return _given(client.infer(at.unary, tensors, client_timeout=TIMEOUT_S))
-
-    return await asyncio.to_thread(infer)
-
-
-async def tritonclient_grpc_aio(at: Addresses, prompt: str, asked: SamplingParams) -> Given:
-    """Stream with tritonclient.grpc.aio; infer, where the config doesn't stream."""
-    tensors = _tensors(tritonclient.grpc.InferInput, prompt, asked)
-    async with tritonclient.grpc.aio.InferenceServerClient(at.grpc) as client:
-        if not at.streams:
-            return _given(await client.infer(at.unary, tensors, client_timeout=TIMEOUT_S))
-
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": MODEL_NAME, "inputs": tensors}
-
-        chunks: list[Given] = []
-        async for result, error in client.stream_infer(requests(), stream_timeout=TIMEOUT_S):
-            if error is not None:
-                raise error
-            chunks.append(_given(result))
-    return _joined(chunks)
-
-
-TRITON = (tritonclient_http, tritonclient_http_aio, tritonclient_grpc, tritonclient_grpc_aio)
+async def infer(library: Any, at: Addresses, prompt: str, asked: SamplingParams) -> Given:  # noqa: ANN401 - a module
+    """Infer with one of TRITON."""
+    arrays = {
+        "text_input": ("BYTES", np.array([[prompt.encode()]], np.object_)),
+        "max_tokens": ("INT32", np.array([[asked.max_tokens]], np.int32)),
+        "min_tokens": ("INT32", np.array([[asked.min_tokens]], np.int32)),
+        "temperature": ("FP32", np.array([[asked.temperature]], np.float32)),
+    }
+    inputs = []
+    grpc = library in (tritonclient.grpc, tritonclient.grpc.aio)
+    for name, (datatype, array) in arrays.items():
+        inputs.append((tritonclient.grpc if grpc else tritonclient.http).InferInput(name, [1, 1], datatype))
+        inputs[-1].set_data_from_numpy(array)
+    client = library.InferenceServerClient(at.grpc if grpc else at.http)
+    async with asyncio.timeout(TIMEOUT_S):
+        if library in (tritonclient.http, tritonclient.grpc):
+            with client:
+                result = await asyncio.to_thread(client.infer, at.unary, inputs)
+        else:
+            async with client:
+                result = await client.infer(at.unary, inputs)
+    text, reason, tokens = (result.as_numpy(name)[0] for name in OUTPUTS)
+    return Given(text.decode(), reason.decode(), int(tokens))
 
 
 async def openai_completion(client: openai.AsyncOpenAI, name: str, prompt: str, asked: SamplingParams) -> Given:
@@ -177,26 +158,6 @@ def _openai(asked: SamplingParams) -> dict[str, Any]:
         "temperature": asked.temperature,
         "extra_body": {"min_tokens": asked.min_tokens},
     }
-
-
-def _tensors(kind: Any, prompt: str, asked: SamplingParams) -> list[Any]:  # noqa: ANN401 - its two InferInput share no base
-    arrays = {
-        "text_input": ("BYTES", np.array([[prompt.encode()]], np.object_)),
-        "max_tokens": ("INT32", np.array([[asked.max_tokens]], np.int32)),
-        "min_tokens": ("INT32", np.array([[asked.min_tokens]], np.int32)),
-        "temperature": ("FP32", np.array([[asked.temperature]], np.float32)),
-    }
-    tensors = []
-    for name, (datatype, array) in arrays.items():
-        tensor = kind(name, list(array.shape), datatype)
-        tensor.set_data_from_numpy(array)
-        tensors.append(tensor)
-    return tensors
-
-
-def _given(result: Any) -> Given:  # noqa: ANN401 - tritonclient is not annotated
-    text, reason, tokens = (result.as_numpy(name)[0] for name in OUTPUTS)
-    return Given(text.decode(), reason.decode(), int(tokens))
 
 
 def _joined(chunks: Sequence[Given]) -> Given:

@@ -21,7 +21,6 @@ from triton_llama import TritonLlamaError
 from triton_local.errors import LauncherError
 
 from perf import metrics
-from perf.load.arrivals import sessions
 from perf.load.summary import percentiles
 from perf.overhead.processes import ServerProcesses
 from perf.soak import resources
@@ -190,7 +189,7 @@ class _Run:
     @asynccontextmanager
     async def load(self) -> AsyncIterator[None]:
         """Start the users, at rest, and the sampling; end them with the block."""
-        load = asyncio.create_task(sessions(user.turn for user in self._users))
+        load = asyncio.create_task(self._act())
         self._tasks = [load, asyncio.create_task(self._keep_sampling())]
         try:
             yield
@@ -202,6 +201,17 @@ class _Run:
                 await user.disconnect()
             for library in self._libraries.values():
                 await library.close()
+
+    async def _act(self) -> None:
+        """Let every user take turn after turn until the load is over; an exception in a turn cancels all."""
+
+        async def act(user: User) -> None:
+            while await user.turn():
+                pass
+
+        async with asyncio.TaskGroup() as users:
+            for user in self._users:
+                users.create_task(act(user))
 
     @property
     def _seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""The users of a soak: sessions of `perf.load`, in which every turn is an action of some kind.
+"""The users of a soak: every turn of one is an action of some kind.
 
 Users complete and stream texts over HTTP and gRPC, read streams slowly, abandon streams, cancel, violate the contract,
 repeat the one request whose text is known, disconnect and connect again; and they ask with the clients of others.
@@ -146,7 +146,8 @@ class User:
             case "raw":
                 await self._count(plain, clients.raw(self.at, text, plain, self.at.streams and streamed))
             case "tritonclient":
-                await self._count(plain, self.randomness.choice(clients.TRITON)(self.at, text, plain))
+                library = self.randomness.choice(clients.TRITON)
+                await self._count(plain, clients.infer(library, self.at, text, plain))
             case "openai":
                 ask = clients.openai_chat if streamed else clients.openai_completion
                 await self._count(plain, ask(self.openai_client(), self.at.served_name, text, plain))

@@ -191,24 +191,18 @@ def sections(
 
 
 def conclusion(points: Sequence[Point], noise: Noise, slo_p95_ms: float, chosen: Point | None) -> str:
-    """Return the recommendation, or why there is none, with its figures."""
-    told = "Nothing was measured twice: differences can't be told from noise."
-    if not math.isinf(noise.throughput):
-        told = f"Two measurements of one point differed by up to {noise.throughput:.1%} in tokens/s"
-        told += f" and {noise.p95:.1%} in p95; smaller differences don't count."
+    """Return the recommendation, or why there is none, with its figures and the noise."""
+    differ = (
+        f"two measurements of one point differ by up to {noise.throughput:.1%} in tokens/s and {noise.p95:.1%} in p95"
+    )
+    known = "nothing was measured twice" if math.isinf(noise.throughput) else differ
     if chosen is not None:
-        once = (
-            " It was measured only once; repeat with --resume and a larger --budget." if len(chosen.runs) == 1 else ""
-        )
-        return f"{told}\nRecommended: {chosen.knobs}: {chosen}.{once}"
+        return f"Recommended: {chosen.knobs}: {chosen}, measured {len(chosen.runs)} times; {known}."
     working = [point for point in points if not point.failure]
     if not working:
-        return f"{told}\nNothing is recommended: no point could be measured without errors."
+        return "Nothing is recommended: no point could be measured without errors."
     lowest = min(working, key=lambda point: point.p95_ms)
-    return (
-        f"{told}\nNothing is recommended: no point has a p95 of at most {slo_p95_ms:,g} ms under this load.\n"
-        f"The lowest p95: {lowest}, with {lowest.knobs}."
-    )
+    return f"Nothing is recommended: no p95 is at most {slo_p95_ms:g} ms. The lowest: {lowest}, with {lowest.knobs}."
 
 
 if __name__ == "__main__":

@@ -129,36 +129,24 @@ def around(knobs: Knobs, axis: str, most_at_once: int | None) -> list[Knobs]:
 
     most_at_once: maximum of requests in flight; more slots can't be filled and aren't tried.
     """
-    sizes = knobs.preferred_batch_size
     if axis == "slots":
         slots = [_bounded("slots", knobs.slots * factor, most_at_once) for factor in _SLOT_FACTORS]
-        points = [
-            replace(knobs, slots=count, preferred_batch_size=resized(sizes, knobs.slots, count)) for count in slots
-        ]
+        points = [replace(knobs, slots=count, preferred_batch_size=up_to(count)) for count in slots]
     elif axis == "prefill":
         tokens = [_bounded("prefill_tokens", knobs.prefill_tokens * factor) for factor in _PREFILL_FACTORS]
         points = [replace(knobs, prefill_tokens=count) for count in tokens]
     elif axis == "preferred":
-        # Full batches only, which is Triton's default, and the doubles of 4 up to a full batch.
-        doubles = [_SMALLEST_PREFERRED << power for power in range(knobs.slots.bit_length())]
-        up_to_full = (*[size for size in doubles if size < knobs.slots], knobs.slots)
-        points = [replace(knobs, preferred_batch_size=sizes) for sizes in ((knobs.slots,), up_to_full)]
+        # Full batches only are Triton's default.
+        points = [replace(knobs, preferred_batch_size=sizes) for sizes in ((knobs.slots,), up_to(knobs.slots))]
     else:
         points = [replace(knobs, max_queue_delay_microseconds=delay) for delay in _DELAYS]
     return [point for point in dict.fromkeys(points) if point != knobs]
 
 
-def resized(preferred: tuple[int, ...], slots: int, new_slots: int) -> tuple[int, ...]:
-    """Return preferred sizes for another number of slots, which is the largest batch.
-
-    Larger sizes are dropped. Where a full batch was preferred, the new full one is, with the doubles below it.
-    """
-    kept = [size for size in preferred if size < new_slots and size != slots]
-    if slots in preferred:
-        while kept and 2 * kept[-1] < new_slots:
-            kept.append(2 * kept[-1])
-        kept.append(new_slots)
-    return tuple(kept) or (new_slots,)
+def up_to(slots: int) -> tuple[int, ...]:
+    """Return the preferred sizes for a number of slots: the doubles of 4, and the full batch."""
+    doubles = [_SMALLEST_PREFERRED << power for power in range(slots.bit_length())]
+    return (*[size for size in doubles if size < slots], slots)
 
 
 def _bounded(setting: str, value: float, most: int | None = None) -> int:

@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from perf.load.arrivals import Poisson
-from perf.load.protocols import Answer, Protocol, Request, Target, body, path, read_answer
+from perf.load.protocols import Protocol, Request, Target, body, path, read_answer
+from perf.load.records import Record
 
 
 def sse(*events: object) -> bytes:
@@ -41,9 +42,11 @@ SERVE = sse(
 UNARY = json.dumps(chunk("all of it", 5, "length", prompt=7)).encode()
 
 
-def read(protocol: Protocol, *parts: bytes) -> Answer:
+def read(protocol: Protocol, *parts: bytes) -> Record:
     """Read an answer whose part number n arrived at time n, and its end one later."""
-    return read_answer(protocol, [(float(number), part) for number, part in enumerate(parts)], float(len(parts)))
+    record = Record(0.0, ended=float(len(parts)))
+    read_answer(protocol, [(float(number), part) for number, part in enumerate(parts)], True, record)
+    return record
 
 
 @pytest.mark.parametrize(

@@ -71,19 +71,16 @@ def _served(observations: float = 2.0) -> Served:
 
 def test_a_requests_parts_add_up_to_its_latency_at_the_client() -> None:
     request = request_parts(_served(), tokenization=0.1)
-    assert request.seconds == 6.0
-    assert {name: round(part.seconds, 9) for name, part in request.parts.items()} == {
-        "Triton's queue": 1.0,
-        "tokenization, as without a server": 0.1,
-        "waiting for a slot": 0.5,
-        "prompt to first token": 1.0,
+    parts = {part.name.rsplit("/", 1)[-1]: round(part.seconds, 9) for part in flatten(request, 20)}
+    assert parts == {
+        "mean request": 6.0,
         "decode steps": 3.0,
+        "Triton's queue": 1.0,
+        "prompt to first token": 1.0,
+        "waiting for a slot": 0.5,
+        "the rest of the request: client, HTTP, JSON, Triton's IPC": 0.4,
+        "tokenization, as without a server": 0.1,
     }
-    (rest,) = [part for part in flatten(request, 20) if "the rest of the request: client" in part.name]
-    assert rest.seconds == pytest.approx(0.4)
-
-
-def test_a_histogram_without_observations_has_no_mean() -> None:
     with pytest.raises(ValueError, match="queue_time has no observations"):
         request_parts(_served(observations=0.0), tokenization=0.1)
 
@@ -102,11 +99,8 @@ def test_the_picture_names_all_parts_with_room_and_a_negative_rest_has_no_width(
     assert [part.seconds for part in parts[-3:]] == [1.0, 1.25, -0.25]
     drawn = icicle(parts, "a made-up load")
     # Letters are outlines, with the text in a comment.
-    shown = ("mean request: 6 s of one request", "decode steps 50.0 %", "Triton's queue 16.7 %", MODEL)
-    for words in ("a made-up load", *shown):
+    for words in ("a made-up load", "mean request: 6 s of one request", "decode steps 50.0 %", MODEL):
         assert f"<!-- {words}" in drawn
     # A share of 1.7 % is too narrow for a name.
     for words in ("tokenization", "the rest of all"):
         assert f"<!-- {words}" not in drawn
-    with pytest.raises(ValueError, match="an account without parts can't be drawn"):
-        icicle([], "")

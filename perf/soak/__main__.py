@@ -26,8 +26,9 @@ from perf.command import count, given, make_command, model_name, positive
 from perf.results_file import Results
 from perf.servers.triton import local_triton
 from perf.soak.libraries import LIBRARIES, installed
+from perf.soak.observed import Course, Soaked
 from perf.soak.picture import columns, picture
-from perf.soak.soaking import Course, Soaked, SoakError, soak
+from perf.soak.soaking import SoakError, soak
 from perf.soak.stack import Stack
 from perf.soak.verdict import Finding, judge, lines, passed, verdict
 

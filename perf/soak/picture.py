@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.ticker import MaxNLocator
 
 from perf.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, panels, styled, svg
-from perf.soak.soaking import Sample
+from perf.soak.observed import Sample
 from perf.soak.stack import Part
 
 MOST_ROWS = 150

@@ -22,7 +22,7 @@ from llama_engine.observability.metrics import REASONS
 from scipy.stats import theilslopes
 
 from perf import metrics
-from perf.soak.soaking import Life, Sample, Soaked
+from perf.soak.observed import Life, Sample, Soaked
 
 _CLOSED = 1
 """Requests, at a restart, that may have been connected in the moment when the server was ended."""

@@ -15,8 +15,9 @@ from triton_local.ports import Service
 from triton_local.server import LocalTriton
 
 from perf.soak.__main__ import sections
+from perf.soak.observed import Course
 from perf.soak.picture import picture
-from perf.soak.soaking import Course, soak
+from perf.soak.soaking import soak
 from perf.soak.stack import Stack
 from perf.soak.verdict import FIGURES, judge
 

@@ -15,11 +15,12 @@ from perf import metrics
 from perf.environment import ROOT
 from perf.soak.__main__ import sections
 from perf.soak.libraries import LIBRARIES
+from perf.soak.observed import Course, Life, Sample, Soaked
 from perf.soak.picture import MOST_ROWS, columns, picture
-from perf.soak.soaking import ROWS_DEPEND, Course, Life, Sample, Soaked
+from perf.soak.soaking import ROWS_DEPEND
 from perf.soak.tally import MOST_MESSAGES, Given, Tally
 from perf.soak.users import kinds
-from perf.soak.verdict import FIGURES, Outcome, judge, lines, passed, trend
+from perf.soak.verdict import FIGURES, Outcome, judge, lines, passed
 
 MEMORY = "memory of the model's process"
 KINDS = kinds(True, LIBRARIES)
@@ -118,6 +119,7 @@ GROWTH: dict[str, tuple[int, Curve, list[str]]] = {
     "a kilobyte per request under noise": (30, lambda at, noise: 500 + at * 15 / 1024 + noise(0, 20), [MEMORY]),
     "40 MiB an hour of 8 GiB, shortest": (20, lambda at, _: 8192 + at * 40 / 3600, [MEMORY]),
     "3 MiB an hour, overnight": (480, lambda at, _: 500 + at * 3 / 3600, [MEMORY]),
+    "every seventh sample an outlier": (30, lambda at, _: 500 + 500 * (at % 35 == 0), []),
     # Most pairs of samples lie before it, so the slope is 0.
     "a jump at the end": (30, lambda at, _: 500 + 20 * (at >= 1700), [MEMORY]),
 }
@@ -221,15 +223,6 @@ def test_a_soak_whose_server_died_keeps_its_observations_and_fails() -> None:
     assert _found(at_once, "failed") == ["processes"]
     written = sections(at_once, judge(at_once))
     assert (written["passed"], written["looks"]) == (False, {})
-
-
-def test_the_trend_ignores_outliers() -> None:
-    seconds = [float(index) for index in range(100)]
-    values = [100.0 + index / 10 + (500.0 if index % 7 == 0 else 0.0) for index in range(100)]
-    found = trend(seconds, values)
-    assert found.slope == pytest.approx(360.0, rel=0.2)
-    assert found.low <= found.slope <= found.high
-    assert found.change == pytest.approx(9, abs=1)
 
 
 def test_a_long_soak_is_thinned_out_for_its_file_and_picture() -> None:

@@ -82,7 +82,7 @@ async def raw(at: Addresses, prompt: str, asked: SamplingParams, streamed: bool 
 
 
 TRITON = (tritonclient.http, tritonclient.http.aio, tritonclient.grpc, tritonclient.grpc.aio)
-"""The forms of Triton's own library; the first of each pair blocks."""
+"""The forms of Triton's own library; without aio it blocks."""
 
 
 async def infer(library: Any, at: Addresses, prompt: str, asked: SamplingParams) -> Given:  # noqa: ANN401 - a module
@@ -98,14 +98,17 @@ async def infer(library: Any, at: Addresses, prompt: str, asked: SamplingParams)
     for name, (datatype, array) in arrays.items():
         inputs.append((tritonclient.grpc if grpc else tritonclient.http).InferInput(name, [1, 1], datatype))
         inputs[-1].set_data_from_numpy(array)
-    client = library.InferenceServerClient(at.grpc if grpc else at.http)
-    async with asyncio.timeout(TIMEOUT_S):
-        if library in (tritonclient.http, tritonclient.grpc):
-            with client:
-                result = await asyncio.to_thread(client.infer, at.unary, inputs)
-        else:
-            async with client:
-                result = await client.infer(at.unary, inputs)
+    if library is tritonclient.http:
+        client = library.InferenceServerClient(at.http, network_timeout=TIMEOUT_S)
+    else:
+        client = library.InferenceServerClient(at.grpc if grpc else at.http)
+    limit = {"client_timeout": TIMEOUT_S} if grpc else {}
+    if library in (tritonclient.http, tritonclient.grpc):
+        with client:
+            result = await asyncio.to_thread(client.infer, at.unary, inputs, **limit)
+    else:
+        async with client:
+            result = await client.infer(at.unary, inputs, **limit)
     text, reason, tokens = (result.as_numpy(name)[0] for name in OUTPUTS)
     return Given(text.decode(), reason.decode(), int(tokens))
 

@@ -25,8 +25,9 @@ _WITHOUT_A_BYTE = "Server disconnected without sending a response"
 _ACCEPTED_AFTER_S = 0.5
 """A request without a first chunk counts as accepted so long after it was sent."""
 
-_WAYS: dict[Part, tuple[str, ...]] = {"server": ("grpc", "http", "openai", "raw"), "endpoint": ("openai",)}
-"""How requests are sent that are to be running when a part is stopped: streams, and one without a first chunk."""
+_STREAMS: dict[Part, tuple[str, ...]] = {"server": ("grpc", "http", "chat", "raw"), "endpoint": ("chat",)}
+_UNARY: dict[Part, tuple[str, ...]] = {"server": ("raw", "completion"), "endpoint": ("completion",)}
+"""How requests are sent that are to be running when a part is stopped, under a config that streams or doesn't."""
 
 
 async def ride(user: User, way: str, accepted: Callable[[], None]) -> bool:
@@ -34,10 +35,13 @@ async def ride(user: User, way: str, accepted: Callable[[], None]) -> bool:
     text, began = prompt(user.randomness), time.perf_counter()
     answer: Answer | None
     try:
-        if way == "raw":
+        if way in ("raw", "completion"):
             asyncio.get_running_loop().call_later(_ACCEPTED_AFTER_S, accepted)
+        if way == "raw":
             answer = await clients.raw(user.at, text, LONG)
-        elif way == "openai":
+        elif way == "completion":
+            answer = await clients.openai_completion(user.openai_client(), user.at.served_name, text, LONG)
+        elif way == "chat":
             answer = await clients.openai_chat(user.openai_client(), user.at.served_name, text, LONG, came=accepted)
             assert answer is not None
         else:
@@ -111,7 +115,7 @@ async def restart(stack: Stack, part: Part, users: Sequence[User], tally: Tally)
     Raises a LauncherError if it doesn't start.
     """
     accepted = [asyncio.Event() for _ in users]
-    ways = cycle(_WAYS[part])
+    ways = cycle((_STREAMS if users[0].at.streams else _UNARY)[part])
     rides = [
         asyncio.create_task(ride(user, next(ways), event.set)) for user, event in zip(users, accepted, strict=True)
     ]

@@ -52,7 +52,7 @@ _SHARES = {
     "openai_leave": 3,
     **dict.fromkeys(LIBRARIES, 3),
 }
-_STREAMING = ("stream", "slow", "leave")
+_STREAMING = ("stream", "slow", "leave", "openai_leave")
 
 Phase = Literal["steady", "burst", "rest", "over"]
 Some = TypeVar("Some", bound=Answer | None)
@@ -124,7 +124,7 @@ class User:
 
     async def _act(self, kind: str) -> None:
         text, plain, some = prompt(self.randomness), plain_params(self.randomness), params(self.randomness)
-        streamed = self.randomness.random() < 0.5
+        streamed = self.at.streams and self.randomness.random() < 0.5
         chunks = self.randomness.randint(1, _MOST_CHUNKS_BEFORE_LEAVING)
         match kind:
             case "complete":
@@ -140,11 +140,11 @@ class User:
             case "bad":
                 await self._violate(text)
             case "fixed":
-                await self._repeat(self.at.streams and streamed)
+                await self._repeat(streamed)
             case "reconnect":
                 await self.disconnect()
             case "raw":
-                await self._count(plain, clients.raw(self.at, text, plain, self.at.streams and streamed))
+                await self._count(plain, clients.raw(self.at, text, plain, streamed))
             case "tritonclient":
                 library = self.randomness.choice(clients.TRITON)
                 await self._count(plain, clients.infer(library, self.at, text, plain))

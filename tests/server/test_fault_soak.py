@@ -27,9 +27,9 @@ from perf.soak.verdict import FIGURES, judge
     [
         pytest.param("default", None, marks=pytest.mark.long),
         pytest.param("streaming", None, marks=pytest.mark.long),
+        pytest.param("default", 1.0, marks=pytest.mark.campaign),
         pytest.param("streaming", 1.0, marks=pytest.mark.campaign),
     ],
-    ids=["default", "streaming", "with restarts"],
 )
 async def test_a_soak_of_seconds_finds_no_fault(
     variant: str, restart_seconds: float | None, monkeypatch: pytest.MonkeyPatch

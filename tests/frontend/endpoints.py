@@ -20,6 +20,7 @@ from triton_llama_openai.settings import Settings
 HOST = "127.0.0.1"
 EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
 Json = dict[str, object]
+WITHOUT_ITS_BODY = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,17 @@ class Endpoint:
     def complete(self, **fields: object) -> httpx.Response:
         """Send a completion request with a prompt of three words, unless the fields have another."""
         return self.http.post("/v1/completions", json={"model": "pydoc-llama", "prompt": "Return a list", **fields})
+
+    def begin(self, sent: bytes) -> socket.socket:
+        """Open a connection and send the beginning of a request."""
+        connection = socket.create_connection((HOST, self.port), timeout=20)
+        connection.sendall(sent)
+        return connection
+
+    def begin_asking(self, path: str, **fields: object) -> socket.socket:
+        """Open a connection and send a whole request."""
+        body = json.dumps({"model": "pydoc-llama", **fields}).encode()
+        return self.begin(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
 @contextmanager

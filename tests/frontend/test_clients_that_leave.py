@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import socket
-
 import pytest
-from frontend.endpoints import HOST, Endpoint, endpoint
+from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, endpoint
 from frontend.fake_triton import FakeTriton
 
-
-def _connect(served: Endpoint, path: str, fields: dict[str, object]) -> socket.socket:
-    """Send a request and return its connection."""
-    body = json.dumps({"model": "pydoc-llama", **fields}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection = socket.create_connection((HOST, served.port))
-    connection.sendall(head.encode() + body)
-    return connection
-
-
 CHAT: tuple[str, dict[str, object]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
-STREAM: dict[str, object] = {"stream": True}
 COMPLETION: tuple[str, dict[str, object]] = ("/v1/completions", {"prompt": ["a", "b"]})
 
 
@@ -31,7 +17,7 @@ def test_a_request_is_cancelled_when_its_client_leaves_before_any_text(
 ) -> None:
     triton.hold_after = 0
     prompts = 2 if path == COMPLETION[0] else 1
-    with _connect(served, path, {**fields, "stream": stream}):
+    with served.begin_asking(path, **fields, stream=stream):
         triton.wait_for(lambda fake: fake.running == prompts)
     triton.wait_for(lambda fake: len(fake.cancelled) == prompts and not fake.running)
 
@@ -41,7 +27,7 @@ def test_a_stream_is_cancelled_when_its_client_leaves_within_the_text(
     served: Endpoint, triton: FakeTriton, path: str, fields: dict[str, object]
 ) -> None:
     triton.hold_after = 2
-    with _connect(served, path, {**fields, "stream": True}) as connection:
+    with served.begin_asking(path, **fields, stream=True) as connection:
         received = b""
         while b" Hello" not in received:
             received += connection.recv(65536)
@@ -51,7 +37,7 @@ def test_a_stream_is_cancelled_when_its_client_leaves_within_the_text(
 
 def test_a_client_that_leaves_is_counted(served: Endpoint, triton: FakeTriton) -> None:
     triton.hold_after = 0
-    with _connect(served, *CHAT):
+    with served.begin_asking(CHAT[0], **CHAT[1]):
         triton.wait_for(lambda fake: fake.running == 1)
     triton.wait_for(lambda fake: not fake.running)
     line = 'llama_openai_requests_total{code="499",route="/v1/chat/completions"}'
@@ -66,13 +52,15 @@ def test_a_stream_that_its_client_does_not_read_ends_with_its_time(
     # More than the buffers of both sockets hold.
     triton.tokens = ["a" * (1 << 20)] * 32
     line = 'llama_openai_requests_total{code="499",route="/v1/completions"} 1.0'
-    with endpoint(triton.port, request_timeout=1) as served, _connect(served, COMPLETION[0], {"prompt": "a"} | STREAM):
+    with (
+        endpoint(triton.port, request_timeout=1) as served,
+        served.begin_asking(COMPLETION[0], prompt="a", stream=True),
+    ):
         triton.wait_for(lambda _: line in served.http.get("/metrics").text)
     assert not [record for record in caplog.records if record.name == "uvicorn.error"]
 
 
 def test_an_aborted_body_is_no_request(served: Endpoint, triton: FakeTriton) -> None:
-    with socket.create_connection((HOST, served.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+    served.begin(WITHOUT_ITS_BODY).close()
     assert served.complete().status_code == 200
     assert len(triton.asked) == 1

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import socket
-import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import httpx
 import pytest
-from frontend.endpoints import HOST, Endpoint, endpoint, error_of
+from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, endpoint, error_of
 from frontend.fake_triton import FakeTriton
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.connections import LARGEST_HEAD, PROBES
 from triton_llama_openai.settings import InvalidSettingsError
+
+ASKED = b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def test_a_body_beyond_the_bound_is_refused_announced_or_not(triton: FakeTriton) -> None:
@@ -28,8 +28,7 @@ def test_a_body_beyond_the_bound_is_refused_announced_or_not(triton: FakeTriton)
 
 def test_a_body_that_does_not_arrive_is_refused(triton: FakeTriton) -> None:
     with endpoint(triton.port, body_timeout=0.6) as served:
-        with socket.create_connection((HOST, served.port)) as connection:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        with served.begin(WITHOUT_ITS_BODY) as connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 408")
         assert served.chat().status_code == 200
 
@@ -69,24 +68,13 @@ def test_log_probabilities_of_prompts_are_bounded_in_total(triton: FakeTriton) -
 
 def test_a_request_beyond_those_in_flight_is_refused_until_one_ends(triton: FakeTriton) -> None:
     with endpoint(triton.port, max_requests=1) as served:
-        leaving = threading.Event()
-
-        def hold() -> None:
-            with httpx.Client(base_url=f"http://{HOST}:{served.port}", timeout=30) as client:
-                body = {"model": "pydoc-llama", "prompt": "a", "stream": True}
-                with client.stream("POST", "/v1/completions", json=body):
-                    leaving.wait(20)
-
         triton.hold_after = 1
-        thread = threading.Thread(target=hold)
-        thread.start()
-        triton.wait_for(lambda fake: fake.running == 1)
-        response = served.chat()
-        assert response.status_code == 503
-        assert response.headers["retry-after"] == "1"
-        assert error_of(response)["code"] == "overloaded"
-        leaving.set()
-        thread.join()
+        with served.begin_asking("/v1/completions", prompt="a", stream=True):
+            triton.wait_for(lambda fake: fake.running == 1)
+            response = served.chat()
+            assert response.status_code == 503
+            assert response.headers["retry-after"] == "1"
+            assert error_of(response)["code"] == "overloaded"
         # Triton's side ends before the endpoint has counted the request as ended.
         triton.wait_for(lambda fake: not fake.running and _in_flight(served) == 1)
         triton.hold_after = None
@@ -95,8 +83,7 @@ def test_a_request_beyond_those_in_flight_is_refused_until_one_ends(triton: Fake
 
 def test_a_request_whose_body_is_still_to_come_is_in_flight(triton: FakeTriton) -> None:
     with endpoint(triton.port, max_requests=1) as served:
-        with socket.create_connection((HOST, served.port)) as connection:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        with served.begin(WITHOUT_ITS_BODY):
             triton.wait_for(lambda _: _in_flight(served) == 2)
             for response in (served.chat(), served.http.post("/tokenize", json={"prompt": "a"})):
                 assert response.status_code == 503
@@ -112,26 +99,24 @@ def _in_flight(served: Endpoint) -> float:
     return next(float(line.split()[1]) for line in page if line.startswith("llama_openai_requests_in_flight "))
 
 
-def _ask(connection: socket.socket, path: str) -> bytes:
+def _all(connection: socket.socket) -> bytes:
     """Return the answer of a connection that the endpoint closes after it."""
-    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-    return b"".join(iter(lambda: connection.recv(65536), b""))
+    with connection:
+        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def test_a_connection_beyond_the_bound_is_answered_about_health_and_metrics_only(triton: FakeTriton) -> None:
     with endpoint(triton.port, max_connections=2) as served:
         served.http.get("/health/live")
-        with socket.create_connection((HOST, served.port)) as held:
-            for path in ("/health/live", "/health", "/metrics"):
-                with socket.create_connection((HOST, served.port)) as probe:
-                    assert _ask(probe, path).startswith(b"HTTP/1.1 200")
-            with socket.create_connection((HOST, served.port)) as refused:
-                answer = _ask(refused, "/v1/models")
+        with served.begin(b"") as held:
+            for path in (b"/health/live", b"/health", b"/metrics"):
+                assert _all(served.begin(ASKED % path)).startswith(b"HTTP/1.1 200")
+            answer = _all(served.begin(ASKED % b"/v1/models"))
             assert answer.startswith(b"HTTP/1.1 503")
             assert b'"code":"overloaded"' in answer
             # The connections within the bound are served.
             assert served.http.get("/v1/models").status_code == 200
-            held.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+            held.sendall(ASKED % b"/v1/models")
             assert held.recv(65536).startswith(b"HTTP/1.1 200")
 
 
@@ -139,16 +124,13 @@ def test_silent_connections_beyond_the_bound_make_room_for_a_probe(triton: FakeT
     with endpoint(triton.port, max_connections=1) as served, ExitStack() as held:
         served.http.get("/health/live")
         for _ in range(2 * PROBES):
-            held.enter_context(socket.create_connection((HOST, served.port)))
-        with socket.create_connection((HOST, served.port)) as probe:
-            assert _ask(probe, "/health/live").startswith(b"HTTP/1.1 200")
+            held.enter_context(served.begin(b""))
+        assert _all(served.begin(ASKED % b"/health/live")).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /health/live HTTP/1.1\r\nHost: a\r\n"])
 def test_a_connection_whose_headers_do_not_come_is_closed(triton: FakeTriton, begun: bytes) -> None:
-    with endpoint(triton.port, body_timeout=0.6) as served, socket.create_connection((HOST, served.port)) as connection:
-        connection.settimeout(20)
-        connection.sendall(begun)
+    with endpoint(triton.port, body_timeout=0.6) as served, served.begin(begun) as connection:
         assert connection.recv(1) == b""
 
 
@@ -162,9 +144,7 @@ def test_a_connection_whose_headers_do_not_come_is_closed(triton: FakeTriton, be
     ids=["headers", "address", "trailers"],
 )
 def test_headers_without_end_are_refused(triton: FakeTriton, begun: bytes) -> None:
-    with endpoint(triton.port) as served, socket.create_connection((HOST, served.port)) as connection:
-        connection.settimeout(20)
-        connection.sendall(begun)
+    with endpoint(triton.port) as served, served.begin(begun) as connection:
         # It may be closed while this is still sending.
         with suppress(ConnectionError):
             for _ in range(1000):
@@ -174,10 +154,8 @@ def test_headers_without_end_are_refused(triton: FakeTriton, begun: bytes) -> No
 
 
 def test_headers_beyond_the_bound_are_refused_by_their_bound(triton: FakeTriton) -> None:
-    with endpoint(triton.port) as served, socket.create_connection((HOST, served.port)) as connection:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\nX-Large: ".ljust(LARGEST_HEAD, b"a"))
-        connection.sendall(b"a")
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    with endpoint(triton.port) as served:
+        answer = _all(served.begin(b"GET /v1/models HTTP/1.1\r\nX-Large: ".ljust(LARGEST_HEAD + 1, b"a")))
         assert answer.startswith(b"HTTP/1.1 431")
         assert b"at most 65536 bytes" in answer
 

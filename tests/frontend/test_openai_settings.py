@@ -79,6 +79,7 @@ def test_a_file_of_models_and_a_model_of_its_own_exclude_each_other(tmp_path: Pa
     [
         ("{", "not valid JSON"),
         ("[]", "at least 1 item"),
+        ("[{}, {}]", "two models have one name"),
         ('[{"tokeniser": "x"}]', r"\[0\].tokeniser is unknown"),
         ('[{"triton": "http://x"}]', "triton: url is 'http://x'"),
         ('[{"tokenizer": "."}]', "has no tokenizer.json"),
@@ -92,25 +93,19 @@ def test_a_bad_file_of_models_is_refused_with_its_reason(content: str, message: 
         ServedModels.load(Settings(models_file=file))
 
 
-def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "models.json"
-    file.write_text(json.dumps([{"tokenizer": str(EMBEDDED)}] * 2))
-    with pytest.raises(InvalidSettingsError, match="two models have one name"):
-        ServedModels.load(Settings(models_file=file))
-
-
-def test_a_template_that_cannot_be_compiled_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{% if %}", "can't be compiled"), (b"\xff", r"chat_template .*\.jinja' can't be read")],
+)
+def test_a_template_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     template = tmp_path / "t.jinja"
-    template.write_text("{% if %}")
-    with pytest.raises(InvalidSettingsError, match="can't be compiled"):
-        ServedModels.load(Settings(tokenizer=str(EMBEDDED), chat_template=template))
+    template.write_bytes(content)
+    with pytest.raises(InvalidSettingsError, match=message):
+        ServedModels.load(Settings(chat_template=template))
 
 
-def test_a_template_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
-    template = tmp_path / "chat_template.jinja"
-    template.write_bytes(b"\xff")
-    with pytest.raises(InvalidSettingsError, match=r"chat_template .*\.jinja' can't be read"):
-        ServedModels.load(Settings(tokenizer=str(EMBEDDED), chat_template=template))
+def test_a_checkpoints_template_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
     with pytest.raises(InvalidSettingsError, match=r"chat_template\.jinja is not UTF-8"):
         ServedModels.load(Settings(tokenizer=str(tmp_path)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.model_runner import Chunk
 from llama_engine.settings import Settings
 
+from perf.checkpoint import DTYPES
 from perf.gpu.decoding import proved
 from perf.gpu.models import FP32, Precision
 from perf.quality import divergence
@@ -54,13 +56,10 @@ def embedded(precision: Precision, device: torch.device, fused: bool = False) ->
     if fused and device.type != "cuda":
         raise RuntimeError("the fused kernels are a GPU's")
     plain = precision.weights != "int8"
-    parameters = {
-        "quantization": "none" if plain else "int8",
-        **({"dtype": {"fp32": "float32", "fp16": "float16"}[precision.weights]} if plain else {}),
-        **({} if precision.threshold is None else {"int8_threshold": str(precision.threshold)}),
-        **({"kernels": "fused"} if fused else {}),
-    }
-    loaded = load_checkpoint(Settings.parse(parameters, {}), device)
+    settings = Settings(quantization="int8", int8_threshold=precision.threshold)
+    if plain:
+        settings = Settings(quantization="none", dtype=DTYPES[precision.weights])
+    loaded = load_checkpoint(replace(settings, kernels="fused") if fused else settings, device)
     if fused and (loaded.kernels.attention is None or (loaded.kernels.few_rows is None and not plain)):
         raise RuntimeError(f"the checkpoint has {loaded.kernels.describe()} only; the log has the reason")
     return loaded

@@ -53,8 +53,6 @@ class Wave:
         config, weights, rates = checkpoint.config, self.precision.weights, self.rates
         lengths = [self.output] * self.rows
         limit = physics.roofline(config, weights, rates, self.rows, lengths, self.prompt)
-        # The same load without end: a server's steady state.
-        steady = physics.roofline(config, weights, rates, self.rows, lengths, self.prompt, steady=True)
         rate = self.rows * self.output / seconds
         beside = limit.beside(rate)
         found = {
@@ -66,7 +64,7 @@ class Wave:
             "seconds": round(seconds, 4),
             "tokens_per_second": round(rate, 1),
             "requests_per_second": round(rate / self.output, 3),
-            "limit": {**beside, "steady_requests_per_second": round(steady.tokens_per_second / self.output, 2)},
+            "limit": beside,
             "in_short": f"{rate:,.0f} tokens/s, {rate / self.output:,.2f} requests/s, "
             f"{float(beside['fraction']):.1%} of the limit",
         }

@@ -150,10 +150,10 @@ def _quality(options: argparse.Namespace) -> Tasks:
 def _products(options: argparse.Namespace, rates: DeviceRates) -> Tasks:
     """Time every way to multiply with an 8-bit weight."""
     amount, fused = options.amount, options.kernels == "fused"
-    for matrix in products.Matrix.of(amount.shape):
+    for outputs, inputs in products.matrices(amount.shape):
         for rows in amount.product_rows:
-            key = f"products/{matrix.outputs}x{matrix.inputs}/{rows}"
-            yield key, partial(products.measure, matrix, rows, options.device, rates, amount.product_s, fused)
+            task = partial(products.measure, outputs, inputs, rows, options.device, rates, amount.product_s, fused)
+            yield f"products/{outputs}x{inputs}/{rows}", task
 
 
 def article(course: Course, rates: DeviceRates) -> None:

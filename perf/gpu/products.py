@@ -25,7 +25,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from llama_engine.cuda_graphs import cuda_capture
@@ -53,23 +53,11 @@ CALLS = 64
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Matrix(NamedTuple):
-    """A linear layer's shape, y = x Wᵀ with W of [outputs, inputs]."""
-
-    name: str
-    outputs: int
-    inputs: int
-
-    @classmethod
-    def of(cls, shape: Shape) -> Sequence[Matrix]:
-        """Return the distinct ones of a Llama's decoder."""
-        keys = shape.key_value_heads * (shape.hidden // shape.heads)
-        return [
-            cls("queries and output", shape.hidden, shape.hidden),
-            *([] if keys == shape.hidden else [cls("keys and values", keys, shape.hidden)]),
-            cls("gate and up", shape.intermediate, shape.hidden),
-            cls("down", shape.hidden, shape.intermediate),
-        ]
+def matrices(shape: Shape) -> list[tuple[int, int]]:
+    """Return the outputs and inputs of the distinct linear layers of a Llama's decoder; y = x Wᵀ."""
+    keys = shape.key_value_heads * (shape.hidden // shape.heads)
+    attention = [(shape.hidden, shape.hidden), (keys, shape.hidden)]
+    return [*dict.fromkeys([*attention, (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)])]
 
 
 class Weight:
@@ -78,11 +66,10 @@ class Weight:
     scales: float32, the value of code 1.
     """
 
-    def __init__(self, matrix: Matrix, device: torch.device, number: int) -> None:
+    def __init__(self, outputs: int, inputs: int, device: torch.device, number: int) -> None:
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         generator = torch.Generator(device).manual_seed(number)
-        size = (matrix.outputs, matrix.inputs)
-        plain = torch.randn(size, generator=generator, device=device, dtype=self.dtype) / matrix.inputs**0.5
+        plain = torch.randn(outputs, inputs, generator=generator, device=device, dtype=self.dtype) / inputs**0.5
         self.layer = in_8_bits(plain)
         self.outliers = in_8_bits(plain, threshold=6.0)
         self.codes = self.layer.weight.data
@@ -128,7 +115,8 @@ def ways(weight: Weight, with_fused: bool = True) -> Mapping[str, Product]:
 
 
 def measure(
-    matrix: Matrix,
+    outputs: int,
+    inputs: int,
     rows: int,
     device: torch.device,
     rates: DeviceRates,
@@ -136,12 +124,12 @@ def measure(
     fused: bool = True,
 ) -> dict[str, object]:
     """Time every product of a matrix with `rows` rows, `seconds` each; one that fails has its reason."""
-    size = matrix.outputs * matrix.inputs
+    size = outputs * inputs
     copies = 1 if device.type == "cpu" else max(2, -(-CACHES // size))
-    weights = [Weight(matrix, device, number) for number in range(copies)]
+    weights = [Weight(outputs, inputs, device, number) for number in range(copies)]
     generator = torch.Generator(device).manual_seed(rows)
-    activations = torch.randn(rows, matrix.inputs, generator=generator, device=device, dtype=weights[0].dtype)
-    activations[:, :: matrix.inputs // OUTLIER_COLUMNS] += 8.0
+    activations = torch.randn(rows, inputs, generator=generator, device=device, dtype=weights[0].dtype)
+    activations[:, :: inputs // OUTLIER_COLUMNS] += 8.0
     exact = activations.double() @ (weights[0].codes.double() * weights[0].scales.double()[:, None]).T
     each = [ways(weight, fused) for weight in weights]
     found = {name: _measured([one[name] for one in each], name, activations, exact, seconds) for name in each[0]}
@@ -154,14 +142,11 @@ def measure(
     }
     fastest = sorted(taken, key=lambda name: (taken[name], name))
     return {
-        "matrix": matrix.name,
-        "outputs": matrix.outputs,
-        "inputs": matrix.inputs,
+        "outputs": outputs,
+        "inputs": inputs,
         "rows": rows,
-        "copies": copies,
         "bandwidth_us": {kind: round(bound, 2) for kind, bound in bounds.items()},
         "ways": found,
-        "fastest": next((name for name in fastest if name != INT_MM), None),
         "in_short": ", ".join(f"{name} {taken[name]:,.1f}" for name in fastest)
         + f" µs; reading INT8 {bounds['int8']:,.1f} µs",
     }

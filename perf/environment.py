@@ -8,10 +8,8 @@ import platform
 import re
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import torch
@@ -81,29 +79,21 @@ class StealTime:
         return (getattr(now, "steal", 0.0) - getattr(self._before, "steal", 0.0)) / passed if passed > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class ProcessMemory:
-    """kind: PSS, the processes' proportional set size, in which shared pages count once; or VRAM in use on the GPU."""
+def memory_of(pid: int) -> tuple[str, float]:
+    """Return the memory in use and its kind, in MiB: VRAM where there is a GPU, else the PSS of a process's family.
 
-    kind: Literal["PSS", "VRAM"]
-    mib: float
-
-
-def memory_of(pid: int) -> ProcessMemory:
-    """Return what the process and its descendants take now: VRAM where there is a GPU, else PSS.
-
-    Raises FileNotFoundError or ProcessLookupError for a process that has ended, CalledProcessError if nvidia-smi fails.
+    PSS: proportional set size, in which shared pages count once. Raises FileNotFoundError or ProcessLookupError for a
+    process that has ended, CalledProcessError if nvidia-smi fails.
     """
-    taken = vram_mib()
-    if taken is not None:
-        return ProcessMemory("VRAM", taken)
+    if (vram := vram_mib()) is not None:
+        return "VRAM", vram
     _, *descendants = family(pid)
     kib = status_kib(pid, "smaps_rollup", "Pss")
     for process in descendants:
         # It may have ended meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             kib += status_kib(process, "smaps_rollup", "Pss")
-    return ProcessMemory("PSS", kib / 2**10)
+    return "PSS", kib / 2**10
 
 
 def family(pid: int) -> list[int]:

@@ -179,12 +179,11 @@ def article_entry(
 
 def _memory(running: Running) -> Measurement:
     try:
-        taken = memory_of(running.pid)
+        kind, mib = memory_of(running.pid)
     except (FileNotFoundError, ProcessLookupError):
         # It has ended; the requests that it did not answer are errors in the measurement.
         return {}
-    weights_mib = round(running.weights_mib, 1)
-    return {"memory": {"kind": taken.kind, "weights_mib": weights_mib, "process_mib": round(taken.mib, 1)}}
+    return {"memory": {"kind": kind, "weights_mib": round(running.weights_mib, 1), "process_mib": round(mib, 1)}}
 
 
 def _counted(counters: Samples, run: Run, requests: Sequence[Request]) -> Measurement:

@@ -23,6 +23,13 @@ def int8() -> Checkpoint:
     return load("int8")
 
 
+@pytest.fixture(params=["fp32", "int8"])
+def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+    """In PyTorch, and by the compiled kernels where they are built."""
+    loaded: Checkpoint = request.getfixturevalue(request.param)
+    return loaded
+
+
 @pytest.fixture(scope="session")
 def tokenizer(fp32: Checkpoint) -> Tokenizer:
     """The embedded checkpoint's tokenizer."""

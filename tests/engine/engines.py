@@ -68,9 +68,18 @@ def completions(engine: Engine, requests: Iterable[GenerationRequest]) -> list[C
     return [result for result in results if isinstance(result, Completion)]
 
 
+_ALONE: dict[tuple[int, GenerationRequest], tuple[Checkpoint, Completion]] = {}
+
+
 def alone(checkpoint: Checkpoint, requests: Iterable[GenerationRequest]) -> list[Completion]:
-    """Run the requests one after the other on an engine of one slot."""
-    return completions(engine_of(checkpoint, 1), requests)
+    """Run the requests one after the other on an engine of one slot, each once for all tests of the process."""
+    asked = list(requests)
+    new = [request for request in dict.fromkeys(asked) if (id(checkpoint), request) not in _ALONE]
+    if new:
+        for request, completion in zip(new, completions(engine_of(checkpoint, 1), new), strict=True):
+            # With the checkpoint, so that no other one gets its id.
+            _ALONE[id(checkpoint), request] = checkpoint, completion
+    return [_ALONE[id(checkpoint), request][1] for request in asked]
 
 
 def add_all(engine: Engine, requests: Iterable[GenerationRequest]) -> list[Sequence]:

@@ -11,29 +11,30 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from unittest.mock import patch
 
 import torch
 from engine.engines import engine_of, load
+from engine.int8_layers import threads
 from engine.prompts import random_request
-from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.sampler import Sampler
 from llama_engine.sampling.sampling_state import SamplingFeatures
 from llama_engine.sequence import Sequence
 
-POOL = 48
-"""Requests that the mixes choose from; each is computed alone once."""
 SLOTS = (1, 2, 5, 8, 32)
 BUDGETS = (1, 7, 16, 40, 512)
+"""Prompt tokens per prefill pass; in all but the last a prompt is cut."""
+
+Logits = dict[Sequence, list[torch.Tensor]]
 
 
 @contextmanager
-def recording_logits(logits_of: dict[Sequence, list[torch.Tensor]]) -> Iterator[None]:
-    """Append the logits of each sequence's tokens, [vocabulary], to its list."""
-    sample = Sampler.sample
+def recording_logits() -> Iterator[Logits]:
+    """Keep the logits of each token of each sequence, [vocabulary]."""
+    sample, logits_of = Sampler.sample, Logits()
 
     def recorded(
         sampler: Sampler, logits: torch.Tensor, first: int, sequences: list[Sequence], features: SamplingFeatures
@@ -43,73 +44,71 @@ def recording_logits(logits_of: dict[Sequence, list[torch.Tensor]]) -> Iterator[
         return sample(sampler, logits, first, sequences, features)
 
     with patch.object(Sampler, "sample", recorded):
-        yield
+        yield logits_of
 
 
-@dataclass
 class Bits:
-    """Sequences alone, and what has been compared with them.
+    """Sequences alone, and what has been compared with them. different: descriptions of what differed."""
 
-    budgets: prompt tokens per prefill pass; in smaller ones a prompt is cut. tolerance: largest difference of logits,
-    relative to the largest; 0 compares bits. different: descriptions of what differed.
-    """
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        mixes: int,
+        budgets: tuple[int, ...] = BUDGETS,
+        tolerance: float = 0.0,
+        kv_cache_dtype: str = "auto",
+    ) -> None:
+        """Compare this many mixes.
 
-    checkpoint: Checkpoint
-    budgets: tuple[int, ...] = BUDGETS
-    tolerance: float = 0.0
-    kv_cache_dtype: str = "auto"
-    rows: int = 0
-    cancelled: int = 0
-    mixes: int = 0
-    different: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+        tolerance: largest difference of logits, relative to the largest; 0 compares bits.
+        """
+        self._checkpoint, self._tolerance, self._kv_cache_dtype = checkpoint, tolerance, kv_cache_dtype
+        self._engines: dict[tuple[int, int], Engine] = {}
+        self.mixes, self.rows, self.cancelled = mixes, 0, 0
+        self.different: list[str] = []
         randomness = random.Random(16)
-        self._engines = {
-            (slots, budget): self._engine(slots, budget) for slots in SLOTS for budget in {*self.budgets, BUDGETS[-1]}
-        }
-        requests = [random_request(self.checkpoint, randomness) for _ in range(POOL)]
-        self._alone = {request: self._run_alone(request) for request in requests}
+        requests = [random_request(checkpoint, randomness) for _ in range(min(48, 2 * mixes))]
+        alone = self._engine(1, BUDGETS[-1])
+        self._alone: dict[object, tuple[object, list[torch.Tensor]]] = {}
+        for request in requests:
+            sequence = alone.sequence(request)
+            logits, _ = self._run(alone, [sequence], random.Random(0), 0.0)
+            self._alone[request] = sequence.result, logits[sequence]
+        for seed in range(mixes):
+            randomness = random.Random(seed)
+            engine = self._engine(randomness.choice(SLOTS), randomness.choice(budgets))
+            sequences = [engine.sequence(one) for one in randomness.choices(requests, k=randomness.randint(1, 10))]
+            # Mostly one: beside other tests, two threads wait for each other a scheduler slice at a time.
+            with threads(2 if seed % 32 == 7 else 1):
+                logits, cancelled = self._run(engine, sequences, randomness, 0.05)
+            self.cancelled += len(cancelled)
+            for sequence in sequences:
+                self._compare(sequence, logits.get(sequence, []), sequence in cancelled, seed)
 
     def _engine(self, slots: int, budget: int) -> Engine:
-        return engine_of(self.checkpoint, slots, prefill_tokens=str(budget), kv_cache_dtype=self.kv_cache_dtype)
+        if (slots, budget) not in self._engines:
+            self._engines[slots, budget] = engine_of(
+                self._checkpoint, slots, prefill_tokens=str(budget), kv_cache_dtype=self._kv_cache_dtype
+            )
+        return self._engines[slots, budget]
 
-    def _run_alone(self, request: GenerationRequest) -> tuple[object, list[torch.Tensor]]:
-        engine = self._engines[1, BUDGETS[-1]]
-        sequence = engine.sequence(request)
-        logits_of: dict[Sequence, list[torch.Tensor]] = {}
-        with recording_logits(logits_of):
-            engine.add(sequence)
-            while engine.used_slots:
-                engine.step()
-        return sequence.result, logits_of[sequence]
-
-    def compare_mix(self, seed: int) -> None:
-        """Run a random mix: arrivals, neighbours, cancellations, cuts of the prompts, and one thread or two."""
-        randomness = random.Random(seed)
-        engine = self._engines[randomness.choice(SLOTS), randomness.choice(self.budgets)]
-        requests = randomness.choices(list(self._alone), k=randomness.randint(1, 10))
-        # Mostly one: beside other tests, two threads wait for each other a scheduler slice at a time.
-        torch.set_num_threads(2 if randomness.random() < 0.15 else 1)
-        sequences = [engine.sequence(request) for request in requests]
-        waiting, inside = deque(sequences), list[Sequence]()
-        cancelled: set[Sequence] = set()
-        logits_of: dict[Sequence, list[torch.Tensor]] = {}
-        with recording_logits(logits_of):
+    def _run(
+        self, engine: Engine, sequences: list[Sequence], randomness: random.Random, cancelling: float
+    ) -> tuple[Logits, set[Sequence]]:
+        """Run sequences that arrive, and with this probability a step are cancelled, at random."""
+        waiting, inside, cancelled = deque(sequences), list[Sequence](), set[Sequence]()
+        with recording_logits() as logits_of:
             while waiting or inside:
                 while waiting and len(inside) < engine.slots and randomness.random() < 0.7:
                     inside.append(waiting.popleft())
                     engine.add(inside[-1])
-                if inside and randomness.random() < 0.05:
+                if inside and randomness.random() < cancelling:
                     gone = inside.pop(randomness.randrange(len(inside)))
                     engine.remove(gone)
                     cancelled.add(gone)
                 finished = engine.step().finished
                 inside = [sequence for sequence in inside if sequence not in finished]
-        self.mixes += 1
-        self.cancelled += len(cancelled)
-        for sequence in sequences:
-            self._compare(sequence, logits_of.get(sequence, []), sequence in cancelled, seed)
+        return logits_of, cancelled
 
     def _compare(self, sequence: Sequence, logits: list[torch.Tensor], cancelled: bool, seed: int) -> None:
         result, alone = self._alone[sequence.request]
@@ -121,20 +120,14 @@ class Bits:
             self.different.append(f"mix {seed}: logits {wrong} of {sequence.request}, result {sequence.result}")
 
     def _same(self, logits: torch.Tensor, alone: torch.Tensor) -> bool:
-        if not self.tolerance:
+        if not self._tolerance:
             return torch.equal(logits, alone)
-        return bool((logits - alone).abs().max() <= self.tolerance * alone.abs().max())
+        return bool((logits - alone).abs().max() <= self._tolerance * alone.abs().max())
 
-
-def compare(bits: Bits, mixes: int) -> Bits:
-    """Compare this many mixes; the number of threads is as before afterwards."""
-    threads = torch.get_num_threads()
-    try:
-        for seed in range(mixes):
-            bits.compare_mix(seed)
-    finally:
-        torch.set_num_threads(threads)
-    return bits
+    def describe(self) -> str:
+        """Return what was compared as one line."""
+        product = self._checkpoint.info.product
+        return f"{product}: {self.mixes} mixes, {self.rows} rows, {self.cancelled} cancelled"
 
 
 def main() -> None:
@@ -145,8 +138,8 @@ def main() -> None:
     parser.add_argument("--whole-prompts", action="store_true", help="cut no prompt")
     options = parser.parse_args()
     checkpoint = replace(load("int8", kernels=options.kernels), max_model_len=128)
-    bits = compare(Bits(checkpoint, BUDGETS[-1:] if options.whole_prompts else BUDGETS), options.mixes)
-    print(f"{checkpoint.info.product}: {bits.mixes} mixes, {bits.rows} rows, {bits.cancelled} cancelled")
+    bits = Bits(checkpoint, options.mixes, BUDGETS[-1:] if options.whole_prompts else BUDGETS)
+    print(bits.describe())
     if bits.different:
         raise SystemExit("\n".join([f"{len(bits.different)} sequences differ", *bits.different[:5]]))
 

@@ -1,28 +1,22 @@
 """Choices of one prompt: the texts of requests alone, one prefill, and no effect on each other."""
 
 import random
+from collections import deque
 from dataclasses import replace
+from itertools import count
 from unittest.mock import patch
 
 import pytest
 import torch
-from engine.engines import alone, engine_of, run, spoil_cache
+from engine.engines import alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
-from engine.scheduling import Client, Running, client_of, running
+from engine.scheduling import Client, client_of, running
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import Cancelled, GenerationError
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sequence import Completion, Result, Sequence
-from llama_engine.text.tokenizer import Vocabulary
-
-
-@pytest.fixture(params=["fp32", "int8"])
-def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    """In PyTorch, and by the compiled kernels where they are built."""
-    loaded: Checkpoint = request.getfixturevalue(request.param)
-    return loaded
 
 
 def _request(checkpoint: Checkpoint, n: int, size: int = 40, max_tokens: int = 8) -> GenerationRequest:
@@ -52,19 +46,6 @@ def test_choices_have_the_texts_of_requests_alone_and_their_prompt_is_computed_o
     assert prefilled == 40
     assert len({result.text for result in results if isinstance(result, Completion)}) > 1
     assert [result.choice for result in results if isinstance(result, Completion)] == [0, 1, 2, 3]
-
-
-def test_choices_compute_their_masks_once_and_have_the_texts_of_requests_alone(fp32: Checkpoint) -> None:
-    allowed = tuple(range(len(fp32.tokenizer.vocabulary.token_bytes) - 100))
-    plain = _request(fp32, 4, max_tokens=16)
-    request = replace(plain, bad_words=(b"e", b"re"), logit_bias=((300, 4.0),), allowed_token_ids=allowed)
-    engine = engine_of(fp32, 4)
-    with patch.object(Vocabulary, "containing", autospec=True, side_effect=Vocabulary.containing) as containing:
-        choices = engine.choices(request)
-    assert containing.call_count == 2
-    results = run(engine, choices).results
-    assert results == _expected(fp32, request)
-    assert all("e" not in result.text for result in results if isinstance(result, Completion))
 
 
 def test_copies_of_a_long_prompt_are_spread_over_passes_that_compute_other_prompts(checkpoint: Checkpoint) -> None:
@@ -100,13 +81,6 @@ def test_a_prompt_whose_hidden_state_can_not_be_kept_at_first_is_computed_again(
         faulty = run(engine, [*engine.choices(request), engine.sequence(other)])
     assert faulty.errors == 1
     assert faulty.results == [*_expected(checkpoint, request), *alone(checkpoint, [other])]
-
-
-def test_stale_values_in_a_slot_do_not_reach_the_choice_that_gets_it(checkpoint: Checkpoint) -> None:
-    request = _request(checkpoint, 4, size=17)
-    engine = engine_of(checkpoint, 4)
-    spoil_cache(engine)
-    assert run(engine, engine.choices(request)).results == _expected(checkpoint, request)
 
 
 def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkpoint: Checkpoint) -> None:
@@ -184,54 +158,32 @@ def test_a_first_choice_that_fails_in_prefill_costs_the_others_nothing(checkpoin
 
 
 def test_choices_that_are_removed_at_any_time_harm_no_other(checkpoint: Checkpoint) -> None:
+    engine = engine_of(checkpoint, 2, prefill_tokens="20")
     for steps in range(4):
         for gone in range(3):
-            request = _request(checkpoint, 3, size=50)
-            engine = engine_of(checkpoint, 2, prefill_tokens="20")
-            choices = engine.choices(request)
-            waiting = list(choices)
-            for _ in range(steps):
+            choices = engine.choices(_request(checkpoint, 3, size=50))
+            waiting = deque(choices)
+            for step in count():
+                if step == steps and choices[gone] in waiting:
+                    waiting.remove(choices[gone])
+                elif step == steps:
+                    engine.remove(choices[gone])
                 while waiting and engine.used_slots < engine.slots:
-                    engine.add(waiting.pop(0))
-                engine.step()
-            if choices[gone] in waiting:
-                waiting.remove(choices[gone])
-            else:
-                engine.remove(choices[gone])
-            while waiting or engine.used_slots:
-                while waiting and engine.used_slots < engine.slots:
-                    engine.add(waiting.pop(0))
+                    engine.add(waiting.popleft())
+                if not engine.used_slots:
+                    break
                 engine.step()
             left = [one for one in choices if one is not choices[gone]]
             assert [one.result for one in left] == alone(checkpoint, [one.request for one in left])
 
 
-def _add_choices(scheduled: Running, request: GenerationRequest, stream: bool = False) -> list[Sequence]:
-    """Schedule the choices of a request, each with a client of its own."""
-    choices = scheduled.engine.choices(request, stream=stream)
-    for choice in choices:
-        choice.sink = Client()
-    scheduled.scheduler.add(choices)
-    return choices
-
-
-def test_streamed_choices_name_themselves_in_every_chunk(fp32: Checkpoint) -> None:
-    request = _request(fp32, 3)
-    with running(fp32, 2) as scheduled:
-        choices = _add_choices(scheduled, request, stream=True)
-        results = scheduled.finish(choices)
-    assert results == _expected(fp32, request)
-    for place, (choice, result) in enumerate(zip(choices, results, strict=True)):
-        chunks = client_of(choice).chunks
-        assert {chunk.choice for chunk in chunks} == {place}
-        assert isinstance(result, Completion)
-        assert "".join(chunk.text for chunk in chunks) == result.text
-
-
 def test_a_cancelled_choice_frees_its_slot_and_the_others_end_as_they_would(fp32: Checkpoint) -> None:
     request = _request(fp32, 4, max_tokens=20)
     with running(fp32, 2) as scheduled:
-        choices = _add_choices(scheduled, request)
+        choices = scheduled.engine.choices(request)
+        for choice in choices:
+            choice.sink = Client()
+        scheduled.scheduler.add(choices)
         scheduled.pace.let(4)
         client_of(choices[0]).cancel()
         results = scheduled.finish(choices)

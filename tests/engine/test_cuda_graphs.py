@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ import torch
 from engine.engines import add_all, alone, churn, completions, engine_of, run, runner_of
 from engine.forward_passes import watching
 from engine.prompts import random_request, requests_of
-from engine.recorded_graphs import Recorder, Recording
+from engine.recorded_graphs import Recorder
 from llama_engine import cuda_graphs
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets, span_buckets, unsupported_reason
@@ -64,6 +64,18 @@ def _graphed(checkpoint: Checkpoint, slots: int = SLOTS, **parameters: str) -> t
     return engine, recorder
 
 
+@pytest.fixture(scope="module")
+def graphed(attending: Checkpoint) -> Engine:
+    """One of six slots that several tests use."""
+    return _graphed(attending)[0]
+
+
+@pytest.fixture(scope="module")
+def of_one_slot(attending: Checkpoint) -> tuple[Engine, Engine]:
+    """An engine that launches its steps, and one that replays them."""
+    return engine_of(attending, 1), _graphed(attending, 1)[0]
+
+
 def _greedy(count: int, tokens: int = 6) -> list[GenerationRequest]:
     return [
         GenerationRequest(prompt="", prompt_tokens=(50, 60, 70 + row), max_tokens=tokens, min_tokens=tokens)
@@ -78,7 +90,7 @@ def _keys(engine: Engine, slot: int, length: int) -> torch.Tensor:
 def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) -> None:
     randomness = random.Random(3)
     engine, recorder = _graphed(attending, prefill_tokens="24")
-    requests = [random_request(attending, randomness) for _ in range(40)]
+    requests = [random_request(attending, randomness) for _ in range(24)]
     sequences = [engine.sequence(request) for request in requests]
     removed, steps = churn(engine, sequences, 24, randomness)
     finished = [sequence for sequence in sequences if sequence not in removed]
@@ -116,11 +128,11 @@ def test_replayed_steps_serve_rows_that_ask_for_log_probabilities_biases_or_min_
 
 
 @pytest.mark.parametrize("size", [30, 31, 32, 33, 62, 63, 64])
-def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(attending: Checkpoint, size: int) -> None:
+def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(of_one_slot: tuple[Engine, Engine], size: int) -> None:
     request = GenerationRequest(
         prompt="", prompt_tokens=tuple(range(40, 40 + size)), max_tokens=6, min_tokens=6, temperature=1.0, seed=size
     )
-    launched, (replayed, _) = engine_of(attending, 1), _graphed(attending, 1)
+    launched, replayed = of_one_slot
     add_all(launched, [request])
     (sequence,) = add_all(replayed, [request])
     for _ in range(5):
@@ -128,10 +140,13 @@ def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(attending: Chec
             assert engine.step().sampled == 1
         length = sequence.num_cached
         assert torch.allclose(_keys(replayed, 0, length), _keys(launched, 0, length), atol=1e-4)
+    for engine in (launched, replayed):
+        engine.step()
 
 
 def test_each_decode_step_is_replayed_once_and_never_launched(small: Checkpoint) -> None:
     engine, recorder = _graphed(small)
+    assert engine.describe_decode().endswith(", replayed as 24 CUDA graphs")
     launched: list[int] = []
     with watching(lambda one: launched.append(one.number)):
         completions(engine, _greedy(3))
@@ -140,17 +155,18 @@ def test_each_decode_step_is_replayed_once_and_never_launched(small: Checkpoint)
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(attending: Checkpoint, place: int) -> None:
+def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(
+    attending: Checkpoint, graphed: Engine, place: int
+) -> None:
     requests = _greedy(4)
     expected = alone(attending, requests)
-    engine, _ = _graphed(attending)
-    sequences = add_all(engine, requests)
-    engine.step()
-    runner_of(engine).kv_cache.values[:, place, :, 1:100] = torch.nan
-    assert [engine.step().errors for _ in range(6)] == [0] * 6
+    sequences = add_all(graphed, requests)
+    graphed.step()
+    runner_of(graphed).kv_cache.values[:, sequences[place].kv_slot, :, 1:100] = torch.nan
+    assert [graphed.step().errors for _ in range(6)] == [0] * 6
     assert str(sequences[place].result) == "the model's logits for this request were not finite"
     assert {one for one, other in zip(sequences, expected, strict=True) if one.result != other} == {sequences[place]}
-    assert completions(engine, requests) == expected
+    assert completions(graphed, requests) == expected
 
 
 @pytest.mark.parametrize("failing", [*(range(number, number + 1) for number in (0, 1, 2, 3, 6)), range(1000)])
@@ -214,7 +230,6 @@ def test_steps_that_cannot_be_captured_are_launched_and_the_log_says_why(
     assert lines == ([expected] if reason else [])
     assert engine.describe_decode().endswith(", launched")
     assert completions(engine, _greedy(3)) == alone(small, _greedy(3))
-    assert _graphed(small)[0].describe_decode().endswith(", replayed as 24 CUDA graphs")
 
 
 @pytest.mark.parametrize(
@@ -257,24 +272,3 @@ def test_buckets_end_with_the_whole_and_are_not_far_larger_than_needed(count: in
     # One row more than a bucket has needs the next bucket.
     assert all(larger <= 2 * (smaller + 1) or larger - smaller <= 16 for smaller, larger in pairwise((0, *rows)))
     assert all(longer <= 2 * shorter for shorter, longer in pairwise(spans))
-
-
-def test_the_stand_in_reads_tensors_anew_and_python_values_as_captured() -> None:
-    static, total, result, factor = torch.ones(2, 2), torch.zeros(4), torch.zeros(4), 2.0
-    with Recording() as recording:
-        result[1:] = (static.t().reshape(4) * factor)[1:]
-        result[0] = 3.0
-        total += static.t().reshape(4)
-    factor = 10.0
-    result.zero_()
-    static.fill_(7.0)
-    recording.replay()
-    assert (result.tolist(), total.tolist()) == ([3.0, 14.0, 14.0, 14.0], [8.0] * 4)
-
-
-@pytest.mark.parametrize(
-    "look", [float, bool, torch.Tensor.item, torch.nonzero, lambda value: value + torch.tensor([1.0, 2.0])]
-)
-def test_the_stand_in_refuses_what_waits_for_the_device(look: Callable[[torch.Tensor], object]) -> None:
-    with Recording(), pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-        look(torch.ones(1).sum())

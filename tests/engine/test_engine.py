@@ -20,10 +20,9 @@ from llama_engine.kernels.selection import DecodeAttention, Kernels
 from llama_engine.model.loader import Checkpoint
 
 
-@pytest.fixture(params=["fp32", "int8"])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    """In PyTorch, and by the compiled kernels where they are built."""
-    return engine_of(request.getfixturevalue(request.param), 4)
+@pytest.fixture
+def engine(checkpoint: Checkpoint) -> Engine:
+    return engine_of(checkpoint, 4)
 
 
 @contextmanager

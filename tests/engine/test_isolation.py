@@ -8,14 +8,13 @@ from unittest.mock import DEFAULT, patch
 
 import pytest
 import torch
-from engine.engines import Run, completions, engine_of, run
+from engine.engines import Run, alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.sequence import Completion
 
@@ -27,16 +26,9 @@ LONG = 100
 Fails = Callable[[ForwardPass], bool]
 
 
-@pytest.fixture(params=["fp32", "int8"])
-def precision(request: pytest.FixtureRequest) -> Checkpoint:
-    """In PyTorch, and by the compiled kernels where they are built."""
-    checkpoint: Checkpoint = request.getfixturevalue(request.param)
-    return checkpoint
-
-
 @pytest.fixture
-def engine(precision: Checkpoint) -> Engine:
-    return engine_of(precision, 4)
+def engine(checkpoint: Checkpoint) -> Engine:
+    return engine_of(checkpoint, 4)
 
 
 def _with_a_long_one(checkpoint: Checkpoint, place: int) -> list[GenerationRequest]:
@@ -46,10 +38,13 @@ def _with_a_long_one(checkpoint: Checkpoint, place: int) -> list[GenerationReque
 
 
 def _run(
-    engine: Engine, requests: list[GenerationRequest], fault: AbstractContextManager[None]
+    checkpoint: Checkpoint,
+    engine: Engine,
+    requests: list[GenerationRequest],
+    fault: AbstractContextManager[None],
 ) -> tuple[Run, list[Completion]]:
-    """Run the requests under a fault; return also their results without it, which the engine gives again afterwards."""
-    expected = completions(engine, requests)
+    """Run the requests under a fault; return also their results without it, which the engine gives afterwards."""
+    expected = alone(checkpoint, requests)
     with fault:
         faulty = run(engine, [engine.sequence(request) for request in requests])
     assert engine.generate(requests) == expected
@@ -83,47 +78,47 @@ def _assert_only_fails(faulty: Run, place: int, expected: list[Completion], mess
     ],
 )
 def test_a_pass_that_succeeds_when_it_is_repeated_in_parts_changes_no_result(
-    fp32: Checkpoint, engine: Engine, error: type[Exception], fails: Fails, errors: int,
+    checkpoint: Checkpoint, engine: Engine, error: type[Exception], fails: Fails, errors: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    faulty, expected = _run(engine, requests_of(fp32, 6), _failing(fails, error))
+    faulty, expected = _run(checkpoint, engine, requests_of(checkpoint, 6), _failing(fails, error))
     assert faulty.results == expected
     assert faulty.errors == errors
     assert "a secret of the machine" in caplog.text
 
 
-@pytest.mark.parametrize("place", [0, 2, 3])
 @pytest.mark.parametrize(
-    ("error", "fails", "message"),
+    ("error", "fails", "place", "message"),
     [
-        (RuntimeError, lambda one: one.longest == LONG, FAILED),
-        (EXHAUSTED, lambda one: one.tokens >= LONG, f"{EXHAUSTED_ALONE}, of {LONG} prompt tokens"),
-        (RuntimeError, lambda one: one.decodes and one.last_position >= LONG, FAILED),
-        (RuntimeError, lambda one: one.decodes and one.last_position >= LONG + 3, FAILED),
+        (RuntimeError, lambda one: one.longest == LONG, 0, FAILED),
+        (EXHAUSTED, lambda one: one.tokens >= LONG, 3, f"{EXHAUSTED_ALONE}, of {LONG} prompt tokens"),
+        (RuntimeError, lambda one: one.decodes and one.last_position >= LONG, 2, FAILED),
+        (RuntimeError, lambda one: one.decodes and one.last_position >= LONG + 3, 0, FAILED),
     ],
     ids=["prefill", "prefill exhausts the memory", "first decode step", "later decode step"],
 )
 def test_a_sequence_that_always_fails_costs_no_other_its_result(
-    fp32: Checkpoint, engine: Engine, place: int, error: type[Exception], fails: Fails, message: str
+    checkpoint: Checkpoint, engine: Engine, error: type[Exception], fails: Fails, place: int, message: str
 ) -> None:
-    faulty, expected = _run(engine, _with_a_long_one(fp32, place), _failing(fails, error))
+    faulty, expected = _run(checkpoint, engine, _with_a_long_one(checkpoint, place), _failing(fails, error))
     _assert_only_fails(faulty, place, expected, message)
     # Passes over four sequences, two and one.
     assert faulty.errors == 3
 
 
-def test_every_sequence_fails_while_every_pass_fails_and_the_engine_recovers(fp32: Checkpoint, engine: Engine) -> None:
-    faulty, _ = _run(engine, requests_of(fp32, 6), _failing(lambda one: one.number >= 3))
+def test_every_sequence_fails_while_every_pass_fails_and_the_engine_recovers(fp32: Checkpoint) -> None:
+    requests = requests_of(fp32, 6)
+    faulty, _ = _run(fp32, engine_of(fp32, 4), requests, _failing(lambda one: one.number >= 3))
     assert {str(result) for result in faulty.results} == {FAILED}
 
 
 @pytest.mark.parametrize(("start", "width"), [(0, 48), (96, 4)], ids=["first", "last"])
 def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(
-    precision: Checkpoint, start: int, width: int
+    checkpoint: Checkpoint, start: int, width: int
 ) -> None:
-    requests = _with_a_long_one(precision, 1)
+    requests = _with_a_long_one(checkpoint, 1)
     chunk = _failing(lambda one: (one.chunks[0].start, one.tokens) == (start, width), EXHAUSTED)
-    faulty, expected = _run(engine_of(precision, 4, prefill_tokens="48"), requests, chunk)
+    faulty, expected = _run(checkpoint, engine_of(checkpoint, 4, prefill_tokens="48"), requests, chunk)
     failed = [index for index, result in enumerate(faulty.results) if result != expected[index]]
     assert 1 in failed
     # Prompts of 49 tokens and more have a first chunk of 48, too.
@@ -131,28 +126,27 @@ def test_a_chunk_that_fails_costs_only_sequences_with_such_chunks(
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
-def test_a_head_that_takes_fewer_rows_changes_no_result(fp32: Checkpoint, engine: Engine, most: int) -> None:
+def test_a_head_that_takes_fewer_rows_changes_no_result(fp32: Checkpoint, most: int) -> None:
     """most: rows that the head takes at once; with 0 every sequence fails."""
+    engine = engine_of(fp32, 4)
+    logits = engine._model.logits
 
-    runner = type(engine._model)
-    logits = runner.logits
-
-    def fail(model: ModelRunner, hidden: torch.Tensor) -> torch.Tensor:
+    def fail(hidden: torch.Tensor) -> torch.Tensor:
         if len(hidden) > most:
             raise RuntimeError("no room for logits")
-        return logits(model, hidden)
+        return logits(hidden)
 
-    expected = completions(engine, requests_of(fp32, 4))
-    with patch.object(runner, "logits", fail):
-        results = engine.generate(requests_of(fp32, 4))
-    assert results == expected if most else {str(result) for result in results} == {FAILED}
-    assert engine.generate(requests_of(fp32, 4)) == expected
+    @contextmanager
+    def fault() -> Iterator[None]:
+        with patch.object(engine._model, "logits", fail):
+            yield
+
+    faulty, expected = _run(fp32, engine, requests_of(fp32, 4), fault())
+    assert faulty.results == expected if most else {str(result) for result in faulty.results} == {FAILED}
 
 
 @pytest.mark.parametrize("name", ["copy", "set"])
-def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(
-    fp32: Checkpoint, engine: Engine, name: str
-) -> None:
+def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(fp32: Checkpoint, name: str) -> None:
     """After some errors a GPU refuses every further call."""
     requests = requests_of(fp32, 6)
     # One that finishes before the others, so that its slot is reused.
@@ -164,7 +158,7 @@ def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(
         with patch.object(SamplingState, name, side_effect=refusal):
             yield
 
-    faulty, expected = _run(engine, requests, refusing())
+    faulty, expected = _run(fp32, engine_of(fp32, 4), requests, refusing())
     assert any(isinstance(result, GenerationError) for result in faulty.results)
     assert all(isinstance(result, GenerationError) or result in expected for result in faulty.results)
 
@@ -179,18 +173,18 @@ def test_every_sequence_has_a_result_when_changing_the_slots_fails_too(
         ("stop_checker", "add", 3, 100),
     ],
 )
-@pytest.mark.parametrize("place", [0, 2, 3])
+@pytest.mark.parametrize("place", [0, 3])
 def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result_and_counts_no_token_twice(
-    fp32: Checkpoint, engine: Engine, place: int, part: str, method: str, good_calls: int, failures: int
+    fp32: Checkpoint, place: int, part: str, method: str, good_calls: int, failures: int
 ) -> None:
-    requests = [replace(request, bad_words=(b"\x00never",)) for request in requests_of(fp32, 4)]
+    engine, requests = engine_of(fp32, 4), [replace(one, bad_words=(b"\x00never",)) for one in requests_of(fp32, 4)]
     sequences = [engine.sequence(request) for request in requests]
     effects = [*repeat(DEFAULT, good_calls), *repeat(RuntimeError("no text"), failures), *repeat(DEFAULT, 100)]
     sequence = sequences[place]
     broken = sequence.stop_checker if part == "stop_checker" else getattr(sequence.processor, f"_{part}")
     with patch.object(broken, method, wraps=getattr(broken, method), side_effect=effects):
         faulty = run(engine, sequences)
-    expected = completions(engine, requests)
+    expected = alone(fp32, requests)
     if failures == 2:
         assert faulty.results == expected
         assert faulty.errors == 2

@@ -65,18 +65,6 @@ def test_the_shape_counts_the_bytes_that_are_allocated(dtype: torch.dtype) -> No
     assert shape.bytes == sum(tensor.nbytes for tensor in tensors)
 
 
-@pytest.mark.parametrize("dtype", LARGEST_ERROR)
-def test_gathered_copies_have_zeros_where_a_slot_is_stale(dtype: torch.dtype) -> None:
-    cache = KVCache(replace(SHAPE, dtype=dtype), CPU)
-    for tensor in (cache.keys, cache.values, cache.key_scales, cache.value_scales):
-        tensor.fill_(torch.nan if tensor.is_floating_point() else 127)
-    states = torch.ones(1, SHAPE.key_value_heads, SHAPE.head_dim)
-    cache.write(1, torch.tensor([2]), torch.tensor([0]), states, states)
-    for rows in cache.gather(1, torch.tensor([2]), torch.arange(7)[None] < 1, torch.float32):
-        assert rows[0, :, 0].allclose(torch.ones(()), atol=0.01)
-        assert not rows[0, :, 1:].any()
-
-
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("attending", ["alone", "by row", "masked", "compiled"])
 def test_stale_values_change_no_token(

@@ -20,13 +20,6 @@ TOLERANCE = 2e-4
 """Of a log probability in FP32, against another order of sums."""
 
 
-@pytest.fixture(params=["fp32", "int8"])
-def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    """In PyTorch, and by the compiled kernels where they are built."""
-    loaded: Checkpoint = request.getfixturevalue(request.param)
-    return loaded
-
-
 def _asking(request: GenerationRequest, generated: int | None = 3, prompt: int | None = 2) -> GenerationRequest:
     return replace(request, return_log_probs=True, num_logprobs=generated, prompt_logprobs=prompt)
 

@@ -6,12 +6,10 @@ The sampler's own tests compare all processors together with transformers' chain
 import pytest
 import torch
 from llama_engine.sampling.logits_processors import (
-    apply_temperature,
-    keep_min_p,
     keep_top_k_top_p,
     penalize_output,
 )
-from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 ROWS, VOCABULARY = 64, 300
 NO_TOKENS = torch.LongTensor(1, 0)
@@ -60,18 +58,6 @@ def test_top_k_and_top_p_keep_the_tokens_of_transformers_alone_and_among_others(
     assert torch.equal(kept, _top_k_top_p(logits, top_k, top_p))
     for one in (slice(row, row + 1) for row in range(rows)):
         assert torch.equal(kept[one], keep_top_k_top_p(logits[one], top_k[one], top_p[one]))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_min_p_keeps_the_tokens_of_transformers(logits: torch.Tensor, seed: int) -> None:
-    source = torch.Generator().manual_seed(seed)
-    min_p = _uniform(0.001, 1, source)
-    min_p[::4] = 0.0
-    warm = apply_temperature(logits, torch.ones(ROWS))
-    kept = keep_min_p(warm, min_p.log())
-    for row in range(ROWS):
-        expected = MinPLogitsWarper(float(min_p[row]))(NO_TOKENS, warm[row : row + 1])
-        assert torch.equal(kept[row : row + 1], expected)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(2, 1.0), (5, 0.5)])

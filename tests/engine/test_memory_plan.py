@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from llama_engine.model import memory_plan
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.memory_plan import MemoryPlan, free_bytes, plan_memory
+from llama_engine.model.memory_plan import MemoryPlan, plan_memory
 from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
@@ -50,13 +49,6 @@ def test_a_refused_plan_advises_the_largest_number_of_slots_that_fits(free: int,
         plan.check()
     fitting = [slots for slots in range(1, 32) if _plan(slots, free * MIB).total <= plan.budget]
     assert max(fitting, default=0) == (21 if free == 14_000 else 0)
-
-
-def test_the_log_has_every_figure() -> None:
-    assert _plan(32, free=30_000 * MIB).describe() == (
-        "memory plan on cuda:0: weights 8,000 MiB + cache 16,384 MiB (32 slots x 4096 tokens x 131072 B) + "
-        "sampling 20 MiB + reserve 700 MiB = 25,104 MiB of 34,200 MiB (90% of 38,000 MiB)"
-    )
 
 
 def test_an_engine_that_does_not_fit_is_refused_before_it_allocates(fp32: Checkpoint) -> None:
@@ -131,8 +123,3 @@ def test_the_reserve_has_the_scratch_of_the_compiled_kernels(int8: Checkpoint, m
     assert 0 <= scratch - sum(tensor.nbytes for tensor in tensors) < 1000
     monkeypatch.setattr(Checkpoint, "attention_reserve", lambda *_: 0)
     assert engine.plan.reserve - plan_memory(int8, Settings(), 3).reserve == scratch
-
-
-def test_free_memory_is_less_than_the_machine_has() -> None:
-    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    assert 0 < free_bytes(torch.device("cpu")) < total

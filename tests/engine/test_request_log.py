@@ -24,6 +24,7 @@ def _logged(
     """Record a request; return the fields of its line."""
     caplog.clear()
     caplog.set_level(logging.DEBUG, "llama_engine")
+    RequestLog("none").record("job-7", list(sequences), False, refusal)
     RequestLog(level).record("job-7", list(sequences), False, refusal)
     (record,) = caplog.records
     assert record.getMessage() == "request answered"
@@ -46,29 +47,28 @@ def test_the_rows_of_a_request_share_a_line_with_sums_and_the_latest_times(caplo
     assert (fields["queue_seconds"], fields["first_token_seconds"], fields["seconds"]) == (3.0, 4.0, 10.0)
 
 
-def test_the_choices_of_a_row_are_one_row_with_one_prompt(caplog: pytest.LogCaptureFixture) -> None:
+def test_prompts_are_logged_only_on_request_once_for_all_choices_and_completions_never(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert "secret" not in str(_logged(caplog, "summary", _sequence()))
     choices = [_sequence(), _sequence(), _sequence("another")]
     choices[1].request = replace(choices[1].request, n=2, choice=1)
     fields = _logged(caplog, "prompts", *choices)
     assert (fields["rows"], fields["input_tokens"], fields["output_tokens"]) == (2, 6, 6)
     assert fields["prompts"] == [PROMPT, "another"]
-
-
-def test_a_refused_request_is_logged_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
-    error = "top_p is 2; it must be at most 1"
-    assert _logged(caplog, "prompts", refusal=InvalidRequest(error)) == {
-        "id": "job-7", "rows": 0, "stream": False, "finish_reason": "invalid", "input_tokens": 0, "output_tokens": 0,
-        "error": error,
-    }  # fmt: skip
+    assert "completion" not in str(fields)
 
 
 @pytest.mark.parametrize(("level", "logged"), [("summary", "stop_words is ...; it must be short"), ("prompts", "")])
-def test_what_an_error_quotes_of_a_request_is_logged_only_where_prompts_are(
+def test_a_refused_request_is_logged_with_its_error_and_what_that_quotes_only_where_prompts_are(
     caplog: pytest.LogCaptureFixture, level: str, logged: str
 ) -> None:
     error = InvalidRequest("stop_words is ", "'a secret'", "; it must be short")
     assert str(error) == "stop_words is 'a secret'; it must be short"
-    assert _logged(caplog, level, refusal=error)["error"] == (logged or str(error))
+    assert _logged(caplog, level, refusal=error) == {
+        "id": "job-7", "rows": 0, "stream": False, "finish_reason": "invalid", "input_tokens": 0, "output_tokens": 0,
+        "error": logged or str(error),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,6 @@ def test_a_failed_sequence_is_logged_without_the_times_it_never_reached(
     assert (fields["finish_reason"], fields["error"], fields["seconds"]) == (reason, str(error), 10.0)
     assert {"queue_seconds", "first_token_seconds"} & fields.keys() == set()
     assert caplog.records[0].levelno == level
-
-
-def test_a_stream_is_logged_as_one_and_the_level_none_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "llama_engine")
-    for level in ("none", "summary"):
-        RequestLog(level).record("a", [_sequence()], True, None)
-    (record,) = caplog.records
-    assert fields_of(record)["stream"] is True
-
-
-def test_prompts_are_logged_only_on_request_and_completions_never(caplog: pytest.LogCaptureFixture) -> None:
-    assert "secret" not in str(_logged(caplog, "summary", _sequence()))
-    fields = _logged(caplog, "prompts", _sequence(), _sequence("another"))
-    assert fields["prompts"] == [PROMPT, "another"]
-    assert "completion" not in str(fields)
 
 
 def test_long_prompts_and_errors_are_cut(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,10 +53,6 @@ def test_a_row_does_not_depend_on_the_number_of_positions() -> None:
         assert torch.equal(short, long[:13])
 
 
-def test_head_dim_is_a_share_of_the_hidden_size_unless_the_checkpoint_has_it() -> None:
-    assert rope_tables(LlamaConfig(hidden_size=96, num_attention_heads=4), 3)[0].shape == (3, 12)
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])
 def test_a_type_that_is_not_supported_is_refused_by_name(kind: str) -> None:
     config = _config()

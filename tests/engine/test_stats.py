@@ -1,7 +1,6 @@
 """What the metrics show after a known sequence of events, and what a registry that fails costs."""
 
 import math
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +10,6 @@ from engine.metrics import RecordingRegistry, finished_sequence
 from engine.scheduling import SECONDS
 from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
-from llama_engine.observability import metrics
-from llama_engine.observability.metrics import METRICS, Metric
 from llama_engine.observability.stats import Stats
 from llama_engine.sequence import FAILURE, Completion, Result
 
@@ -148,22 +145,3 @@ def test_a_failed_update_is_retried_and_only_an_observation_is_lost(
     assert registry.levels == IDLE
     assert sum(map(len, registry.observations.values())) == (5 if method == "observe" else 6)
     assert "1 updates of the metrics failed" in caplog.text
-
-
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_a_metric_follows_the_conventions_of_prometheus(metric: Metric) -> None:
-    assert re.fullmatch(r"llama(_[a-z]+)+", metric.name)
-    # Counters end in _total, times are in seconds, and any other name contains its unit; _info has its value in labels.
-    assert metric.name.endswith("_total") == (metric.kind == "counter")
-    units = {"seconds", "tokens", "rows", "slots", "steps", "requests", "cancellations", "errors", "restarts"}
-    assert units & set(metric.name.split("_")) or (metric.name.endswith("_info") and metric.info)
-    assert metric.help.endswith(".")
-    assert bool(metric.buckets) == (metric.kind == "histogram")
-    assert list(metric.buckets) == sorted(set(metric.buckets))
-    assert bool(metric.label) == (metric.values != ("",))
-
-
-def test_every_metric_is_registered_under_a_name_of_its_own() -> None:
-    """Triton registers METRICS; a metric that is missing there can't be counted."""
-    assert {one for one in vars(metrics).values() if isinstance(one, Metric)} == set(METRICS)
-    assert len({metric.name for metric in METRICS}) == len(METRICS)

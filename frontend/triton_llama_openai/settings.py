@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,7 +22,18 @@ class InvalidSettingsError(Exception):
 
 
 @dataclass(frozen=True)
-class Choice:
+class Bound(ABC):
+    """What a setting means, and which values it may have."""
+
+    meaning: str
+
+    @abstractmethod
+    def parse(self, text: str) -> object:
+        """Return the value, or raise ValueError with the bound."""
+
+
+@dataclass(frozen=True)
+class Choice(Bound):
     """One of a fixed set of words."""
 
     words: tuple[str, ...]
@@ -34,7 +46,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Integer:
+class Integer(Bound):
     """An integer in [low, high]."""
 
     low: int
@@ -49,7 +61,7 @@ class Integer:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Bound):
     """A non-empty string."""
 
     def parse(self, text: str) -> str:
@@ -60,7 +72,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class File:
+class File(Bound):
     """A path of a file that exists."""
 
     def parse(self, text: str) -> Path:
@@ -69,9 +81,6 @@ class File:
         if not text.strip() or not path.is_file():
             raise ValueError("must be a file that exists")
         return path
-
-
-Bound = Choice | Integer | Text | File
 
 
 @dataclass(frozen=True)
@@ -122,10 +131,7 @@ class Settings:
                 near = get_close_matches(name, BOUNDS, 1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise InvalidSettingsError(f"{source}: unknown setting{hint}; known are {', '.join(sorted(BOUNDS))}")
-            try:
-                values[name] = BOUNDS[name].parse(text)
-            except ValueError as error:
-                raise InvalidSettingsError(f"{source}: {name} {error}, got {text!r}") from None
+            values[name] = _value(name, source, text)
         if "models_file" in values and (both := sorted(values.keys() & _ONE_MODEL)):
             raise InvalidSettingsError(f"models_file lists the models, so {both[0]} can't be given as well")
         if "models_file" not in values:
@@ -134,58 +140,48 @@ class Settings:
 
 
 BOUNDS: Mapping[str, Bound] = {
-    "host": Text(),
-    "port": Integer(0, 65535),
-    "triton": Text(),
-    "model": Text(),
-    "tokenizer": Text(),
-    "revision": Text(),
-    "served_name": Text(),
-    "chat_template": File(),
-    "tool_form": Choice(("auto", "hermes", "llama3_json")),
-    "max_model_len": Integer(2, 1 << 20),
-    "models_file": File(),
-    "api_keys_file": File(),
-    "allowed_origins": Text(),
-    "stream_interval_ms": Integer(0, 1000),
-    "request_timeout": Integer(1, 86400),
-    "grace": Integer(0, 86400),
-    "max_body_bytes": Integer(1024, 1 << 30),
-    "max_messages": Integer(1, 1 << 20),
-    "max_prompts": Integer(1, 1 << 16),
-    "max_requests": Integer(1, 1 << 20),
-    "max_connections": Integer(1, 1 << 20),
-    "body_timeout": Integer(1, 3600),
-    "log_requests": Choice(("none", "summary", "prompts")),
-}
-
-MEANINGS: Mapping[str, str] = {
-    "host": "address to listen on; 0.0.0.0 is every IPv4 address of this machine",
-    "port": "port to listen on; 0 is any free one, which is printed",
-    "triton": "Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS",
-    "model": "the model's name in Triton; it must be loaded under the config streaming",
-    "tokenizer": "folder or hub id of the served checkpoint, for its tokenizer, chat template and context; default: "
-    "the server's LLAMA_MODEL, else the embedded checkpoint",
-    "revision": "branch, tag or commit of a hub id; default: the server's LLAMA_REVISION where the tokenizer is its "
-    "LLAMA_MODEL, else the default branch",
-    "served_name": "the name that requests give as model; default: the folder's name or the hub id",
-    "chat_template": "file of a Jinja template, over the checkpoint's own",
-    "tool_form": "how the model writes tool calls; auto reads it off the chat template",
-    "max_model_len": "the server's; default: its LLAMA_MAX_MODEL_LEN, else the checkpoint's context, at most 4096",
-    "models_file": "JSON list of several models, each with the eight settings above (docs/openai.md); "
-    "triton is the default of theirs",
-    "api_keys_file": "a key a line; without it no key is asked for",
-    "allowed_origins": "origins of browser pages that may call, with commas between; * is any (CORS)",
-    "stream_interval_ms": "milliseconds between two chunks of a stream at least; tokens of that time share one",
-    "request_timeout": "seconds of a request at most",
-    "grace": "seconds that accepted requests have to end after SIGTERM",
-    "max_body_bytes": "bytes of a request's body at most",
-    "max_messages": "messages of a conversation at most",
-    "max_prompts": "prompts of one completion request at most",
-    "max_requests": "requests in flight at most; one more is refused with 503",
-    "max_connections": "open connections at most; one more is answered about health and metrics only, else with 503",
-    "body_timeout": "seconds for a request's headers to arrive, and again for its body",
-    "log_requests": "a log line for each request: summary, prompts (with its prompt), or none",
+    "host": Text("address to listen on; 0.0.0.0 is every IPv4 address of this machine"),
+    "port": Integer("port to listen on; 0 is any free one, which is printed", 0, 65535),
+    "triton": Text("Triton's gRPC endpoint: HOST:PORT, or grpcs://HOST:PORT for TLS"),
+    "model": Text("the model's name in Triton; it must be loaded under the config streaming"),
+    "tokenizer": Text(
+        "folder or hub id of the served checkpoint, for its tokenizer, chat template and context; default: the "
+        "server's LLAMA_MODEL, else the embedded checkpoint"
+    ),
+    "revision": Text(
+        "branch, tag or commit of a hub id; default: the server's LLAMA_REVISION where the tokenizer is its "
+        "LLAMA_MODEL, else the default branch"
+    ),
+    "served_name": Text("the name that requests give as model; default: the folder's name or the hub id"),
+    "chat_template": File("file of a Jinja template, over the checkpoint's own"),
+    "tool_form": Choice(
+        "how the model writes tool calls; auto reads it off the chat template", ("auto", "hermes", "llama3_json")
+    ),
+    "max_model_len": Integer(
+        "the server's; default: its LLAMA_MAX_MODEL_LEN, else the checkpoint's context, at most 4096", 2, 1 << 20
+    ),
+    "models_file": File(
+        "JSON list of several models, each with the eight settings above (docs/openai.md); triton is the default "
+        "of theirs"
+    ),
+    "api_keys_file": File("a key a line; without it no key is asked for"),
+    "allowed_origins": Text("origins of browser pages that may call, with commas between; * is any (CORS)"),
+    "stream_interval_ms": Integer(
+        "milliseconds between two chunks of a stream at least; tokens of that time share one", 0, 1000
+    ),
+    "request_timeout": Integer("seconds of a request at most", 1, 86400),
+    "grace": Integer("seconds that accepted requests have to end after SIGTERM", 0, 86400),
+    "max_body_bytes": Integer("bytes of a request's body at most", 1024, 1 << 30),
+    "max_messages": Integer("messages of a conversation at most", 1, 1 << 20),
+    "max_prompts": Integer("prompts of one completion request at most", 1, 1 << 16),
+    "max_requests": Integer("requests in flight at most; one more is refused with 503", 1, 1 << 20),
+    "max_connections": Integer(
+        "open connections at most; one more is answered about health and metrics only, else with 503", 1, 1 << 20
+    ),
+    "body_timeout": Integer("seconds for a request's headers to arrive, and again for its body", 1, 3600),
+    "log_requests": Choice(
+        "a log line for each request: summary, prompts (with its prompt), or none", ("none", "summary", "prompts")
+    ),
 }
 
 _ONE_MODEL = {"model", "tokenizer", "revision", "served_name", "chat_template", "tool_form", "max_model_len"}
@@ -198,14 +194,18 @@ def _of_the_server(environment: Mapping[str, str], given: Mapping[str, object]) 
     # Another tokenizer has revisions of its own.
     if given.get("tokenizer") in (None, environment.get("LLAMA_MODEL")):
         variables["revision"] = "LLAMA_REVISION"
-    values: dict[str, object] = {}
-    for name, variable in variables.items():
-        if text := environment.get(variable):
-            try:
-                values[name] = BOUNDS[name].parse(text)
-            except ValueError as error:
-                raise InvalidSettingsError(f"environment variable {variable}: {name} {error}, got {text!r}") from None
-    return values
+    return {
+        name: _value(name, f"environment variable {variable}", text)
+        for name, variable in variables.items()
+        if (text := environment.get(variable))
+    }
+
+
+def _value(name: str, source: str, text: str) -> object:
+    try:
+        return BOUNDS[name].parse(text)
+    except ValueError as error:
+        raise InvalidSettingsError(f"{source}: {name} {error}, got {text!r}") from None
 
 
 def option(name: str) -> str:
@@ -223,5 +223,5 @@ def _option_parser() -> argparse.ArgumentParser:
     for name in BOUNDS:
         default = getattr(Settings, name)
         shown = "" if default is None else f" (default: {default})"
-        parser.add_argument(option(name), metavar="VALUE", help=MEANINGS[name] + shown)
+        parser.add_argument(option(name), metavar="VALUE", help=BOUNDS[name].meaning + shown)
     return parser

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import httpx
+import psutil
 from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
 
@@ -19,9 +20,6 @@ SETTLED_WITHIN_S = 120.0
 
 LEVELS = ("llama_slots_in_use", "llama_waiting_rows", "nv_inference_pending_request_count")
 """Metrics that are 0 when the server is idle."""
-
-PROCESS = ("rss_mib", "descriptors", "threads")
-"""Columns of a process."""
 
 Readings = Mapping[metrics.Series, float]
 """The metrics endpoint's values, by name and labels."""
@@ -49,28 +47,19 @@ def of(processes: ServerProcesses, endpoint: int | None = None) -> dict[str, flo
     processes; absent without CUDA. triton_*, model_*, endpoint_*: of tritonserver, of the models' processes together,
     of the OpenAI endpoint, absent without one; rss_mib is resident memory.
 
-    Raises OSError if a process has ended, CalledProcessError if nvidia-smi fails.
+    Raises OSError or psutil.Error if a process has ended, CalledProcessError if nvidia-smi fails.
     """
     shared = regions(region_prefixes(processes.triton))
     found = {"shared_memory_mib": sum(region.stat().st_blocks * 512 for region in shared) / 2**20}
     if (vram := environment.vram_mib()) is not None:
         found["vram_mib"] = vram
-    endpoints = () if endpoint is None else (endpoint,)
-    for name, pids in (("triton", (processes.triton,)), ("model", processes.models), ("endpoint", endpoints)):
-        if pids:
-            sums = map(sum, zip(*map(_of_process, pids), strict=True))
-            found |= {f"{name}_{column}": value for column, value in zip(PROCESS, sums, strict=True)}
+    for name, pids in (("triton", [processes.triton]), ("model", processes.models), ("endpoint", [endpoint])):
+        own = [psutil.Process(pid) for pid in pids if pid is not None]
+        if own:
+            found[f"{name}_rss_mib"] = sum(process.memory_info().rss for process in own) / 2**20
+            found[f"{name}_descriptors"] = sum(process.num_fds() for process in own)
+            found[f"{name}_threads"] = sum(process.num_threads() for process in own)
     return found
-
-
-def _of_process(pid: int) -> list[float]:
-    """Return the values of PROCESS."""
-    try:
-        memory = environment.status_kib(pid, "smaps_rollup", "Rss") / 1024
-    except ValueError as error:
-        # A zombie's file is empty.
-        raise ProcessLookupError(f"process {pid} has ended") from error
-    return [memory, *(sum(1 for _ in Path(f"/proc/{pid}/{folder}").iterdir()) for folder in ("fd", "task"))]
 
 
 def read(server: LocalTriton) -> Readings:

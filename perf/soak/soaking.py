@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
+import psutil
 from triton_llama import TritonLlamaError
 from triton_local.errors import LauncherError
 
@@ -37,6 +38,7 @@ _SHORTEST_INTERVAL_S = 0.5
 """Tokens per second over less are chance."""
 _GONE = (
     OSError,
+    psutil.Error,
     RuntimeError,
     ValueError,
     subprocess.SubprocessError,

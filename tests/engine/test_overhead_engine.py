@@ -3,12 +3,8 @@
 from statistics import StatisticsError
 
 import pytest
-import torch
-from engine.oracle import oracle
 from llama_engine.model.cpu_runner import CompiledLlama
-from llama_engine.model.loader import EMBEDDED, Checkpoint
-from llama_engine.model.model_runner import Chunk
-from llama_engine.model.torch_runner import TorchRunner
+from llama_engine.model.loader import EMBEDDED
 
 from perf.load.protocols import Request
 from perf.overhead.account import full_steps
@@ -96,35 +92,3 @@ def test_every_part_of_the_engine_is_timed_and_every_pass_recorded_and_repeated(
     assert [one[:3] for one in again] == [one[:3] for one in noted]
     assert len(seconds) == len(noted)
     assert min(seconds) > 0
-
-
-def test_repeated_passes_compute_the_hidden_states_of_the_recorded_ones(
-    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tokens and positions are kept as they were: the engine changes its tensors in place."""
-    shape = fp32.cache_shape(2)
-    slots, tokens, positions = torch.tensor([1, 0]), torch.tensor([5, 6]), torch.tensor([4, 6])
-    with torch.inference_mode(), recording() as passes:
-        model = fp32.runner(shape)
-        model.prefill([Chunk(1, 0, [5] * 4), Chunk(0, 0, [5] * 3)])
-        model.prefill([Chunk(0, 3, [5] * 3)])
-        model.decode(slots, tokens, positions, 7)
-        tokens.zero_()
-        positions.add_(9)
-    seen: list[torch.Tensor] = []
-    decode = TorchRunner.decode
-
-    def keeping(*arguments: object) -> object:
-        seen.append(decode(*arguments))  # type: ignore[arg-type]  # as they come
-        return seen[-1]
-
-    monkeypatch.setattr(TorchRunner, "decode", keeping)
-    repeated(fp32, shape, passes, lambda: None)
-    with torch.inference_mode():
-        decoder = oracle(fp32).model
-        texts = [torch.tensor([[5] * 5]), torch.tensor([[5] * 6 + [6]])]
-        expected = torch.cat([decoder(text).last_hidden_state[:, -1] for text in texts])
-        found = torch.nn.functional.rms_norm(
-            seen[0], expected.shape[-1:], decoder.norm.weight, fp32.config.rms_norm_eps
-        )
-    assert torch.allclose(found, expected, atol=1e-4)

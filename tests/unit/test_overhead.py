@@ -1,4 +1,4 @@
-"""The overhead account: the stopwatch, the tree of parts, the server's counters as parts, and the picture of all."""
+"""The overhead account: the stopwatch, the tree of parts, and the server's counters as parts."""
 
 import os
 
@@ -7,7 +7,6 @@ import pytest
 from perf.overhead.processes import MODEL, ServerProcesses
 from perf.overhead.served import Served, processor_parts, request_parts
 from perf.overhead.stopwatch import Node, flatten, stopwatch
-from perf.report.plots import icicle
 
 
 class Work:
@@ -90,17 +89,7 @@ def test_a_server_without_a_model_process_is_refused() -> None:
         ServerProcesses.of(os.getpid())
 
 
-def test_the_picture_names_all_parts_with_room_and_a_negative_rest_has_no_width() -> None:
+def test_the_cores_of_a_load_are_those_of_its_processes_and_the_rest() -> None:
     cores = processor_parts(_served())
     assert cores.seconds == 10.0 * len(os.sched_getaffinity(0))
-    whole = Node("all", seconds=1.0)
-    whole.take("more than all", 1.25)
-    parts = [*flatten(request_parts(_served(), 0.1), 20), *flatten(cores, 40), *flatten(whole, 1)]
-    assert [part.seconds for part in parts[-3:]] == [1.0, 1.25, -0.25]
-    drawn = icicle(parts, "a made-up load")
-    # Letters are outlines, with the text in a comment.
-    for words in ("a made-up load", "mean request: 6 s of one request", "decode steps 50.0 %", MODEL):
-        assert f"<!-- {words}" in drawn
-    # A share of 1.7 % is too narrow for a name.
-    for words in ("tokenization", "the rest of all"):
-        assert f"<!-- {words}" not in drawn
+    assert {name: part.seconds for name, part in cores.parts.items()} == {MODEL: 8.0, "tritonserver": 0.5}

@@ -30,10 +30,6 @@ class NoTimeError(SkippedError):
     """The smallest measurement takes longer than the time left; `str()` gives both."""
 
 
-class StillAtWorkError(Exception):
-    """The server has not answered a load in time, so no other one may follow."""
-
-
 class Budget:
     """A run's seconds, counted from when this is created."""
 
@@ -88,7 +84,9 @@ class Course:
         What ends the server's measurements is the reason of all loads that are left: it can't run, or it has not
         answered a load in time and may still be computing it. least: seconds without which it is not started.
         """
-        left = {key: load for key, load in loads.items() if not self.has(key)}
+        # A task that could not run is tried again.
+        there = {key for key, found in self.results.measurements.items() if "not_run" not in found}
+        left = {key: load for key, load in loads.items() if key not in there}
         if not left:
             self.budget.say(f"{', '.join(loads)}: there already")
             return
@@ -104,9 +102,7 @@ class Course:
                     self.note(key, found)
                     del left[key]
                     if found.get("unanswered"):
-                        raise StillAtWorkError(
-                            f"{found['unanswered']} requests of the last load weren't answered in time"
-                        )
+                        raise RuntimeError(f"{found['unanswered']} requests of the last load weren't answered in time")
         except Exception as error:  # noqa: BLE001 - any library may raise; the reason is recorded and printed
             for key in left:
                 self.note(key, {**name, "not_run": reason(error)})
@@ -118,11 +114,6 @@ class Course:
         left = max(self.budget.left, 0.0)
         if seconds > left:
             raise NoTimeError(f"the smallest measurement takes {seconds:.0f} s; {left:.0f} s are left of --budget")
-
-    def has(self, key: str) -> bool:
-        """Return whether that is measured already; a task that could not run is tried again."""
-        found = self.results.measurements.get(key)
-        return found is not None and "not_run" not in found
 
     def note(self, key: str, found: Measurement) -> None:
         """Write a measurement and print it in a line: its own `in_short`, if it has one."""

@@ -15,10 +15,10 @@ requests always wait there, too. In a result's file:
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def account(
     environment |= {"LLAMA_SLOTS": str(slots), "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len)}
     engine, answered, alone = [], [], []
     with local_triton(variant=VARIANT, model=str(checkpoint), environment=environment) as server:
-        runs_with = read_back(server).to_json()
+        settings = {"environment": environment, "variant": VARIANT, **read_back(server).to_json()}
         serve(server, asked[:slots], 2 * slots)
         for repetition in range(1, REPETITIONS + 1):
             say(f"bare engine, server, passes alone: {repetition} of {REPETITIONS}")
@@ -81,26 +81,10 @@ def account(
         *flatten(request_parts(answered[-1], whole.part(TOKENIZATION).seconds / count), tokens / count),
         *flatten(processor_parts(answered[-1]), tokens),
     ]
+    load = {"mix": MIX, "requests": count, "concurrency": 2 * slots, "output_tokens": tokens, "slots": slots}
     return {
-        "settings": {
-            "checkpoint": checkpoint.name,
-            "quantization": quantization,
-            "mix": MIX,
-            "requests": count,
-            "concurrency": 2 * slots,
-            "output_tokens": tokens,
-            "threads": threads,
-            "slots": slots,
-            "max_model_len": bare.max_model_len,
-            "server": {"variant": VARIANT, **runs_with},
-        },
-        "runs": {
-            kind: {
-                "seconds": [round(one, 3) for one in taken],
-                "tokens_per_second": round(tokens / statistics.median(taken), 1),
-            }
-            for kind, taken in seconds.items()
-        },
+        "settings": {"checkpoint": checkpoint.name, "quantization": quantization, **load, "server": settings},
+        "runs": {kind: {"tokens_per_second": round(tokens / median(its), 1)} for kind, its in seconds.items()},
         "steps": full_steps(bare, engine, noted, alone, rates),
         "parts": [asdict(part) for part in parts],
     }
@@ -119,12 +103,12 @@ def full_steps(
     if no step decoded in every slot.
     """
     shape, config = bare.engine.plan.shape, bare.checkpoint.config
-    positions = statistics.fmean(one.positions for one in runs[0].full_steps)
+    positions = fmean(one.positions for one in runs[0].full_steps)
     steps = zip(*([one.seconds for one in run.full_steps] for run in runs), strict=True)
-    step = statistics.fmean(map(min, steps))
+    step = fmean(map(min, steps))
     # The head's pass follows the decoder's.
     places = [place for place, one in enumerate(noted) if (one.method, one.rows) == ("decode", shape.slots)]
-    alone = statistics.fmean(min(each[place] + each[place + 1] for each in repeated) for place in places)
+    alone = fmean(min(each[place] + each[place + 1] for each in repeated) for place in places)
     weights: Weights = "int8" if "int8" in bare.checkpoint.info.linears else unquantized()
     size = Costs(config, weights, rates).weight_bytes + positions * shape.bytes_per_token
     limit = size / rates.read(size)

@@ -150,6 +150,12 @@ def test_cached_tokens_are_those_that_the_first_choice_found(
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
+def test_prompt_logprobs_are_those_of_the_model(served: Endpoint) -> None:
+    first, second, *_ = served.chat(prompt_logprobs=1).json()["prompt_logprobs"]
+    assert first is None
+    assert second["0"]["logprob"] == -0.5
+
+
 def test_fields_without_effect_are_named_in_a_header(served: Endpoint) -> None:
     response = served.chat(user="me", metadata={"a": "b"}, store=False, temperature=0.5)
     assert response.status_code == 200

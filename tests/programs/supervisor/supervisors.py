@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from triton_supervisor.process_table import children, model_processes
+from triton_supervisor.process_table import children, model_processes, read_process
 
 PATIENCE_S = 30.0
 _FAKE = Path(__file__).with_name("fake_tritonserver.py")
@@ -48,10 +48,8 @@ def free_port() -> int:
 
 def alive(pid: int) -> bool:
     """Return whether a process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    process = read_process(pid)
+    return process is not None and not process.ended
 
 
 class Supervisor:

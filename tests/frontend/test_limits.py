@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, endpoint, error_of
+from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.connections import LARGEST_HEAD, PROBES
@@ -43,27 +43,25 @@ def test_messages_and_prompts_beyond_the_bound_are_refused(triton: FakeTriton) -
         assert served.complete(prompt=["a"] * 2).status_code == 200
 
 
-def test_tokens_beyond_the_context_are_refused_before_they_reach_the_model(triton: FakeTriton) -> None:
-    with endpoint(triton.port) as served:
-        for prompt in ([1] * 512, [[1], [1] * 1000]):
-            error = error_of(served.complete(prompt=prompt, echo=True))
-            assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
-            assert "maximum context length is 512 tokens" in str(error["message"])
-        assert not triton.asked
-        assert served.complete(prompt=[1] * 511).status_code == 200
+def test_tokens_beyond_the_context_are_refused_before_they_reach_the_model(
+    served: Endpoint, triton: FakeTriton
+) -> None:
+    for prompt in ([1] * 512, [[1], [1] * 1000]):
+        error = error_of(served.complete(prompt=prompt, echo=True))
+        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+        assert "maximum context length is 512 tokens" in str(error["message"])
+    assert not triton.asked
+    assert served.complete(prompt=[1] * 511).status_code == 200
 
 
-def test_log_probabilities_of_prompts_are_bounded_in_total(triton: FakeTriton) -> None:
-    with endpoint(triton.port) as served:
-        many = ["a" * 5000] * 128
-        for fields in ({"prompt_logprobs": 20}, {"prompt_logprobs": 1, "n": 16}, {"logprobs": 20, "echo": True}):
-            error = error_of(served.complete(prompt=many, **fields))
-            assert error["param"] == next(iter(fields))
-            assert "at most 524288" in str(error["message"])
-        assert not triton.asked
-        assert served.complete(prompt=many[:4], prompt_logprobs=20).status_code == 200
-        assert served.complete(prompt=many, logprobs=1, echo=True).status_code == 200
-        assert served.complete(prompt=many, logprobs=20).status_code == 200
+def test_log_probabilities_of_prompts_are_bounded_in_total(served: Endpoint, triton: FakeTriton) -> None:
+    many = ["a" * 5000] * 128
+    for fields in ({"prompt_logprobs": 20}, {"prompt_logprobs": 1, "n": 16}, {"logprobs": 20, "echo": True}):
+        check_refusal(served.complete(prompt=many, **fields), next(iter(fields)), "at most 524288")
+    assert not triton.asked
+    assert served.complete(prompt=many[:4], prompt_logprobs=20).status_code == 200
+    assert served.complete(prompt=many, logprobs=1, echo=True).status_code == 200
+    assert served.complete(prompt=many, logprobs=20).status_code == 200
 
 
 def test_a_request_beyond_those_in_flight_is_refused_until_one_ends(triton: FakeTriton) -> None:
@@ -143,8 +141,8 @@ def test_a_connection_whose_headers_do_not_come_is_closed(triton: FakeTriton, be
     ],
     ids=["headers", "address", "trailers"],
 )
-def test_headers_without_end_are_refused(triton: FakeTriton, begun: bytes) -> None:
-    with endpoint(triton.port) as served, served.begin(begun) as connection:
+def test_headers_without_end_are_refused(served: Endpoint, begun: bytes) -> None:
+    with served.begin(begun) as connection:
         # It may be closed while this is still sending.
         with suppress(ConnectionError):
             for _ in range(1000):
@@ -153,11 +151,10 @@ def test_headers_without_end_are_refused(triton: FakeTriton, begun: bytes) -> No
         assert served.http.get("/health/live").status_code == 200
 
 
-def test_headers_beyond_the_bound_are_refused_by_their_bound(triton: FakeTriton) -> None:
-    with endpoint(triton.port) as served:
-        answer = _all(served.begin(b"GET /v1/models HTTP/1.1\r\nX-Large: ".ljust(LARGEST_HEAD + 1, b"a")))
-        assert answer.startswith(b"HTTP/1.1 431")
-        assert b"at most 65536 bytes" in answer
+def test_headers_beyond_the_bound_are_refused_by_their_bound(served: Endpoint) -> None:
+    answer = _all(served.begin(b"GET /v1/models HTTP/1.1\r\nX-Large: ".ljust(LARGEST_HEAD + 1, b"a")))
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b"at most 65536 bytes" in answer
 
 
 def test_keys_are_asked_for_where_requests_are_answered_and_not_for_health(triton: FakeTriton, tmp_path: Path) -> None:
@@ -177,17 +174,16 @@ def test_keys_are_asked_for_where_requests_are_answered_and_not_for_health(trito
             assert served.http.get("/v1/models", headers=headers_of_key).status_code == 200
 
 
-def test_a_browser_page_may_call_only_from_an_allowed_origin(triton: FakeTriton) -> None:
+def test_a_browser_page_may_call_only_from_an_allowed_origin(served: Endpoint, triton: FakeTriton) -> None:
     origin = {"origin": "https://chat.example"}
     asked = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    with endpoint(triton.port, allowed_origins="https://chat.example, https://other.example") as served:
-        allowed = served.http.options("/v1/chat/completions", headers=asked)
+    assert "access-control-allow-origin" not in served.http.get("/v1/models", headers=origin).headers
+    with endpoint(triton.port, allowed_origins="https://chat.example, https://other.example") as open_to:
+        allowed = open_to.http.options("/v1/chat/completions", headers=asked)
         assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
-        assert served.http.get("/v1/models", headers=origin).headers["access-control-allow-origin"]
-        elsewhere = served.http.get("/v1/models", headers={"origin": "https://evil.example"})
+        assert open_to.http.get("/v1/models", headers=origin).headers["access-control-allow-origin"]
+        elsewhere = open_to.http.get("/v1/models", headers={"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in elsewhere.headers
-    with endpoint(triton.port) as served:
-        assert "access-control-allow-origin" not in served.http.get("/v1/models", headers=origin).headers
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n\n"])

@@ -14,7 +14,6 @@ from triton_llama import SamplingParams
 from perf import metrics
 from perf.environment import ROOT
 from perf.soak.__main__ import sections
-from perf.soak.libraries import LIBRARIES
 from perf.soak.observed import Course, Life, Sample, Soaked
 from perf.soak.picture import MOST_ROWS, columns, picture
 from perf.soak.soaking import ROWS_DEPEND
@@ -23,7 +22,7 @@ from perf.soak.users import kinds
 from perf.soak.verdict import FIGURES, Outcome, judge, lines, passed
 
 MEMORY = "memory of the model's process"
-KINDS = kinds(True, LIBRARIES)
+KINDS = kinds(streams=True)
 
 ALL = {"stop": 5, "length": 95, "cancelled": 4, "invalid": 7, "unavailable": 0, "error": 0}
 

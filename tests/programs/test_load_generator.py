@@ -17,8 +17,8 @@ from aiohttp import web
 
 from perf.environment import ROOT
 from perf.load.arrivals import Closed, Poisson
-from perf.load.generator import LoadError, drive
-from perf.load.protocols import Protocol, Request, Target
+from perf.load.generator import LoadError, drive, generate
+from perf.load.protocols import Request, Target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PATH = "/v2/models/llama/generate_stream"
@@ -128,11 +128,10 @@ async def test_measured_requests_do_not_wait_for_the_warm_up() -> None:
 
     async with serving(hold) as target:
         asked = [Request(prompt, 1) for prompt in ("warm", "first", "second", "third")]
-        run = await asyncio.to_thread(drive, target, asked, Closed(2), 1, 60.0)
-    assert [record.error for record in run.records] == [""] * 4
-    assert len(run.measured) == 3
-    ended = [record.ended for record in run.records]
-    for record in run.records[2:]:
+        records = await asyncio.to_thread(generate, target, asked, Closed(2), 60.0)
+    assert [record.error for record in records] == [""] * 4
+    ended = [record.ended for record in records]
+    for record in records[2:]:
         assert record.scheduled in ended, "a user is free when its previous answer has arrived"
 
 
@@ -151,7 +150,7 @@ async def test_an_open_loop_sends_without_waiting_for_answers() -> None:
     arrivals = Poisson(300.0, 5)
     async with serving(hold) as target:
         asked = [Request(str(number), 1) for number in range(count)]
-        records = (await asyncio.to_thread(drive, target, asked, arrivals, 0, 60.0)).records
+        records = await asyncio.to_thread(generate, target, asked, arrivals, 60.0)
     assert [record.error for record in records] == [""] * count
     assert sorted(prompts, key=int) == [str(number) for number in range(count)], "each was sent once"
     assert [record.scheduled for record in records] == arrivals.moments(count)
@@ -163,21 +162,9 @@ def test_an_unreachable_server_is_recorded() -> None:
         # Bound, so that no other process gets the port, but not listening.
         held.bind(("127.0.0.1", 0))
         target = Target("test", "fastapi", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
-        (refused,) = drive(target, [Request("a", 1)], Closed(8), 0, 30.0).records
+        (refused,) = generate(target, [Request("a", 1)], Closed(8), 30.0)
     assert refused.error == "connection failed: Connection refused"
     assert refused.sent is not None
-
-
-@pytest.mark.parametrize(
-    ("protocol", "warmup", "error", "message"),
-    [
-        ("fastapi", 1, ValueError, "warmup is 1, must be 0 … 0"),
-        ("no such protocol", 0, LoadError, "^the load generator ended with code 1: KeyError: 'no such protocol'$"),
-    ],
-)
-def test_an_impossible_load_is_an_error(protocol: Protocol, warmup: int, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        drive(Target("test", protocol, "http://127.0.0.1:1", "llama"), [Request("a", 1)], Closed(1), warmup, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from engine.scheduling import SECONDS
+from llama_engine.api.request_parser import RequestParser
+from llama_engine.engine import Engine
+from llama_engine.observability.log import RequestLog
+from llama_engine.observability.request_counts import RequestCounts
+from llama_engine.observability.stats import Stats
+from llama_engine.response_dispatcher import ResponseDispatcher
+from llama_engine.triton.config import QueuePolicy
 from numpy.typing import NDArray
 
 FINAL = 1
@@ -104,7 +114,7 @@ def text(*rows: str) -> NDArray[Any]:
 
 
 def install() -> None:
-    """Stand in for the module; before anything that imports it."""
+    """Stand in for the module."""
     module = ModuleType("triton_python_backend_utils")
     module.__dict__.update(
         Tensor=Tensor,
@@ -115,3 +125,22 @@ def install() -> None:
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
     )
     sys.modules.setdefault("triton_python_backend_utils", module)
+
+
+install()
+
+from llama_engine.triton import requests  # noqa: E402 - imports what is installed above
+from llama_engine.triton.tensors import release_tensors  # noqa: E402 - as above
+
+
+@contextmanager
+def decoding(engine: Engine, stats: Stats, log_level: str) -> Iterator[requests.RequestDecoder]:
+    """A decoder of an engine's requests whose responses are sent at the latest at the end."""
+    dispatcher, counts = ResponseDispatcher(), RequestCounts({}, "llama")
+    parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
+    yield requests.RequestDecoder(
+        engine, parser, QueuePolicy(), True, True, RequestLog(log_level), stats, counts, dispatcher
+    )
+    assert dispatcher.close(SECONDS)
+    stats.close(SECONDS)
+    release_tensors()

@@ -1,6 +1,5 @@
 """The engine at its limits: values that are not finite, the shortest sequences and caches; and what ends a text."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,9 +10,9 @@ import pytest
 import torch
 from engine.engines import alone, completions, engine_of, spoil_cache
 from engine.forward_passes import ForwardPass, watching
-from engine.prompts import random_prompt, request_of, requests_of
+from engine.prompts import request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.engine import Engine, StepResult
+from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.kernels import reference
 from llama_engine.kernels.selection import DecodeAttention, Kernels
@@ -62,11 +61,6 @@ def test_a_sequence_that_is_not_finite_fails_alone_and_spoils_no_later_one_in_it
     assert engine.generate(requests) == expected
 
 
-def test_no_requests_have_no_results_and_an_empty_step_does_nothing(engine: Engine) -> None:
-    assert engine.generate([]) == []
-    assert engine.step() == StepResult()
-
-
 def test_a_sequence_of_one_token_needs_no_decode_step(fp32: Checkpoint, engine: Engine) -> None:
     passes: list[int] = []
     with watching(lambda one: passes.append(one.number)):
@@ -100,38 +94,6 @@ def test_the_shortest_cache_warms_up_and_generates_a_token(fp32: Checkpoint) -> 
     engine = engine_of(replace(fp32, max_model_len=2), 1)
     engine.warm_up()
     assert completions(engine, [GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)])
-
-
-def _part_of(text: str, randomness: random.Random) -> str:
-    start = randomness.randrange(len(text))
-    return text[start : start + randomness.randint(1, 8)]
-
-
-def test_a_stop_string_ends_a_text_exactly_before_it(fp32: Checkpoint, engine: Engine) -> None:
-    randomness = random.Random(12)
-    prompts = [random_prompt(fp32.tokenizer, range(3, 30), randomness)[1] for _ in range(8)]
-    free = [GenerationRequest(prompt="", prompt_tokens=prompt, max_tokens=24) for prompt in prompts]
-    texts = [completion.text for completion in completions(engine, free)]
-    words = [_part_of(text, randomness) for text in texts]
-    stopped = [replace(one, stop_words=(b"\x00never", word.encode())) for one, word in zip(free, words, strict=True)]
-    for completion, text, word in zip(completions(engine, stopped), texts, words, strict=True):
-        assert completion.text == text[: text.find(word)]
-        assert completion.finish_reason == "stop"
-        assert completion.num_output_tokens <= 24
-
-
-def test_bad_words_never_appear(fp32: Checkpoint, engine: Engine) -> None:
-    randomness = random.Random(40)
-    free = [replace(one, temperature=randomness.choice((0.7, 1.2, 2.0))) for one in requests_of(fp32, 16, 12, 24)]
-    banned = []
-    for request, completion in zip(free, completions(engine, free), strict=True):
-        words = {_part_of(completion.text, randomness) for _ in range(randomness.randint(1, 4))}
-        # U+FFFD stands for invalid UTF-8, which can't be banned.
-        words = {word for word in words if "\ufffd" not in word} or {"e"}
-        banned.append(replace(request, bad_words=tuple(word.encode() for word in words)))
-    for request, completion in zip(banned, completions(engine, banned), strict=True):
-        assert not any(word.decode() in completion.text for word in request.bad_words), request
-        assert completion.num_output_tokens == 24
 
 
 def test_chunks_have_the_tokens_of_the_setting_and_join_to_the_completion(fp32: Checkpoint) -> None:

@@ -6,30 +6,17 @@ import gc
 import random
 import time
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
-from engine import backend_utils
-from engine.backend_utils import Request
+from engine.backend_utils import Request, decoding
 from engine.engines import engine_of
 from engine.metrics import RecordingRegistry
 from engine.scheduling import SECONDS, STUCK_SECONDS
-from llama_engine.api.request_parser import RequestParser
 from llama_engine.model.loader import Checkpoint
-from llama_engine.observability.log import RequestLog
 from llama_engine.observability.metrics import Metric
-from llama_engine.observability.request_counts import RequestCounts
 from llama_engine.observability.stats import Stats
-from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.scheduler import Scheduler
-from llama_engine.triton.config import QueuePolicy
-
-backend_utils.install()
-
-from llama_engine.triton.requests import RequestDecoder  # noqa: E402 - imports what is installed above
-from llama_engine.triton.tensors import release_tensors  # noqa: E402 - as above
 
 SLOTS = 16
 WARM_UP, MEASURED = 20, 40
@@ -44,24 +31,6 @@ class _ForgetfulRegistry(RecordingRegistry):
 
     def observe(self, metric: Metric, amount: float) -> None:
         pass
-
-
-@contextmanager
-def _serving(checkpoint: Checkpoint) -> Iterator[tuple[RequestDecoder, Scheduler]]:
-    engine, dispatcher = engine_of(checkpoint, SLOTS), ResponseDispatcher()
-    stats, counts = Stats(_ForgetfulRegistry(), SLOTS), RequestCounts({}, "llama")
-    scheduler = Scheduler(engine, dispatcher, stats, STUCK_SECONDS)
-    parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
-    try:
-        yield (
-            RequestDecoder(engine, parser, QueuePolicy(), True, True, RequestLog("summary"), stats, counts, dispatcher),
-            scheduler,
-        )
-    finally:
-        scheduler.stop(SECONDS)
-        assert dispatcher.close(SECONDS)
-        stats.close(SECONDS)
-        release_tensors()
 
 
 def _request(randomness: random.Random) -> Request:
@@ -99,7 +68,9 @@ def test_the_bytes_in_use_are_the_same_after_hundreds_of_requests(fp32: Checkpoi
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    with _serving(fp32) as (decoder, scheduler):
+    engine, stats = engine_of(fp32, SLOTS), Stats(_ForgetfulRegistry(), SLOTS)
+    with decoding(engine, stats, "summary") as decoder:
+        scheduler = Scheduler(engine, decoder.dispatcher, stats, STUCK_SECONDS)
         randomness = random.Random(1)
         tracemalloc.start()
         try:
@@ -109,4 +80,5 @@ def test_the_bytes_in_use_are_the_same_after_hundreds_of_requests(fp32: Checkpoi
             grown = in_use() - before
         finally:
             tracemalloc.stop()
+            scheduler.stop(SECONDS)
     assert grown < BYTES_A_REQUEST * MEASURED * SLOTS, f"{grown / MEASURED / SLOTS:.0f} bytes a request"

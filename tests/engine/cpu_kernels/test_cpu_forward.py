@@ -75,17 +75,6 @@ def test_a_sequence_in_a_batch_has_the_bits_of_the_sequence_alone(name: str, cac
 
 
 @each_instruction_set
-def test_prefills_of_several_sequences_in_one_call_have_the_bits_of_each_alone(name: str) -> None:
-    sequences = [random_tokens(length, length) for length in (7, 30, 12)]
-    alone = [runner(name).logits(tokens, 0, 0) for tokens in sequences]
-    slots = torch.cat([torch.full((len(tokens),), slot) for slot, tokens in enumerate(sequences)])
-    positions = torch.cat([torch.arange(len(tokens)) for tokens in sequences])
-    for order in (torch.arange(49), torch.argsort(positions, stable=True)):
-        together = runner(name).logits(torch.cat(sequences)[order], slots[order], positions[order])
-        assert torch.equal(together, torch.cat(alone)[order])
-
-
-@each_instruction_set
 @each_cache
 def test_the_number_of_threads_changes_no_bit(name: str, cache: torch.dtype) -> None:
     results = []

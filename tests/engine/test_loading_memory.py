@@ -11,7 +11,7 @@ from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
 from llama_engine.text.tokenizer import Tokenizer
 
-LAYERS, HIDDEN, INTERMEDIATE = 20, 512, 2048
+LAYERS, HIDDEN, INTERMEDIATE = 16, 512, 2048
 
 LAYER_BYTES = 3 * HIDDEN**2 + 3 * HIDDEN * INTERMEDIATE
 """Of a layer's weights in INT8: queries and output, half as many keys and values, and the MLP."""

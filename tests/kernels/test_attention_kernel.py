@@ -53,14 +53,6 @@ def test_a_row_has_the_same_bits_alone_and_in_every_batch(dtype: torch.dtype) ->
             assert torch.equal(alone, together[one]), (length, span)
 
 
-def test_a_row_of_length_0_is_zeros() -> None:
-    query, keys, values, slots, lengths = decode_step((0, SPAN + 1, 0), 2, 1, 64, torch.float16)
-    for attention in (decode_attention, reference.decode_attention):
-        attended = attention(query, keys, values, slots, lengths, 0.125)
-        assert not attended[[0, 2]].any()
-        assert attended[1].isfinite().all()
-
-
 def test_a_row_that_is_not_finite_stays_so_and_leaves_the_others_unchanged() -> None:
     lengths = (5, SPAN + 9, 40)
     query, keys, values, slots, counts = decode_step(lengths, 2, 1, 64, torch.float16)

@@ -8,17 +8,11 @@ from dataclasses import replace
 import pytest
 from engine.engines import alone
 from engine.prompts import request_of
-from engine.scheduling import SECONDS, Running, client_of, running
+from engine.scheduling import SECONDS, client_of, running
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import Cancelled, Unavailable
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sequence import Completion, Sequence, Status
-
-
-def _wait_in_thread(scheduled: Running, sequence: Sequence) -> threading.Thread:
-    thread = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([sequence],))
-    thread.start()
-    return thread
 
 
 def _assert_unharmed(checkpoint: Checkpoint, *sequences: Sequence) -> None:
@@ -54,24 +48,7 @@ def test_sequences_that_arrive_at_any_time_keep_their_texts_and_their_order(fp32
             assert list(times) == sorted(times)
 
 
-def test_waiting_for_admission_blocks_until_a_slot_is_free(fp32: Checkpoint) -> None:
-    with running(fp32, 2) as scheduled:
-        first = scheduled.add(request_of(fp32, 0, 12, 6), request_of(fp32, 1, 12, 9))
-        scheduled.pace.let(1)
-        scheduled.scheduler.wait_until_admitted(first)
-        (third,) = scheduled.add(request_of(fp32, 3, 12, 2))
-        waiter = _wait_in_thread(scheduled, third)
-        scheduled.pace.let(3)
-        assert third.status is Status.WAITING
-        assert waiter.is_alive()
-        # The fifth step ends the first sequence.
-        scheduled.pace.let(3)
-        waiter.join(SECONDS)
-        assert not waiter.is_alive()
-        scheduled.finish([*first, third])
-
-
-def test_waiting_for_admission_does_not_wait_for_a_step_while_a_slot_is_free(fp32: Checkpoint) -> None:
+def test_waiting_for_admission_blocks_until_a_slot_is_free_and_waits_for_no_step_while_one_is(fp32: Checkpoint) -> None:
     """Triton tells its batcher of no request while `execute` runs, and then looks half a second later."""
     with running(fp32, 2) as scheduled:
         (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
@@ -81,12 +58,17 @@ def test_waiting_for_admission_does_not_wait_for_a_step_while_a_slot_is_free(fp3
         scheduled.scheduler.wait_until_admitted([second])
         assert second.status is Status.WAITING
         (third,) = scheduled.add(request_of(fp32, 2, 12, 4))
-        waiter = _wait_in_thread(scheduled, third)
+        waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([third],))
+        waiter.start()
         scheduled.pace.let(2)
         assert second.status is not Status.WAITING
+        assert third.status is Status.WAITING
         assert waiter.is_alive()
-        scheduled.finish([first, second, third])
+        # The sixth step ends the first sequence.
+        scheduled.pace.let(4)
         waiter.join(SECONDS)
+        assert not waiter.is_alive()
+        scheduled.finish([first, second, third])
 
 
 def test_slots_go_to_lower_priorities_first_and_in_order_of_arrival_among_equals(fp32: Checkpoint) -> None:

@@ -68,9 +68,8 @@ def test_the_probe_is_that_of_the_model_and_alive_that_of_the_process(triton: Fa
     with _running(triton) as (_, url):
         assert _probe(url) == (0, "ready\n")
         triton.ready = False
-        code, reason = _probe(url)
-        assert code == 1
-        assert "Triton's model llama is not ready" in reason
+        reason = '{"not_ready":{"pydoc-llama":"Triton\'s model llama is not ready"}}'
+        assert _probe(url) == (1, f"not ready: {reason}\n")
         assert _probe(url, "--live") == (0, "alive\n")
     code, reason = _probe(url)
     assert code == 1

@@ -109,15 +109,6 @@ def test_bad_token_requests_are_refused_by_name(
     assert error_of(response)["param"] == param
 
 
-def test_health_is_that_of_the_model_and_liveness_that_of_the_process(served: Endpoint, triton: FakeTriton) -> None:
-    assert served.http.get("/health").status_code == 200
-    triton.ready = False
-    response = served.http.get("/health")
-    assert response.status_code == 503
-    assert response.json() == {"not_ready": {"pydoc-llama": "Triton's model llama is not ready"}}
-    assert served.http.get("/health/live").status_code == 200
-
-
 def test_without_a_triton_the_endpoint_lives_and_says_what_is_missing() -> None:
     with fake_triton() as gone:
         port = gone.port

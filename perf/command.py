@@ -10,26 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perf.checkpoint import described
 from perf.course import Budget, Course
-from perf.results_file import Results
-from perf.roofline.device import measured_once
+from perf.results_file import PARTIAL, Results
+from perf.roofline.device import SECONDS, measured_once
 from perf.roofline.rates import DeviceRates
 
 CORES = len(os.sched_getaffinity(0))
-
-
-class Options(argparse.Namespace):
-    """The options of every long run. budget: minutes. model: a checkpoint's folder, None for random weights.
-
-    given: those that change what is measured, as typed.
-    """
-
-    budget: float
-    model: Path | None
-    resume: bool
-    output: Path
-    given: list[str]
 
 
 def positive(text: str) -> float:
@@ -67,22 +53,30 @@ def run_parser(prog: str, description: str | None, minutes: int, output: str) ->
     return parser
 
 
-def begin(kind: str, options: Options, checkpoint: Path, settings: Mapping[str, object]) -> tuple[Course, DeviceRates]:
+def begin(
+    kind: str,
+    options: argparse.Namespace,
+    settings: Mapping[str, object],
+    command: str,
+    folder: Path = PARTIAL,
+    rates_s: float = SECONDS,
+) -> tuple[Course, DeviceRates]:
     """Return the course of a long run and the device's rates; a file that can't be resumed ends the program.
 
-    settings: a run is resumed under the same ones, in addition to model and threads.
+    settings: a run is resumed under the same ones; the model and the threads are among them. command: repeats the run.
+    folder: for the file written during the run. rates_s: seconds for each of the rates.
     """
-    model = described(checkpoint)
     try:
-        results = Results(options.output, kind, {"model": model, "threads": CORES, **settings}, options.resume)
+        results = Results(options.output, kind, settings, options.resume, folder)
     except ValueError as error:
         sys.exit(f"{kind}: {error}")
-    command = make_command(kind, {} if options.model is None else {"MODEL": options.model.name}, options.given)
-    before = results.get("command")
-    results.section("command", command if before in (None, command) else f"{before}; {command}")
+    # The commands that made the file, resumed ones first.
+    before = results.get("command") or ""
+    if command not in before.split("; "):
+        results.section("command", f"{before}; {command}".removeprefix("; "))
     course = Course(results, Budget(60 * options.budget))
-    course.budget.say(f"{results.device}; {model}; {CORES} threads a server")
-    rates = measured_once(results, CORES)
+    course.budget.say(f"{results.device}; {settings['model']}; {CORES} threads")
+    rates = measured_once(results, CORES, rates_s)
     course.budget.say(rates.describe())
     return course, rates
 
@@ -96,6 +90,11 @@ def given(parser: argparse.ArgumentParser, options: argparse.Namespace, names: S
             values = [] if value is True else value if isinstance(value, list) else [value]
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return words
+
+
+def run_command(target: str, options: argparse.Namespace, words: Sequence[str]) -> str:
+    """Return the `make` command that repeats a long run. words: options that change what is measured, as typed."""
+    return make_command(target, {} if options.model is None else {"MODEL": options.model.name}, words)
 
 
 def make_command(target: str, variables: Mapping[str, str], options: Sequence[str] = ()) -> str:

@@ -7,6 +7,7 @@ our configurations over concurrencies.) Skipped measurements are recorded with t
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -16,8 +17,8 @@ import torch
 
 from perf.bench.articles import tables
 from perf.bench.baselines import SLOTS, Loads, by_users, large, peers
-from perf.checkpoint import FOLDER, TINY_LLAMA, default_checkpoint, random_checkpoint
-from perf.command import CORES, Options, begin, given, run_parser
+from perf.checkpoint import FOLDER, TINY_LLAMA, default_checkpoint, described, random_checkpoint
+from perf.command import CORES, begin, given, run_command, run_parser
 from perf.course import START_S, Course, reason
 from perf.load.summary import SLO
 from perf.overhead.account import account
@@ -41,24 +42,17 @@ _LARGE = ("triton_llama_int8", "vllm", "vllm_int8", "triton_llama_bf16", "triton
 """Servers of the larger model, the slowest last."""
 
 
-class BenchOptions(Options):
-    """only: of SECTIONS. without: keys of servers."""
-
-    only: list[str]
-    without: list[str]
-
-
-def parse(arguments: Sequence[str] | None = None) -> BenchOptions:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; a value out of bounds ends the program with one line."""
     parser = run_parser("make bench", __doc__, 120, "perf/results/bench.json")
     add = parser.add_argument
     add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
     add("--without", nargs="*", metavar="SERVER", default=[], help="baselines to leave out: vllm …")
-    found = parser.parse_args(arguments, BenchOptions())
+    found = parser.parse_args(arguments)
     known = [server.key for server in servers()]
     if unknown := sorted({*found.without} - {*known}):
         parser.error(f"--without has {unknown[0]!r}: known are {', '.join(known)}")
-    found.given = given(parser, found, ["only", "without"])
+    found.command = run_command("bench", found, given(parser, found, ["only", "without"]))
     return found
 
 
@@ -66,8 +60,8 @@ def main() -> None:
     """Run what the command line selects."""
     options = parse()
     checkpoint = options.model or default_checkpoint()
-    settings = {"concurrency": SLOTS, "slo": asdict(OBJECTIVE)}
-    course, rates = begin("bench", options, checkpoint, settings)
+    settings = {"model": described(checkpoint), "threads": CORES, "concurrency": SLOTS, "slo": asdict(OBJECTIVE)}
+    course, rates = begin("bench", options, settings, options.command)
     for section, (mixes, share) in _TABLES.items():
         if section in options.only:
             tables(course, SLOTS, checkpoint, rates, mixes, share * course.budget.left)

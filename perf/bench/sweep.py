@@ -5,6 +5,7 @@ A separate run, because it takes as long as everything else together. Skipped me
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from perf.analyzer.binary import fetched
 from perf.bench.measure import Measurement, article_entry
-from perf.checkpoint import default_checkpoint, unquantized
-from perf.command import CORES, Options, begin, run_parser
+from perf.checkpoint import default_checkpoint, described, unquantized
+from perf.command import CORES, begin, run_command, run_parser
 from perf.course import Course
 from perf.roofline.rates import DeviceRates
 from perf.servers.triton import Configuration, Served, configurations, serving
@@ -28,22 +29,16 @@ LEAST = 8
 _LEAST_S, _MOST_S, _EACH_S = 60.0, 240.0, 4.0
 
 
-class SweepOptions(Options):
-    """servers: keys of configurations."""
-
-    servers: list[str]
-
-
-def parse(arguments: Sequence[str] | None = None) -> SweepOptions:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; a value out of bounds ends the program with one line."""
     default, known = ["inflight_int8", "batched_int8", f"naive_{unquantized()}"], [one.key for one in configurations()]
     parser = run_parser("make sweep", __doc__, 40, "perf/results/sweep.json")
     words = f"of {', '.join(known)}; default {', '.join(default)}"
     parser.add_argument("servers", nargs="*", metavar="SERVER", help=words)
-    found = parser.parse_args(arguments, SweepOptions())
+    found = parser.parse_args(arguments)
     if unknown := sorted({*found.servers} - {*known}):
         parser.error(f"there is no server {unknown[0]!r}: known are {', '.join(known)}")
-    found.given = list(found.servers)
+    found.command = run_command("sweep", found, found.servers)
     found.servers = found.servers or default
     return found
 
@@ -69,7 +64,8 @@ def main() -> None:
     """Measure what the command line selects and write the results."""
     options = parse()
     checkpoint = options.model or default_checkpoint()
-    course, rates = begin("sweep", options, checkpoint, {})
+    settings = {"model": described(checkpoint), "threads": CORES}
+    course, rates = begin("sweep", options, settings, options.command)
     known = {one.key: one for one in configurations()}
     for key in options.servers:
         sweep(course, known[key], checkpoint, rates)

@@ -26,11 +26,10 @@ from functools import partial
 
 import torch
 
-from perf.course import Budget, Course, reason
+from perf.command import CORES, begin
+from perf.course import Course, reason
 from perf.gpu.options import parse
 from perf.gpu.parts import article, tasks
-from perf.results_file import Results
-from perf.roofline.device import measured_once
 from perf.roofline.rates import DeviceRates
 
 LOST = 3
@@ -43,30 +42,18 @@ _LEAST_S = {"environment": 0.0, "correct": 10.0, "quality": 15.0, "capacity": 25
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return 0 if every check passed, 1 if one did not, LOST if the GPU can't be used by this process any more."""
     options = parse(arguments, __doc__)
-    budget = Budget(options.budget * 60)
-    threads = torch.get_num_threads()
     shape = options.amount.shape
     # What must be equal for a run to be resumed.
     settings = {
         "model": f"random weights, {shape.hidden} x {shape.layers}, and models/pydoc-llama",
         "device": options.device.type,
         "smoke": options.smoke,
-        "threads": threads,
+        "threads": CORES,
         "prompt_tokens": options.amount.prompt,
         "output_tokens": options.amount.output,
     }
-    try:
-        results = Results(options.output, "gpu", settings, options.resume, options.partial)
-    except ValueError as error:
-        sys.exit(f"bench-gpu: {error}")
-    # The commands that made the file, resumed ones first.
-    before = str(results.get("command") or "")
-    if options.command not in before.split("; "):
-        results.section("command", f"{before}; {options.command}".removeprefix("; "))
-    budget.say(f"{results.device}; torch {torch.__version__}")
-    rates = measured_once(results, threads, options.amount.rates_s)
-    budget.say(rates.describe())
-    course = Course(results, budget)
+    course, rates = begin("gpu", options, settings, options.command, options.partial, options.amount.rates_s)
+    results = course.results
     lost = _measure(options, course, rates)
     if lost:
         results.finish()
@@ -79,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _article(options, course, rates)
     results.finish()
     failed = [key for key, found in results.measurements.items() if found.get("passed") is False]
-    budget.say(f"written to {options.output}{''.join(f'; NOT PASSED: {key}' for key in failed)}")
+    course.budget.say(f"written to {options.output}{''.join(f'; NOT PASSED: {key}' for key in failed)}")
     return 1 if failed else 0
 
 

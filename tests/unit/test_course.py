@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -113,11 +112,17 @@ def test_only_the_steal_time_of_the_task_itself_counts(tmp_path: Path, cpu_secon
 
 
 @pytest.mark.parametrize(
-    ("parser", "line"),
-    [(parse, "--only peers --without vllm"), (sweep.parse, "inflight_int8 naive_fp16"), (parse, "")],
+    ("parser", "line", "command"),
+    [
+        (parse, "--only peers --without vllm", "make bench MODEL=pydoc-llama 'BENCH=--only peers --without vllm'"),
+        (sweep.parse, "inflight_int8 naive_fp16", "make sweep MODEL=pydoc-llama 'SWEEP=inflight_int8 naive_fp16'"),
+        (parse, "", "make bench MODEL=pydoc-llama"),
+    ],
 )
-def test_the_given_options_repeat_a_run(parser: Callable[[list[str]], Any], line: str) -> None:
-    assert shlex.join(parser([*line.split(), "--budget", "5"]).given) == line
+def test_the_command_repeats_a_run_without_folders_of_this_machine(
+    parser: Callable[[list[str]], Any], line: str, command: str
+) -> None:
+    assert parser([*line.split(), "--budget", "5", "--model", str(EMBEDDED)]).command == command
 
 
 def pace(wave_s: float, concurrency: int = 32) -> Pace:

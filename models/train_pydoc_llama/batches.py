@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from models.train_pydoc_llama.corpus import Document
+from models.train_pydoc_llama.sources import Document
 from models.train_pydoc_llama.views import pieces, plain_view, random_view
 
 SHORTEST_REMAINDER = 24

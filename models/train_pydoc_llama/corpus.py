@@ -8,9 +8,8 @@ import platform
 import re
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
-from models.train_pydoc_llama.sources import RawDocument, all_documents
+from models.train_pydoc_llama.sources import Document, all_documents
 
 HELD_OUT_PERCENT = 3
 # Set before training: without it the topics on with, import and yield were held out, and the demo asks about those.
@@ -21,18 +20,8 @@ SPECIAL_TEXT = re.compile(r"</?s>|<unk>|<pad>|<</?SYS>>|\[/?INST\]")
 
 
 @dataclass(frozen=True)
-class Document:
-    """One clean document: paragraphs are separated by blank lines and prose is unwrapped."""
-
-    kind: str
-    name: str
-    signature: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Corpus:
-    """Both sides of the split, each in a fixed order."""
+    """Both sides of the split in a fixed order. Paragraphs are separated by blank lines, and prose is unwrapped."""
 
     training: list[Document]
     held_out: list[Document]
@@ -57,12 +46,6 @@ class Corpus:
             },
             "characters_by_kind": dict(sorted(characters.items())),
         }
-
-    def write(self, folder: Path) -> None:
-        """Leave the text where a person can read it."""
-        for name, documents in (("training", self.training), ("held_out", self.held_out)):
-            parts = [f"=== {item.kind} {item.name}{item.signature}\n{item.text}\n" for item in documents]
-            (folder / f"{name}.txt").write_text("\n".join(parts), encoding="utf-8")
 
 
 def build_corpus() -> Corpus:
@@ -93,7 +76,7 @@ def _is_held_out(letters: str) -> bool:
     )
 
 
-def _clean(raw: RawDocument) -> Document:
+def _clean(raw: Document) -> Document:
     text = raw.text.replace("\r\n", "\n").replace("\f", "\n").expandtabs(4)
     text = SPECIAL_TEXT.sub("", text)
     text = re.sub(r"[*=~#_-]{9,}", "", text)  # rulers and underlined headings

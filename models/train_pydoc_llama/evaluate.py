@@ -8,7 +8,6 @@ import argparse
 import copy
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,27 +34,8 @@ PROMPTS = (
 QUESTIONS = ("What does shutil.copytree do?", "What is the json module?", "Explain exceptions in Python.")
 SAMPLE_TOKENS = 60
 SEED = 1
-
-
-@dataclass(frozen=True)
-class Precision:
-    """One way to load the weights; `config` is None for float32."""
-
-    name: str
-    config: BitsAndBytesConfig | None
-
-
-def precisions() -> tuple[Precision, ...]:
-    """Float32, and INT8 with and without bitsandbytes' outlier columns."""
-    return (
-        Precision("fp32", None),
-        Precision("int8, threshold 6.0", _int8(6.0)),
-        Precision("int8, threshold 0.0", _int8(0.0)),
-    )
-
-
-def _int8(threshold: float) -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
+# Float32, and INT8 with and without bitsandbytes' outlier columns.
+THRESHOLDS = {"fp32": None, "int8, threshold 6.0": 6.0, "int8, threshold 0.0": 0.0}
 
 
 def main() -> None:
@@ -73,23 +53,23 @@ def main() -> None:
     rows = held_out_rows(corpus.held_out, tokenizer, CONTEXT)
     record: dict[str, object] = {"held_out_tokens": sum(len(row) - 1 for row in rows)}
     figures: dict[str, float] = {}
-    for precision in tqdm(precisions(), desc="perplexity", unit="precision"):
-        model = load(folder, precision)
-        figures[precision.name] = round(perplexity(model, rows, tokenizer.pad_token_id), 3)
-        if precision.config is None:
+    for name, threshold in tqdm(THRESHOLDS.items(), desc="perplexity", unit="precision"):
+        model = load(folder, threshold)
+        figures[name] = round(perplexity(model, rows, tokenizer.pad_token_id), 3)
+        if threshold is None:
             record["samples"] = samples(model, tokenizer)
-        elif precision.config.llm_int8_threshold:
+        elif threshold:
             record["int8_samples"] = samples(model, tokenizer)
     record["perplexity"] = figures
     (folder / "evaluation.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(json.dumps(figures))
 
 
-def load(folder: Path, precision: Precision) -> LlamaForCausalLM:
-    """The checkpoint in that precision, on the CPU."""
-    device = None if precision.config is None else "cpu"
+def load(folder: Path, threshold: float | None) -> LlamaForCausalLM:
+    """The checkpoint on the CPU, in INT8 with bitsandbytes' outlier threshold; in float32 without one."""
+    int8 = None if threshold is None else BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=precision.config, device_map=device
+        folder, dtype=torch.float32, quantization_config=int8, device_map=None if int8 is None else "cpu"
     )
     model.train(False)
     return model

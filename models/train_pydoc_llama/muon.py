@@ -6,9 +6,7 @@ Source: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural ne
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from typing import overload
 
 import torch
 from torch import Tensor
@@ -16,48 +14,38 @@ from torch import Tensor
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-class Muon(torch.optim.Optimizer):
-    """Every parameter must be a matrix. `lr` is the size of an update's singular values; shapes run in parallel."""
+class Muon:
+    """The optimizer of some matrices, as parameters of a model. averages: of their gradients, the state between steps.
 
-    def __init__(
-        self, params: Iterable[Tensor], lr: float, momentum: float, weight_decay: float, workers: Executor
-    ) -> None:
-        super().__init__(list(params), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self.workers = workers
+    Matrices of one shape are updated together, and shapes in parallel.
+    """
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Apply one update; a closure is not supported."""
-        if closure is not None:
-            raise ValueError("Muon.step: closure is not supported")
-        for group in self.param_groups:
-            by_shape: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
-            for parameter in group["params"]:
-                by_shape[parameter.shape].append(parameter)
-            settings = (group["lr"], group["momentum"], group["weight_decay"])
-            largest_first = sorted(by_shape.values(), key=lambda parameters: -sum(item.numel() for item in parameters))
-            jobs = [self.workers.submit(self._step_shape, parameters, *settings) for parameters in largest_first]
-            for job in jobs:
-                job.result()
-        return None
+    def __init__(self, matrices: list[Tensor], momentum: float, weight_decay: float, workers: Executor) -> None:
+        self.averages = [torch.zeros_like(matrix) for matrix in matrices]
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self._workers = workers
+        by_shape: defaultdict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for matrix, average in zip(matrices, self.averages, strict=True):
+            by_shape[matrix.shape].append((matrix, average))
+        self._largest_first = sorted(by_shape.values(), key=lambda pairs: -len(pairs) * pairs[0][0].numel())
+
+    def step(self, lr: float) -> None:
+        """Apply one update. lr: the size of its singular values. Every matrix must have a gradient."""
+        for done in [self._workers.submit(self._step_shape, pairs, lr) for pairs in self._largest_first]:
+            done.result()
 
     @torch.no_grad()
-    def _step_shape(self, parameters: list[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
+    def _step_shape(self, pairs: list[tuple[Tensor, Tensor]], lr: float) -> None:
         directions = []
-        for parameter in parameters:
-            if parameter.grad is None:
-                raise ValueError(f"Muon.step: a matrix of shape {tuple(parameter.shape)} has no gradient")
-            average = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-            average.lerp_(parameter.grad, 1 - momentum)
-            directions.append(parameter.grad.lerp(average, momentum))
-        rows, columns = parameters[0].shape
+        for matrix, average in pairs:
+            assert matrix.grad is not None
+            average.lerp_(matrix.grad, 1 - self._momentum)
+            directions.append(matrix.grad.lerp(average, self._momentum))
+        rows, columns = pairs[0][0].shape
         scale = max(1.0, rows / columns) ** 0.5
-        for parameter, update in zip(parameters, orthogonalized(torch.stack(directions)), strict=True):
-            parameter.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * scale)
+        for (matrix, _), update in zip(pairs, orthogonalized(torch.stack(directions)), strict=True):
+            matrix.mul_(1 - lr * self._weight_decay).add_(update, alpha=-lr * scale)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

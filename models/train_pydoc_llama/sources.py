@@ -27,8 +27,8 @@ MIN_COMMENT_LINES = 3
 
 
 @dataclass(frozen=True)
-class RawDocument:
-    """One text as it was found. `kind`: topic, module, class, function, comment or page; `name` is dotted."""
+class Document:
+    """One text. `kind`: topic, module, class, function, comment or page; `name` is dotted."""
 
     kind: str
     name: str
@@ -36,7 +36,7 @@ class RawDocument:
     text: str
 
 
-def all_documents() -> Iterator[RawDocument]:
+def all_documents() -> Iterator[Document]:
     """Every document, in an order that depends only on the Python installation."""
     yield from _topics()
     yield from _idle_help()
@@ -48,9 +48,9 @@ def all_documents() -> Iterator[RawDocument]:
     yield from _compiled_modules()
 
 
-def _topics() -> Iterator[RawDocument]:
+def _topics() -> Iterator[Document]:
     for name in sorted(topics):
-        yield RawDocument("topic", name, "", topics[name])
+        yield Document("topic", name, "", topics[name])
 
 
 class _TextOfHtml(HTMLParser):
@@ -68,17 +68,17 @@ class _TextOfHtml(HTMLParser):
         self.paragraphs[-1] += data.replace("\n", " ").replace("¶", "")
 
 
-def _idle_help() -> Iterator[RawDocument]:
+def _idle_help() -> Iterator[Document]:
     page = Path(sysconfig.get_paths()["stdlib"]) / "idlelib" / "help.html"
     if not page.exists():
         return
     parser = _TextOfHtml()
     parser.feed(page.read_text(encoding="utf-8"))
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in parser.paragraphs if len(paragraph.split()) > 5)
-    yield RawDocument("page", "IDLE", "", text)
+    yield Document("page", "IDLE", "", text)
 
 
-def _source_file(path: Path, module: str) -> Iterator[RawDocument]:
+def _source_file(path: Path, module: str) -> Iterator[Document]:
     try:
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
@@ -90,15 +90,15 @@ def _source_file(path: Path, module: str) -> Iterator[RawDocument]:
     yield from _comments(source, module)
 
 
-def _docstrings(node: ast.AST, name: str) -> Iterator[RawDocument]:
+def _docstrings(node: ast.AST, name: str) -> Iterator[Document]:
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node)
         if text and isinstance(node, ast.Module):
-            yield RawDocument("module", name, "", text)
+            yield Document("module", name, "", text)
         elif text and isinstance(node, ast.ClassDef):
-            yield RawDocument("class", name, "", text)
+            yield Document("class", name, "", text)
         elif text and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield RawDocument("function", name, f"({ast.unparse(node.args)})", text)
+            yield Document("function", name, f"({ast.unparse(node.args)})", text)
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _docstrings(child, f"{name}.{child.name}")
@@ -106,7 +106,7 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[RawDocument]:
             yield from _docstrings(child, name)
 
 
-def _comments(source: str, module: str) -> Iterator[RawDocument]:
+def _comments(source: str, module: str) -> Iterator[Document]:
     block: list[str] = []
     last_line = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -120,17 +120,17 @@ def _comments(source: str, module: str) -> Iterator[RawDocument]:
     yield from _comment_block(block, module)
 
 
-def _comment_block(lines: list[str], module: str) -> Iterator[RawDocument]:
+def _comment_block(lines: list[str], module: str) -> Iterator[Document]:
     """Prose only: commented-out code, tables and rulers are left out."""
     text = inspect.cleandoc("\n".join(lines))
     words = re.findall(r"[A-Za-z']+", text)
     lower = sum(word.islower() for word in words)
     symbols = len(re.findall(r"[=_(){}\[\]<>|#*+\\/]", text))
     if len(lines) >= MIN_COMMENT_LINES and lower >= 20 and lower > 0.7 * len(words) and symbols < 0.03 * len(text):
-        yield RawDocument("comment", module, "", text)
+        yield Document("comment", module, "", text)
 
 
-def _compiled_modules() -> Iterator[RawDocument]:
+def _compiled_modules() -> Iterator[Document]:
     for name in sorted(sys.stdlib_module_names | set(sys.builtin_module_names)):
         if LEFT_OUT_MODULES.match(name):
             continue
@@ -144,9 +144,9 @@ def _compiled_modules() -> Iterator[RawDocument]:
         yield from _members(module, name)
 
 
-def _members(module: ModuleType, name: str) -> Iterator[RawDocument]:
+def _members(module: ModuleType, name: str) -> Iterator[Document]:
     if module.__doc__:
-        yield RawDocument("module", name, "", inspect.cleandoc(module.__doc__))
+        yield Document("module", name, "", inspect.cleandoc(module.__doc__))
     for member_name, member in sorted(vars(module).items()):
         if isinstance(member, ModuleType):
             continue
@@ -157,7 +157,7 @@ def _members(module: ModuleType, name: str) -> Iterator[RawDocument]:
                     yield from _described(value, f"{name}.{member_name}.{attribute}")
 
 
-def _described(member: object, name: str) -> Iterator[RawDocument]:
+def _described(member: object, name: str) -> Iterator[Document]:
     kind = "class" if isinstance(member, type) else "function"
     if kind == "function" and not (callable(member) or inspect.isdatadescriptor(member)):
         return  # an ordinary value shows the docstring of its type
@@ -165,4 +165,4 @@ def _described(member: object, name: str) -> Iterator[RawDocument]:
     if isinstance(text, str) and text.strip():
         signature = getattr(member, "__text_signature__", None) or ""
         signature = re.sub(r"\$?(self|module|type), /,? ?|\$(self|module|type),? ?", "", signature)
-        yield RawDocument(kind, name.removeprefix("builtins."), signature, inspect.cleandoc(text))
+        yield Document(kind, name.removeprefix("builtins."), signature, inspect.cleandoc(text))

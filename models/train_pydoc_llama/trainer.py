@@ -7,7 +7,6 @@ is in use elsewhere (measured: 11 s instead of 2 s a step).
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,43 +19,35 @@ from models.train_pydoc_llama.muon import Muon
 from models.train_pydoc_llama.plan import Plan
 
 
-@dataclass
 class Trainer:
     """Holds what changes from step to step; `state_dict` and `load_state_dict` carry all of it."""
 
-    model: LlamaForCausalLM
-    batches: BatchSource
-    plan: Plan
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    log: list[dict[str, float]] = field(default_factory=list)
-    recent_losses: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        matrices = [parameter for parameter in self.model.model.layers.parameters() if parameter.ndim == 2]
+    def __init__(self, model: LlamaForCausalLM, batches: BatchSource, plan: Plan) -> None:
+        self.model, self.batches, self.plan = model, batches, plan
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        self.log: list[dict[str, float]] = []
+        self.recent_losses: list[float] = []
+        matrices: list[Tensor] = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
         chosen = {id(parameter) for parameter in matrices}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in chosen]
-        self.workers = ThreadPoolExecutor(self.plan.workers)
-        self.muon = Muon(matrices, self.plan.matrix_lr, self.plan.momentum, self.plan.weight_decay, self.workers)
-        self.adam = torch.optim.AdamW(others, lr=self.plan.other_lr, betas=(0.9, 0.95), weight_decay=0.01)
-        self.replicas = [self.model] + [copy.deepcopy(self.model) for _ in range(self.plan.workers - 1)]
+        others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+        self.workers = ThreadPoolExecutor(plan.workers)
+        self.muon = Muon(matrices, plan.momentum, plan.weight_decay, self.workers)
+        self.adam = torch.optim.AdamW(others, lr=plan.other_lr, betas=(0.9, 0.95), weight_decay=0.01)
+        self.replicas = [model] + [copy.deepcopy(model) for _ in range(plan.workers - 1)]
         for replica in self.replicas[1:]:
-            for mine, shared in zip(replica.parameters(), self.model.parameters(), strict=True):
+            for mine, shared in zip(replica.parameters(), model.parameters(), strict=True):
                 mine.data = shared.data  # the weights are shared, the gradients are not
 
     def train_step(self) -> float:
         """One batch, one update; returns the batch's loss in nats per token and adds it to `recent_losses`."""
         factor = self.plan.lr_factor(self.step)
-        for group in self.muon.param_groups:
-            group["lr"] = self.plan.matrix_lr * factor
         for group in self.adam.param_groups:
             group["lr"] = self.plan.other_lr * factor
         ids = self.batches.next_batch(self.plan.row_length(self.step))
         losses = list(self.workers.map(_backward, self.replicas, ids.chunk(len(self.replicas))))
         self._average_gradients()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.gradient_clip)
-        self.muon.step()
+        self.muon.step(self.plan.matrix_lr * factor)
         self.adam.step()
         for replica in self.replicas:
             replica.zero_grad(set_to_none=True)
@@ -74,9 +65,8 @@ class Trainer:
         """Everything that a resumed run needs."""
         return {
             "model": self.model.state_dict(),
-            "muon": self.muon.state_dict(),
+            "muon": self.muon.averages,
             "adam": self.adam.state_dict(),
-            "rng": torch.get_rng_state(),
             "position": list(self.batches.position()),
             "step": self.step,
             "tokens": self.tokens,
@@ -88,9 +78,9 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
         self.model.load_state_dict(state["model"])
-        self.muon.load_state_dict(state["muon"])
+        for average, saved in zip(self.muon.averages, state["muon"], strict=True):
+            average.copy_(saved)
         self.adam.load_state_dict(state["adam"])
-        torch.set_rng_state(state["rng"])
         self.batches.skip_to(*state["position"])
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         self.log, self.recent_losses = state["log"], state["recent_losses"]

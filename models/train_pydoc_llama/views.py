@@ -4,8 +4,9 @@ A document is drawn in another view at every epoch: the text stays, what stands 
 """
 
 import random
+from dataclasses import replace
 
-from models.train_pydoc_llama.corpus import Document
+from models.train_pydoc_llama.sources import Document
 from models.train_pydoc_llama.tokenizer import BOS, EOS
 
 CHAT_SHARE = 0.14
@@ -53,11 +54,11 @@ def pieces(document: Document, draw: random.Random, size: int = 1800) -> list[Do
     limit = draw.randint(size // 3, size)
     for paragraph in paragraphs:
         if current and sum(map(len, current)) + len(paragraph) > limit:
-            cut.append(Document(document.kind, document.name, document.signature, "\n\n".join(current)))
+            cut.append(replace(document, text="\n\n".join(current)))
             current = []
             limit = draw.randint(size // 3, size)
         current.append(paragraph)
-    cut.append(Document(document.kind, document.name, document.signature, "\n\n".join(current)))
+    cut.append(replace(document, text="\n\n".join(current)))
     return cut
 
 

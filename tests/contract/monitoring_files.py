@@ -18,20 +18,6 @@ GROUPS: list[dict[str, Any]] = [
 
 GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
 """Triton has them only where there is an NVIDIA GPU; from docs/user_guide/metrics.md of triton-inference-server."""
-TRITON_METRICS = GPU_METRICS | {
-    "nv_inference_request_success",
-    "nv_inference_request_failure",
-    "nv_inference_count",
-    "nv_inference_exec_count",
-    "nv_inference_pending_request_count",
-    "nv_inference_request_duration_us",
-    "nv_inference_queue_duration_us",
-    "nv_inference_request_summary_us",
-    "nv_inference_queue_summary_us",
-    "nv_cpu_utilization",
-    "nv_cpu_memory_used_bytes",
-    "nv_cpu_memory_total_bytes",
-}
 
 OPENAI_METRICS = {
     "llama_openai_requests_total",

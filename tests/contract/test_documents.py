@@ -122,10 +122,3 @@ def test_every_defence_of_the_threats_page_names_a_page_or_a_test_that_exists() 
     assert len(rows) == sum(table.count("\n") for table in tables) >= 15
     assert [threat for threat, shown in rows if not re.search(r"`tests/|\]\(", shown)] == []
     assert [name for name in re.findall(r"`(tests/[\w/.]+)`", THREATS_PAGE) if not (ROOT / name).is_file()] == []
-
-
-def test_the_queues_bounds_on_the_threats_page_are_the_configs() -> None:
-    policy = read_config("config").dynamic_batching.default_queue_policy
-    assert f"holds {policy.max_queue_size} requests" in THREATS_PAGE
-    assert policy.default_timeout_microseconds == 600_000_000
-    assert "ten minutes" in THREATS_PAGE

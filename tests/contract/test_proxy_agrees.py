@@ -88,20 +88,6 @@ def test_every_rule_recognizes_grpc_in_the_same_way() -> None:
     assert _lines(r"http-request wait-for-body time \d+s(.*)") == [" unless wants_stream"]
 
 
-@pytest.mark.parametrize("variable", ["HTTP_INFER", "GRPC_STREAMS"])
-def test_infer_and_grpc_streams_are_refused_by_default(variable: str) -> None:
-    assert f"presetenv {variable} no" in CONFIG
-    assert SERVICES["proxy"]["environment"][variable] == f"${{PROXY_{variable}:-no}}"
-    (streams,) = _lines("acl wants_stream path_reg '(.*)'")
-    assert re.search(streams, f"{GRPC}/ModelStreamInfer")
-    refusals = _lines("http-request return status 403 .* if (.*)")
-    assert refusals == [
-        "wants_stream !streams_are_wanted",
-        "wants_infer !infer_is_wanted",
-        "is_grpc !wants_stream wants_classes",
-    ]
-
-
 def test_the_rule_against_classifications_finds_them_anywhere_in_a_body_and_nothing_else() -> None:
     (first, name), (second, same) = re.findall(
         r"acl wants_classes req\.body,bytes\(([\d,]+)\),hex -m reg '(.*)'", CONFIG
@@ -133,11 +119,3 @@ def test_the_proxy_waits_longer_than_the_queues_timeout_and_five_minutes(timeout
     (minutes,) = _lines(rf"{timeout} (\d+)m")
     assert int(minutes) * 60 >= queue + 300
     assert f"{minutes} minutes without a byte" in README.read_text()
-
-
-def test_only_a_request_that_no_model_has_begun_is_retried() -> None:
-    # A request that timed out in one queue also gets a 503; one retry keeps it from waiting in all of them.
-    assert re.findall(r"^ *retry-on (.*)\n +retries (\d)$", CONFIG, re.MULTILINE) == [
-        ("conn-failure 404 503", "1"),
-        ("conn-failure", "3"),
-    ]

@@ -1,4 +1,4 @@
-"""The supervisor's requests to Triton's repository API: the key, and errors for unexpected answers."""
+"""The supervisor's requests to Triton's repository API: errors for unexpected answers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,6 @@ def _api(port: int, host: str = "127.0.0.1") -> RepositoryApi:
     return RepositoryApi(Address(host, port), KEY)
 
 
-def test_unloading_sends_the_key_and_closes_the_connection() -> None:
-    heard: list[bytes] = []
-
-    def listen(connection: socket.socket) -> None:
-        heard.append(connection.recv(65536))
-        connection.sendall(_answer(b""))
-
-    with server(listen) as port:
-        _api(port).unload()
-    first, *headers = heard[0].decode().splitlines()
-    assert first == "POST /v2/repository/models/llama/unload HTTP/1.1"
-    assert {f"triton-llama-key: {KEY}", "Connection: close"} <= {*headers}
-
-
 def test_a_closed_port_is_an_error_of_its_own() -> None:
     api = _api(free_port())
     with pytest.raises(NotListeningError, match="can't be asked: Connection refused"):
@@ -43,9 +29,7 @@ def test_a_closed_port_is_an_error_of_its_own() -> None:
     assert (api.listens(), api.model_is_ready()) == (False, False)
 
 
-@pytest.mark.parametrize(
-    ("host", "port"), [("127.0.0.1", 10**20), ("a" * 70 + ".invalid", 80), ("no-such-host.invalid", 80)]
-)
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 10**20), ("a" * 70 + ".invalid", 80)])
 def test_an_unusable_address_is_an_error(host: str, port: int) -> None:
     api = _api(port, host)
     with pytest.raises(ApiError, match=r"^/v2/repository/index: .* can't be asked: ") as refused:

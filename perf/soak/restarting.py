@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
@@ -58,61 +59,50 @@ async def ride(user: User, way: str, accepted: Callable[[], None]) -> bool:
     return True
 
 
-class Knocks:
-    """Requests that are sent while a part ends, is gone and starts: each is answered, refused or not connected.
+async def knock(at: Addresses, part: Part, tally: Tally, over: asyncio.Event) -> Counter[str]:
+    """Send requests while a part ends, is gone and starts, until `over`: each is answered, refused or not connected.
 
-    turned_away: refused at once or not connected. closed: connections that the server closed without a byte, in the
-    moment when it was ended.
+    Returns knocks, how many were sent; turned_away, refused at once or not connected; and closed, connections that the
+    server closed without a byte, in the moment when it was ended.
     """
+    counts = Counter(knocks=0, turned_away=0, closed=0)
+    url, body = f"{at.openai}/completions", {"model": at.served_name, "prompt": "A list", "max_tokens": 2}
+    if part == "server":
+        url, body = f"http://{at.http}/v2/models/{at.unary}/generate", {"text_input": "A list", "max_tokens": 2}
 
-    def __init__(self, at: Addresses, part: Part, tally: Tally) -> None:
-        self.sent = self.turned_away = self.closed = 0
-        self._part = part
-        self._tally = tally
-        self._over = asyncio.Event()
-        self._url, self._body = f"{at.openai}/completions", {"model": at.served_name, "prompt": "A list"}
-        if part == "server":
-            self._url, self._body = f"http://{at.http}/v2/models/{at.unary}/generate", {"text_input": "A list"}
-
-    async def keep_knocking(self) -> None:
-        """Knock until `end`, and wait for the last answers."""
-        async with httpx.AsyncClient(timeout=_SILENCE_S, trust_env=False) as http, asyncio.TaskGroup() as tasks:
-            while not self._over.is_set():
-                tasks.create_task(self._knock(http))
-                await asyncio.sleep(_KNOCK_S)
-
-    def end(self) -> None:
-        """Send no more."""
-        self._over.set()
-
-    async def _knock(self, http: httpx.AsyncClient) -> None:
-        self.sent += 1
-        answered, body = False, {**self._body, "max_tokens": 2}
+    async def once(http: httpx.AsyncClient) -> None:
+        answered = False
         try:
             # A connection of its own: a kept one may close for idleness while the request is on its way.
-            async with http.stream("POST", self._url, json=body, headers={"Connection": "close"}) as response:
+            async with http.stream("POST", url, json=body, headers={"Connection": "close"}) as response:
                 answered = True
                 await response.aread()
         except httpx.TimeoutException:
-            self._tally.fail(f"a request at a restart of the {self._part} had no answer in {_SILENCE_S:g} s")
+            tally.fail(f"a request at a restart of the {part} had no answer in {_SILENCE_S:g} s")
         except httpx.ConnectError:
-            self.turned_away += 1
+            counts["turned_away"] += 1
         except httpx.HTTPError as error:
             closed = isinstance(error, httpx.NetworkError) or _WITHOUT_A_BYTE in str(error)
-            if closed and not answered and self._part == "server":
-                self.closed += 1
+            if closed and not answered and part == "server":
+                counts["closed"] += 1
             else:
-                self._tally.fail(f"sent at a restart of the {self._part}: {type(error).__name__}: {error}")
+                tally.fail(f"sent at a restart of the {part}: {type(error).__name__}: {error}")
         else:
-            self.turned_away += not response.is_success
+            counts["turned_away"] += not response.is_success
+
+    async with httpx.AsyncClient(timeout=_SILENCE_S, trust_env=False) as http, asyncio.TaskGroup() as tasks:
+        while not over.is_set():
+            counts["knocks"] += 1
+            tasks.create_task(once(http))
+            await asyncio.sleep(_KNOCK_S)
+    return counts
 
 
 async def restart(stack: Stack, part: Part, users: Sequence[User], tally: Tally) -> dict[str, Any]:
     """Stop a part, as by SIGTERM, with a request of every user running, and start it again; return what became of them.
 
-    running: requests that the server had when it was asked to end; answered: of them, completely. knocks: requests sent
-    after that, until the part was back; turned_away, closed: of them. code, regions, end_seconds: as of `Stack.stop`.
-    Raises a LauncherError if it doesn't start.
+    running: requests that the server had when it was asked to end; answered: of them, completely. The others are those
+    of `knock`, from then until the part was back, and of `Stack.stop`. Raises a LauncherError if it doesn't start.
     """
     accepted = [asyncio.Event() for _ in users]
     ways = cycle((_STREAMS if users[0].at.streams else _UNARY)[part])
@@ -122,15 +112,14 @@ async def restart(stack: Stack, part: Part, users: Sequence[User], tally: Tally)
     for event in accepted:
         await event.wait()
     running = [ride for ride in rides if not ride.done()]
-    knocks = Knocks(users[0].at, part, tally)
-    knocking = asyncio.create_task(knocks.keep_knocking())
+    over = asyncio.Event()
+    knocking = asyncio.create_task(knock(users[0].at, part, tally, over))
     try:
         stopped = await asyncio.to_thread(stack.stop, part)
         answered = sum(await asyncio.gather(*running))
         await asyncio.gather(*rides)
         await asyncio.to_thread(stack.start, part)
     finally:
-        knocks.end()
-        await knocking
-    sent = {"knocks": knocks.sent, "turned_away": knocks.turned_away, "closed": knocks.closed}
-    return {"part": part, "running": len(running), "answered": answered, **sent, **stopped}
+        over.set()
+        counts = await knocking
+    return {"part": part, "running": len(running), "answered": answered, **counts, **stopped}

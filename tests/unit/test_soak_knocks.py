@@ -10,20 +10,19 @@ from unit.peers import HOST, hang_up, respond, server, stay_silent
 
 from perf.soak import restarting
 from perf.soak.clients import Addresses
-from perf.soak.restarting import Knocks
+from perf.soak.restarting import knock
 from perf.soak.stack import Part
 from perf.soak.tally import Tally
 
 
-async def _knocked(port: int, part: Part, tally: Tally) -> Knocks:
-    """Return the knocks once one or more have ended."""
-    address = f"{HOST}:{port}"
-    knocks = Knocks(Addresses(address, address, f"http://{address}/v1", "model", "llama", streams=False), part, tally)
-    knocking = asyncio.create_task(knocks.keep_knocking())
+async def _knocked(port: int, part: Part, tally: Tally) -> tuple[int, ...]:
+    """Return how many knocks were sent, turned away and closed, once one has ended."""
+    address, over = f"{HOST}:{port}", asyncio.Event()
+    at = Addresses(address, address, f"http://{address}/v1", "model", "llama", streams=False)
+    knocking = asyncio.create_task(knock(at, part, tally, over))
     await asyncio.sleep(0)
-    knocks.end()
-    await knocking
-    return knocks
+    over.set()
+    return tuple((await knocking).values())
 
 
 @pytest.mark.parametrize(
@@ -44,14 +43,14 @@ async def test_a_knock_is_answered_turned_away_closed_by_triton_or_an_error(
     tally = Tally()
     with server(hang_up if answer is None else respond(answer)) as port:
         knocks = await _knocked(port, part, tally)
-    assert (knocks.sent, knocks.turned_away, knocks.closed, len(tally.errors)) == (1, turned_away, closed, errors)
+    assert (*knocks, len(tally.errors)) == (1, turned_away, closed, errors)
 
 
 async def test_a_knock_on_a_closed_port_is_turned_away() -> None:
     tally = Tally()
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
-    assert (await _knocked(port, "server", tally)).turned_away == 1
+    assert await _knocked(port, "server", tally) == (1, 1, 0)
     assert not tally.errors
 
 
@@ -59,6 +58,5 @@ async def test_a_knock_that_meets_silence_is_an_error_of_the_soak(monkeypatch: p
     monkeypatch.setattr(restarting, "_SILENCE_S", 0.2)
     tally = Tally()
     with server(stay_silent) as port:
-        knocks = await _knocked(port, "server", tally)
-    assert knocks.turned_away == 0
+        assert await _knocked(port, "server", tally) == (1, 0, 0)
     assert list(tally.errors) == ["a request at a restart of the server had no answer in 0.2 s"]

@@ -35,40 +35,31 @@ from perf.workload import Mix, requests
 
 VARIANT = "default"
 MIX: Mix = "uniform"
+QUANTIZATION = "int8"
+SLOTS = 32
+REQUESTS = 96
 REPETITIONS = 2
 
 
-def account(
-    checkpoint: Path,
-    threads: int,
-    rates: DeviceRates,
-    say: Callable[[str], None] = print,
-    *,
-    slots: int = 32,
-    count: int = 96,
-    quantization: str = "int8",
-) -> dict[str, Any]:
-    """Measure and return the account of `count` requests, with a server of its own.
-
-    threads: for computing, on a CPU. rates: the device's. quantization: the setting's value.
-    """
+def account(checkpoint: Path, threads: int, rates: DeviceRates, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure and return the account, with a server of its own. threads: for computing, on a CPU."""
     torch.set_num_threads(threads)
-    asked = requests(checkpoint, MIX, count)
+    asked = requests(checkpoint, MIX, REQUESTS)
     tokens = sum(one.output_tokens for one in asked)
-    bare = BareEngine(checkpoint, quantization, slots, asked)
-    say(f"warm-up, then the bare engine under the stopwatch: {count} requests, {tokens:,} tokens")
-    bare.run(slots)
+    bare = BareEngine(checkpoint, QUANTIZATION, SLOTS, asked)
+    say(f"warm-up, then the bare engine under the stopwatch: {REQUESTS} requests, {tokens:,} tokens")
+    bare.run(SLOTS)
     timed, whole, noted = bare.split()
-    environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": quantization}
-    environment |= {"LLAMA_SLOTS": str(slots), "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len)}
+    environment = {"OMP_NUM_THREADS": str(threads), "LLAMA_QUANTIZATION": QUANTIZATION}
+    environment |= {"LLAMA_SLOTS": str(SLOTS), "LLAMA_MAX_MODEL_LEN": str(bare.max_model_len)}
     engine, answered, alone = [], [], []
     with local_triton(variant=VARIANT, model=str(checkpoint), environment=environment) as server:
         settings = {"environment": environment, "variant": VARIANT, **read_back(server).to_json()}
-        serve(server, asked[:slots], 2 * slots)
+        serve(server, asked[:SLOTS], 2 * SLOTS)
         for repetition in range(1, REPETITIONS + 1):
             say(f"bare engine, server, passes alone: {repetition} of {REPETITIONS}")
             engine.append(bare.run())
-            answered.append(serve(server, asked, 2 * slots))
+            answered.append(serve(server, asked, 2 * SLOTS))
             alone.append(passes.repeated(bare.checkpoint, bare.engine.plan.shape, noted, bare.settle))
     seconds = {
         "server": [one.seconds for one in answered],
@@ -78,12 +69,12 @@ def account(
     }
     parts = [
         *flatten(whole, tokens),
-        *flatten(request_parts(answered[-1], whole.part(TOKENIZATION).seconds / count), tokens / count),
+        *flatten(request_parts(answered[-1], whole.part(TOKENIZATION).seconds / REQUESTS), tokens / REQUESTS),
         *flatten(processor_parts(answered[-1]), tokens),
     ]
-    load = {"mix": MIX, "requests": count, "concurrency": 2 * slots, "output_tokens": tokens, "slots": slots}
+    load = {"mix": MIX, "requests": REQUESTS, "concurrency": 2 * SLOTS, "output_tokens": tokens, "slots": SLOTS}
     return {
-        "settings": {"checkpoint": checkpoint.name, "quantization": quantization, **load, "server": settings},
+        "settings": {"checkpoint": checkpoint.name, "quantization": QUANTIZATION, **load, "server": settings},
         "runs": {kind: {"tokens_per_second": round(tokens / median(its), 1)} for kind, its in seconds.items()},
         "steps": full_steps(bare, engine, noted, alone, rates),
         "parts": [asdict(part) for part in parts],

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from engine.cpu_kernels.models import RUNNABLE, kernels, random_linear
-from engine.int8_layers import threads
+from engine.cpu_kernels.models import RUNNABLE, kernels
+from engine.int8_layers import random_rows, random_weight, threads
 from llama_engine.kernels.cpu import reference
 from llama_engine.kernels.cpu.packing import MOST_INPUTS, pack_linear
 from llama_engine.kernels.cpu.selection import run_linear
@@ -14,9 +14,7 @@ from llama_engine.model.weights import LinearWeight
 @pytest.mark.parametrize("name", RUNNABLE)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (1, 1), (33, 100), (96, 1024), (40, 5632), (17, 11009)])
 def test_a_product_has_the_bits_of_the_int64_product(name: str, outputs: int, inputs: int, terms: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = random_linear(outputs, inputs, generator, bias=True)
-    x = torch.randn(37, inputs, generator=generator)
+    layer, x = random_weight(outputs, inputs, bias=True), random_rows(37, inputs)
     assert torch.equal(run_linear(kernels(name), x, layer, terms), reference.linear(x, layer, terms))
 
 
@@ -36,9 +34,7 @@ def test_the_largest_sums_are_exact(name: str, terms: int) -> None:
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_a_row_has_the_same_bits_alone_and_among_any_number_of_rows(name: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = random_linear(80, 200, generator)
-    x = torch.randn(99, 200, generator=generator)
+    layer, x = random_weight(80, 200), random_rows(99, 200)
     together = run_linear(kernels(name), x, layer, 2)
     for rows in (1, 2, 3, 5, 6, 7, 13, 64, 97):
         for count in (1, 2):
@@ -49,9 +45,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number_of_rows(name: str) -
 @pytest.mark.parametrize("name", RUNNABLE)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_that_is_not_finite_gives_nan_in_its_own_row_alone(name: str, value: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = random_linear(64, 128, generator)
-    x = torch.randn(9, 128, generator=generator)
+    layer, x = random_weight(64, 128), random_rows(9, 128)
     expected = run_linear(kernels(name), x, layer, 2)
     x[4, 77] = value
     result = run_linear(kernels(name), x, layer, 2)
@@ -63,9 +57,7 @@ def test_a_row_that_is_not_finite_gives_nan_in_its_own_row_alone(name: str, valu
 @pytest.mark.parametrize("name", RUNNABLE)
 @pytest.mark.parametrize("size", [0.0, 1e-42, 1e-37, 1e37])
 def test_rows_of_any_size_are_quantized(name: str, size: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = random_linear(64, 128, generator)
-    x = (torch.rand(3, 128, generator=generator) - 0.5) * size
+    layer, x = random_weight(64, 128), (random_rows(3, 128).sigmoid() - 0.5) * size
     result, expected = run_linear(kernels(name), x, layer, 2), reference.linear(x, layer, 2)
     assert torch.equal(result, expected)
 

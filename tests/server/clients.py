@@ -23,6 +23,10 @@ from numpy.typing import NDArray
 from server.servers import HTTP, ROOT, TIMEOUT_S
 from triton_local.server import LocalTriton
 
+MODEL = "llama"
+UNARY = "llama_unary"
+"""Beside a streaming llama, for the endpoints with one response."""
+
 BAD = "bad request"
 SECRET = "cuda:0 is on fire at 10.0.0.1"
 """Message of an injected exception: it belongs in the log, never in an answer."""
@@ -76,23 +80,25 @@ def generate(server: LocalTriton, inputs: Inputs) -> list[Answer] | Refusal:
     return _refusal(answered) or [Answer(*(answered.json()[name] for name in OUTPUTS))]
 
 
-def infer(server: LocalTriton, inputs: Inputs, binary: bool, request_id: str = "") -> list[Answer] | Refusal:
+def infer(
+    server: LocalTriton, inputs: Inputs, binary: bool = True, request_id: str = "", model: str = MODEL
+) -> list[Answer] | Refusal:
     """Ask /infer with tritonclient; its tensors are JSON lists, or bytes behind the JSON."""
     asked = tensors(tritonclient.http.InferInput, inputs, binary_data=binary)
     outputs = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in OUTPUTS]
     with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=TIMEOUT_S) as client:
         try:
-            return answers(client.infer("llama", asked, request_id=request_id, outputs=outputs))
+            return answers(client.infer(model, asked, request_id=request_id, outputs=outputs))
         except tritonclient.utils.InferenceServerException as error:
             return Refusal(BAD if error.status() == "400" else str(error.status()), str(error.message()))
 
 
-def grpc(server: LocalTriton, inputs: Inputs, request_id: str = "") -> list[Answer] | Refusal:
+def grpc(server: LocalTriton, inputs: Inputs, request_id: str = "", model: str = MODEL) -> list[Answer] | Refusal:
     """Ask over gRPC with tritonclient."""
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         asked = tensors(tritonclient.grpc.InferInput, inputs)
         try:
-            return answers(client.infer("llama", asked, request_id=request_id, client_timeout=TIMEOUT_S))
+            return answers(client.infer(model, asked, request_id=request_id, client_timeout=TIMEOUT_S))
         except tritonclient.utils.InferenceServerException as error:
             kind = BAD if error.status() == "StatusCode.INVALID_ARGUMENT" else str(error.status())
             return Refusal(kind, str(error.message()))
@@ -100,9 +106,12 @@ def grpc(server: LocalTriton, inputs: Inputs, request_id: str = "") -> list[Answ
 
 infer_json = partial(infer, binary=False)
 infer_binary = partial(infer, binary=True)
+unary_infer = partial(infer, model=UNARY)
+unary_grpc = partial(grpc, model=UNARY)
 WIRES: tuple[Wire, ...] = (generate, infer_json, infer_binary, grpc)
 TENSOR_WIRES: tuple[Wire, ...] = (infer_json, infer_binary, grpc)
 BINARY_WIRES: tuple[Wire, ...] = (infer_binary, grpc)
+UNARY_WIRES: tuple[Wire, ...] = (unary_infer, unary_grpc)
 
 
 def ask(server: LocalTriton, wire: Wire = grpc, /, **inputs: object) -> Answer:

@@ -46,25 +46,19 @@ for name in PLANS:
     globals()[name] = _fleet_fixture(name)
 
 
-@pytest.fixture(scope="session", params=["narrow", "narrow_streaming"])
-def narrow(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[LocalTriton]:
-    """Two slots and a queue of three, under the default and the streaming config."""
-    with fleet.server(request.param) as server:
-        yield server
-
-
-@pytest.fixture
-def server(request: pytest.FixtureRequest) -> LocalTriton:
-    """The server that an indirect parameter names."""
+def _named(request: pytest.FixtureRequest) -> LocalTriton:
     named: LocalTriton = request.getfixturevalue(request.param)
     return named
 
 
-@pytest.fixture(params=["triton", "streaming"])
-def either(request: pytest.FixtureRequest) -> LocalTriton:
-    """The default config, then the streaming one."""
-    named: LocalTriton = request.getfixturevalue(request.param)
-    return named
+server = pytest.fixture(_named, name="server")
+"""The server that an indirect parameter names."""
+
+either = pytest.fixture(_named, params=["triton", "streaming"], name="either")
+"""The default config, then the streaming one."""
+
+narrow = pytest.fixture(_named, params=["narrow_default", "narrow_streaming"], name="narrow")
+"""Two slots and a queue of three, under the default and the streaming config."""
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import abc
 from collections.abc import Callable
 
@@ -59,23 +58,6 @@ class FaultyEngine(Engine):
             _fail(row, "step", after=3)
 
 
-class TritonPythonModel(real_model.TritonPythonModel):  # type: ignore[misc]  # as above
-    """A model that "fault stop" unloads while sequences run and wait, which this Triton never does."""
-
-    def initialize(self, args: dict[str, str]) -> None:
-        super().initialize(args)
-        self._once = threading.Lock()
-        _before(self._scheduler, "wait_until_admitted", self._check_wait)
-
-    def finalize(self) -> None:
-        if self._once.acquire(blocking=False):
-            super().finalize()
-
-    def _check_wait(self, rows: abc.Sequence[Sequence]) -> None:
-        if any("fault stop" in row.request.prompt for row in rows):
-            threading.Thread(target=self.finalize).start()
-
-
 def _check_parse(parser: RequestParser, inputs: RawInputs, parameters: Parameters) -> None:
     if any(b"fault parse" in prompt for prompt in inputs["text_input"].ravel()):
         raise RuntimeError(SECRET)
@@ -93,4 +75,5 @@ def _check_cancellation(response: Response) -> None:
 _before(RequestParser, "parse", _check_parse)
 _before(Sequence, "next_chunk", _check_chunk)
 _before(Response, "is_cancelled", _check_cancellation)
+TritonPythonModel = real_model.TritonPythonModel
 real_model.Engine = FaultyEngine

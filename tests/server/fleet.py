@@ -34,15 +34,6 @@ class Plan:
     beside: Sequence[str] = ()
 
 
-# No outlier reaches this threshold, so rows stay independent, and bitsandbytes' own product is five times slower than
-# ours on a CPU: a running request shows in metrics that are 0.2 s old.
-SLOW = {"LLAMA_INT8_THRESHOLD": "1000"}
-_TWO_SLOTS = {"LLAMA_SLOTS": "2", **SLOW}
-_QUEUE_OF_THREE = (
-    "max_queue_size: 3, timeout_action: REJECT, allow_timeout_override: true, "
-    # Triton takes a request's own timeout only where it is shorter than this one; 0 is none.
-    "default_timeout_microseconds: 600000000"
-)
 # Few slots and small prefills: sequences wait, join others, and are prefilled in chunks.
 _FP32 = {
     "LLAMA_QUANTIZATION": "none",
@@ -50,11 +41,16 @@ _FP32 = {
     "LLAMA_SLOTS": "8",
     "LLAMA_PREFILL_TOKENS": "48",
 }
-# After this long without a step a model counts as dead; a working one beside other tests must not.
-_SOON = Supervised(stuck_after=30.0, restarts=0)
-_RESTARTED = Supervised(stuck_after=None)
+_TWO_SLOTS = {"LLAMA_SLOTS": "2"}
+_QUEUE_OF_THREE = (
+    "max_queue_size: 3, timeout_action: REJECT, allow_timeout_override: true, "
+    # Triton takes a request's own timeout only where it is shorter than this one; 0 is none.
+    "default_timeout_microseconds: 600000000"
+)
 # Few positions, so that no fuzzed request runs long.
 _SHORT = {"LLAMA_MAX_MODEL_LEN": "64"}
+_LATE_S = 16.0
+"""Without a step, until a model counts as dead: a working one must not, beside other tests."""
 
 _QUEUE_POLICY = re.compile(r"\bdefault_queue_policy \{[^{}]*\}")
 
@@ -62,40 +58,35 @@ SHARED = {
     # The product as it is: config.pbtxt, INT8, the embedded checkpoint, 32 slots; and the same streaming.
     "triton": Plan(),
     "streaming": Plan("streaming"),
+    "batched_int8": Plan("batched_int8"),
     # For tests that act while a request runs.
     "slow_streaming": Plan("streaming", shim="slow_model"),
-    "fp32": Plan(environment=_FP32),
-    # Two slots and a queue of three.
-    "narrow": Plan(environment=_TWO_SLOTS, queue_policy=_QUEUE_OF_THREE),
-    "narrow_streaming": Plan("streaming", _TWO_SLOTS, queue_policy=_QUEUE_OF_THREE),
+    # The same with two slots and a queue of three, and the models for other backends' clients.
+    "narrow_default": Plan("default", _TWO_SLOTS, "slow_model", _QUEUE_OF_THREE, beside=("ensemble", "vllm_model")),
+    "narrow_streaming": Plan(
+        "streaming",
+        _TWO_SLOTS,
+        "slow_model",
+        _QUEUE_OF_THREE,
+        beside=("ensemble", "ensemble_uint32", "as_int32", "vllm_model"),
+    ),
 }
 """Servers that tests of several modules use, and leave as they are."""
 
 PLANS = {
     **SHARED,
     "fp32_streaming": Plan("streaming", _FP32),
-    # With the models for other backends' clients.
-    "beside_streaming": Plan("streaming", SLOW, beside=("ensemble", "ensemble_uint32", "as_int32", "vllm_model")),
-    "beside_default": Plan(beside=("ensemble", "vllm_model")),
     # The other configs.
-    "batched_int8": Plan("batched_int8"),
     "batched_fp16": Plan("batched_fp16"),
     "naive_fp16": Plan("naive_fp16"),
     "faulty": Plan("streaming", shim="faulty_model"),
-    "faulty_default": Plan(shim="faulty_model", supervised=_SOON),
+    "failing": Plan("streaming", shim="faulty_model", supervised=Supervised(stuck_after=_LATE_S, restarts=0)),
     "fuzzed": Plan(environment=_SHORT),
     "fuzzed_streaming": Plan("streaming", _SHORT),
-    # For tests that kill it, and go on with the one that follows.
-    "healing": Plan("streaming", shim="slow_model", supervised=_RESTARTED),
-    # For tests that end them.
-    "killed": Plan("streaming"),
-    "ended_unary": Plan("streaming", _TWO_SLOTS),
-    "killed_unary": Plan("streaming", _TWO_SLOTS),
-    "killed_model": Plan(environment=_TWO_SLOTS),
-    "killed_model_streaming": Plan("streaming", _TWO_SLOTS),
-    "stuck_model": Plan("streaming", _TWO_SLOTS, supervised=_SOON),
     # Triton shares mutexes with the model's process: a SIGSTOP can abort it later (boost's lock_exception).
-    "stopped": Plan(),
+    "stuck": Plan(shim="slow_model"),
+    # For tests that kill it, and go on with the one that follows.
+    "healing": Plan("streaming", _TWO_SLOTS, "slow_model", supervised=Supervised(stuck_after=_LATE_S)),
 }
 
 

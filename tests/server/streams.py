@@ -16,7 +16,7 @@ from typing import Any, Self
 import httpx
 import tritonclient.grpc
 from httpx_sse import EventSource
-from server.clients import OUTPUTS, Answer, Inputs, answers, model_url, tensors
+from server.clients import MODEL, OUTPUTS, Answer, Inputs, answers, model_url, tensors
 from server.servers import HTTP, TIMEOUT_S, is_decoupled
 from triton_local.server import LocalTriton
 
@@ -101,7 +101,7 @@ class GrpcStream(_GrpcConnection):
     def ask(self, inputs: Inputs, request_id: str = "", empty_final: bool = True) -> None:
         """Send a request. empty_final: whether Triton shall also send a final flag that comes without a response."""
         asked = tensors(tritonclient.grpc.InferInput, inputs)
-        self._client.async_stream_infer("llama", asked, request_id=request_id, enable_empty_final_response=empty_final)
+        self._client.async_stream_infer(MODEL, asked, request_id=request_id, enable_empty_final_response=empty_final)
 
     def next(self) -> Response:
         """Return the next response."""
@@ -126,18 +126,23 @@ class Call(_GrpcConnection):
     """One running request over gRPC: ModelInfer, or a gRPC stream under a decoupled config."""
 
     def __init__(
-        self, server: LocalTriton, inputs: Inputs, timeout_us: int | None = None, request_id: str = ""
+        self,
+        server: LocalTriton,
+        inputs: Inputs,
+        timeout_us: int | None = None,
+        request_id: str = "",
+        model: str = MODEL,
     ) -> None:
         """Send the request. timeout_us: its Triton timeout, the time it may wait for a slot."""
         super().__init__(server)
         asked = tensors(tritonclient.grpc.InferInput, inputs)
         self._call: Any = None
-        if is_decoupled(server):
+        if model == MODEL and is_decoupled(server):
             self._client.start_stream(self._take)
-            self._client.async_stream_infer("llama", asked, request_id=request_id, timeout=timeout_us)
+            self._client.async_stream_infer(model, asked, request_id=request_id, timeout=timeout_us)
         else:
             self._call = self._client.async_infer(
-                "llama", asked, self._take, request_id=request_id, timeout=timeout_us, client_timeout=TIMEOUT_S
+                model, asked, self._take, request_id=request_id, timeout=timeout_us, client_timeout=TIMEOUT_S
             )
 
     def cancel(self) -> None:

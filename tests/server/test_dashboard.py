@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -23,9 +24,8 @@ from server.servers import HTTP, until
 from triton_local.ports import SERVICES, HeldPorts
 from triton_local.server import LocalTriton
 
-CLIENTS = 3
 PAUSE = "500ms"
-"""Between two scrapes, and between two evaluations of the monitoring.rules."""
+"""Between two scrapes, and between two evaluations of the rules."""
 
 EXPRESSIONS = {str(query): query.resolved for query in monitoring.queries() if query.panel not in monitoring.GPU_PANELS}
 for rule in monitoring.rules():
@@ -97,26 +97,25 @@ def _is_ready(address: str) -> bool:
 
 @contextmanager
 def _load(server: LocalTriton, openai: Endpoint) -> Iterator[None]:
-    """Run clients of the server and one of the endpoint; one in five of their requests is invalid."""
+    """Run a client of the server and one of the endpoint; one in five of their requests is invalid."""
     enough = threading.Event()
 
-    def ask() -> None:
-        number = 0
-        while not enough.is_set():
-            request = {"text_input": "Return a list of", "max_tokens": 12, "min_tokens": 12, "temperature": 0.0}
-            answer = generate(server, request if number % 5 else request | {"temperature": 9.0})
-            assert isinstance(answer, Refusal) == (number % 5 == 0), answer
-            number += 1
+    def repeat(ask: Callable[[float], bool]) -> None:
+        """Ask with a temperature, which returns whether it is answered."""
+        for number in itertools.count():
+            if enough.is_set():
+                return
+            assert ask(0.0 if number % 5 else 9.0) == (number % 5 != 0)
 
-    def ask_openai() -> None:
-        number = 0
-        while not enough.is_set():
-            answer = openai.chat(stream=True, max_tokens=12, temperature=0.0 if number % 5 else 9.0)
-            assert answer.status_code == (200 if number % 5 else 400), answer.text
-            number += 1
+    def answered(temperature: float) -> bool:
+        request = {"text_input": "Return a list of", "max_tokens": 12, "min_tokens": 12, "temperature": temperature}
+        return not isinstance(generate(server, request), Refusal)
 
-    with ThreadPoolExecutor(CLIENTS + 1) as pool:
-        asking = [pool.submit(ask_openai), *(pool.submit(ask) for _ in range(CLIENTS))]
+    def streamed(temperature: float) -> bool:
+        return openai.chat(stream=True, max_tokens=12, temperature=temperature).status_code == 200
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(repeat, answered), pool.submit(repeat, streamed)]
         try:
             yield
         finally:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from server.clients import ask, generate
-from server.fleet import copy_repository
 from server.metrics import PENDING, Metrics, all_slots_taken
-from server.servers import in_use, model_process, new_server
+from server.servers import model_process
 from triton_llama.health import Address, Limits, Verdict, healthy, live, ready
 from triton_local.server import LocalTriton
 
@@ -22,22 +20,12 @@ PATIENT = Limits(timeout=60.0, step_age=600.0)
 # No step is that recent: the probe has to generate a token, or see a step while it waits.
 STRICT = Limits(timeout=60.0, step_age=1e-6)
 
+HELD = "held"
+"""The file of slow_model.py beside the program."""
 
-PROBES = 6
+
+PROBES = 3
 SHORT_OF_TIME = Limits(timeout=0.5, step_age=1e-6)
-
-
-@pytest.fixture(params=["default", pytest.param("streaming", marks=pytest.mark.long)])
-def stuck(
-    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalTriton]:
-    """A server whose steps hang while the file `stuck` in the test's folder exists."""
-    repository = copy_repository(tmp_path_factory.mktemp("stuck"), "stuck_model")
-    server = new_server(request.param, {"STUCK_WHILE": str(tmp_path / "stuck")}, repository)
-    with server, in_use("stuck", server):
-        yield server
-        # Also after a failed test: a stuck model delays the end.
-        (tmp_path / "stuck").unlink(missing_ok=True)
 
 
 def _addresses(server: LocalTriton) -> tuple[Address, Address]:
@@ -65,6 +53,7 @@ def test_an_idle_server_proves_health_with_one_token_or_a_recent_step(either: Lo
         assert verdict.reason.startswith("a step ")
 
 
+@pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
 def test_a_server_with_a_full_queue_is_healthy(narrow: LocalTriton, metrics: Metrics) -> None:
     with ThreadPoolExecutor() as pool:
         with all_slots_taken(narrow, metrics, slots=2) as lasting:
@@ -82,32 +71,38 @@ def test_a_server_with_a_full_queue_is_healthy(narrow: LocalTriton, metrics: Met
         assert all(other.result().num_output_tokens == 3 for other in others)
 
 
-def test_a_stopped_model_process_is_unhealthy(stopped: LocalTriton) -> None:
-    process = model_process(stopped)
-    metrics = Metrics(stopped)
-    assert all(verdict.ok for verdict in _ask(stopped, STRICT).values())
-    # A step still on its way to the metrics would look like a new one.
-    metrics.wait_for(3, "llama_step_rows_count")
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
-        verdicts = _ask(stopped, Limits(timeout=2.0, step_age=1e-6))
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
-    assert not any(verdict.ok for verdict in verdicts.values()), verdicts
-    assert all(verdict.reason.endswith(" ago") for verdict in verdicts.values()), verdicts
-
-
-def test_probes_leave_one_request_at_most_with_a_stuck_model(stuck: LocalTriton, tmp_path: Path) -> None:
+def test_probes_leave_one_request_at_most_with_a_stuck_model(stuck: LocalTriton) -> None:
     """What they leave is computed once the model goes on: it costs tokens, and slots of clients."""
     metrics = Metrics(stuck)
-    (tmp_path / "stuck").touch()
-    assert not healthy(*_addresses(stuck), SHORT_OF_TIME).ok
-    metrics.wait_for_slots(1)
-    verdicts = [live(*_addresses(stuck), SHORT_OF_TIME) for _ in range(PROBES)]
-    assert {verdict.reason for verdict in verdicts} == {"requests wait, no step yet"}
-    (tmp_path / "stuck").unlink()
+    command = Path(f"/proc/{model_process(stuck).pid}/cmdline").read_text().split("\0")
+    (program,) = [Path(word) for word in command if word.endswith("/1/model.py")]
+    held = program.with_name(HELD)
+    held.touch()
+    try:
+        assert not healthy(*_addresses(stuck), SHORT_OF_TIME).ok
+        metrics.wait_for_slots(1)
+        verdicts = [live(*_addresses(stuck), SHORT_OF_TIME) for _ in range(PROBES)]
+        assert {verdict.reason for verdict in verdicts} == {"requests wait, no step yet"}
+    finally:
+        # A stuck model delays the end.
+        held.unlink()
     assert ask(stuck, generate, **SHORT).num_output_tokens == 3
     metrics.wait(Metrics.idle, "all are answered")
     # The first probe's and the client's.
     metrics.wait_for(2, "llama_requests_total", finish_reason="length")
     assert metrics.now(PENDING) == 0
+
+
+def test_a_stopped_model_process_is_unhealthy(stuck: LocalTriton) -> None:
+    process = model_process(stuck)
+    metrics = Metrics(stuck)
+    assert all(verdict.ok for verdict in _ask(stuck, STRICT).values())
+    # A step still on its way to the metrics would look like a new one.
+    metrics.wait_for(3, "llama_step_rows_count")
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        verdicts = _ask(stuck, Limits(timeout=1.0, step_age=1e-6))
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    assert not any(verdict.ok for verdict in verdicts.values()), verdicts
+    assert all(verdict.reason.endswith(" ago") for verdict in verdicts.values()), verdicts

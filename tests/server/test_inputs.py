@@ -1,108 +1,97 @@
-"""Every input of the contract has its effect over every endpoint.
+"""Every input of the contract arrives over every endpoint, alone in a row and in a row of its own.
 
-Texts depend on the checkpoint, so the expectation for one text is always derived from another.
+What an input means is tested in tests/engine; here a value has an effect, or is another way to write a request.
 """
 
 from __future__ import annotations
 
-import re
-import zlib
+import json
 from functools import partial
 
 import pytest
-from server.clients import FLAGS, TENSOR_WIRES, WIRES, ask, at_once, everywhere
+from server.clients import FLAGS, TENSOR_WIRES, WIRES, Answer, ask, at_once, everywhere, post
+from server.servers import EMBEDDED
+from tokenizers import Tokenizer
 from triton_local.server import LocalTriton
 
 PROMPT = "Return a list of the"
-TWELVE = {"text_input": PROMPT, "max_tokens": 12, "min_tokens": 12}
-HOT = {**TWELVE, "temperature": 2.0, "top_p": 1.0}
+TWELVE: dict[str, object] = {"text_input": PROMPT, "max_tokens": 12, "min_tokens": 12}
+HOT = {**TWELVE, "temperature": 2.0, "top_p": 1.0, "seed": 7}
 GREEDY = {**TWELVE, "temperature": 0.0, "repetition_penalty": 1.0}
+TOKENIZER = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+(ZEBRA,) = TOKENIZER.encode(" zebra").ids[-1:]
 
 
-def _word(text: str) -> str:
-    """Return two to four letters from the middle of a text."""
-    letters = re.search("[a-z]{2,4}", text[len(text) // 3 :])
-    assert letters is not None, f"{text!r} has no letters to test with"
-    return letters[0]
+@pytest.mark.parametrize(
+    ("base", "changed"),
+    [
+        (GREEDY, {"text_input": "The class"}),
+        (GREEDY, {"max_tokens": 13}),
+        (GREEDY, {"min_tokens": 0, "stop_words": ["absent \N{SNOWMAN}", "e"]}),
+        (GREEDY, {"temperature": 2.0, "seed": 7}),
+        (HOT, {"top_k": 1}),
+        (HOT, {"top_p": 1e-6}),
+        (HOT, {"min_p": 1.0}),
+        (HOT, {"seed": 2**64 - 1}),
+        *(
+            ({**GREEDY, "max_tokens": 40, "min_tokens": 40}, {f"{name}_penalty": 2.0})
+            for name in ("repetition", "frequency", "presence")
+        ),
+        (GREEDY, {"bad_words": ["\N{SNOWMAN}", "e"]}),
+        (GREEDY, {"exclude_input_in_output": False}),
+        (GREEDY, {"logit_bias": json.dumps({str(ZEBRA): 100})}),
+        (GREEDY, {"embedding_bias_words": [" zebra"], "embedding_bias_weights": [100.0]}),
+        (GREEDY, {"allowed_token_ids": [ZEBRA]}),
+        (GREEDY, {"logit_bias": json.dumps({str(ZEBRA): 100}), "min_tokens": 0, "stop_token_ids": [ZEBRA]}),
+        ({**GREEDY, "min_tokens": 0, "max_tokens": 60}, {"ignore_eos": True}),
+    ],
+    ids=lambda values: ",".join(values) if len(values) < 4 else "",
+)
+def test_an_input_has_an_effect(triton: LocalTriton, base: dict[str, object], changed: dict[str, object]) -> None:
+    assert everywhere(triton, **base | changed) != everywhere(triton, **base)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        *({name: [""]} for name in ("stop_words", "bad_words")),
+        *({name: False} for name in ("stream", *FLAGS)),
+        {"pad_id": 0, "beam_width": 1, "length_penalty": 1.5, "end_id": -1},
+        {"num_return_sequences": 1, "min_length": 12, "random_seed": 7},
+        {"top_p": 0.0, "temperature": 1.5},
+        {"sampling_parameters": json.dumps({"temperature": "0", "max_tokens": "12", "min_tokens": 12, "top_k": -1})},
+        {"input_ids": TOKENIZER.encode(PROMPT).ids},
+    ],
+    ids=lambda values: ",".join(values),
+)
+def test_an_alias_an_empty_word_or_a_compatibility_flag_changes_nothing(
+    triton: LocalTriton, same: dict[str, object]
+) -> None:
+    replaced = {*same, *json.loads(str(same.get("sampling_parameters", "{}")))}
+    replaced |= {"min_tokens"} if "min_length" in same else {"text_input"} if "input_ids" in same else set()
+    inputs = {name: value for name, value in GREEDY.items() if name not in replaced}
+    assert everywhere(triton, **inputs, **same) == everywhere(triton, **GREEDY)
 
 
 def test_only_the_prompt_is_required(triton: LocalTriton) -> None:
     for answer in at_once([partial(ask, triton, wire, text_input=PROMPT) for wire in WIRES]):
         assert 1 <= answer.num_output_tokens <= 128
         assert answer.finish_reason == "stop" or answer.num_output_tokens == 128
+    refused = post(triton, "generate", {"max_tokens": 3})
+    assert refused.status_code == 400
+    assert "text_input is missing, and so is input_ids" in refused.json()["error"]
 
 
-def test_max_tokens_bounds_the_text(triton: LocalTriton) -> None:
-    short = everywhere(triton, **GREEDY | {"max_tokens": 7, "min_tokens": 7})
-    long = everywhere(triton, **GREEDY)
-    assert (short.finish_reason, short.num_output_tokens) == ("length", 7)
-    assert (long.finish_reason, long.num_output_tokens) == ("length", 12)
-    # Its last token may be the first half of a character.
-    assert long.text.startswith(short.text.rstrip("\N{REPLACEMENT CHARACTER}"))
-
-
-def test_a_seed_determines_the_text_unless_the_temperature_is_zero(triton: LocalTriton) -> None:
-    texts = [everywhere(triton, **HOT, seed=seed).text for seed in (0, 2**64 - 1, 0, 2**64 - 1)]
-    assert texts[:2] == texts[2:]
-    assert texts[0] != texts[1]
-    assert len({everywhere(triton, **GREEDY, seed=seed).text for seed in (0, 2**64 - 1)}) == 1
-
-
-@pytest.mark.parametrize(("name", "narrow", "off"), [("top_k", 1, 0), ("top_p", 1e-6, 1.0)])
-def test_the_narrowest_top_k_or_top_p_is_greedy(triton: LocalTriton, name: str, narrow: float, off: float) -> None:
-    greedy = everywhere(triton, **GREEDY).text
-    warm = {**HOT, "repetition_penalty": 1.0, "seed": 5}
-    assert everywhere(triton, **warm | {name: narrow}).text == greedy
-    assert everywhere(triton, **warm | {name: off}).text != greedy
-
-
-@pytest.mark.parametrize(("name", "repeat"), [("repetition", 0.5), ("frequency", -2.0), ("presence", -2.0)])
-def test_a_penalty_controls_repetition(triton: LocalTriton, name: str, repeat: float) -> None:
-    def compressed(penalty: float) -> int:
-        """Return the compressed size of a text: repetition makes it small."""
-        answer = everywhere(triton, **GREEDY | {"max_tokens": 40, "min_tokens": 40, f"{name}_penalty": penalty})
-        return len(zlib.compress(answer.text.encode(), 9))
-
-    assert compressed(repeat) < compressed(2.0)
-
-
-def test_the_text_ends_before_the_first_stop_string_after_min_tokens(triton: LocalTriton) -> None:
-    whole = everywhere(triton, **HOT, seed=7)
-    word = _word(whole.text)
-    for stop in (word, word[0]):
-        early = everywhere(triton, **HOT | {"min_tokens": 0}, seed=7, stop_words=["absent \N{SNOWMAN}", stop])
-        assert early.text == whole.text[: whole.text.index(stop)]
-        assert early.finish_reason == "stop"
-        assert early.num_output_tokens < whole.num_output_tokens
-    late = everywhere(triton, **HOT | {"min_tokens": early.num_output_tokens + 1}, seed=7, stop_words=[word[0]])
-    assert late.num_output_tokens > early.num_output_tokens
-    assert word[0] in late.text
-
-
-def test_bad_words_never_appear(triton: LocalTriton) -> None:
-    word = _word(everywhere(triton, **HOT, seed=7).text)
-    without = everywhere(triton, **HOT, seed=7, bad_words=["\N{SNOWMAN}", word])
-    assert word not in without.text
-    assert without.num_output_tokens == 12
-
-
-def test_the_prompt_precedes_the_completion_unless_excluded(triton: LocalTriton) -> None:
-    alone = everywhere(triton, **GREEDY, exclude_input_in_output=True)
-    both = everywhere(triton, **GREEDY, exclude_input_in_output=False)
-    assert alone == everywhere(triton, **GREEDY)
-    assert both.text == PROMPT + alone.text
-    assert both.num_output_tokens == alone.num_output_tokens
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *((name, [""]) for name in ("stop_words", "bad_words")),
-        *((name, False) for name in ("stream", *FLAGS)),
-    ],
-)
-def test_an_empty_word_or_a_compatibility_flag_has_no_effect(triton: LocalTriton, name: str, value: object) -> None:
-    assert everywhere(triton, **HOT, seed=7, **{name: value}) == everywhere(triton, **HOT, seed=7)
+def test_request_parameters_are_inputs(triton: LocalTriton) -> None:
+    prompt = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [PROMPT]}
+    parameters = {name: value for name, value in GREEDY.items() if name != "text_input"}
+    answered = post(triton, "infer", {"inputs": [prompt], "parameters": parameters}).json()
+    outputs = {output["name"]: output for output in answered["outputs"]}
+    assert outputs["text_output"]["shape"] == [1]
+    assert outputs["text_output"]["data"] == [ask(triton, **GREEDY).text]
+    twice = post(triton, "infer", {"inputs": [prompt], "parameters": {"seed": 1, "random_seed": 2}})
+    assert twice.status_code == 400
+    assert "seed is 1 and random_seed is 2; the field must have one value" in twice.json()["error"]
 
 
 def test_each_row_of_a_request_has_its_own_parameters_and_answer(triton: LocalTriton) -> None:
@@ -116,7 +105,9 @@ def test_each_row_of_a_request_has_its_own_parameters_and_answer(triton: LocalTr
         "stop_words": [["", ""], ["x", ""], ["\n", "y"], ["", "z"]],
         "exclude_input_in_output": [[False], [True], [False], [False]],
     }
-    alone = [ask(triton, **{name: [values[row]] for name, values in rows.items()}) for row in range(len(limits))]
+    alone: list[Answer] = [
+        ask(triton, **{name: [values[row]] for name, values in rows.items()}) for row in range(len(limits))
+    ]
     for wire in TENSOR_WIRES:
         assert wire(triton, rows) == alone
     assert [answer.num_output_tokens for answer in alone] == limits

@@ -7,11 +7,10 @@ from functools import partial
 
 import pytest
 from server.batches import FULL_SET, in_one_batch
-from server.clients import BAD, BINARY_WIRES, Answer, Refusal, ask, at_once, generate
+from server.clients import BAD, BINARY_WIRES, Answer, Refusal, ask, at_once, generate, unary_grpc
 from server.malformed import ISOLATED, Send, over_grpc, over_http, over_stream, too_long
 from server.servers import Statistics
 from server.streams import STREAM_WIRES, sse, whole
-from server.test_unary import grpc as unary_grpc
 from triton_local.server import LocalTriton
 
 pytestmark = pytest.mark.skipif(not ISOLATED, reason="no C++ compiler: the library that isolates them isn't built")
@@ -36,9 +35,7 @@ REFUSALS = [Refusal(BAD, message) for message in MALFORMED]
 BAD_INPUTS = {**FULL_SET, "text_input": "Bad", "stop_words": ["whole", ""]}
 
 
-@pytest.mark.parametrize(
-    "server", ["triton", "batched_int8", pytest.param("batched_fp16", marks=pytest.mark.long)], indirect=True
-)
+@pytest.mark.parametrize("server", ["triton", "batched_int8"], indirect=True)
 def test_a_malformed_text_is_refused_by_name_and_none_of_its_batch_fails(server: LocalTriton) -> None:
     alone = [ask(server, generate, **request) for request in GOOD]
     good = [partial(ask, server, wire, **request) for wire in BINARY_WIRES for request in GOOD]

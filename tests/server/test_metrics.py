@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from functools import partial
 
+import pytest
 from llama_engine.observability.metrics import METRICS
 from server.clients import Refusal, ask, at_once, generate
 from server.metrics import Metrics
-from server.servers import HTTP, is_decoupled
+from server.servers import HTTP
 from server.streams import STREAM_WIRES, Call
 from triton_local.server import LocalTriton
 
@@ -20,6 +21,7 @@ def _request(limit: int) -> dict[str, object]:
     return {"text_input": "Return a list of the", "max_tokens": limit, "min_tokens": limit, "temperature": 0.0}
 
 
+@pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
 def test_every_metric_is_on_the_endpoint_with_help_type_and_labels(narrow: LocalTriton, metrics: Metrics) -> None:
     ask(narrow, generate, **_request(2))
     page, series = HTTP.get(f"http://{narrow.metrics_url}/metrics").text, metrics.read()
@@ -47,6 +49,7 @@ def test_every_metric_is_on_the_endpoint_with_help_type_and_labels(narrow: Local
     assert labelled == gauges
 
 
+@pytest.mark.parametrize("narrow", ["narrow_streaming"], indirect=True)
 def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) -> None:
     """More rows than slots, and every finish reason but an internal error."""
     began = time.time()
@@ -58,22 +61,21 @@ def test_a_mixed_load_is_counted_exactly(narrow: LocalTriton, metrics: Metrics) 
     assert stopped.finish_reason == "stop"
     for bad in ({"max_tokens": 0}, {"temperature": 9.0}, {"temprature": 1.0}):
         assert isinstance(generate(narrow, _request(4) | bad), Refusal)
-    streams = STREAM_WIRES if is_decoupled(narrow) else ()
-    assert [wire(narrow, _request(9)).whole.num_output_tokens for wire in streams] == [9] * len(streams)
+    assert [wire(narrow, _request(9)).whole.num_output_tokens for wire in STREAM_WIRES] == [9, 9]
     # Otherwise the slot seen in use below might be the last row's, and the call cancelled before it runs.
-    metrics.wait_for(len(limits) + 2 + len(streams), "llama_request_latency_seconds_count")
+    metrics.wait_for(len(limits) + 2 + len(STREAM_WIRES), "llama_request_latency_seconds_count")
     metrics.wait(Metrics.idle, "all have ended")
     with Call(narrow, _request(500)) as call:
         metrics.wait_for_slots(1)
         call.cancel()
         metrics.wait_for(1, "llama_cancellations_total")
     metrics.wait(Metrics.idle, "all have ended")
-    completed = len(limits) + 1 + len(streams)
+    completed = len(limits) + 1 + len(STREAM_WIRES)
     rows = completed + 2
     # Triton gets metrics one after another, this one of the cancelled row last.
     metrics.wait_for(rows, "llama_time_to_first_token_seconds_count")
     assert metrics.reasons() == {"stop": 1, "length": completed, "cancelled": 1, "invalid": 3}
-    certain = sum(limits) + 12 + stopped.num_output_tokens + 9 * len(streams)
+    certain = sum(limits) + 12 + stopped.num_output_tokens + 9 * len(STREAM_WIRES)
     cancelled = metrics.grown("llama_generated_tokens_total") - certain
     assert 1 <= cancelled < 250
     expected = {

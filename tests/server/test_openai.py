@@ -1,21 +1,36 @@
-"""The OpenAI endpoint with the real model: what it says is what the model says, and slots are freed."""
+"""The OpenAI endpoint with the real model: what it says is what the model says, and slots are freed.
+
+The protocol's forms and refusals are tested with a small Triton in tests/frontend.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from collections.abc import Iterator
 
 import httpx
-import openai
 import pytest
-from frontend.endpoints import HOST, Endpoint, error_of
+from frontend.attacks import attack
+from frontend.endpoints import HOST, Endpoint, Json, error_of, events_of
+from notes import Note
+from server.clients import ask, generate
 from server.metrics import Metrics
 from server.openai_endpoint import in_front_of
-from triton_llama import LlamaClient
 from triton_local.server import LocalTriton
 
 MODEL = "pydoc-llama"
 PROMPT = "Return a list of"
+CONTEXT = 512
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["list", "dict"]}, "size": {"enum": [1, 22]}},
+    "required": ["kind", "size"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "make", "parameters": SCHEMA}}
+ANSWERS = [{"kind": kind, "size": size} for kind in ("list", "dict") for size in (1, 22)]
 
 
 @pytest.fixture(scope="module")
@@ -24,40 +39,133 @@ def served(streaming: LocalTriton) -> Iterator[Endpoint]:
         yield endpoint
 
 
-@pytest.fixture
-def client(served: Endpoint) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
-        yield client
+def _chat(served: Endpoint, **fields: object) -> list[Json]:
+    """Return the choices of a chat that isn't streamed."""
+    response = served.chat(**fields)
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
+    assert isinstance(choices, list)
+    return choices
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_completion_is_the_models_own(client: openai.OpenAI, streaming: LocalTriton, stream: bool) -> None:
-    with LlamaClient(streaming.grpc_url, "grpc") as direct:
-        expected = direct.generate(PROMPT, max_tokens=20, temperature=0)
-    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
-    asked["extra_body"] = {"repetition_penalty": 1}
-    if stream:
-        chunks = client.completions.create(**asked, stream=True)  # type: ignore[call-overload]  # a dictionary
-        assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
-    else:
-        answer = client.completions.create(**asked)  # type: ignore[call-overload]
-        assert answer.choices[0].text == expected.text
-        assert answer.usage.completion_tokens == expected.num_output_tokens
-        assert answer.usage.prompt_tokens == expected.num_input_tokens
+def _streamed(served: Endpoint, **fields: object) -> dict[int, tuple[str, str, str]]:
+    """Return, of each choice of a streamed chat, its text, its calls' arguments and its finish reason."""
+    found: dict[int, tuple[str, str, str]] = {}
+    for event in events_of(served.chat(stream=True, **fields)):
+        assert isinstance(event["choices"], list)
+        for choice in event["choices"]:
+            text, arguments, reason = found.get(choice["index"], ("", "", ""))
+            delta = choice["delta"]
+            calls = delta.get("tool_calls", [])
+            arguments += "".join(call["function"].get("arguments", "") for call in calls)
+            found[choice["index"]] = (text + (delta.get("content") or ""), arguments, choice["finish_reason"] or reason)
+    return found
 
 
-def test_a_chat_answers_something(client: openai.OpenAI) -> None:
-    messages = [{"role": "user", "content": "What does textwrap.wrap do?"}]
-    answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=0)  # type: ignore[arg-type]
-    assert answer.choices[0].message.content
-    assert answer.usage is not None
-    assert answer.usage.total_tokens <= 512
+def _message(choice: Json) -> Json:
+    message = choice["message"]
+    assert isinstance(message, dict)
+    return message
+
+
+def test_a_completion_is_the_models_own_streamed_or_not(served: Endpoint, streaming: LocalTriton) -> None:
+    greedy = {"max_tokens": 20, "temperature": 0, "repetition_penalty": 1}
+    expected = ask(streaming, generate, text_input=PROMPT, **greedy)
+    answer = served.complete(prompt=PROMPT, **greedy).json()
+    assert answer["choices"][0]["text"] == expected.text
+    assert answer["usage"]["completion_tokens"] == expected.num_output_tokens
+    assert answer["usage"]["prompt_tokens"] == expected.num_input_tokens
+    events = events_of(served.complete(prompt=PROMPT, stream=True, **greedy))
+    assert "".join(event["choices"][0]["text"] for event in events) == expected.text  # type: ignore[index]
+
+
+def test_choices_are_the_same_streamed_or_not_and_the_first_is_that_of_its_seed(served: Endpoint) -> None:
+    asked = {"temperature": 1, "seed": 7, "max_tokens": 12}
+    texts = [_message(choice)["content"] for choice in _chat(served, n=3, **asked)]
+    assert len(set(texts)) > 1
+    assert texts[0] == _message(_chat(served, **asked)[0])["content"]
+    streamed = _streamed(served, n=3, **asked)
+    assert [streamed[index][0] for index in range(3)] == texts
+
+
+def test_without_max_tokens_the_text_may_fill_the_context(served: Endpoint) -> None:
+    answer = served.complete(ignore_eos=True, temperature=0).json()
+    assert answer["usage"]["total_tokens"] == CONTEXT
+    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_prompt_beyond_the_context_is_refused_in_openais_words(served: Endpoint) -> None:
     response = served.complete(prompt="word " * 600)
     assert response.status_code == 400
     assert (error_of(response)["param"], error_of(response)["code"]) == ("prompt", "context_length_exceeded")
+
+
+def test_usage_is_the_same_streamed_or_not(served: Endpoint) -> None:
+    asked: dict[str, object] = {"prompt": [[5, 6, 7], [8, 9]], "n": 2, "max_tokens": 5, "ignore_eos": True}
+    usage = served.complete(**asked).json()["usage"]
+    events = events_of(served.complete(stream=True, stream_options={"include_usage": True}, **asked))
+    assert events[-1]["usage"] == usage
+    assert usage["completion_tokens"] == 4 * 5
+    assert usage["prompt_tokens"] == 3 + 2
+
+
+def test_the_logprobs_of_a_chat_are_of_its_tokens(served: Endpoint) -> None:
+    (choice,) = _chat(served, temperature=0, repetition_penalty=1, max_tokens=8, logprobs=True, top_logprobs=2)
+    logprobs = choice["logprobs"]
+    assert isinstance(logprobs, dict)
+    assert "".join(token["token"] for token in logprobs["content"]) == _message(choice)["content"]
+    for token in logprobs["content"]:
+        likeliest, second = token["top_logprobs"]
+        # Greedy.
+        assert token["logprob"] == likeliest["logprob"] >= second["logprob"]
+        assert bytes(token["bytes"]).decode() == token["token"]
+
+
+def test_an_echoed_prompt_has_logprobs_with_the_offsets_of_its_tokens(served: Endpoint) -> None:
+    answer = served.complete(prompt=PROMPT, max_tokens=4, temperature=0, echo=True, logprobs=1).json()
+    (choice,) = answer["choices"]
+    logprobs = choice["logprobs"]
+    assert choice["text"].startswith(PROMPT)
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["token_logprobs"][0] is None
+    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"guided_regex": "(ab|cd)[0-9]{3}"}, "(ab|cd)[0-9]{3}"),
+        ({"guided_choice": ["yes", 'no "really"\n']}, 'yes|no "really"\n'),
+        ({"structured_outputs": {"choice": ["x", "yz"]}}, "x|yz"),
+        ({"guided_grammar": 'root ::= "a" root | "b"'}, "a*b"),
+    ],
+)
+def test_a_structured_text_has_its_form(served: Endpoint, fields: dict[str, object], form: str) -> None:
+    for choice in _chat(served, temperature=1, seed=5, n=2, max_tokens=60, **fields):
+        assert choice["finish_reason"] == "stop", choice
+        assert re.fullmatch(form, str(_message(choice)["content"]))
+
+
+def test_a_structured_text_conforms_to_its_schema(served: Endpoint) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    for choice in _chat(served, temperature=1, seed=5, n=2, max_tokens=60, response_format=form):
+        assert json.loads(str(_message(choice)["content"])) in ANSWERS
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "make"}}])
+def test_a_forced_call_has_valid_arguments_streamed_or_not(served: Endpoint, choice: object) -> None:
+    asked = {"tools": [TOOL], "tool_choice": choice, "temperature": 1, "seed": 3, "max_tokens": 280}
+    (found,) = _chat(served, parallel_tool_calls=False, **asked)
+    calls = _message(found)["tool_calls"]
+    assert isinstance(calls, list)
+    (call,) = calls
+    assert call["function"]["name"] == "make"
+    assert json.loads(call["function"]["arguments"]) in ANSWERS
+    assert found["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
+    streamed = _streamed(served, parallel_tool_calls=False, **asked)[0]
+    assert streamed == ("", call["function"]["arguments"], found["finish_reason"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -74,3 +182,21 @@ def test_a_client_that_leaves_frees_its_slot(slow_streaming: LocalTriton, stream
         assert stream
         next(response.iter_raw())
     metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
+
+
+@pytest.mark.long
+def test_a_bad_value_of_any_field_is_refused_by_name_and_harms_no_other_request(
+    served: Endpoint, streaming: LocalTriton, note: Note
+) -> None:
+    metrics = Metrics(streaming)
+
+    def text() -> str:
+        answer = served.complete(temperature=0, max_tokens=12)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    expected = text()
+    statuses = attack(served, 500, lambda: text() == expected)
+    note(f"endpoint with the model: bad values: {dict(statuses)}")
+    assert sum(statuses.values()) >= 500
+    metrics.wait_for_slots(0)

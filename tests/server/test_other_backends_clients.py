@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from numpy.typing import NDArray
-from server.clients import Answer, ask, generate
+from server.clients import Answer, ask, generate, tensors
 from server.metrics import LASTING, Metrics
 from server.servers import HTTP, TIMEOUT_S
 from triton_local.server import LocalTriton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 PROMPT = "Return a list of the"
 TOKENS = 12
@@ -38,13 +38,10 @@ class Stream:
 
     def ask(self, model: str, inputs: Arrays, outputs: Sequence[str], parameters: dict[str, str] | None = None) -> None:
         """Send the request."""
-        tensors = []
-        for name, value in inputs.items():
-            tensors.append(tritonclient.grpc.InferInput(name, value.shape, np_to_triton_dtype(value.dtype)))
-            tensors[-1].set_data_from_numpy(value)
+        asked = tensors(tritonclient.grpc.InferInput, inputs)
         wanted = [tritonclient.grpc.InferRequestedOutput(name) for name in outputs]
         self._client.async_stream_infer(
-            model, tensors, outputs=wanted, parameters=parameters, enable_empty_final_response=True
+            model, asked, outputs=wanted, parameters=parameters, enable_empty_final_response=True
         )
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
@@ -112,44 +109,29 @@ def texts(chunks: list[dict[str, NDArray[Any]]]) -> list[str]:
     return [joined[index] for index in sorted(joined)]
 
 
-@pytest.mark.parametrize("beside", ["beside_streaming", "beside_default"])
-def test_an_ensemble_answers_tensorrt_llms_client_as_llama_does(request: pytest.FixtureRequest, beside: str) -> None:
-    server: LocalTriton = request.getfixturevalue(beside)
-    (whole,) = responses(server, "ensemble", tensorrt_llm())
-    (same,) = responses(server, "llama", tensorrt_llm())
+def test_an_ensemble_answers_tensorrt_llms_client_as_llama_does(narrow: LocalTriton) -> None:
+    (whole,) = responses(narrow, "ensemble", tensorrt_llm())
+    (same,) = responses(narrow, "llama", tensorrt_llm())
     assert whole["text_output"].shape == (1,)
     assert whole["text_output"][0].decode()
     assert whole["text_output"].tolist() == same["text_output"].tolist()
     asked = tensorrt_llm() | {"return_log_probs": np.array([[True]])}
-    (logged,) = responses(server, "ensemble", asked, ("text_output", "cum_log_probs", "output_log_probs"))
+    (logged,) = responses(narrow, "ensemble", asked, ("text_output", "cum_log_probs", "output_log_probs"))
     assert logged["cum_log_probs"].shape == (1,)
     assert np.isclose(logged["output_log_probs"].sum(), logged["cum_log_probs"][0], rtol=1e-4)
 
 
-def test_an_ensemble_streams_several_sequences_to_tensorrt_llms_client(beside_streaming: LocalTriton) -> None:
+def test_an_ensemble_streams_several_sequences_to_tensorrt_llms_client(narrow_streaming: LocalTriton) -> None:
     several = tensorrt_llm(stream=True, num_return_sequences=3)
-    chunks = responses(beside_streaming, "ensemble", several, ("text_output", "sequence_index"))
+    chunks = responses(narrow_streaming, "ensemble", several, ("text_output", "sequence_index"))
     assert {chunk["sequence_index"].shape for chunk in chunks} == {(1, 1)}
-    (whole,) = responses(beside_streaming, "llama", tensorrt_llm(num_return_sequences=3))
+    (whole,) = responses(narrow_streaming, "llama", tensorrt_llm(num_return_sequences=3))
     assert texts(chunks) == [text.decode() for text in whole["text_output"]]
-    assert texts(responses(beside_streaming, "ensemble", tensorrt_llm(stream=True))) == texts(chunks)[:1]
 
 
-def test_a_guide_of_tensorrt_llms_client_holds(beside_streaming: LocalTriton) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    guide = {
-        "guided_decoding_guide_type": np.array([[b"json_schema"]], np.object_),
-        "guided_decoding_guide": np.array(
-            [[json.dumps({**schema, "additionalProperties": False}).encode()]], np.object_
-        ),
-    }
-    (whole,) = responses(beside_streaming, "ensemble", tensorrt_llm(max_tokens=60) | guide)
-    assert isinstance(json.loads(whole["text_output"][0])["a"], bool)
-
-
-def test_tensorrt_llms_curl_is_answered(beside_streaming: LocalTriton) -> None:
+def test_tensorrt_llms_curl_is_answered(narrow_streaming: LocalTriton) -> None:
     body = {"text_input": "What is machine learning?", "max_tokens": 20, "bad_words": "", "stop_words": ""}
-    answered = HTTP.post(f"http://{beside_streaming.http_url}/v2/models/ensemble/generate", json=body)
+    answered = HTTP.post(f"http://{narrow_streaming.http_url}/v2/models/ensemble/generate", json=body)
     assert answered.status_code == 200
     assert isinstance(answered.json()["text_output"], str)
 
@@ -160,7 +142,7 @@ def test_tensorrt_llms_curl_is_answered(beside_streaming: LocalTriton) -> None:
     ids=["NvidiaTriton of LlamaIndex", "its default model", "TritonTensorRTLLM of LangChain"],
 )
 def test_a_class_with_tensorrt_llms_inputs_streams_greedily(
-    beside_streaming: LocalTriton, model: str, integer: type[np.int32 | np.uint32]
+    narrow_streaming: LocalTriton, model: str, integer: type[np.int32 | np.uint32]
 ) -> None:
     whole = {"max_tokens": 12, "top_k": 1, "beam_width": 1}
     inputs = {
@@ -171,10 +153,10 @@ def test_a_class_with_tensorrt_llms_inputs_streams_greedily(
         "random_seed": np.array([[0]], np.uint64),
         "stream": np.array([[True]]),
     }
-    chunks = responses(beside_streaming, model, inputs)
+    chunks = responses(narrow_streaming, model, inputs)
     assert len(chunks) > 1
     expected = ask(
-        beside_streaming, generate, text_input=PROMPT, max_tokens=12, temperature=0.0, repetition_penalty=1.0
+        narrow_streaming, generate, text_input=PROMPT, max_tokens=12, temperature=0.0, repetition_penalty=1.0
     )
     assert texts(chunks) == [expected.text]
 
@@ -193,21 +175,21 @@ def sampling(**values: object) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_vllm_model_frees_its_slot(beside_streaming: LocalTriton, stream: bool) -> None:
-    metrics = Metrics(beside_streaming)
+def test_a_client_that_leaves_vllm_model_frees_its_slot(narrow_streaming: LocalTriton, stream: bool) -> None:
+    metrics = Metrics(narrow_streaming)
     lasting = {name: value for name, value in LASTING.items() if name != "text_input"}
-    with opened(beside_streaming) as running:
+    with opened(narrow_streaming) as running:
         running.ask("vllm_model", vllm(stream, sampling_parameters=sampling(**lasting)), ("text_output",))
         metrics.wait(lambda now: now.now("llama_slots_in_use") == 1, "it runs")
     metrics.wait_for(1, "llama_cancellations_total")
     metrics.wait(Metrics.idle, "the slot is free")
 
 
-def test_kserves_parameters_are_inputs_and_others_are_refused_by_name(beside_streaming: LocalTriton) -> None:
-    url = f"http://{beside_streaming.http_url}/v2/models/llama/generate"
+def test_kserves_parameters_are_inputs_and_others_are_refused_by_name(narrow_streaming: LocalTriton) -> None:
+    url = f"http://{narrow_streaming.http_url}/v2/models/llama/generate"
     parameters = {"temperature": 0.0, "top_p": 0.9, "max_tokens": TOKENS, "stop": ["snowman"], "frequency_penalty": 0.5}
     answered = HTTP.post(url, json={"text_input": PROMPT, "parameters": parameters})
-    expected = ask(beside_streaming, generate, text_input=PROMPT, **parameters)
+    expected = ask(narrow_streaming, generate, text_input=PROMPT, **parameters)
     assert (
         answered.json() | {"text_output": expected.text, "model_name": "llama", "model_version": "1"} == answered.json()
     )
@@ -217,8 +199,8 @@ def test_kserves_parameters_are_inputs_and_others_are_refused_by_name(beside_str
         assert refused.json()["error"].startswith(f"'{name}' is no input of this model")
 
 
-def test_litellms_default_of_2000_tokens_is_cut_where_the_request_says_so(beside_streaming: LocalTriton) -> None:
-    url = f"http://{beside_streaming.http_url}/v2/models/llama/generate"
+def test_litellms_default_of_2000_tokens_is_cut_where_the_request_says_so(narrow_streaming: LocalTriton) -> None:
+    url = f"http://{narrow_streaming.http_url}/v2/models/llama/generate"
     body = {"text_input": PROMPT, "parameters": {"max_tokens": 2000}, "stream": False}
     refused = HTTP.post(url, json=body)
     assert refused.status_code == 400
@@ -227,36 +209,29 @@ def test_litellms_default_of_2000_tokens_is_cut_where_the_request_says_so(beside
     assert HTTP.post(url, json=body).json()["finish_reason"] in ("stop", "length")
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "top_k", "beam_width"])
-def test_triton_refuses_an_unsigned_integer_by_its_name(beside_streaming: LocalTriton, name: str) -> None:
-    inputs = {"text_input": np.array([[PROMPT.encode()]], np.object_), name: np.array([[1]], np.uint32)}
-    with pytest.raises(InferenceServerException, match=f"'{name}' data-type is 'UINT32', but model 'llama' expects"):
-        responses(beside_streaming, "llama", inputs)
-
-
 @pytest.fixture
-def greedy(beside_streaming: LocalTriton) -> Answer:
+def greedy(narrow_streaming: LocalTriton) -> Answer:
     """Llama's own answer to vllm_backend's client."""
-    return ask(beside_streaming, generate, text_input=PROMPT, max_tokens=TOKENS, temperature=0.0)
+    return ask(narrow_streaming, generate, text_input=PROMPT, max_tokens=TOKENS, temperature=0.0)
 
 
 @pytest.mark.parametrize("where", ["both", "tensor", "parameters"])
-def test_vllm_backends_client_gets_llamas_text(beside_streaming: LocalTriton, greedy: Answer, where: str) -> None:
+def test_vllm_backends_client_gets_llamas_text(narrow_streaming: LocalTriton, greedy: Answer, where: str) -> None:
     own = {} if where == "parameters" else {"sampling_parameters": sampling()}
     parameters = None if where == "tensor" else PARAMETERS
-    (whole,) = responses(beside_streaming, "vllm_model", vllm(False, **own), parameters=parameters)
+    (whole,) = responses(narrow_streaming, "vllm_model", vllm(False, **own), parameters=parameters)
     # Without `stream` the prompt precedes the text, as there.
     assert whole["text_output"].tolist() == [(PROMPT + greedy.text).encode()]
-    chunks = responses(beside_streaming, "vllm_model", vllm(True, **own), parameters=parameters)
+    chunks = responses(narrow_streaming, "vllm_model", vllm(True, **own), parameters=parameters)
     assert len(chunks) > 1
     assert b"".join(chunk["text_output"][0] for chunk in chunks).decode() == greedy.text
 
 
-def test_vllm_backends_outputs_come_where_they_are_asked_for(beside_streaming: LocalTriton, greedy: Answer) -> None:
+def test_vllm_backends_outputs_come_where_they_are_asked_for(narrow_streaming: LocalTriton, greedy: Answer) -> None:
     names = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
     returns = {f"return_{name}": np.array([True]) for name in names}
     inputs = vllm(True, sampling_parameters=sampling(logprobs=1), **returns)
-    chunks = responses(beside_streaming, "vllm_model", inputs, ("text_output", *names))
+    chunks = responses(narrow_streaming, "vllm_model", inputs, ("text_output", *names))
     assert {frozenset(chunk) for chunk in chunks} == {frozenset(("text_output", *names))}
     reasons = [chunk["finish_reason"][0] for chunk in chunks]
     assert reasons == [b"None"] * (len(chunks) - 1) + [greedy.finish_reason.encode()]
@@ -267,24 +242,22 @@ def test_vllm_backends_outputs_come_where_they_are_asked_for(beside_streaming: L
     logged = [entry for chunk in chunks for entry in json.loads(chunk["logprobs"][0])]
     total = sum(next(iter(entry.values()))["logprob"] for entry in logged)
     assert np.isclose(chunks[-1]["cumulative_logprob"][0], total, rtol=1e-4)
-    (bare,) = responses(beside_streaming, "vllm_model", vllm(False, sampling_parameters=sampling()), ())
+    (bare,) = responses(narrow_streaming, "vllm_model", vllm(False, sampling_parameters=sampling()), ())
     assert set(bare) == {"text_output"}
 
 
-@pytest.mark.parametrize("beside", ["beside_streaming", "beside_default"])
-def test_vllm_backends_curl_is_answered_by_either_model(request: pytest.FixtureRequest, beside: str) -> None:
-    server: LocalTriton = request.getfixturevalue(beside)
+def test_vllm_backends_curl_is_answered_by_either_model(narrow: LocalTriton) -> None:
     parameters = {"stream": False, "temperature": 0, "max_tokens": TOKENS}
     body = {"text_input": PROMPT, "parameters": parameters}
-    urls = [f"http://{server.http_url}/v2/models/{model}/generate" for model in ("llama", "vllm_model")]
+    urls = [f"http://{narrow.http_url}/v2/models/{model}/generate" for model in ("llama", "vllm_model")]
     own, theirs = (HTTP.post(url, json=body).json()["text_output"] for url in urls)
     assert theirs == PROMPT + own
 
 
-def test_an_error_of_vllm_model_keeps_its_message(beside_streaming: LocalTriton) -> None:
+def test_an_error_of_vllm_model_keeps_its_message(narrow_streaming: LocalTriton) -> None:
     with pytest.raises(InferenceServerException, match=r"^temperature is '9'; it must be a finite number"):
-        responses(beside_streaming, "vllm_model", vllm(True, sampling_parameters=sampling(temperature="9")))
-    url = f"http://{beside_streaming.http_url}/v2/models/vllm_model/generate"
+        responses(narrow_streaming, "vllm_model", vllm(True, sampling_parameters=sampling(temperature="9")))
+    url = f"http://{narrow_streaming.http_url}/v2/models/vllm_model/generate"
     refused = HTTP.post(url, json={"text_input": PROMPT, "sampling_parameters": '{"best_of": 2}'})
     assert refused.status_code == 400
     assert "best_of" in refused.json()["error"]

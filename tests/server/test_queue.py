@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from server.clients import WIRES, Answer, Refusal, ask, generate
+from server.clients import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, generate
 from server.metrics import PENDING, Metrics, all_slots_taken, fields, said
 from server.servers import is_decoupled, until
 from server.streams import STREAM_WIRES, Call, sse_response
@@ -31,12 +31,10 @@ INSISTENT = 10
 MOST_TRIES = 5_000
 """Of each insistent client, so that the test ends."""
 
-LONG = {"text_input": "Return a list of the", "max_tokens": 300, "min_tokens": 300, "temperature": 0.0}
-SHORT = {"text_input": "The class", "max_tokens": 5, "min_tokens": 5, "temperature": 1.0, "seed": 6}
 REQUEST = {"text_input": "Return a list of the", "max_tokens": 12, "min_tokens": 12, "temperature": 0.0}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def alone(narrow: LocalTriton) -> Answer:
     return ask(narrow, generate, **REQUEST)
 
@@ -74,13 +72,13 @@ def _check_counts(metrics: Metrics, answered: int) -> None:
 
 
 def test_a_full_queue_refuses_and_answers_what_it_holds_in_order(
-    narrow: LocalTriton, metrics: Metrics, alone: Answer
+    narrow: LocalTriton, alone: Answer, metrics: Metrics
 ) -> None:
     """All that wait go through one slot while a long request keeps the other."""
     with ExitStack() as calls, all_slots_taken(narrow, metrics, SLOTS) as long:
         waiting = _queue_up(narrow, metrics, calls)
         # A gRPC stream shows no status.
-        wires = [generate] if is_decoupled(narrow) else WIRES
+        wires = (generate, *UNARY_WIRES) if is_decoupled(narrow) else WIRES
         assert [refusal for wire in wires if not _is_full(refusal := wire(narrow, REQUEST))] == []
         if is_decoupled(narrow):
             for stream_wire in STREAM_WIRES:
@@ -97,18 +95,23 @@ def test_a_full_queue_refuses_and_answers_what_it_holds_in_order(
     _check_counts(metrics, answered=len(waiting))
 
 
-def test_a_request_whose_timeout_expires_in_the_queue_is_refused(
-    narrow: LocalTriton, metrics: Metrics, alone: Answer
+@pytest.mark.parametrize(
+    ("narrow", "model"), [("narrow_default", MODEL), ("narrow_streaming", UNARY)], indirect=["narrow"]
+)
+def test_a_request_whose_timeout_expires_in_the_queue_is_unavailability(
+    narrow: LocalTriton, alone: Answer, metrics: Metrics, model: str
 ) -> None:
     with ExitStack() as calls:
         with all_slots_taken(narrow, metrics, SLOTS) as long:
-            with Call(narrow, REQUEST, timeout_us=100_000) as late:
+            with Call(narrow, REQUEST, timeout_us=100_000, model=model) as late:
                 # The model has taken it, and refuses it itself.
-                assert "the request's time was up before it got a slot" in str(late.outcome())
+                refusal = str(late.outcome())
+                assert refusal.startswith("[StatusCode.UNAVAILABLE] ")
+                assert "the request's time was up before it got a slot" in refusal
             metrics.wait_for_slots(SLOTS)
             patient = [calls.enter_context(Call(narrow, REQUEST, timeout_us=60_000_000))]
             metrics.wait(lambda now: now.now("llama_waiting_rows") == 1, "one waits in the model")
-            with Call(narrow, REQUEST, timeout_us=100_000) as late:
+            with Call(narrow, REQUEST, timeout_us=100_000, model=model) as late:
                 assert "Request timeout expired" in str(late.outcome())
             patient.append(calls.enter_context(Call(narrow, REQUEST, timeout_us=60_000_000)))
             metrics.wait_for_slots(SLOTS, waiting=2)
@@ -120,7 +123,8 @@ def test_a_request_whose_timeout_expires_in_the_queue_is_refused(
     metrics.wait_for(2 * 2 + 2 * alone.num_input_tokens, "llama_prompt_tokens_total")
 
 
-def test_a_queued_request_is_overtaken_by_few_of_a_crowd(narrow: LocalTriton, metrics: Metrics, alone: Answer) -> None:
+@pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
+def test_a_queued_request_is_overtaken_by_few_of_a_crowd(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
     enough = threading.Event()
     refused, served = [0] * INSISTENT, [0] * INSISTENT
     logged = len(said(narrow))

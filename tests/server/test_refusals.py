@@ -1,32 +1,29 @@
 """Requests outside the contract: the error names input, value and bound, and other requests are not affected.
 
-Every bound of every input is tested in tests/engine/test_request_parser.py; here is one of each kind of error, over
-every endpoint that can carry it.
+Every bound of every input is tested in tests/engine/test_request_parser.py and test_request_fields.py; here is one of
+each kind of error, over every endpoint that can carry it.
 """
 
 from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from server.batches import FULL_SET, in_one_batch
 from server.clients import BAD, BINARY_WIRES, TENSOR_WIRES, WIRES, Refusal, Wire, ask, assert_clean, model_url, post
-from server.servers import EMBEDDED, HTTP
+from server.servers import HTTP
 from server.streams import STREAM_WIRES
-from tokenizers import Tokenizer
 from triton_local.server import LocalTriton
 from triton_supervisor.hardening import BODY_BYTES
 
-MAX_MODEL_LEN = 512
 PROMPT = "Be bad"
 
 
-@dataclass(frozen=True)
-class Bad:
+class Bad(NamedTuple):
     """An input that is refused, and what the message contains besides its name."""
 
     name: str
@@ -42,51 +39,23 @@ class Bad:
         assert_clean(refusal.message)
 
 
-def _prompt_of(tokens: int) -> str:
-    tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
-    prompt = " the" * tokens
-    while len(tokenizer.encode(prompt).ids) > tokens:
-        prompt = prompt.removesuffix(" the")
-    assert len(tokenizer.encode(prompt).ids) == tokens
-    return prompt
-
-
 # JSON can't carry every value; /generate has one row of one value a key.
 VALUES = [
     Bad("text_input", "", ("''", "at least one token")),
-    Bad("text_input", _prompt_of(MAX_MODEL_LEN), ("512 tokens", "at most 511 tokens")),
     Bad("text_input", "word " * 200_000, ("1000000 bytes", "at most 511 tokens")),
     Bad("text_input", b"caf\xe9", ("UTF-8", "0xe9", "offset 3"), BINARY_WIRES),
-    Bad("stop_words", [b"ok", b"\xff\xfe"], ("UTF-8", "0xff", "offset 0"), BINARY_WIRES),
-    Bad("max_tokens", MAX_MODEL_LEN, ("is 512", "at most ", " tokens", "512")),
-    Bad("min_tokens", 5, ("is 5", "at least 0", "at most 4")),
+    Bad("max_tokens", 512, ("is 512", "at most ", " tokens", "512")),
     Bad("temperature", 2.5, ("is 2.5", "at least 0", "at most 2")),
-    Bad("top_p", -0.5, ("is -0.5", "at least 0", "at most 1")),
     Bad("presence_penalty", float("nan"), ("is nan", "finite"), BINARY_WIRES),
     Bad("stop_words", ["x"] * 17, ("17 words", "at most 16")),
-    Bad("bad_words", ["x", "x" * 1025], ("1025 bytes", "at most 1024")),
-]
-
-# Inputs that FULL_SET doesn't have: each such request is a batch of its own.
-OTHERS = [
-    Bad("n", 17, ("is 17", "at least 1", "at most 16")),
-    Bad("beam_width", 2, ("is 2", "at most 1")),
-    Bad("logit_bias", '{"1": 101}', ("101", "at most 100")),
-    Bad("sampling_parameters", '{"best_of": 2}', ("best_of",)),
-    Bad("stop", ["x"], ("stop_words", "must have one value")),
-    Bad("stop_token_ids", [3072], ("3072", "from 0 to 3071")),
-    Bad("input_ids", [5], ("text_input", "both given")),
 ]
 
 # Triton itself refuses these from the config, before they reach a batch.
 TENSORS = [
     Bad("max_tokens", [4, 4], ("shape", "[-1,1]", "[1,2]"), TENSOR_WIRES),
-    Bad("max_tokens", np.array([4], np.int32), ("shape", "[-1,1]", "[1]"), BINARY_WIRES),
     # Triton names the other input, whose rows are fewer.
     Bad("text_input", [["one"], ["two"]], ("batch size",), TENSOR_WIRES),
     Bad("seed", np.array([[4]], np.int64), ("INT64", "UINT64"), BINARY_WIRES),
-    Bad("temperature", np.array([[1.0]], np.float64), ("FP64", "FP32"), BINARY_WIRES),
-    Bad("text_input", np.array([[7]], np.int32), ("INT32", "BYTES"), BINARY_WIRES),
     Bad("temprature", np.array([[1.0]], np.float32), ("unexpected",), BINARY_WIRES),
 ]
 
@@ -94,21 +63,14 @@ TENSORS = [
 HALF = BODY_BYTES // 2 - 10
 NESTED = [b"[" * BODY_BYTES, b'{"text_input": %s%s}' % (b"[" * HALF, b"]" * HALF)]
 MALFORMED = [
-    b"", b"{", b"null", b"[]", b"{}", b'"text_input"', b"\xff\xfe\x00", b"[" * 100_000,
+    b"", b"{", b"[]", b'"text_input"', b"\xff\xfe\x00",
     b'{"text_input": "\\ud800"}',
-    b'{"text_input": null}',
     b'{"text_input": {"text_input": "x"}}',
     b'{"text_input": "x", "max_tokens": [1, 2]}',
-    b'{"text_input": "x", "max_tokens": "7"}',
-    b'{"text_input": "x", "max_tokens": 1.5}',
     b'{"text_input": "x", "temperature": 1e999}',
-    b'{"text_input": "x", "seed": -1}',
     b'{"text_input": "x", "stream": "false"}',
-    b'{"text_input": "x", "text_input": "y"}',
     b'{"inputs": [{"name": "text_input"}]}',
-    b'{"inputs": [{"name": "text_input", "shape": [-1, 1], "datatype": "BYTES", "data": ["x"]}]}',
     b'{"inputs": [{"name": "text_input", "shape": [4000000000, 1], "datatype": "BYTES", "data": ["x"]}]}',
-    b'{"inputs": [{"name": "text_input", "shape": [0, 1], "datatype": "BYTES", "data": []}]}',
 ]  # fmt: skip
 
 
@@ -128,12 +90,6 @@ def test_bad_requests_in_a_batch_are_refused_and_good_ones_answered(triton: Loca
     for (one, _), refusal in zip(bad, results[len(good) :], strict=True):
         one.check(refusal)
     assert max(batches) >= 16, "the requests were to share batches"
-
-
-@pytest.mark.parametrize("bad", OTHERS, ids=lambda bad: bad.name)
-def test_a_field_of_other_backends_out_of_its_bound_is_refused_on_every_wire(triton: LocalTriton, bad: Bad) -> None:
-    for wire in bad.wires:
-        bad.check(wire(triton, {**FULL_SET, "text_input": PROMPT, bad.name: bad.value}))
 
 
 @pytest.mark.parametrize("bad", TENSORS, ids=lambda bad: f"{bad.name}-{bad.contains[-1]}")
@@ -183,14 +139,13 @@ def test_a_request_has_at_most_thirty_two_rows_and_an_error_names_its_row(triton
         assert [answer.num_output_tokens for answer in answers] == [1] * 32
 
 
-@pytest.mark.parametrize("megabytes", [5, 10])
-def test_a_body_of_megabytes_without_a_json_content_type_is_refused(triton: LocalTriton, megabytes: int) -> None:
+def test_a_body_of_megabytes_without_a_json_content_type_is_refused(triton: LocalTriton) -> None:
     """With the default stack this is signal 11 in tritonserver from 4.2 MB on; `curl -d` sends this type."""
-    body = b'{"text_input": "%s"}' % (b"x " * (megabytes * 500_000))
+    body = b'{"text_input": "%s"}' % (b"x " * 5_000_000)
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     refused = HTTP.post(model_url(triton, "generate"), content=body, headers=headers)
     assert refused.status_code == 400
-    assert f"text_input is a text of {megabytes}000000 bytes" in refused.json()["error"]
+    assert "text_input is a text of 10000000 bytes" in refused.json()["error"]
 
 
 @pytest.mark.parametrize("body", NESTED, ids=["open", "closed"])

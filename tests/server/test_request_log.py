@@ -13,11 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from server.clients import Refusal, generate, grpc, infer, model_url
-from server.metrics import line_of, said
+from server.clients import Refusal, generate, grpc, infer, model_url, unary_grpc
+from server.metrics import line_of
 from server.servers import HTTP, in_use, new_server, until
 from server.streams import GrpcStream
-from triton_local.log import parse_line
 from triton_local.server import LocalTriton
 
 PROMPT = "Return a list of the\nitems"
@@ -107,57 +106,37 @@ def test_with_json_logging_a_request_is_one_object_and_nothing_is_in_tritons_log
     assert "llama: " not in traced.log_text()
 
 
-@pytest.fixture
-def request_id() -> str:
-    return uuid.uuid4().hex
-
-
-@pytest.mark.parametrize(
-    ("send", "rows"),
-    [
-        (lambda server, request_id: generate(server, REQUEST | {"id": request_id}), 1),
-        (lambda server, request_id: infer(server, REQUEST, True, request_id), 1),
-        (lambda server, request_id: grpc(server, TWO_ROWS, request_id), 2),
-    ],
-    ids=["generate", "infer", "two rows over gRPC"],
-)
-def test_a_request_is_one_line_with_its_id(
-    triton: LocalTriton, request_id: str, send: Callable[[LocalTriton, str], object], rows: int
-) -> None:
-    send(triton, request_id)
-    line = line_of(triton, request_id)
-    logged = tuple(line[name] for name in ("rows", "stream", "finish_reason", "output_tokens"))
-    assert logged == (str(rows), "false", "length", str(3 * rows))
-    assert int(line["input_tokens"]) > 1
-    queued, first, whole = (float(line[name]) for name in ("queue_seconds", "first_token_seconds", "seconds"))
-    assert 0 <= queued <= first <= whole
-
-
-def test_a_stream_is_one_line(streaming: LocalTriton, request_id: str) -> None:
-    with GrpcStream(streaming) as stream:
+def _ask_stream(server: LocalTriton, request_id: str) -> None:
+    with GrpcStream(server) as stream:
         stream.ask({"stream": True, **REQUEST}, request_id)
         while not stream.next().final:
             pass
-    line = line_of(streaming, request_id)
-    assert (line["stream"], line["output_tokens"], line["finish_reason"]) == ("true", "3", "length")
 
 
-def test_an_id_with_line_breaks_and_escapes_stays_one_short_ascii_line(triton: LocalTriton, request_id: str) -> None:
-    forged = f'E1121 10:00:00.000000 1 model.py:1] "llama: forged {request_id}"'
-    forged_id = f'x\n{forged}\r\n\x1b[31m" rows=99 \u2028{"y" * 5000}'
-    assert not isinstance(generate(triton, REQUEST | {"id": forged_id}), Refusal)
-    until(lambda: any(request_id in message for message in said(triton)), lambda: "the request is in the log")
-    (line,) = [line for line in triton.log_text().splitlines() if request_id in line]
-    assert parse_line(line).message.startswith('llama: request answered id="x')
-    assert line.isascii()
-    assert len(line) < 1500
-    assert " rows=1 " in line
-
-
-def test_no_prompt_is_in_the_log(either: LocalTriton, request_id: str) -> None:
-    """Neither of these requests nor of those that other tests sent before."""
-    assert not isinstance(generate(either, REQUEST | {"id": f"{request_id}-1"}), Refusal)
-    assert isinstance(generate(either, REQUEST | {"temperature": 9.0, "id": f"{request_id}-2"}), Refusal)
-    reasons = [line_of(either, f"{request_id}-{number}")["finish_reason"] for number in (1, 2)]
-    assert reasons == ["length", "invalid"]
-    assert "swordfish" not in either.log_text()
+@pytest.mark.parametrize(
+    ("server", "send", "rows", "stream"),
+    [
+        ("triton", lambda server, request_id: generate(server, REQUEST | {"id": request_id}), 1, "false"),
+        ("triton", lambda server, request_id: infer(server, REQUEST, request_id=request_id), 1, "false"),
+        ("triton", lambda server, request_id: grpc(server, TWO_ROWS, request_id), 2, "false"),
+        ("streaming", lambda server, request_id: unary_grpc(server, REQUEST, request_id), 1, "false"),
+        ("streaming", _ask_stream, 1, "true"),
+    ],
+    indirect=["server"],
+    ids=["generate", "infer", "two rows over gRPC", "llama_unary", "stream"],
+)
+def test_a_request_is_one_line_with_its_id_and_no_prompt_is_in_the_log(
+    server: LocalTriton, send: Callable[[LocalTriton, str], object], rows: int, stream: str
+) -> None:
+    """Neither that of this request nor of those that other tests sent before."""
+    request_id = uuid.uuid4().hex
+    send(server, request_id)
+    line = line_of(server, request_id)
+    logged = tuple(line[name] for name in ("rows", "stream", "finish_reason", "output_tokens"))
+    assert logged == (str(rows), stream, "length", str(3 * rows))
+    assert int(line["input_tokens"]) > 1
+    queued, first, whole = (float(line[name]) for name in ("queue_seconds", "first_token_seconds", "seconds"))
+    assert 0 <= queued <= first <= whole
+    assert isinstance(generate(server, REQUEST | {"temperature": 9.0, "id": f"{request_id}-2"}), Refusal)
+    assert line_of(server, f"{request_id}-2")["finish_reason"] == "invalid"
+    assert "swordfish" not in server.log_text()

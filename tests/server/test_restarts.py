@@ -1,4 +1,8 @@
-"""A tritonserver that dies under load: every client gets an error, and later requests are answered as before."""
+"""A tritonserver or a model that dies under load: clients get an error, and later requests are answered as before.
+
+Exit codes, and how often a server is started again, are tested with a supervisor of a small tritonserver, and with the
+launcher.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,24 @@ from typing import Any
 import httpx
 import pytest
 from frontend.endpoints import Endpoint
-from server.clients import model_url
+from server.clients import UNARY, model_url
 from server.metrics import Metrics, level
 from server.openai_endpoint import in_front_of
-from server.servers import HTTP, is_decoupled, until
-from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams
+from server.servers import HTTP, model_process, until
+from triton_llama import LlamaClient, LlamaConnectionError, SamplingParams, ServerError
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton
 
 LONG = SamplingParams(max_tokens=500, min_tokens=500, temperature=0.0)
 # Its own log probabilities show every bit of what was computed.
 GOOD = {"text_input": "def", "max_tokens": 24, "temperature": 1.0, "random_seed": 7, "return_log_probs": True}
-LINE = (
-    "triton_local: tritonserver died of SIGSEGV (the last request's route is unknown: "
-    "tritonserver logs it with --log-verbose=1 only); tritonserver is started again "
-)
+
+SLOTS, QUEUED = 2, 4
+"""Requests that run at the death, and that wait in the model or in Triton's queue; the endpoint's are among both."""
+
+NOT_HEALTHY = "Stub process 'llama_0_0' is not healthy"
+"""Triton's answer to requests in its queue or in the model when it notices a dead process first."""
+
 ENGINE_GONE = '"code":"engine_unavailable"'
 
 
@@ -38,11 +45,15 @@ def served(healing: LocalTriton) -> Iterator[Endpoint]:
         yield endpoint
 
 
-def _kill(server: LocalTriton) -> None:
+def _kill_server(server: LocalTriton) -> str:
     os.kill(server.pid, signal.SIGSEGV)
+    return (
+        "tritonserver died of SIGSEGV (the last request's route is unknown: tritonserver logs it with --log-verbose=1 "
+        "only)"
+    )
 
 
-def _send_an_impossible_shape(server: LocalTriton) -> None:
+def _send_an_impossible_shape(server: LocalTriton) -> str:
     """Triton 2.51 allocates what the shape says, and dies."""
     tensors = [
         {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["def"]},
@@ -50,6 +61,30 @@ def _send_an_impossible_shape(server: LocalTriton) -> None:
     ]
     with pytest.raises(httpx.RemoteProtocolError):
         HTTP.post(f"http://{server.http_url}/v2/models/llama_unary/infer", json={"inputs": tensors})
+    return "tritonserver died of SIGSEGV "
+
+
+def _kill_model(server: LocalTriton, model: str) -> str:
+    pid = model_process(server, model).pid
+    os.kill(pid, signal.SIGKILL)
+    return f"the model process {pid} is gone"
+
+
+def _stop_model(server: LocalTriton) -> str:
+    os.kill(model_process(server).pid, signal.SIGSTOP)
+    return "the model is dead: requests wait, the last step was "
+
+
+DEATHS: dict[str, Callable[[LocalTriton], str]] = {
+    "tritonserver": _kill_server,
+    "the model": lambda server: _kill_model(server, "llama"),
+    "llama_unary": lambda server: _kill_model(server, UNARY),
+    "an impossible shape": _send_an_impossible_shape,
+    "a stuck model": _stop_model,
+}
+"""Each returns how the log's one line about it begins."""
+
+IN_MAKE_TEST = ("tritonserver", "the model")
 
 
 def _computed(server: LocalTriton) -> dict[str, Any]:
@@ -58,26 +93,30 @@ def _computed(server: LocalTriton) -> dict[str, Any]:
     return answer
 
 
-def _clients(server: LocalTriton, endpoint: Endpoint) -> list[Callable[[], str]]:
-    """Return requests over every way to the model; each returns how it failed."""
+def _clients(server: LocalTriton, endpoint: Endpoint) -> list[Callable[[], None]]:
+    """Return requests over every way to the model; each checks how it fails."""
 
-    def direct(protocol: Protocol, streams: bool) -> str:
+    def direct(protocol: Protocol, streams: bool) -> None:
         url = server.http_url if protocol == "http" else server.grpc_url
-        with LlamaClient(url, protocol) as client, pytest.raises(LlamaConnectionError) as failed:
+        with LlamaClient(url, protocol) as client, pytest.raises((LlamaConnectionError, ServerError)) as failed:
             list(client.stream("def", LONG)) if streams else client.generate("def", LONG)
-        return str(failed.value)
+        assert isinstance(failed.value, LlamaConnectionError) or NOT_HEALTHY in str(failed.value)
 
-    def openai(streams: bool) -> str:
+    def openai(streams: bool) -> None:
         answer = endpoint.complete(max_tokens=500, min_tokens=500, stream=streams)
-        return answer.text.split("\n\n")[-2] if streams else f"{answer.status_code} {answer.text}"
+        if ENGINE_GONE in answer.text:
+            # A stream that has begun has its status.
+            assert streams or answer.status_code == 503
+        else:
+            assert NOT_HEALTHY in answer.text
 
     return [
+        lambda: openai(streams=False),
+        lambda: openai(streams=True),
         lambda: direct("http", streams=False),
         lambda: direct("http", streams=True),
         lambda: direct("grpc", streams=False),
         lambda: direct("grpc", streams=True),
-        lambda: openai(streams=False),
-        lambda: openai(streams=True),
     ]
 
 
@@ -100,11 +139,13 @@ def _own_lines(server: LocalTriton) -> list[str]:
     return [line for line in server.log_text().splitlines() if line.startswith("triton_local: ")]
 
 
-@pytest.mark.parametrize("die", [_kill, pytest.param(_send_an_impossible_shape, marks=pytest.mark.long)])
-def test_requests_under_way_fail_with_a_connection_error_and_later_ones_have_the_bits_of_before(
-    healing: LocalTriton, served: Endpoint, die: Callable[[LocalTriton], None]
+@pytest.mark.parametrize(
+    "die",
+    [pytest.param(die, id=name, marks=[pytest.mark.long] * (name not in IN_MAKE_TEST)) for name, die in DEATHS.items()],
+)
+def test_requests_under_way_fail_and_later_ones_have_the_bits_of_before(
+    healing: LocalTriton, served: Endpoint, die: Callable[[LocalTriton], str]
 ) -> None:
-    assert is_decoupled(healing)
     expected, lines, restarts = _computed(healing), _own_lines(healing), level(healing, "llama_server_restarts")
     pid, urls = healing.pid, healing.urls
     regions = re.findall(r"/dev/shm/triton_python_backend_shm_region_\S+", Path(f"/proc/{pid}/maps").read_text())
@@ -112,19 +153,18 @@ def test_requests_under_way_fail_with_a_connection_error_and_later_ones_have_the
     with ThreadPoolExecutor() as pool:
         metrics = Metrics(healing)
         failures = [pool.submit(client) for client in _clients(healing, served)]
-        metrics.wait_for_slots(len(failures))
-        die(healing)
-        *_, completion, stream = [failure.result() for failure in failures]
-    assert completion.startswith("503 ")
-    assert ENGINE_GONE in completion
-    assert ENGINE_GONE in stream
+        metrics.wait_for_slots(SLOTS, waiting=QUEUED)
+        begins = die(healing)
+        for failure in failures:
+            failure.result()
     until(lambda: _answers(served), lambda: "the endpoint has connected again")
     until(lambda: _is_up(healing), lambda: "it serves again")
     assert (healing.pid != pid, healing.urls) == (True, urls)
     assert not any(Path(region).exists() for region in regions)
     assert level(healing, "llama_server_restarts") == restarts + 1
     (line,) = _own_lines(healing)[len(lines) :]
-    assert line.startswith(LINE)
+    assert line.startswith(f"triton_local: {begins}")
+    assert "; tritonserver is started again " in line
     assert _computed(healing) == expected
     with LlamaClient(healing.grpc_url, "grpc") as client:
         assert client.generate("def", max_tokens=5, min_tokens=5, temperature=0).num_output_tokens == 5

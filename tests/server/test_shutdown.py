@@ -5,25 +5,33 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
+import grpc
 import pytest
 from notes import Note
-from server.clients import WIRES, Answer, Refusal, ask, generate, grpc, model_url
-from server.fleet import SLOW, copy_repository
-from server.metrics import LASTING, Metrics, fields, level, said
+from server.clients import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, at_once, generate, model_url
+from server.fleet import copy_repository
+from server.metrics import Metrics, fields, said
 from server.servers import HTTP, in_use, new_server, until
 from server.streams import GrpcStream, grpc_stream, whole
-from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
+from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams, grpc_wire
 from triton_llama.endpoint import Protocol
 from triton_llama.health import Address, Limits, read_state, ready
+from triton_llama.tensors import prepare
 from triton_local.installation import STUB_NAME, find_wheel
 from triton_local.process import Supervised
 from triton_local.server import LocalTriton
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ServerMetadataRequest
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 MOMENTS = 20
 """Numbers of requests that are answered before a shutdown."""
@@ -35,10 +43,13 @@ CLIENTS = 4
 SLOTS = 2
 """Fewer than clients: at every shutdown, a request waits in the model or in Triton's queue."""
 
-TWO_SLOTS = {"LLAMA_SLOTS": "2", **SLOW}
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
 SHORT = SamplingParams(max_tokens=30, min_tokens=30, temperature=1.0, seed=1)
-LONG = SamplingParams(max_tokens=480, min_tokens=480, temperature=0.0)
+LONG = SamplingParams(max_tokens=300, min_tokens=300, temperature=0.0)
+LASTING = {"text_input": "a", "max_tokens": 150, "min_tokens": 150, "temperature": 0.0}
+
+SLOW_READER_S = 0.018
+"""A chunk: some eleven seconds for all, of which Triton needs less than one."""
 
 
 def _client(server: LocalTriton, protocol: Protocol) -> LlamaClient:
@@ -92,7 +103,7 @@ def _shut_down_under_load(number: int) -> tuple[int, list[str]]:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "times", [pytest.param(20, marks=pytest.mark.long), pytest.param(100, marks=pytest.mark.campaign)]
+    "times", [pytest.param(8, marks=pytest.mark.long), pytest.param(100, marks=pytest.mark.campaign)]
 )
 def test_no_accepted_request_is_lost_in_many_shutdowns(times: int, note: Note) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -102,9 +113,30 @@ def test_no_accepted_request_is_lost_in_many_shutdowns(times: int, note: Note) -
     note(f"SIGTERM under load, {times} times: {sum(late)} answered after it; then {counted}")
 
 
-def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(tmp_path: Path, note: Note) -> None:
+def _exit_code_of_model(repository: Path, folder: Path) -> Path:
+    """Have the exit code of llama's process written to a file; return its path."""
+    status = folder / "status"
+    real = find_wheel([Path(path) for path in sys.path]).stub(f"{sys.version_info.major}.{sys.version_info.minor}")
+    # The Python backend prefers a stub in the model's folder to its own.
+    stub = repository / "llama" / STUB_NAME
+    stub.write_text(f"#!/bin/sh\n'{real}' \"$@\"\necho $? > '{status}.new'\nmv '{status}.new' '{status}'\n")
+    stub.chmod(0o755)
+    return status
+
+
+def _check_exit_code_0(status: Path) -> None:
+    """Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51."""
+    until(status.exists, lambda: "the model's process has ended")
+    assert status.read_text() == "0\n"
+
+
+def test_an_announced_shutdown_refuses_new_requests_answers_accepted_ones_and_ends_in_order(
+    tmp_path: Path, note: Note
+) -> None:
     """On one server: announce, not ready but serving, SIGTERM, refuse, answer, end."""
     state_file = tmp_path / "state.json"
+    repository = copy_repository(tmp_path, "slow_model")
+    status = _exit_code_of_model(repository, tmp_path)
 
     def is_ready() -> bool:
         addresses = Address.parse(server.http_url, 8000), Address.parse(server.metrics_url, 8002)
@@ -121,7 +153,8 @@ def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(tm
     supervised = Supervised(stuck_after=None, notice=3600.0, state_file=state_file, restarts=0)
     # Enough for the long requests, also on a busy machine.
     options = ("--exit-timeout-secs=200",)
-    with new_server(environment=SLOW, options=options, supervised=supervised) as server, in_use("announced", server):
+    starting = new_server("streaming", repository=repository, options=options, supervised=supervised)
+    with starting as server, in_use("announced", server):
         with _client(server, "http") as client:
             until(is_serving, lambda: "it serves")
             assert is_ready()
@@ -139,7 +172,7 @@ def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(tm
             metrics.wait_for_slots(2)
             server.terminate()
             until(lambda: HTTP.get(model_url(server, "ready")).is_error, lambda: "it takes no more requests")
-            refusals = [wire(server, {"text_input": "a"}) for wire in WIRES]
+            refusals = [wire(server, {"text_input": "a"}) for wire in (*WIRES, *UNARY_WIRES)]
             for protocol in PROTOCOLS:
                 with _client(server, protocol) as late, pytest.raises(OverloadedError, match="the server is stopping"):
                     late.generate("def", max_tokens=1)
@@ -150,57 +183,43 @@ def test_an_announced_shutdown_refuses_new_requests_and_answers_accepted_ones(tm
     assert [refusal for refusal in refusals if "has no available versions" not in str(refusal)] == []
     note(f"new requests during a drain are refused with {' '.join(kinds)}")
     assert set(kinds) <= {"404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE"}
+    log = server.log_text()
+    assert 0 < log.index("unloaded 'llama_unary'") < log.index("unloaded 'llama'")
+    _check_exit_code_0(status)
 
 
-@pytest.mark.parametrize(
-    ("drain_seconds", "ends"),
-    [(0, {"unavailable": 3}), pytest.param(60, {"length": 2, "unavailable": 1}, marks=pytest.mark.long)],
-)
-def test_running_sequences_finish_within_drain_seconds_or_get_an_error(
-    tmp_path: Path, drain_seconds: int, ends: dict[str, int]
-) -> None:
-    environment = {**TWO_SLOTS, "LLAMA_DRAIN_SECONDS": str(drain_seconds)}
-    with (
-        new_server("streaming", environment, copy_repository(tmp_path, "faulty_model")) as server,
-        in_use("stopping", server),
-    ):
-        with GrpcStream(server) as stream, ThreadPoolExecutor(1) as pool:
-            stream.ask({**LASTING, "stream": True})
-            came = [stream.next()]
-            assert came[0].error is None, "the stream has begun"
-            single = pool.submit(generate, server, LASTING)
-            until(lambda: level(server, "llama_slots_in_use") == 2, lambda: "both run")
-            waiting = generate(server, {"text_input": "fault stop"})
-            while came[-1].error is None and not came[-1].final:
-                came.append(stream.next())
-            outcomes = [came[-1], single.result(), waiting]
+def test_a_batching_model_ends_in_order_and_the_last_traces_are_written(tmp_path: Path) -> None:
+    repository, traces = copy_repository(tmp_path), tmp_path / "traces.json"
+    status = _exit_code_of_model(repository, tmp_path)
+    given = ("mode=triton", f"triton,file={traces}", "rate=1", "level=TIMESTAMPS")
+    options = [f"--trace-config={one}" for one in given]
+    with new_server("batched_int8", repository=repository, options=options) as server, in_use("traced", server):
+        ask(server, generate, text_input="The class", max_tokens=3)
+        assert not traces.exists()
         server.terminate()
         assert server.wait() == 0
-        assert ["the server is stopping" in str(outcome) for outcome in outcomes] == [not drain_seconds] * 2 + [True]
-        assert Counter(fields(message)["finish_reason"] for message in said(server)) == ends
+    assert "REQUEST_START" in traces.read_text()
+    _check_exit_code_0(status)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variant", ["default", "streaming"])
-def test_accepted_requests_are_answered_through_unload_load_and_shutdown(variant: str) -> None:
+def test_accepted_requests_are_answered_through_unload_load_and_shutdown(tmp_path: Path) -> None:
     """Without a supervisor, which keeps the repository API to itself; without a drain, because Triton waits."""
-    loaded = ["llama", "llama_unary"] if variant == "streaming" else ["llama"]
     options = (
         "--model-control-mode=explicit",
-        *(f"--load-model={model}" for model in loaded),
+        *(f"--load-model={model}" for model in (MODEL, UNARY)),
         "--exit-timeout-secs=120",
     )
-    environment = {**TWO_SLOTS, "LLAMA_DRAIN_SECONDS": "0"}
-    with new_server(variant, environment, options=options, supervised=None) as server:
+    environment = {"LLAMA_SLOTS": str(SLOTS), "LLAMA_DRAIN_SECONDS": "0"}
+    repository = copy_repository(tmp_path, "slow_model")
+    with new_server("streaming", environment, repository, options, supervised=None) as server:
         models = f"http://{server.http_url}/v2/repository/models/llama"
-
-        def over_grpc() -> Answer:
-            return ask(server, grpc, **LASTING) if variant == "default" else whole(server, grpc_stream, LASTING)
+        ways = (partial(ask, server, generate, **LASTING), partial(whole, server, grpc_stream, LASTING)) * 2
 
         def two_run_and_two_wait() -> list[Future[Answer]]:
             metrics = Metrics(server)
-            accepted = [pool.submit(way) for way in (partial(ask, server, generate, **LASTING), over_grpc) * 2]
-            metrics.wait_for_slots(2, waiting=2)
+            accepted = [pool.submit(way) for way in ways]
+            metrics.wait_for_slots(SLOTS, waiting=2)
             return accepted
 
         with in_use("unloaded", server), ThreadPoolExecutor(4) as pool:
@@ -218,21 +237,64 @@ def test_accepted_requests_are_answered_through_unload_load_and_shutdown(variant
         assert server.log_text().count("llama: model unloaded") == 2
 
 
-@pytest.mark.parametrize("variant", ["batched_int8", "streaming", pytest.param("default", marks=pytest.mark.long)])
-def test_the_models_process_exits_with_code_0(tmp_path: Path, variant: str) -> None:
-    """Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51."""
-    repository = copy_repository(tmp_path)
-    status = tmp_path / "status"
-    real = find_wheel([Path(folder) for folder in sys.path]).stub(f"{sys.version_info.major}.{sys.version_info.minor}")
-    # The Python backend prefers a stub in the model's folder to its own.
-    stub = repository / "llama" / STUB_NAME
-    stub.write_text(f"#!/bin/sh\n'{real}' \"$@\"\necho $? > '{status}.new'\nmv '{status}.new' '{status}'\n")
-    stub.chmod(0o755)
-    with new_server(variant, repository=repository) as server:
-        ask(server, generate, text_input="The class", max_tokens=3)
-        if variant == "streaming":
-            assert grpc_stream(server, {"text_input": "The class", "max_tokens": 3}).whole.num_output_tokens == 3
-        server.terminate()
+def _end_while_a_client_polls() -> None:
+    """The client's stream stays open after its answer, and Triton holds the model for it."""
+    over = threading.Event()
+
+    def poll() -> int:
+        """Ask whether the server is ready until it is gone; return how often it answered."""
+        answered = 0
+        with (
+            grpc.insecure_channel(server.grpc_url, [("grpc.use_local_subchannel_pool", 1)]) as to,
+            suppress(grpc.RpcError),
+        ):
+            while not over.is_set():
+                GRPCInferenceServiceStub(to).ServerMetadata(ServerMetadataRequest(), timeout=10)
+                answered += 1
+        return answered
+
+    # A grace period beyond the test's own bound.
+    starting = new_server("streaming", options=("--exit-timeout-secs=3600",))
+    with starting as server, in_use("polled", server), GrpcStream(server) as idle:
+        idle.ask({"text_input": "a", "max_tokens": 1})
+        assert idle.next().error is None
+        with ThreadPoolExecutor(1) as pool:
+            polling = pool.submit(poll)
+            server.terminate()
+            assert server.wait() == 0
+            over.set()
+            assert polling.result() > 0
+        assert "everything that was accepted is answered, and Triton still holds llama: " in server.log_text()
+
+
+def _end_while_a_client_reads_slowly() -> None:
+    requests, tokens = 8, 150
+    request = prepare("def f():", SamplingParams(max_tokens=tokens, min_tokens=tokens), stream=True)
+    with new_server("streaming") as server, in_use("slow-reader", server), grpc.insecure_channel(server.grpc_url) as to:
+        closed = threading.Event()
+
+        def asked() -> Iterator[ModelInferRequest]:
+            for _ in range(requests):
+                yield grpc_wire.infer_request(MODEL, request)
+            closed.wait()
+
+        ended = 0
+        stream = GRPCInferenceServiceStub(to).ModelStreamInfer(asked())
+        try:
+            for number, response in enumerate(stream):
+                if number == 0:
+                    server.terminate()
+                time.sleep(SLOW_READER_S)
+                ended += bool(grpc_wire.read_stream_response(response, started=True).finish_reason)
+                if ended == requests:
+                    break
+        finally:
+            closed.set()
+        assert ended == requests
         assert server.wait() == 0
-    until(status.exists, lambda: "the model's process has ended")
-    assert status.read_text() == "0\n"
+
+
+@pytest.mark.long
+def test_a_shutdown_waits_for_a_slow_reader_of_an_open_stream_and_not_for_a_client_that_goes_on_asking() -> None:
+    """What other open streams do to a shutdown is tested in stops/."""
+    at_once([_end_while_a_client_polls, _end_while_a_client_reads_slowly])

@@ -1,4 +1,4 @@
-"""The model with slow steps: a test can act while a request runs, and hold the steps for as long as it likes."""
+"""The model with slow steps: a test can act while a request runs, and hold the steps by a file."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import httpx
 import tritonclient.grpc
 from httpx_sse import EventSource
+from numpy.typing import NDArray
 from server.clients import MODEL, OUTPUTS, Answer, Inputs, answers, model_url, tensors
 from server.servers import HTTP, TIMEOUT_S, is_decoupled
 from triton_local.server import LocalTriton
@@ -98,19 +99,42 @@ class GrpcStream(_GrpcConnection):
         super().__init__(server)
         self._client.start_stream(self._take)
 
-    def ask(self, inputs: Inputs, request_id: str = "", empty_final: bool = True) -> None:
-        """Send a request. empty_final: whether Triton shall also send a final flag that comes without a response."""
+    def ask(
+        self, inputs: Inputs, request_id: str = "", empty_final: bool = True, model: str = MODEL, **options: object
+    ) -> None:
+        """Send a request. empty_final: whether Triton shall also send a final flag that comes without a response.
+
+        options: of `async_stream_infer`.
+        """
         asked = tensors(tritonclient.grpc.InferInput, inputs)
-        self._client.async_stream_infer(MODEL, asked, request_id=request_id, enable_empty_final_response=empty_final)
+        self._client.async_stream_infer(
+            model, asked, request_id=request_id, enable_empty_final_response=empty_final, **options
+        )
 
     def next(self) -> Response:
         """Return the next response."""
-        result, error = self._came.get(timeout=TIMEOUT_S)
-        if error is not None:
+        try:
+            result, final = self._next()
+        except tritonclient.utils.InferenceServerException as error:
             return Response([], final=False, error=str(error))
         raw = result.get_response()
-        final = raw.parameters["triton_final_response"].bool_param
         return Response(answers(result) if raw.outputs else [], final, raw.id)
+
+    def outputs(self) -> list[dict[str, NDArray[Any]]]:
+        """Return the outputs by name of each response until the final flag; an error is raised."""
+        came, final = [], False
+        while not final:
+            result, final = self._next()
+            if names := [output.name for output in result.get_response().outputs]:
+                came.append({name: result.as_numpy(name) for name in names})
+        return came
+
+    def _next(self) -> tuple[Any, bool]:
+        """Return a result, and whether it is the request's last one."""
+        result, error = self._came.get(timeout=TIMEOUT_S)
+        if error is not None:
+            raise error
+        return result, result.get_response().parameters["triton_final_response"].bool_param
 
     def end(self) -> None:
         """Close the client's direction, and wait until the server has closed its own; a response fails the test."""

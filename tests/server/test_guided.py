@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jsonschema
 import pytest
-from server.clients import BAD, TENSOR_WIRES, WIRES, Answer, Refusal, ask, assert_clean, at_once, grpc
+from server.clients import BAD, WIRES, Answer, Refusal, ask, assert_clean, at_once
 from server.servers import is_decoupled
 from server.streams import STREAM_WIRES, grpc_stream, whole
 from triton_local.server import LocalTriton
@@ -129,25 +129,6 @@ def test_texts_conform_to_their_guides_whatever_is_beside_them(either: LocalTrit
     assert _answer(either, asked[1][1]) == answers[1]
 
 
-def test_rows_follow_their_guides_beside_one_without(triton: LocalTriton) -> None:
-    inputs: dict[str, object] = {
-        "text_input": [["Return"], ["Count"], ["Return"]],
-        "max_tokens": [[200], [200], [30]],
-        "temperature": [[1.0], [1.3], [0.7]],
-        "seed": [[3], [4], [5]],
-        "guided_decoding_guide_type": [["json_schema"], ["regex"], [""]],
-        "guided_decoding_guide": [[json.dumps(CITY)], ["([a-d] ){20,30}end"], [""]],
-    }
-    for wire in TENSOR_WIRES:
-        answers = wire(triton, inputs)
-        assert not isinstance(answers, Refusal), answers
-        city, letters, plain = answers
-        assert _is_city(city.text)
-        assert re.fullmatch("([a-d] ){20,30}end", letters.text), letters
-        alone = {name: value[2] for name, value in inputs.items() if isinstance(value, list) and "guide" not in name}
-        assert ask(triton, **alone) == plain
-
-
 @pytest.mark.parametrize(
     ("kind", "guide", "message"),
     [
@@ -194,13 +175,3 @@ def test_hostile_guides_are_refused_while_good_requests_go_on_unharmed(streaming
         for name, refusal in refusals.items():
             assert HOSTILE[name][2] in refusal.result(), name
             assert "guided_decoding_guide" in refusal.result()
-
-
-def test_masks_that_leave_no_token_are_an_error_of_that_row_alone(triton: LocalTriton) -> None:
-    inputs = Guided("regex", "[ab]{9}", str).inputs(1, bad_words=["a", "b"])
-    jobs = [partial(grpc, triton, inputs), *(partial(grpc, triton, good) for good in GOOD)]
-    refusal, *answers = at_once(jobs)
-    assert isinstance(refusal, Refusal)
-    assert refusal.kind == BAD
-    assert "guided_decoding_guide_type, bad_words together allow no token after 0 tokens" in refusal.message
-    assert answers == [[ask(triton, **good)] for good in GOOD]

@@ -7,18 +7,17 @@ LlamaIndex's `NvidiaTriton` and vllm_backend's `client.py`; docs/clients.md has 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from queue import Queue
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 from numpy.typing import NDArray
-from server.clients import Answer, ask, generate, tensors
+from server.clients import Answer, ask, generate
 from server.metrics import LASTING, Metrics
-from server.servers import HTTP, TIMEOUT_S
+from server.servers import HTTP
+from server.streams import GrpcStream
 from triton_local.server import LocalTriton
 from tritonclient.utils import InferenceServerException
 
@@ -28,53 +27,23 @@ TOKENS = 12
 Arrays = Mapping[str, NDArray[Any]]
 
 
-class Stream:
-    """A gRPC stream of one request, as these clients open it. It yields each response's outputs by name."""
-
-    def __init__(self, client: tritonclient.grpc.InferenceServerClient) -> None:
-        self._client = client
-        self._came: Queue[tuple[Any, InferenceServerException | None]] = Queue()
-        client.start_stream(lambda result, error: self._came.put((result, error)))
-
-    def ask(self, model: str, inputs: Arrays, outputs: Sequence[str], parameters: dict[str, str] | None = None) -> None:
-        """Send the request."""
-        asked = tensors(tritonclient.grpc.InferInput, inputs)
-        wanted = [tritonclient.grpc.InferRequestedOutput(name) for name in outputs]
-        self._client.async_stream_infer(
-            model, asked, outputs=wanted, parameters=parameters, enable_empty_final_response=True
-        )
-
-    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        while True:
-            result, error = self._came.get(timeout=TIMEOUT_S)
-            if error is not None:
-                raise error
-            response = result.get_response()
-            if response.outputs:
-                yield {output.name: result.as_numpy(output.name) for output in response.outputs}
-            if response.parameters["triton_final_response"].bool_param:
-                return
-
-
-@contextmanager
-def opened(server: LocalTriton) -> Iterator[Stream]:
-    """A stream that is cancelled when the block is left before its end."""
-    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-        yield Stream(client)
-        client.stop_stream(cancel_requests=True)
-
-
-def responses(
-    server: LocalTriton,
+def ask_model(
+    stream: GrpcStream,
     model: str,
     inputs: Arrays,
     outputs: Sequence[str] = ("text_output",),
     parameters: dict[str, str] | None = None,
-) -> list[dict[str, NDArray[Any]]]:
-    """Ask over a stream; return the outputs of all responses."""
-    with opened(server) as stream:
-        stream.ask(model, inputs, outputs, parameters)
-        return list(stream)
+) -> None:
+    """Send a request as these clients do."""
+    wanted = [tritonclient.grpc.InferRequestedOutput(name) for name in outputs]
+    stream.ask(inputs, model=model, outputs=wanted, parameters=parameters)
+
+
+def responses(server: LocalTriton, model: str, inputs: Arrays, *asked: Any) -> list[dict[str, NDArray[Any]]]:  # noqa: ANN401 - as of ask_model
+    """Ask over a stream; return the outputs of all responses. asked: outputs and parameters of `ask_model`."""
+    with GrpcStream(server) as stream:
+        ask_model(stream, model, inputs, *asked)
+        return stream.outputs()
 
 
 def tensorrt_llm(**changed: object) -> dict[str, NDArray[Any]]:
@@ -178,9 +147,10 @@ def sampling(**values: object) -> NDArray[Any]:
 def test_a_client_that_leaves_vllm_model_frees_its_slot(narrow_streaming: LocalTriton, stream: bool) -> None:
     metrics = Metrics(narrow_streaming)
     lasting = {name: value for name, value in LASTING.items() if name != "text_input"}
-    with opened(narrow_streaming) as running:
-        running.ask("vllm_model", vllm(stream, sampling_parameters=sampling(**lasting)), ("text_output",))
+    with GrpcStream(narrow_streaming) as running:
+        ask_model(running, "vllm_model", vllm(stream, sampling_parameters=sampling(**lasting)))
         metrics.wait(lambda now: now.now("llama_slots_in_use") == 1, "it runs")
+        running.cancel()
     metrics.wait_for(1, "llama_cancellations_total")
     metrics.wait(Metrics.idle, "the slot is free")
 
@@ -219,10 +189,10 @@ def greedy(narrow_streaming: LocalTriton) -> Answer:
 def test_vllm_backends_client_gets_llamas_text(narrow_streaming: LocalTriton, greedy: Answer, where: str) -> None:
     own = {} if where == "parameters" else {"sampling_parameters": sampling()}
     parameters = None if where == "tensor" else PARAMETERS
-    (whole,) = responses(narrow_streaming, "vllm_model", vllm(False, **own), parameters=parameters)
+    (whole,) = responses(narrow_streaming, "vllm_model", vllm(False, **own), ("text_output",), parameters)
     # Without `stream` the prompt precedes the text, as there.
     assert whole["text_output"].tolist() == [(PROMPT + greedy.text).encode()]
-    chunks = responses(narrow_streaming, "vllm_model", vllm(True, **own), parameters=parameters)
+    chunks = responses(narrow_streaming, "vllm_model", vllm(True, **own), ("text_output",), parameters)
     assert len(chunks) > 1
     assert b"".join(chunk["text_output"][0] for chunk in chunks).decode() == greedy.text
 

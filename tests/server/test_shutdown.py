@@ -5,33 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import grpc
 import pytest
+import tritonclient.grpc
 from notes import Note
-from server.clients import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, at_once, generate, model_url
+from server.clients import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, at_once, generate, model_url, tensors
 from server.fleet import copy_repository
 from server.metrics import Metrics, fields, said
 from server.servers import HTTP, in_use, new_server, until
 from server.streams import GrpcStream, grpc_stream, whole
-from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams, grpc_wire
+from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
 from triton_llama.endpoint import Protocol
 from triton_llama.health import Address, Limits, read_state, ready
-from triton_llama.tensors import prepare
 from triton_local.installation import STUB_NAME, find_wheel
 from triton_local.process import Supervised
 from triton_local.server import LocalTriton
-from tritonclient.grpc.service_pb2 import ModelInferRequest, ServerMetadataRequest
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 MOMENTS = 20
 """Numbers of requests that are answered before a shutdown."""
@@ -239,58 +233,50 @@ def test_accepted_requests_are_answered_through_unload_load_and_shutdown(tmp_pat
 
 def _end_while_a_client_polls() -> None:
     """The client's stream stays open after its answer, and Triton holds the model for it."""
-    over = threading.Event()
 
     def poll() -> int:
-        """Ask whether the server is ready until it is gone; return how often it answered."""
+        """Ask what the server is until it is gone; return how often it answered."""
         answered = 0
-        with (
-            grpc.insecure_channel(server.grpc_url, [("grpc.use_local_subchannel_pool", 1)]) as to,
-            suppress(grpc.RpcError),
-        ):
-            while not over.is_set():
-                GRPCInferenceServiceStub(to).ServerMetadata(ServerMetadataRequest(), timeout=10)
+        alone = [("grpc.use_local_subchannel_pool", 1)]
+        with tritonclient.grpc.InferenceServerClient(server.grpc_url, channel_args=alone) as client:
+            while server.exit_code is None:
+                try:
+                    client.get_server_metadata(client_timeout=10)
+                except tritonclient.utils.InferenceServerException:
+                    break
                 answered += 1
         return answered
 
     # A grace period beyond the test's own bound.
     starting = new_server("streaming", options=("--exit-timeout-secs=3600",))
-    with starting as server, in_use("polled", server), GrpcStream(server) as idle:
+    with starting as server, in_use("polled", server), GrpcStream(server) as idle, ThreadPoolExecutor(1) as pool:
         idle.ask({"text_input": "a", "max_tokens": 1})
         assert idle.next().error is None
-        with ThreadPoolExecutor(1) as pool:
-            polling = pool.submit(poll)
-            server.terminate()
-            assert server.wait() == 0
-            over.set()
-            assert polling.result() > 0
+        polling = pool.submit(poll)
+        server.terminate()
+        assert server.wait() == 0
+        assert polling.result() > 0
         assert "everything that was accepted is answered, and Triton still holds llama: " in server.log_text()
 
 
 def _end_while_a_client_reads_slowly() -> None:
-    requests, tokens = 8, 150
-    request = prepare("def f():", SamplingParams(max_tokens=tokens, min_tokens=tokens), stream=True)
-    with new_server("streaming") as server, in_use("slow-reader", server), grpc.insecure_channel(server.grpc_url) as to:
-        closed = threading.Event()
+    requests = 8
+    finals: list[bool] = []
 
-        def asked() -> Iterator[ModelInferRequest]:
+    def read(result: tritonclient.grpc.InferResult, error: object) -> None:
+        time.sleep(SLOW_READER_S)
+        finals.append(error is None and result.get_response().parameters["triton_final_response"].bool_param)
+
+    starting = new_server("streaming")
+    with starting as server, in_use("slow-reader", server):
+        with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+            client.start_stream(read)
             for _ in range(requests):
-                yield grpc_wire.infer_request(MODEL, request)
-            closed.wait()
-
-        ended = 0
-        stream = GRPCInferenceServiceStub(to).ModelStreamInfer(asked())
-        try:
-            for number, response in enumerate(stream):
-                if number == 0:
-                    server.terminate()
-                time.sleep(SLOW_READER_S)
-                ended += bool(grpc_wire.read_stream_response(response, started=True).finish_reason)
-                if ended == requests:
-                    break
-        finally:
-            closed.set()
-        assert ended == requests
+                asked = tensors(tritonclient.grpc.InferInput, {**LASTING, "stream": True})
+                client.async_stream_infer(MODEL, asked, enable_empty_final_response=True)
+            until(lambda: bool(finals), lambda: "the first chunk is read")
+            server.terminate()
+            until(lambda: sum(finals) == requests, lambda: f"all are read, and not only {sum(finals)}")
         assert server.wait() == 0
 
 

@@ -82,21 +82,20 @@ def test_endpoints_of_one_response_refuse_to_stream(streaming: LocalTriton) -> N
 
 @every_wire
 @pytest.mark.parametrize(
-    ("bad", "parts"),
+    ("bad", "message"),
     [
-        ({"max_tokens": 0}, ("max_tokens is 0", "at least 1")),
-        ({"text_input": ""}, ("text_input", "''", "at least one token")),
-        ({"stop_words": ["x"] * 17}, ("stop_words", "17 words", "at most 16")),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"stop_words": ["x"] * 17}, "17 words"),
     ],
-    ids=lambda value: next(iter(value)),
+    ids=["max_tokens", "stop_words"],
 )
 def test_a_bad_input_of_a_stream_is_refused_by_name(
-    streaming: LocalTriton, wire: StreamWire, bad: Inputs, parts: tuple[str, ...]
+    streaming: LocalTriton, wire: StreamWire, bad: Inputs, message: str
 ) -> None:
     streamed = wire(streaming, TWELVE | dict(bad))
     assert not streamed.chunks
     assert streamed.error is not None
-    assert [part for part in parts if part not in streamed.error] == []
+    assert message in streamed.error
     assert_clean(streamed.error)
 
 

@@ -16,10 +16,9 @@ from itertools import islice
 import pytest
 from notes import Note
 from server.batches import random_request
-from server.clients import WIRES, Answer, ask, generate
+from server.clients import Answer, ask, generate
 from server.metrics import Metrics
-from server.servers import is_decoupled
-from server.streams import STREAM_WIRES, Call, GrpcStream, events, sse_response, whole
+from server.streams import STREAM_WIRES, GrpcStream, events, sse_response, whole
 from triton_local.server import LocalTriton
 
 CLIENTS = 20
@@ -32,31 +31,24 @@ MOST_CHUNKS_BEFORE_LEAVING = 6
 def _send(server: LocalTriton, request: Mapping[str, object], number: int, pause: float) -> Answer:
     """Send over one of the endpoints, in turn."""
     time.sleep(pause)
-    if not is_decoupled(server):
-        return ask(server, WIRES[number % 4], **request)
     return ask(server, generate, **request) if number % 3 == 2 else whole(server, STREAM_WIRES[number % 3], request)
 
 
 def _leave(server: LocalTriton, request: Mapping[str, object], after: int, pause: float) -> None:
-    """Send, and leave after some chunks, or after some time where there are none."""
+    """Send, and leave after some chunks, or at once."""
     time.sleep(pause)
     # Long enough to still run then.
-    request = {**request, "max_tokens": 150, "min_tokens": 150}
-    if not is_decoupled(server) or not after:
-        with Call(server, request) as call:
-            # No sign of progress to wait for: some requests are queued then, others run.
-            time.sleep(after / 4)
-            call.cancel()
-    elif after % 2:
+    request = {**request, "max_tokens": 150, "min_tokens": 150, "stream": True}
+    if after % 2:
+        with sse_response(server, request) as response:
+            list(islice(events(response), after))
+    else:
         with GrpcStream(server) as stream:
-            stream.ask({**request, "stream": True})
+            stream.ask(request)
             for _ in range(after):
                 if stream.next().final:
                     break
             stream.cancel()
-    else:
-        with sse_response(server, request) as response:
-            list(islice(events(response), after))
 
 
 @pytest.mark.parametrize(

@@ -133,22 +133,20 @@ def test_an_echoed_prompt_has_logprobs_with_the_offsets_of_its_tokens(served: En
         assert choice["text"][offset : offset + len(token)] == token
 
 
-FORM = r'\{\s*"kind":\s*"(list|dict)",\s*"size":\s*(1|22)\s*\}'
-
-
 @pytest.mark.parametrize(
     ("fields", "form"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}, FORM),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}, None),
         ({"guided_regex": "(ab|cd)[0-9]{3}"}, "(ab|cd)[0-9]{3}"),
         ({"guided_choice": ["yes", 'no "really"\n']}, 'yes|no "really"\n'),
         ({"guided_grammar": 'root ::= "a" root | "b"'}, "a*b"),
     ],
 )
-def test_a_structured_text_has_its_form(served: Endpoint, fields: dict[str, object], form: str) -> None:
+def test_a_structured_text_has_its_form(served: Endpoint, fields: dict[str, object], form: str | None) -> None:
     for choice in _chat(served, temperature=1, seed=5, n=2, max_tokens=60, **fields):
         assert choice["finish_reason"] == "stop", choice
-        assert re.fullmatch(form, str(_message(choice)["content"]))
+        text = str(_message(choice)["content"])
+        assert re.fullmatch(form, text) if form else json.loads(text) in ANSWERS
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "make"}}])

@@ -6,9 +6,11 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from triton_llama import Completion
 from triton_local.server import LocalTriton
 
 COMMAND = (sys.executable, "-W", "error", "-c", "from triton_llama.cli import main; main()")
@@ -28,13 +30,6 @@ def run(triton: LocalTriton, protocol: str, *arguments: str, stdin: str = "") ->
     )
 
 
-@both_protocols
-def test_an_argument_is_completed(triton: LocalTriton, protocol: str) -> None:
-    result = run(triton, protocol, "generate", "The for statement", "-n", "4", "--include-prompt")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("The for statement")
-
-
 def test_stdin_is_completed_without_its_last_line_break(triton: LocalTriton) -> None:
     result = run(triton, "http", "generate", "-n", "4", "--json", "--include-prompt", stdin="A list\nis\n")
     assert (result.returncode, result.stderr) == (0, "")
@@ -43,16 +38,10 @@ def test_stdin_is_completed_without_its_last_line_break(triton: LocalTriton) -> 
 
 
 def test_json_has_every_field_and_its_seed_repeats_the_text(triton: LocalTriton) -> None:
-    first = json.loads(run(triton, "http", "generate", "A list", "-n", "8", "-t", "1", "--json").stdout)
-    assert first.keys() == {
-        "text",
-        "finish_reason",
-        "num_input_tokens",
-        "num_output_tokens",
-        "request_id",
-        "seed",
-    }
-    again = run(triton, "grpc", "generate", "A list", "-n", "8", "-t", "1", "--json", "--seed", str(first["seed"]))
+    arguments = ("generate", "A list", "-n", "8", "-t", "1", "--json")
+    first = json.loads(run(triton, "http", *arguments).stdout)
+    assert first.keys() == {field.name for field in fields(Completion)}
+    again = run(triton, "grpc", *arguments, "--seed", str(first["seed"]))
     assert json.loads(again.stdout)["text"] == first["text"]
 
 
@@ -66,22 +55,9 @@ def test_a_file_is_completed_in_order_and_one_bad_line_harms_no_other(
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     output = tmp_path / "out.jsonl"
-    result = run(
-        triton,
-        protocol,
-        "generate",
-        "--prompts-file",
-        str(file),
-        "--json",
-        "--include-prompt",
-        "--concurrency",
-        "6",
-        "--output",
-        str(output),
-    )
-    assert result.returncode == 5
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
+    files = ("--prompts-file", str(file), "--output", str(output))
+    result = run(triton, protocol, "generate", *files, "--json", "--include-prompt", "--concurrency", "6")
+    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (5, "", 1)
     assert result.stderr.startswith("triton-llama: error: line 8: ")
     answers = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert [answer["line"] for answer in answers] == list(range(1, 21))
@@ -117,44 +93,19 @@ def test_the_reader_may_leave_before_the_end(triton: LocalTriton, tmp_path: Path
         assert process.stderr.read() == b""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("generate", "a", "-t", "7"), 5, "temperature"),
-        (("generate", "a", "--model", "no-such-model"), 7, "no-such-model"),
-        (("generate", "a", "-n", "32", "--timeout", "0.001"), 4, "within 0.001 s"),
-    ],
-)
 @both_protocols
-def test_a_failure_is_one_line_and_its_exit_code(
-    triton: LocalTriton, protocol: str, arguments: tuple[str, ...], code: int, message: str
-) -> None:
-    result = run(triton, protocol, *arguments)
-    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (code, "", 1)
-    assert result.stderr.startswith("triton-llama: error: ")
-    assert message in result.stderr
-
-
-@both_protocols
-def test_status_shows_server_model_config_and_versions(triton: LocalTriton, protocol: str) -> None:
+def test_status_shows_server_model_config_and_how_the_model_computes(triton: LocalTriton, protocol: str) -> None:
+    """The server's log names the same computation."""
     metrics = f"--metrics-url={triton.metrics_url}"
     plain = run(triton, protocol, "status", metrics)
     assert plain.returncode == 0
     for expected in ("live, ready", "llama: ready", "preferred 4 8 16 32, delay 10 ms", "quantization = int8"):
         assert expected in plain.stdout
+    (computation,) = re.findall(r"^computes    (.*INT8.*); KV cache \w+; on cpu$", plain.stdout, re.MULTILINE)
+    assert f"decode steps: {computation}, " in triton.log_text()
     found = json.loads(run(triton, protocol, "status", "--json", metrics).stdout)
     assert found["config"]["preferred_batch_sizes"] == [4, 8, 16, 32]
-
-
-@both_protocols
-def test_status_names_how_the_model_computes(triton: LocalTriton, protocol: str) -> None:
-    """The server's log names the same path."""
-    plain = run(triton, protocol, "status", f"--metrics-url={triton.metrics_url}").stdout
-    (computation,) = re.findall(r"^computes    (.*INT8.*); KV cache \w+; on cpu$", plain, re.MULTILINE)
-    assert f"decode steps: {computation}, " in triton.log_text()
-    lines = run(triton, protocol, "status", "--json", f"--metrics-url={triton.metrics_url}").stdout
-    (instance,) = json.loads(lines)["instances"]
-    assert instance["computation"] == computation
+    assert [instance["computation"] for instance in found["instances"]] == [computation]
 
 
 def test_status_without_metrics_says_so_and_shows_the_rest(triton: LocalTriton) -> None:
@@ -164,7 +115,13 @@ def test_status_without_metrics_says_so_and_shows_the_rest(triton: LocalTriton) 
     assert "llama: ready" in plain.stdout
 
 
-def test_status_of_a_model_that_is_not_ready_is_shown_and_exits_with_7(triton: LocalTriton) -> None:
-    result = run(triton, "http", "status", "--model", "no-such-model")
-    assert result.returncode == 7
-    assert "no-such-model: not ready" in result.stdout
+@both_protocols
+def test_a_model_that_is_not_there_is_shown_and_requests_for_it_are_one_line_and_exit_code_7(
+    triton: LocalTriton, protocol: str
+) -> None:
+    shown = run(triton, protocol, "status", "--model", "no-such-model")
+    assert shown.returncode == 7
+    assert "no-such-model: not ready" in shown.stdout
+    refused = run(triton, protocol, "generate", "a", "--model", "no-such-model")
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (7, "", 1)
+    assert re.match("triton-llama: error: .*no-such-model", refused.stderr)

@@ -1,13 +1,13 @@
-"""The client library against a real Triton that runs the real model."""
+"""The client library against a real Triton that runs the real model, under both configs."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from server.metrics import Metrics
 from triton_llama import (
     AsyncLlamaClient,
     Completion,
@@ -21,16 +21,15 @@ from triton_llama import (
 from triton_llama.endpoint import Protocol
 from triton_local.server import LocalTriton
 
-PROMPTS = [
-    "The for statement is used to",
-    "A list",
-    "Return the",
-    "def ",
-    "An exception is",
-    "Raise a",
-    "In Python",
-    "x",
+PROMPTS = ["The for statement is used to", "Return a list of", "É 🙂 x", "def ", "An exception", "A", "In Python", "x"]
+WITH_PROMPT = SamplingParams(max_tokens=4, exclude_input_in_output=False)
+REQUESTS = [
+    SamplingParams(max_tokens=24),
+    SamplingParams(max_tokens=24, temperature=1.0, seed=2**64 - 1),
+    SamplingParams(max_tokens=40, temperature=1.3, seed=9223372036854775809, stop_words=["e", "the "]),
+    SamplingParams(max_tokens=9, temperature=0.7, top_p=0.9, seed=5, bad_words=[" the"], exclude_input_in_output=False),
 ]
+LONG = SamplingParams(max_tokens=400, min_tokens=400, temperature=1.0, seed=1)
 
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
@@ -39,106 +38,8 @@ def address(triton: LocalTriton, protocol: Protocol) -> str:
     return triton.http_url if protocol == "http" else triton.grpc_url
 
 
-def check(completion: Completion, *, max_tokens: int) -> None:
-    assert completion.finish_reason in ("stop", "length")
-    assert completion.num_input_tokens >= 1
-    assert 1 <= completion.num_output_tokens <= max_tokens
-    assert re.fullmatch("[0-9a-f]{32}", completion.request_id)
-
-
-@both_protocols
-def test_a_prompt_gets_text_counts_and_a_reason(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol) as client:
-        completion = client.generate(PROMPTS[0], max_tokens=12)
-    check(completion, max_tokens=12)
-    assert completion.text
-
-
-@both_protocols
-def test_completions_of_a_list_come_back_in_its_order(triton: LocalTriton, protocol: Protocol) -> None:
-    prompts = [f"{prompt} {number}" for number in range(3) for prompt in PROMPTS]
-    with LlamaClient(address(triton, protocol), protocol, concurrency=5) as client:
-        completions = client.generate(prompts, max_tokens=4, exclude_input_in_output=False)
-    assert len({completion.request_id for completion in completions}) == len(prompts)
-    for prompt, completion in zip(prompts, completions, strict=True):
-        assert completion.text.startswith(prompt)
-
-
-@both_protocols
-def test_the_reported_seed_makes_the_same_text_again(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol) as client:
-        params = SamplingParams(max_tokens=12, temperature=1.0)
-        first = client.generate(PROMPTS[0], params)
-        again = client.generate(PROMPTS[0], params, seed=first.seed)
-    assert again.text == first.text
-    assert again.request_id != first.request_id
-
-
-@both_protocols
-def test_inputs_that_are_left_out_are_the_checkpoints(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol) as client:
-        completion = client.generate(PROMPTS[0], SamplingParams.from_checkpoint(), max_tokens=4)
-    check(completion, max_tokens=4)
-
-
-@both_protocols
-def test_eight_threads_may_share_a_client(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol) as client, ThreadPoolExecutor(8) as threads:
-
-        def several(prompt: str) -> list[Completion]:
-            one_by_one = [client.generate(prompt, max_tokens=4, exclude_input_in_output=False) for _ in range(2)]
-            return one_by_one + client.generate([prompt, prompt], max_tokens=4, exclude_input_in_output=False)
-
-        for prompt, completions in zip(PROMPTS, threads.map(several, PROMPTS), strict=True):
-            assert [completion.text.startswith(prompt) for completion in completions] == [True] * 4
-
-
-@both_protocols
-def test_the_servers_refusal_names_the_input(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol) as client:
-        with pytest.raises(RejectedInputError, match="temperature"):
-            client.generate(PROMPTS[0], temperature=7.0)
-        with pytest.raises(RejectedInputError, match="text_input"):
-            client.generate("")
-        assert client.generate(PROMPTS[0], max_tokens=1).num_output_tokens == 1
-
-
-@both_protocols
-def test_a_refused_prompt_leaves_the_rest_of_its_list_alone(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol) as client:
-        outcomes = client.generate([PROMPTS[0], "", PROMPTS[1]], max_tokens=2, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [Completion, RejectedInputError, Completion]
-        with pytest.raises(RejectedInputError) as error:
-            client.generate([PROMPTS[0], "", PROMPTS[1]], max_tokens=2)
-    assert error.value.prompt_index == 1
-
-
-@both_protocols
-def test_a_request_that_takes_too_long_is_given_up_and_the_client_goes_on(
-    triton: LocalTriton, protocol: Protocol
-) -> None:
-    with LlamaClient(address(triton, protocol), protocol) as client:
-        with pytest.raises(LlamaTimeoutError):
-            client.generate(PROMPTS[0], max_tokens=32, timeout=0.001)
-        check(client.generate(PROMPTS[0], max_tokens=2), max_tokens=2)
-
-
-@both_protocols
-def test_a_model_that_is_not_there_is_named(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol, model="no-such-model") as client:
-        with pytest.raises(ModelNotFoundError, match="no-such-model"):
-            client.generate(PROMPTS[0])
-        status = client.status()
-    assert status.live
-    assert not status.model_ready
-    assert status.config is None
-
-
 def check_status(status: ServerStatus) -> None:
-    assert status.live
-    assert status.ready
-    assert status.model_ready
-    assert status.server == "triton"
+    assert (status.live, status.ready, status.model_ready, status.server) == (True, True, True, "triton")
     assert status.server_version
     assert status.config is not None
     assert status.config.backend == "python"
@@ -148,33 +49,94 @@ def check_status(status: ServerStatus) -> None:
     assert status.config.parameters["quantization"] == "int8"
 
 
+def check_list(prompts: list[str], completions: list[Completion]) -> None:
+    assert len({completion.request_id for completion in completions}) == len(prompts)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert completion.text.startswith(prompt)
+        assert completion.finish_reason in ("stop", "length")
+        assert completion.num_input_tokens >= 1
+        assert 1 <= completion.num_output_tokens <= 4
+        assert re.fullmatch("[0-9a-f]{32}", completion.request_id)
+
+
+def same(streamed: Completion, whole: Completion) -> bool:
+    return streamed == Completion(**{**vars(whole), "request_id": streamed.request_id, "seed": streamed.seed})
+
+
 @both_protocols
-def test_status_tells_the_live_configuration(triton: LocalTriton, protocol: Protocol) -> None:
+def test_completions_of_a_list_come_back_in_its_order(either: LocalTriton, protocol: Protocol) -> None:
+    prompts = [f"{prompt} {number}" for number in range(3) for prompt in PROMPTS]
+    with LlamaClient(address(either, protocol), protocol, concurrency=5) as client:
+        check_list(prompts, client.generate(prompts, WITH_PROMPT))
+
+
+@both_protocols
+def test_the_reported_seed_makes_the_same_text_again(triton: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(triton, protocol), protocol) as client:
+        first = client.generate(PROMPTS[0], max_tokens=12, temperature=1.0)
+        again = client.generate(PROMPTS[0], max_tokens=12, temperature=1.0, seed=first.seed)
+    assert again.text == first.text
+    assert again.request_id != first.request_id
+
+
+@both_protocols
+def test_inputs_that_are_left_out_are_the_checkpoints(triton: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(triton, protocol), protocol) as client:
+        assert client.generate(PROMPTS[0], SamplingParams.from_checkpoint(), max_tokens=4).num_output_tokens <= 4
+
+
+@both_protocols
+def test_eight_threads_may_share_a_client(triton: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(triton, protocol), protocol) as client, ThreadPoolExecutor(8) as threads:
+
+        def several(prompt: str) -> list[Completion]:
+            return client.generate([prompt] * 3, WITH_PROMPT)
+
+        for prompt, completions in zip(PROMPTS, threads.map(several, PROMPTS), strict=True):
+            check_list([prompt] * 3, completions)
+
+
+@both_protocols
+def test_a_refusal_or_a_timeout_harms_no_other_request(either: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(either, protocol), protocol) as client:
+        with pytest.raises(RejectedInputError, match="temperature"):
+            client.generate(PROMPTS[0], temperature=7.0)
+        outcomes = client.generate([PROMPTS[0], "", PROMPTS[1]], max_tokens=2, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [Completion, RejectedInputError, Completion]
+        with pytest.raises(RejectedInputError, match="text_input") as error:
+            client.generate([PROMPTS[0], "", PROMPTS[1]], max_tokens=2)
+        assert error.value.prompt_index == 1
+        with pytest.raises(LlamaTimeoutError):
+            client.generate(PROMPTS[0], max_tokens=32, timeout=0.001)
+        assert client.generate(PROMPTS[0], max_tokens=2).num_output_tokens == 2
+
+
+@both_protocols
+def test_status_tells_the_live_configuration_and_a_model_that_is_not_there_is_named(
+    triton: LocalTriton, protocol: Protocol
+) -> None:
     with LlamaClient(address(triton, protocol), protocol) as client:
         check_status(client.status())
+    with LlamaClient(address(triton, protocol), protocol, model="no-such-model") as client:
+        with pytest.raises(ModelNotFoundError, match="no-such-model"):
+            client.generate(PROMPTS[0])
+        with pytest.raises(ModelNotFoundError, match="no-such-model"):
+            next(client.stream(PROMPTS[0]))
+        status = client.status()
+    assert (status.live, status.model_ready, status.config) == (True, False, None)
 
 
 @both_protocols
-async def test_the_async_twin_does_the_same(triton: LocalTriton, protocol: Protocol) -> None:
+async def test_the_async_twin_does_the_same_and_goes_on_after_a_cancelled_task(
+    triton: LocalTriton, protocol: Protocol
+) -> None:
     async with AsyncLlamaClient(address(triton, protocol), protocol, concurrency=5) as client:
         check_status(await client.status())
-        check(await client.generate(PROMPTS[0], max_tokens=4), max_tokens=4)
-        completions = await client.generate(PROMPTS, max_tokens=4, exclude_input_in_output=False)
-        for prompt, completion in zip(PROMPTS, completions, strict=True):
-            assert completion.text.startswith(prompt)
+        check_list(PROMPTS, await client.generate(PROMPTS, WITH_PROMPT))
         outcomes = await client.generate([PROMPTS[0], ""], max_tokens=2, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [Completion, RejectedInputError]
-        with pytest.raises(RejectedInputError, match="temperature"):
-            await client.generate(PROMPTS[0], temperature=7.0)
         with pytest.raises(LlamaTimeoutError):
             await client.generate(PROMPTS[0], max_tokens=32, timeout=0.001)
-        many = await asyncio.gather(*(client.generate(prompt, max_tokens=2) for prompt in PROMPTS))
-        assert len({completion.request_id for completion in many}) == len(PROMPTS)
-
-
-@both_protocols
-async def test_a_cancelled_task_leaves_the_client_usable(triton: LocalTriton, protocol: Protocol) -> None:
-    async with AsyncLlamaClient(address(triton, protocol), protocol) as client:
         task = asyncio.create_task(client.generate(PROMPTS, max_tokens=64))
         for _ in range(3):
             # Let it get as far as the socket; no answer is that quick.
@@ -182,18 +144,76 @@ async def test_a_cancelled_task_leaves_the_client_usable(triton: LocalTriton, pr
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        check(await client.generate(PROMPTS[0], max_tokens=2), max_tokens=2)
+        check_list(PROMPTS, await asyncio.gather(*(client.generate(prompt, WITH_PROMPT) for prompt in PROMPTS)))
 
 
-def test_both_twins_have_the_same_names() -> None:
-    def public(kind: type[object]) -> set[str]:
-        return {name for name in vars(kind) if not name.startswith("_")}
+@both_protocols
+def test_pieces_joined_in_eight_threads_are_what_generate_gives(streaming: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(streaming, protocol), protocol) as client, ThreadPoolExecutor(8) as threads:
 
-    assert public(LlamaClient) == public(AsyncLlamaClient)
-    pairs: list[tuple[Callable[..., object], Callable[..., object]]] = [
-        (LlamaClient.__init__, AsyncLlamaClient.__init__),
-        (LlamaClient.generate, AsyncLlamaClient.generate),
-        (LlamaClient.status, AsyncLlamaClient.status),
-    ]
-    for sync, twin in pairs:
-        assert sync.__annotations__ == twin.__annotations__
+        def check(prompt: str, params: SamplingParams) -> None:
+            with client.stream(prompt, params) as stream:
+                pieces = list(stream)
+            assert stream.text == "".join(piece.text for piece in pieces)
+            assert [bool(piece.finish_reason) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+            assert same(stream.completion, client.generate(prompt, params))
+
+        list(threads.map(check, PROMPTS, REQUESTS * 2))
+
+
+@both_protocols
+async def test_pieces_joined_in_eight_tasks_are_what_generate_gives(streaming: LocalTriton, protocol: Protocol) -> None:
+    async with AsyncLlamaClient(address(streaming, protocol), protocol) as client:
+
+        async def check(prompt: str, params: SamplingParams) -> None:
+            async with client.stream(prompt, params) as stream:
+                texts = [piece.text async for piece in stream]
+            assert stream.text == "".join(texts)
+            assert same(stream.completion, await client.generate(prompt, params))
+
+        await asyncio.gather(*map(check, PROMPTS, REQUESTS * 2))
+
+
+@both_protocols
+def test_a_seed_of_64_bits_arrives_as_it_is(streaming: LocalTriton, protocol: Protocol) -> None:
+    with LlamaClient(address(streaming, protocol), protocol) as client:
+        seeds = (2**64 - 1, 2**64 - 2, 2**53, 2**53 + 1)
+        texts = {client.generate("A list", max_tokens=16, temperature=1.0, seed=seed).text for seed in seeds}
+    assert len(texts) == 4
+
+
+@both_protocols
+def test_streams_that_are_left_or_out_of_time_give_their_slots_back(
+    slow_streaming: LocalTriton, protocol: Protocol
+) -> None:
+    metrics = Metrics(slow_streaming)
+    with LlamaClient(address(slow_streaming, protocol), protocol) as client:
+        # More than there are slots.
+        for _ in range(40):
+            with client.stream("def", LONG) as stream:
+                next(stream)
+        with client.stream("def", LONG, timeout=0.2) as stream, pytest.raises(LlamaTimeoutError, match=r"0\.2 s"):
+            list(stream)
+        metrics.wait_for(41, "llama_requests_total", finish_reason="cancelled")
+        metrics.wait(Metrics.idle, "no slot is in use")
+        assert client.generate("def", max_tokens=2).num_output_tokens == 2
+
+
+@both_protocols
+async def test_async_streams_that_are_left_give_their_slots_back(streaming: LocalTriton, protocol: Protocol) -> None:
+    metrics = Metrics(streaming)
+    async with AsyncLlamaClient(address(streaming, protocol), protocol) as client:
+        async with client.stream("def", LONG) as left:
+            await anext(left)
+        async for _ in client.stream("def", LONG):
+            break
+    await asyncio.to_thread(metrics.wait_for, 2, "llama_requests_total", finish_reason="cancelled")
+
+
+@both_protocols
+def test_a_server_of_the_default_config_refuses_to_stream(triton: LocalTriton, protocol: Protocol) -> None:
+    with (
+        LlamaClient(address(triton, protocol), protocol) as client,
+        pytest.raises(RejectedInputError, match="stream is true"),
+    ):
+        next(client.stream("def"))

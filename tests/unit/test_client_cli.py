@@ -8,10 +8,20 @@ from pathlib import Path
 
 import click
 import pytest
-from triton_llama import Completion, RejectedInputError, SamplingParams, ServerError
+from triton_llama import (
+    Completion,
+    LlamaConnectionError,
+    LlamaTimeoutError,
+    ModelNotFoundError,
+    OverloadedError,
+    RejectedInputError,
+    SamplingParams,
+    ServerError,
+    TritonLlamaError,
+)
 from triton_llama.cli import main
 from triton_llama.cli.chat import Conversation
-from triton_llama.cli.output import on_one_line, outcome_as_json
+from triton_llama.cli.output import exit_code, on_one_line, outcome_as_json
 from triton_llama.cli.prompts import Job, read_jobs
 from triton_llama.tokenizer import Message
 
@@ -85,6 +95,21 @@ def test_a_malformed_line_is_refused_by_its_number(tmp_path: Path, line: bytes, 
     file.write_bytes(b'{"prompt": "a"}\n' + line)
     with pytest.raises(click.UsageError, match=message):
         read_jobs(str(file), DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (LlamaConnectionError, 3),
+        (LlamaTimeoutError, 4),
+        (RejectedInputError, 5),
+        (OverloadedError, 6),
+        (ServerError, 7),
+        (ModelNotFoundError, 7),
+    ],
+)
+def test_each_kind_of_failure_has_its_exit_code(kind: type[TritonLlamaError], code: int) -> None:
+    assert exit_code(kind("broken")) == code
 
 
 def test_a_completion_is_one_line_in_plain_output() -> None:

@@ -101,17 +101,7 @@ def completion(text: str) -> Completion:
     return Completion(text, "stop", 1, 1, "id", 0)
 
 
-def test_outcomes_are_in_the_order_of_the_prompts() -> None:
-    many = ManyRequests(["a", "b", "c"], SamplingParams(), keep_errors=False)
-    taken = [many.take() for _ in range(3)]
-    for one in reversed(taken):
-        assert one is not None
-        many.record(one[0], completion(str(one[0])))
-    assert [getattr(outcome, "text", None) for outcome in many.outcomes()] == ["0", "1", "2"]
-    assert many.take() is None
-
-
-def test_a_failure_stops_the_sending_and_the_first_error_in_order_is_raised() -> None:
+def test_outcomes_are_in_the_order_of_the_prompts_and_a_failure_stops_the_sending() -> None:
     many = ManyRequests(["a", "b", "c", "d"], SamplingParams(), keep_errors=False)
     many.take(), many.take(), many.take()
     many.record(2, ServerError("third"))

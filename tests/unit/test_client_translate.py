@@ -15,7 +15,7 @@ from triton_llama import (
     TritonLlamaError,
 )
 from triton_llama.endpoint import Endpoint
-from triton_llama.translate import from_grpc_status, from_http_response, from_stream_error
+from triton_llama.translate import DecoupledModelError, from_grpc_status, from_http_response, from_stream_error
 
 MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
 ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
@@ -27,13 +27,12 @@ UNLOADED = "Request for unknown model: 'x' has no available versions"
     [
         (400, b'{"error":"top_p is 2, must lie in (0, 1]"}', RejectedInputError, "top_p is 2, must lie in (0, 1]"),
         (503, b'{"error":"Exceeds maximum queue size"}', OverloadedError, "Exceeds maximum queue size"),
-        (503, b'{"error":"Request timeout expired"}', OverloadedError, "Request timeout expired"),
         (500, b'{"error":"internal\\nerror"}', ServerError, "internal error"),
         (404, b'{"error":"Request for unknown model: \'x\' is not found"}', ModelNotFoundError, "unknown model: 'x'"),
         (404, f'{{"error":"{UNLOADED}"}}'.encode(), OverloadedError, "stopping"),
-        (503, f'{{"error":"{UNLOADED}"}}'.encode(), OverloadedError, "stopping"),
         (503, b'{"error":"Request for unknown model: \'x\' version 1 is not at ready state"}', OverloadedError, "'x'"),
-        (503, b'{"error":"Server is stopping, scheduler for model has stopped"}', OverloadedError, "stopping"),
+        (501, b'{"error":"doesn\'t support models with decoupled policy"}', DecoupledModelError, "decoupled"),
+        (501, b'{"error":"not implemented"}', ServerError, "not implemented"),
         (404, b"<html>\n<h1>Not Found</h1></html>", ServerError, "HTTP status 404: <html> <h1>Not Found</h1></html>"),
         (502, b"", ServerError, "HTTP status 502 without a message"),
         (504, b"gateway timeout", LlamaTimeoutError, "HTTP status 504: gateway timeout"),
@@ -54,12 +53,12 @@ def test_an_http_status_becomes_its_exception(
     [
         ("INVALID_ARGUMENT", "text_input must not be empty", RejectedInputError),
         ("UNAVAILABLE", "Exceeds maximum queue size", OverloadedError),
-        ("UNAVAILABLE", "Request timeout expired", OverloadedError),
         ("UNAVAILABLE", UNLOADED, OverloadedError),
         ("NOT_FOUND", UNLOADED, OverloadedError),
         ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotFoundError),
         ("INTERNAL", "Stub process 'llama_0_0' is not healthy.", ServerError),
         ("UNIMPLEMENTED", "", ServerError),
+        ("UNIMPLEMENTED", "doesn't support models with decoupled transaction policy", DecoupledModelError),
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", LlamaTimeoutError),
         (
             "UNAVAILABLE",

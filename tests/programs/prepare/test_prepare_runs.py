@@ -99,9 +99,7 @@ def test_concurrent_runs_prepare_once(original: Path, tmp_path: Path, capsys: py
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(_prepare, [original] * 2, [out] * 2)
     assert first == second == Manifest.read(out)
-    printed = capsys.readouterr().out
-    assert printed.count("verifying: loading it again: done") == 1
-    assert printed.count("nothing to do: ") == 1
+    assert capsys.readouterr().out.count("verifying: loading it again: done") == 1
 
 
 def test_a_failed_write_leaves_nothing_under_the_final_name(original: Path, tmp_path: Path) -> None:

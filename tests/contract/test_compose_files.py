@@ -13,8 +13,7 @@ from contract.code_blocks import ROOT, blocks
 from contract.monitoring_files import DASHBOARD, MONITORING
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, Integer
 from triton_llama_openai import settings as endpoint_settings
-from triton_supervisor.command import server_environment
-from triton_supervisor.settings import FLUSH_S, STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings
+from triton_supervisor.settings import FLUSH_S, STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings, with_model_defaults
 
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 COMPOSE, GPU, PROXY = (
@@ -82,7 +81,7 @@ def test_docker_waits_until_a_server_has_drained() -> None:
     assert _seconds(SERVER["stop_grace_period"]) == default.notice + default.grace + STOP_MARGIN_S
     assert _seconds(PROXIED["server"]["stop_grace_period"]) == notice + default.grace + STOP_MARGIN_S
     assert UNLOAD_S + FLUSH_S <= STOP_MARGIN_S - 5
-    assert server_environment({}, default.grace)["LLAMA_DRAIN_SECONDS"] == str(default.grace)
+    assert with_model_defaults({}, grace=default.grace, stuck=None)["LLAMA_DRAIN_SECONDS"] == str(default.grace)
     # Supervisor and model have the same longest grace period.
     bound = BOUNDS["drain_seconds"]
     assert isinstance(bound, Integer)

@@ -28,7 +28,7 @@ from triton_supervisor.restarts import Restarts
 from triton_supervisor.settings import RESTARTS_VARIABLE, RefusedError, Settings
 from triton_supervisor.shared_memory import container_prefix, remove_shared_memory
 from triton_supervisor.state import StateFile, announcement_file
-from triton_supervisor.supervision import supervise
+from triton_supervisor.supervision import Supervised, Supervision
 
 REFUSED = 2
 _NAME = "triton_supervisor"
@@ -83,23 +83,13 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     ready_port = None if settings.ready_port is None else ReadyPort(settings.ready_port, state)
     set_stack_limit()
 
+    supervised = Supervised(
+        plan.http, plan.metrics, key, prefix, settings.grace, settings.notice, settings.stuck or None, plan.models
+    )
+
     def begin(restarts: int) -> Life:
-        environment = {**plan.environment, RESTARTS_VARIABLE: str(restarts)}
-        server = start_server(plan.arguments, _NAME, environment)
-        course = supervise(
-            server,
-            plan.http,
-            plan.metrics,
-            key,
-            prefix,
-            state,
-            _say,
-            grace=settings.grace,
-            notice=settings.notice,
-            stuck=settings.stuck or None,
-            models=plan.models,
-        )
-        return Life(server, course)
+        server = start_server(plan.arguments, _NAME, {**plan.environment, RESTARTS_VARIABLE: str(restarts)})
+        return Life(server, Supervision(server, supervised, state, _say))
 
     def clean_up() -> None:
         kill_children()

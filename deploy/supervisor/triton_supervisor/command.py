@@ -18,7 +18,6 @@ from triton_supervisor.hardening import body_limit_arguments
 from triton_supervisor.repository_api import MODEL, control_arguments, served_models
 from triton_supervisor.settings import (
     DEFAULT_CONFIG,
-    DEFAULT_STUCK_S,
     RefusedError,
     Settings,
     whole_number,
@@ -70,7 +69,7 @@ def plan_container(
     _check(extra)
     config = _config(environment, repository)
     models = served_models(repository, config)
-    own = server_environment(environment, settings.grace, settings.stuck)
+    own = with_model_defaults(environment, grace=settings.grace, stuck=settings.stuck)
     own |= {**counts_environment(shm_prefix), **cancellations_environment(shm_prefix)}
     arguments = (
         TRITONSERVER,
@@ -87,11 +86,6 @@ def plan_container(
         *extra,
     )
     return Container(arguments, own, models, *_addresses(extra))
-
-
-def server_environment(environment: Mapping[str, str], grace: int, stuck: int = DEFAULT_STUCK_S) -> dict[str, str]:
-    """Return the environment for tritonserver and the model. grace, stuck: seconds, as in Settings."""
-    return with_model_defaults(environment, grace=grace, stuck=stuck)
 
 
 def last_value(arguments: Sequence[str], option: str) -> str | None:

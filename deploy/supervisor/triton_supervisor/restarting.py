@@ -62,8 +62,6 @@ class Restarting:
         self._code: int | None = None
         self._next: _Next | None = None
         self._starts = StartWatch()
-        # Why the start of the moment counts as hung.
-        self._hung: str | None = None
         self._life: Life | None = begin(0)
 
     def end(self) -> None:
@@ -94,7 +92,8 @@ class Restarting:
             self._begin_again()
         elif (server_code := self._life.server.exit_code()) is None:
             self._life.course.advance()
-            self._watch_start(self._life)
+            if self._starts.hangs(self._state.condition.state == "starting"):
+                self._life.server.kill()
         else:
             life, self._life = self._life, None
             self._ended(life.course.outcome(server_code))
@@ -107,21 +106,15 @@ class Restarting:
         if time.monotonic() >= self._next.at:
             self._state.enter("starting", self._next.reason)
             self._starts.begin()
-            self._hung = None
             try:
                 self._life = self._begin(self._restarts.total)
             except (OSError, RuntimeError) as error:  # no memory, no process or no thread left
                 self._ended(Outcome(_NOT_STARTED, f"tritonserver can't be started: {error}"))
                 self._clean_up()
 
-    def _watch_start(self, life: Life) -> None:
-        self._hung = self._hung or self._starts.hangs(self._state.condition.state == "starting")
-        if self._hung:
-            life.server.kill()
-
     def _ended(self, outcome: Outcome) -> None:
-        if self._hung and outcome.death is not None:
-            outcome = replace(outcome, death=self._hung)
+        if self._starts.hung and outcome.death is not None:
+            outcome = replace(outcome, death=self._starts.hung)
         self._has_served = self._has_served or outcome.served
         restart = self._restart_after(outcome)
         if restart is None:

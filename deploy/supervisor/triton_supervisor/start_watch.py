@@ -14,7 +14,10 @@ _SLOWER = 5
 
 
 class StartWatch:
-    """Watches one start after the other, each from the moment it is made or `begin` is called."""
+    """Watches one start after the other, each from the moment it is made or `begin` is called.
+
+    hung: in one line, why the start of the moment counts as hung; None while it doesn't.
+    """
 
     def __init__(self) -> None:
         self._slowest: float | None = None
@@ -24,16 +27,17 @@ class StartWatch:
         """Watch another start."""
         self._since = time.monotonic()
         self._over = False
+        self.hung: str | None = None
 
-    def hangs(self, starting: bool) -> str | None:
-        """Return once, in one line, that the start takes too long; call it often. starting: it isn't ready yet."""
+    def hangs(self, starting: bool) -> bool:
+        """Return whether the start takes too long; call it often. starting: it isn't ready yet."""
         if self._over:
-            return None
+            return self.hung is not None
         took = time.monotonic() - self._since
         if not starting:
             self._over = True
             self._slowest = max(took, self._slowest or 0.0)
         elif self._slowest is not None and took > (bound := max(_LEAST_S, _SLOWER * self._slowest)):
             self._over = True
-            return f"tritonserver isn't ready {bound:.0f} s after its start"
-        return None
+            self.hung = f"tritonserver isn't ready {bound:.0f} s after its start"
+        return self.hung is not None

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from triton_llama.health import Address
 
@@ -20,7 +21,7 @@ from triton_supervisor.answers import Answers
 from triton_supervisor.life import Outcome, Unwatched, describe_end, is_crash
 from triton_supervisor.liveness import Liveness, Pace, Watch, live_probe
 from triton_supervisor.process import ServerProcess
-from triton_supervisor.repository_api import MODEL, ApiError, NotListeningError, RepositoryApi
+from triton_supervisor.repository_api import ApiError, NotListeningError, RepositoryApi
 from triton_supervisor.settings import CUT_OFF, DEAD, DRAINED, FLUSH_S, UNLOAD_S
 from triton_supervisor.sockets import flush, taken_bytes
 from triton_supervisor.state import StateFile
@@ -35,34 +36,46 @@ _UNLOADS_WITHOUT_PROCESS_S = 3.0
 """Triton notices sooner that the process of a model that it unloads has ended."""
 
 
-class Supervision:
-    """A LifeCourse. grace: seconds for accepted requests. notice: seconds of serving on before the drain.
+@dataclass(frozen=True)
+class Supervised:
+    """What is known of a server that was started with `control_arguments(key, models)`, and the times it is given.
 
-    http_ports: Triton's; on its others are gRPC's streams.
+    metrics: None when they are off. key: of its repository API. shm_prefix: as in `prefix_argument` and
+    `counts_environment`, which it was started with, too. grace: seconds for accepted requests. notice: seconds of
+    serving on before the drain. stuck: seconds, as in Settings; None disables the probes.
     """
 
+    http: Address
+    metrics: Address | None
+    key: str
+    shm_prefix: str
+    grace: float
+    notice: float
+    stuck: float | None
+    models: Sequence[str]
+
+
+class Supervision:
+    """A LifeCourse; it starts threads."""
+
     def __init__(
-        self,
-        server: ServerProcess,
-        api: RepositoryApi,
-        watch: Watch,
-        answers: Answers,
-        state: StateFile,
-        say: Callable[[str], None],
-        *,
-        grace: float,
-        notice: float,
-        http_ports: Collection[int],
+        self, server: ServerProcess, supervised: Supervised, state: StateFile, say: Callable[[str], None]
     ) -> None:
+        http, metrics = supervised.http, supervised.metrics
         self._server = server
-        self._api = api
-        self._watch = watch
-        self._answers = answers
+        self._api = RepositoryApi(http, supervised.key, supervised.models)
+        liveness = None
+        if supervised.stuck is not None:
+            pace = Pace.for_verdict_within(supervised.stuck)
+            liveness = Liveness(live_probe(http, metrics, pace), pace, say)
+        self._watch = Watch(server.pid, self._api.listens, liveness, say)
+        self._answers = Answers(supervised.shm_prefix, metrics)
         self._state = state
         self._say = say
-        self._grace = grace
-        self._notice = notice
-        self._http_ports = http_ports
+        self._grace = supervised.grace
+        self._notice = supervised.notice
+        # On Triton's other ports are gRPC's streams.
+        self._http_ports = {http.port} if metrics is None else {http.port, metrics.port}
         self._ending = False
         # By the connection's inode, when the drain began.
         self._taken_before: Mapping[int, int] = {}
@@ -241,33 +254,3 @@ class Supervision:
                 self._say(f"who still reads a gRPC stream is unknown, so none is waited for: {error}")
             self._untold = True
             return {}
-
-
-def supervise(
-    server: ServerProcess,
-    http: Address,
-    metrics: Address | None,
-    key: str,
-    shm_prefix: str,
-    state: StateFile,
-    say: Callable[[str], None],
-    *,
-    grace: float,
-    notice: float,
-    stuck: float | None,
-    models: Sequence[str] = (MODEL,),
-) -> Supervision:
-    """Return the course of a server that was started with `control_arguments(key, models)`; starts threads.
-
-    shm_prefix: as in `prefix_argument` and `counts_environment`, which the server was started with, too.
-    metrics: None when they are off. grace, notice, stuck: seconds, as in Settings; stuck None disables the probes.
-    """
-    api = RepositoryApi(http, key, models)
-    liveness = None
-    if stuck is not None:
-        pace = Pace.for_verdict_within(stuck)
-        liveness = Liveness(live_probe(http, metrics, pace), pace, say)
-    watch = Watch(server.pid, api.listens, liveness, say)
-    answers = Answers(shm_prefix, metrics)
-    http_ports = {http.port} if metrics is None else {http.port, metrics.port}
-    return Supervision(server, api, watch, answers, state, say, grace=grace, notice=notice, http_ports=http_ports)

@@ -50,8 +50,8 @@ READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 TESTS := $(BIN)/python scripts/run_tests.py
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
-.PHONY: help demo serve prepare test test-all test-unit test-contract test-frontend test-engine test-programs test-server test-kernels test-clients test-compose test-campaigns bench sweep bench-vllm tune quality soak stops hostile starts report bench-inflight bench-openai bench-gpu check house faults \
-  format lock sbom train clean $(COMPILED)
+# Every target with a help text.
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.* \#\# .*/\1/p' $(firstword $(MAKEFILE_LIST))) $(COMPILED)
 
 help: ## this list
 	@awk -F ' ## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

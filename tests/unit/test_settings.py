@@ -4,83 +4,64 @@ from dataclasses import fields
 
 import pytest
 from llama_engine.errors import InvalidSettings
-from llama_engine.settings import BOUNDS, Settings
+from llama_engine.settings import BOUNDS, Bound, Choice, Float, Integer, Settings
 
-MILLION = 1 << 20
-INTEGERS = {  # The bounds, both accepted.
-    "slots": (1, 1024),
-    "max_model_len": (2, MILLION),
-    "default_max_tokens": (1, MILLION),
-    "prefill_tokens": (1, MILLION),
-    "stream_interval": (1, 64),
-    "drain_seconds": (0, 3600),
-    "stuck_seconds": (0, 3600),
-    "int8_terms": (1, 2),
-}
-WORDS = {  # All that are accepted.
-    "quantization": ("int8", "nf4", "none", "checkpoint"),
-    "dtype": ("auto", "float32", "float16", "bfloat16"),
-    "device": ("auto", "cpu", "cuda"),
-    "kv_cache_dtype": ("auto", "float32", "bfloat16", "int8"),
-    "kernels": ("auto", "stock", "fused"),
-    "cuda_graphs": ("off", "on"),
-    "truncate_max_tokens": ("off", "on"),
-    "scheduling": ("inflight", "batch"),
-    "log_requests": ("none", "summary", "prompts"),
-    "log_format": ("text", "json"),
-}
-GOOD: dict[str, dict[str, object]] = {
-    "model": {"/a/path": "/a/path", "meta-llama/Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf"},
-    "revision": {"main": "main"},
-    "int8_threshold": {"0": 0.0, "1000": 1000.0, "6.0": 6.0, "6e0": 6.0},
-    "memory_fraction": {"0.05": 0.05, "1": 1.0, "1e-1": 0.1},
-    **{name: {str(bound): bound for bound in bounds} for name, bounds in INTEGERS.items()},
-    **{name: {word: word for word in words} for name, words in WORDS.items()},
-}
 MALFORMED = ("", " ", "nan", "inf", "-inf", "-1", "+5", "1_000", " 7", "7 ", "7\n", "0x10", "1e999", "٣", "ten", "1,5")
-BAD: dict[str, tuple[str, ...]] = {
-    "model": ("", "  "),
-    "revision": ("", "\t"),
-    "int8_threshold": ("-0.1", "1000.1", *MALFORMED),
-    "memory_fraction": ("0.049", "1.001", "0", *MALFORMED),
-    **{
-        name: (str(low - 1), str(high + 1), f"{high}.0", "1e3", "1.5", *MALFORMED)
-        for name, (low, high) in INTEGERS.items()
-    },
-    **{
-        name: ("", words[0].upper(), f" {words[0]}", ",".join(words[:2]), "1", "true", "default")
-        for name, words in WORDS.items()
-    },
-}
-BOUND = {
-    "slots": "a whole number from 1 to 1024",
-    "memory_fraction": "a number from 0.05 to 1",
-    "quantization": "one of int8, nf4, none, checkpoint",
-}
 
 
-def test_every_setting_has_a_bound_and_a_test_of_it() -> None:
-    names = {field.name for field in fields(Settings)}
-    assert names == set(BOUNDS) == set(GOOD) == set(BAD)
+def _good(bound: Bound) -> dict[str, object]:
+    """Return texts that a bound accepts, each with its value."""
+    match bound:
+        case Choice(words):
+            return {word: word for word in words}
+        case Integer(low, high):
+            return {str(low): low, str(high): high}
+        case Float(low, high):
+            return {f"{low}": low, f"{high:g}": high, f"{high}e0": high}
+    return {"meta-llama/Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf", " /a/path": "/a/path"}
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in GOOD.items() for text in texts])
-def test_a_value_within_its_bound_is_accepted_unchanged(name: str, text: str) -> None:
-    assert getattr(Settings.parse({name: text}, {}), name) == GOOD[name][text]
+def _bad(bound: Bound) -> tuple[str, ...]:
+    """Return texts that a bound refuses."""
+    match bound:
+        case Choice(words):
+            return ("", words[0].upper(), f" {words[0]}", ",".join(words[:2]), "1", "true")
+        case Integer(low, high):
+            return (str(low - 1), str(high + 1), f"{high}.0", "1e3", *MALFORMED)
+        case Float(low, high):
+            return (f"{low - 0.001:.3f}", f"{high + 0.001:.3f}", *MALFORMED)
+    return ("", " \t")
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
-def test_a_bad_value_is_refused_by_source_name_bound_and_value(name: str, text: str) -> None:
-    for source, given in (
-        (f"parameter {name!r} of the config", ({name: text}, {})),
-        (f"environment variable LLAMA_{name.upper()}", ({}, {f"LLAMA_{name.upper()}": text})),
+def test_every_setting_has_a_bound_and_the_bounds_are_these() -> None:
+    assert {field.name for field in fields(Settings)} == set(BOUNDS)
+    for name, message in (
+        ("slots", "a whole number from 1 to 1024"),
+        ("memory_fraction", "a number from 0.05 to 1"),
+        ("quantization", "one of int8, nf4, none, checkpoint"),
     ):
-        with pytest.raises(InvalidSettings) as refused:
-            Settings.parse(*given)
-        start, end = f"{source}: {name} must ", f", got {text!r}"
-        assert str(refused.value).startswith(f"{start}be {BOUND[name]}{end}" if name in BOUND else start)
-        assert str(refused.value).endswith(end)
-        assert "\n" not in str(refused.value)
+        with pytest.raises(InvalidSettings, match=f": {name} must be {message}, got 'x'$"):
+            Settings.parse({name: "x"}, {})
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_value_within_its_bound_is_accepted(name: str) -> None:
+    for text, value in _good(BOUNDS[name]).items():
+        assert getattr(Settings.parse({name: text}, {}), name) == value
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_bad_value_is_refused_in_a_line_by_source_name_and_value(name: str) -> None:
+    for text in _bad(BOUNDS[name]):
+        for source, given in (
+            (f"parameter {name!r} of the config", ({name: text}, {})),
+            (f"environment variable LLAMA_{name.upper()}", ({}, {f"LLAMA_{name.upper()}": text})),
+        ):
+            with pytest.raises(InvalidSettings) as refused:
+                Settings.parse(*given)
+            assert str(refused.value).startswith(f"{source}: {name} must ")
+            assert str(refused.value).endswith(f", got {text!r}")
+            assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

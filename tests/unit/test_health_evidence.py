@@ -56,9 +56,7 @@ def test_a_recent_step_is_evidence_and_spares_the_model_a_request(triton: FakeTr
     assert triton.asked == []
 
 
-@pytest.mark.parametrize("ever", [True, False])
-def test_an_idle_server_generates_one_token(triton: FakeTriton, ever: bool) -> None:
-    triton.instances["llama_0_0"].last_step *= ever
+def test_an_idle_server_generates_one_token(triton: FakeTriton) -> None:
     _assert_healthy(triton, "one token in ")
     (request,) = triton.asked
     assert (request["max_tokens"], request["min_tokens"]) == (1, 1)
@@ -219,8 +217,6 @@ def test_a_steps_age_is_taken_by_the_servers_own_clock(triton: FakeTriton) -> No
     triton.clock = time.time() + 3600
     triton.step(ago=-3600)
     _assert_healthy(triton, "a step ")
-    triton.step(ago=-3600 + 95)
-    _assert_healthy(triton, "one token in ")
 
 
 def test_every_instance_needs_a_recent_step(triton: FakeTriton) -> None:
@@ -245,14 +241,9 @@ def test_an_instance_that_hangs_is_unhealthy_though_another_one_answers(
         _assert_healthy(triton, "requests wait, but a step ")
 
 
-@pytest.mark.parametrize("fault", ["unknown host", "refused", "hangs up"])
-def test_an_unreachable_server_is_unhealthy_and_named(triton: FakeTriton, fault: str) -> None:
+def test_an_unreachable_server_is_unhealthy_and_named(triton: FakeTriton) -> None:
     with server(hang_up) as port:
-        address = {
-            "unknown host": Address("no-such-host.invalid", port),
-            "refused": Address(HOST, 65535),
-            "hangs up": Address(HOST, port),
-        }[fault]
-        verdict = healthy(address, triton.metrics, IN_TIME)
-    assert not verdict.ok
-    assert f"{address} can't be asked: " in verdict.reason
+        for address in (Address("no-such-host.invalid", port), Address(HOST, 65535), Address(HOST, port)):
+            verdict = healthy(address, triton.metrics, IN_TIME)
+            assert not verdict.ok
+            assert f"{address} can't be asked: " in verdict.reason

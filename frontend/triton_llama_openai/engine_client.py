@@ -137,7 +137,7 @@ def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages
     return message
 
 
-_COUNTED = {"INT32": (4, "i"), "INT64": (8, "q")}
+_INTEGERS = {"INT32": "<i", "INT64": "<q"}
 
 
 def read_deltas(response: messages.ModelInferResponse) -> list[Delta]:
@@ -184,29 +184,22 @@ def _delta(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> D
 
 def _decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
     """Return an output's values, whatever its shape: Triton's binary form says where each string ends."""
-    if datatype == "BYTES":
-        return _decode_strings(name, content)
-    if datatype not in _COUNTED:
-        # FP32 outputs exist beside the JSON that is read here.
-        return []
-    size, code = _COUNTED[datatype]
-    if len(content) % size:
-        raise ServerError(f"the server's output {name} is {len(content)} bytes of type {datatype}, can't be decoded")
-    return list(struct.unpack(f"<{len(content) // size}{code}", content))
-
-
-def _decode_strings(name: str, content: bytes) -> list[str]:
-    texts, start = [], 0
     try:
-        while start < len(content):
-            (size,) = struct.unpack_from("<I", content, start)
-            end = start + 4 + size
-            if end > len(content):
-                raise ServerError(f"the server's output {name} ends within a string")
-            texts.append(content[start + 4 : end].decode("utf-8"))
-            start = end
-    except struct.error as error:
-        raise ServerError(f"the server's output {name} ends within a length") from error
-    except UnicodeDecodeError as error:
-        raise ServerError(f"the server's output {name} is not UTF-8 at byte {error.start}") from error
+        if datatype == "BYTES":
+            return _strings(content)
+        if datatype in _INTEGERS:
+            return [value for (value,) in struct.iter_unpack(_INTEGERS[datatype], content)]
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ServerError(f"the server's output {name} of type {datatype} can't be decoded: {error}") from error
+    # FP32 outputs exist beside the JSON that is read here.
+    return []
+
+
+def _strings(content: bytes) -> list[str]:
+    texts, start = [], 0
+    while start < len(content):
+        (size,) = struct.unpack_from("<I", content, start)
+        (text,) = struct.unpack_from(f"{size}s", content, start + 4)
+        texts.append(text.decode())
+        start += 4 + size
     return texts

@@ -97,8 +97,6 @@ async def test_a_single_request_is_computed_after_the_delay(pretrained: Recordin
     [
         (b'{"prompt": "", "max_tokens": 3}', 422, "prompt"),
         (b'{"prompt": "a", "max_tokens": 0}', 422, "max_tokens"),
-        (b'{"prompt": "a"}', 422, "max_tokens"),
-        (b'{"prompt": 5, "max_tokens": 3}', 422, "prompt"),
         (b"nonsense", 422, "JSON"),
         (b'{"prompt": "a", "max_tokens": 4000}', 400, "must be at most 512"),
     ],

@@ -79,7 +79,7 @@ def test_a_run_of_other_requests_or_answers_is_no_measurement(
         read_profile(path, asked)
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"experiments": []}', '{"experiments": [{"requests": [{}]}]}'])
+@pytest.mark.parametrize("content", ["", "{}", '{"experiments": [{"requests": [{}]}]}'])
 def test_a_file_that_is_no_export_is_an_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "profile.json"
     path.write_text(content)

@@ -1,4 +1,7 @@
-"""What responses need of Triton's Python backend, which exists only inside Triton: tensors, responses and a sender."""
+"""What responses need of Triton's Python backend, which exists only inside Triton: tensors, responses and a sender.
+
+And the decoder of requests over these, which imports them.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ def text(*rows: str) -> NDArray[Any]:
 
 
 def install() -> None:
-    """Stand in for the module."""
+    """Stand in for the module; done below, before what imports it."""
     module = ModuleType("triton_python_backend_utils")
     module.__dict__.update(
         Tensor=Tensor,
@@ -138,9 +141,11 @@ def decoding(engine: Engine, stats: Stats, log_level: str) -> Iterator[requests.
     """A decoder of an engine's requests whose responses are sent at the latest at the end."""
     dispatcher, counts = ResponseDispatcher(), RequestCounts({}, "llama")
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
-    yield requests.RequestDecoder(
-        engine, parser, QueuePolicy(), True, True, RequestLog(log_level), stats, counts, dispatcher
-    )
-    assert dispatcher.close(SECONDS)
-    stats.close(SECONDS)
-    release_tensors()
+    try:
+        yield requests.RequestDecoder(
+            engine, parser, QueuePolicy(), True, True, RequestLog(log_level), stats, counts, dispatcher
+        )
+    finally:
+        assert dispatcher.close(SECONDS)
+        stats.close(SECONDS)
+        release_tensors()

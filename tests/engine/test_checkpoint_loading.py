@@ -108,6 +108,7 @@ def test_the_settings_override_threshold_dtype_and_length(folder: Path) -> None:
     outliers = load("int8", model=str(folder), int8_threshold="6").info
     # Activations are rounded to 8 bits at thresholds above 0 only.
     assert (outliers.threshold, outliers.rounds_activations) == (6.0, True)
+    assert "outlier threshold 6; " in outliers.describe()
     assert not load("int8", model=str(folder)).info.rounds_activations
     checkpoint = load("none", model=str(folder), dtype="bfloat16", max_model_len="99")
     assert (checkpoint.info.linears, checkpoint.info.dtype) == ({"bfloat16": 15}, torch.bfloat16)

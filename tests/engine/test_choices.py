@@ -108,6 +108,8 @@ def test_choices_among_other_requests_change_no_text(checkpoint: Checkpoint) -> 
     randomness = random.Random(11)
     engine = engine_of(checkpoint, 5, prefill_tokens="32")
     several = [_request(checkpoint, randomness.randint(2, 6), randomness.choice((3, 20, 50))) for _ in range(4)]
+    # Their choices share what masks their tokens.
+    several = [replace(request, bad_words=(b"e", b"re"), logit_bias=((300, 4.0),)) for request in several]
     sequences = [engine.sequence(request) for request in requests_of(checkpoint, 8)]
     for request in several:
         place = randomness.randrange(len(sequences))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from engine.forward_passes import ForwardPass, watching
@@ -88,6 +89,18 @@ def test_an_engine_is_broken_by_consecutive_steps_that_produced_only_failures(
     for step in steps:
         health.record_step(step)
     assert (health.failing, health.problem()) == (bool(problem), problem)
+
+
+def test_requests_whose_own_masks_leave_no_token_do_not_make_an_engine_broken(fp32: Checkpoint) -> None:
+    word = fp32.tokenizer.vocabulary.token_bytes[50]
+    request = replace(REQUEST, allowed_token_ids=(50,), bad_words=(word,), ignore_eos=True)
+    with running(fp32, 2) as scheduled:
+        scheduled.pace.run_free()
+        for _ in range(MAX_FAILED_STEPS):
+            (sequence,) = scheduled.add(request)
+            scheduled.scheduler.wait_until_finished([sequence])
+            assert isinstance(sequence.result, InvalidRequest)
+        assert not scheduled.scheduler.failing
 
 
 @pytest.mark.parametrize(("bound", "problem"), [(60, "a step has been running for more than 60 s"), (0, "")])

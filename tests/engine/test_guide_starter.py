@@ -133,13 +133,19 @@ def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: Checkpoint) -> N
 
 
 def test_the_time_of_a_sequence_ends_while_nothing_but_its_guide_is_waited_for(fp32: Checkpoint) -> None:
-    with running(fp32, 2) as scheduled, held(scheduled):
+    with running(fp32, 2) as scheduled, held(scheduled) as go:
         (patient,) = scheduled.add(guided("ab"))
         (late,) = scheduled.add(guided("cd"), deadline=time.monotonic() + 0.2)
         scheduled.scheduler.wait_until_finished([late])
         assert isinstance(late.result, Unavailable)
         assert "time was up" in str(late.result)
         assert patient.result is None
+        # Its guide isn't begun any more: those of the two others are enough.
+        (after,) = scheduled.add(guided("ef"))
+        go.release(2)
+        scheduled.pace.run_free()
+        scheduled.scheduler.wait_until_finished([patient, after])
+    assert texts_of([patient, after]) == ["ab", "ef"]
 
 
 def test_a_shutdown_answers_sequences_that_wait_for_their_guides(fp32: Checkpoint) -> None:
@@ -256,6 +262,9 @@ def test_a_refused_guide_and_one_that_cannot_start_fail_alone(
 
         monkeypatch.setattr(scheduled.engine._builder.guides, "start", fail)
         refused, failed, *others = scheduled.finish(scheduled.add(guided("("), guided("cd"), *plain))
+        # The next time it is refused before it waits.
+        with pytest.raises(InvalidRequest, match="guided_decoding_guide is refused: "):
+            scheduled.engine.sequence(guided("("))
     assert isinstance(refused, InvalidRequest)
     assert str(refused).startswith("guided_decoding_guide is refused: ")
     assert isinstance(failed, GenerationError)

@@ -166,7 +166,7 @@ ZEROS = " ".join(
     ],
     ids=["empty", "10 bytes", "2000 bytes", "cut", "zeros", "no functions"],
 )  # fmt: skip
-def test_an_object_that_is_truncated_computes_zeros_or_lacks_the_functions_falls_back_to_the_next_with_one_line(
+def test_a_damaged_or_wrong_object_falls_back_to_the_next_with_one_line(
     built: Path, damage: Callable[[Path], object], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(object_path(RUNNABLE[0], built))

@@ -138,8 +138,7 @@ def _request(**values: object) -> GenerationRequest:
         ({}, False),
         # The sampler masks the end tokens of all rows at once.
         ({"min_tokens": 3}, False),
-        ({"stop_token_ids": (5,)}, False),
-        ({"ignore_eos": True}, False),
+        ({"stop_token_ids": (5,), "ignore_eos": True}, False),
         ({"min_tokens": 3, "stop_token_ids": (5,)}, True),
         ({"min_tokens": 3, "ignore_eos": True}, True),
         ({"logit_bias": ((1, 2.0),)}, True),

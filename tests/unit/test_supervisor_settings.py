@@ -154,12 +154,3 @@ def test_addresses_come_from_the_options(repository: Path) -> None:
     plan = _plan(repository, "--http-address=0.0.0.0", "--metrics-address=127.0.0.7")
     assert (plan.http, plan.metrics) == (Address("127.0.0.1", 8000), Address("127.0.0.7", 8002))
     assert _plan(repository, "--allow-metrics=0").metrics is None
-
-
-def test_unloading_needs_the_key(repository: Path) -> None:
-    arguments = _plan(repository, "--log-verbose=1").arguments
-    assert arguments[-1] == "--log-verbose=1"
-    assert {"--model-control-mode=explicit", "--load-model=llama"} < set(arguments)
-    restricted = [argument for argument in arguments if "-restricted-" in argument]
-    assert len(restricted) == 2
-    assert all(argument.endswith(f"={KEY}") for argument in restricted)

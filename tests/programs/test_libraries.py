@@ -37,7 +37,8 @@ def test_the_libraries_print_nothing_and_leave_torch_as_it_is_and_only_nf4_needs
     int8 = none = [str(False)] * 4
     nf4 = [str(True)] * 4
     assert [line.split() for line in done.stdout.splitlines()] == [["True", "torch", "False"], int8, none, nf4]
-    assert done.stderr == ""
+    # As it is on a machine without a C++ compiler.
+    assert [line for line in done.stderr.splitlines() if "the CPU kernels aren't built" not in line] == []
 
 
 @pytest.mark.parametrize(

@@ -126,14 +126,18 @@ def main(
     try:
         endpoint = None
         if openai_port is not None:
-            ports: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
-            with HeldPorts(resolve_host(host), {**ports, "openai": openai_port}):  # no two are the same
-                pass
+            _check_ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port})
             endpoint = OpenAIEndpoint(host, openai_port, server.exit_timeout, model)
         sys.exit(_serve(server, endpoint, host, file))
     except LauncherError as error:
         click.echo(f"triton_local: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+def _check_ports(host: str, ports: dict[Service, int]) -> None:
+    """Raise PortInUseError if one is taken, or two are the same."""
+    with HeldPorts(resolve_host(host), ports):
+        pass
 
 
 def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, file: ReadyFile) -> int:

@@ -73,17 +73,6 @@ def test_a_request_cancelled_while_it_waits_is_never_computed(
     assert metrics.grown("llama_generated_tokens_total") < 2 * FAR_FEWER
 
 
-@pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
-def test_a_cancelled_request_of_more_choices_than_slots_frees_all_of_them(
-    narrow: LocalTriton, metrics: Metrics
-) -> None:
-    with Call(narrow, {**LASTING, "n": 4}) as call:
-        metrics.wait_for_slots(2, waiting=2)
-        call.cancel()
-        metrics.wait(Metrics.idle, "all slots are free")
-    metrics.wait_for(4, "llama_requests_total", finish_reason="cancelled")
-
-
 def _close_sse(server: LocalTriton, reset: bool) -> None:
     """Close the connection; reset it, as when a cable is cut."""
     with sse_response(server, LASTING) as response:

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from frontend.attacks import attack
 from frontend.endpoints import HOST, Endpoint, Json, error_of, events_of
-from notes import Note
 from server.clients import ask, generate
 from server.metrics import Metrics
 from server.openai_endpoint import in_front_of
@@ -121,18 +119,6 @@ def test_the_logprobs_of_a_chat_are_of_its_tokens(served: Endpoint) -> None:
         assert bytes(token["bytes"]).decode() == token["token"]
 
 
-def test_an_echoed_prompt_has_logprobs_with_the_offsets_of_its_tokens(served: Endpoint) -> None:
-    answer = served.complete(prompt=PROMPT, max_tokens=4, temperature=0, echo=True, logprobs=1).json()
-    (choice,) = answer["choices"]
-    logprobs = choice["logprobs"]
-    assert choice["text"].startswith(PROMPT)
-    assert "".join(logprobs["tokens"]) == choice["text"]
-    assert logprobs["token_logprobs"][0] is None
-    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
-    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
-        assert choice["text"][offset : offset + len(token)] == token
-
-
 @pytest.mark.parametrize(
     ("fields", "form"),
     [
@@ -177,21 +163,3 @@ def test_a_client_that_leaves_frees_its_slot(slow_streaming: LocalTriton, stream
         assert stream
         next(response.iter_raw())
     metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
-
-
-@pytest.mark.long
-def test_a_bad_value_of_any_field_is_refused_by_name_and_harms_no_other_request(
-    served: Endpoint, streaming: LocalTriton, note: Note
-) -> None:
-    metrics = Metrics(streaming)
-
-    def text() -> str:
-        answer = served.complete(temperature=0, max_tokens=12)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["choices"][0]["text"])
-
-    expected = text()
-    statuses = attack(served, 500, lambda: text() == expected)
-    note(f"endpoint with the model: bad values: {dict(statuses)}")
-    assert sum(statuses.values()) >= 500
-    metrics.wait_for_slots(0)

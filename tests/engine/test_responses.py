@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -240,3 +242,18 @@ def test_a_refused_request_gets_its_error_as_its_only_response(
 def test_the_id_of_a_request_to_generate_is_no_input(decoder: RequestDecoder) -> None:
     request = Request('{"id": "7", "max_tokens": 2, "min_tokens": 2}', text_input=text(PROMPT))
     assert _answer(decoder, request)["num_output_tokens"] == [2]
+
+
+def test_a_refused_request_is_freed_once_it_is_answered(decoder: RequestDecoder) -> None:
+    """In a cycle it would wait for the garbage collector, or be destroyed with the interpreter: signal 11."""
+    gc.disable()
+    try:
+        request = Request(text_input=text(PROMPT), max_tokens=_int32(0))
+        freed = weakref.ref(request)
+        response = _decode(decoder, request)
+        response.send([])
+        assert response.error is not None
+        del request
+        assert freed() is None
+    finally:
+        gc.enable()

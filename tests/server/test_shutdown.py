@@ -40,6 +40,7 @@ SLOTS = 2
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
 SHORT = SamplingParams(max_tokens=30, min_tokens=30, temperature=1.0, seed=1)
 LONG = SamplingParams(max_tokens=300, min_tokens=300, temperature=0.0)
+BAD = {"text_input": "a", "max_tokens": 0}
 LASTING = {"text_input": "a", "max_tokens": 150, "min_tokens": 150, "temperature": 0.0}
 
 SLOW_READER_S = 0.018
@@ -187,6 +188,7 @@ def test_a_batching_model_ends_in_order_and_the_last_traces_are_written(tmp_path
     options = [f"--trace-config={one}" for one in given]
     with new_server("batched_int8", repository=repository, options=options) as server, in_use("traced", server):
         ask(server, generate, text_input="The class", max_tokens=3)
+        assert isinstance(generate(server, BAD), Refusal)
         assert not traces.exists()
         server.terminate()
         assert server.wait() == 0
@@ -200,6 +202,7 @@ def test_the_process_of_a_streaming_model_exits_with_code_0(tmp_path: Path) -> N
     status = _exit_code_of_model(repository, tmp_path)
     with new_server("streaming", repository=repository) as server:
         ask(server, generate, text_input="The class", max_tokens=3)
+        assert isinstance(generate(server, BAD), Refusal)
         assert grpc_stream(server, {"text_input": "The class", "max_tokens": 3}).whole.num_output_tokens == 3
         server.terminate()
         assert server.wait() == 0

@@ -37,6 +37,10 @@ Outcome = Literal["ok", "failed", "can't be told", "left out"]
 """A soak with a condition that can't be told doesn't pass; one that is left out doesn't count."""
 
 
+Point = tuple[float, float]
+"""Seconds, and a figure's value then."""
+
+
 class Finding(NamedTuple):
     """A condition's outcome. said: the figure and its bound, or the reason."""
 
@@ -67,7 +71,10 @@ hour, and allowed difference between the half and the end, however long that is.
 
 def judge(soaked: Soaked) -> list[Finding]:
     """Return every finding."""
-    figures = (_flat(*figure, second_halves(soaked.samples, figure[2])) for figure in FIGURES)
+    figures = [
+        _flat(name, unit, per_hour, step, second_halves(soaked.samples, key))
+        for name, unit, key, per_hour, step in FIGURES
+    ]
     return [*_behaviour(soaked), *_counts(soaked), *figures]
 
 
@@ -97,28 +104,26 @@ def lines(findings: Sequence[Finding]) -> str:
     return "\n".join([*each, verdict(findings)])
 
 
-def second_halves(samples: Sequence[Sample], key: str) -> list[list[Sample]]:
-    """Return the samples with this key in the second half of each life of a process, when it has warmed up."""
+def second_halves(samples: Sequence[Sample], key: str) -> list[list[Point]]:
+    """Return the figure of this key in the second half of each life of a process, when it has warmed up."""
     lives: dict[int, list[Sample]] = {}
     for sample in samples:
         lives.setdefault(sample["endpoint_life" if key.startswith("endpoint_") else "life"], []).append(sample)
     middles = {number: (life[0]["seconds"] + life[-1]["seconds"]) / 2 for number, life in lives.items()}
     return [
-        [sample for sample in life if sample["seconds"] >= middles[number] and key in sample]
+        [(one["seconds"], one[key]) for one in life if one["seconds"] >= middles[number] and key in one]
         for number, life in lives.items()
     ]
 
 
-def _flat(name: str, unit: str, key: str, per_hour: float, step: float, lives: Sequence[Sequence[Sample]]) -> Finding:
+def _flat(name: str, unit: str, per_hour: float, step: float, lives: Sequence[Sequence[Point]]) -> Finding:
     """Judge each life that is long enough; the finding is the worst one's."""
     if lives and not any(lives):
         return Finding(name, "left out", "there is none")
-    seconds = [life[-1]["seconds"] - life[0]["seconds"] if len(life) >= FEWEST_POINTS else 0.0 for life in lives]
-    long = [life for life, its in zip(lives, seconds, strict=True) if its >= SHORTEST_S]
-    if not long:
-        short = f"{max(seconds, default=0.0):.0f} s of samples, {SHORTEST_S:g} at least"
-        return Finding(name, "can't be told", short)
-    trends = [trend([sample["seconds"] for sample in life], [sample[key] for sample in life]) for life in long]
+    seconds = [life[-1][0] - life[0][0] if len(life) >= FEWEST_POINTS else 0.0 for life in lives]
+    trends = [trend(life) for life, its in zip(lives, seconds, strict=True) if its >= SHORTEST_S]
+    if not trends:
+        return Finding(name, "can't be told", f"{max(seconds, default=0.0):.0f} s of samples, {SHORTEST_S:g} at least")
     worst = max(trends, key=lambda one: (one.high > per_hour or one.change > step, one.high))
     said = (
         f"{worst.level:,.1f}{unit}, {worst.slope:+,.1f}{unit} per hour ({worst.low:+,.1f} to {worst.high:+,.1f} "
@@ -126,7 +131,7 @@ def _flat(name: str, unit: str, key: str, per_hour: float, step: float, lives: S
         f"({step:g} allowed)"
     )
     if len(lives) > 1:
-        said += f"; the worst of {len(long)} lives, {len(lives) - len(long)} too short"
+        said += f"; the worst of {len(trends)} lives, {len(lives) - len(trends)} too short"
     return _holds(name, worst.high <= per_hour and worst.change <= step, said)
 
 
@@ -143,10 +148,10 @@ class Trend(NamedTuple):
     change: float
 
 
-def trend(seconds: Sequence[float], values: Sequence[float]) -> Trend:
-    """Fit values over seconds."""
-    step = -(-len(values) // MOST_POINTS)
-    found = theilslopes(values[::step], seconds[::step], alpha=CONFIDENCE)
+def trend(points: Sequence[Point]) -> Trend:
+    """Fit the values over the seconds."""
+    values, some = [value for _, value in points], points[:: -(-len(points) // MOST_POINTS)]
+    found = theilslopes([value for _, value in some], [seconds for seconds, _ in some], alpha=CONFIDENCE)
     slope, low, high = (float(value) * 3600 for value in (found.slope, found.low_slope, found.high_slope))
     tenth = max(1, len(values) // 10)
     change = statistics.median(values[-tenth:]) - statistics.median(values[:tenth])

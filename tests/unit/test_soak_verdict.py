@@ -45,7 +45,7 @@ def _life(**changed: float) -> Life:
 def _sample(seconds: float, life: int = 0, /, **changed: float | None) -> Sample:
     phase = "rest" if seconds % 60 > 50 else "steady"
     found: dict[str, Any] = {"seconds": seconds, "phase": phase, "life": life, "endpoint_life": life}
-    found |= dict.fromkeys((figure[2] for figure in FIGURES), 60.0)
+    found |= dict.fromkeys((key for _, _, key, _, _ in FIGURES), 60.0)
     found |= dict.fromkeys(("slots_in_use", "pending", "tokens_per_second", "p95_ms"), 60.0)
     return {name: value for name, value in (found | changed).items() if value is not None}
 
@@ -184,7 +184,7 @@ def test_a_restart_answers_what_runs_ends_with_0_and_leaves_no_shared_memory(
 def test_a_soak_that_is_too_short_proves_nothing_about_growth(seconds: int) -> None:
     # 470 MiB an hour.
     short = _soaked(samples=_sampled("model_rss_mib", lambda second: 500 + second * 470 / 3600, seconds))
-    assert _found(short, "can't be told") == [figure[0] for figure in FIGURES]
+    assert _found(short, "can't be told") == [name for name, *_ in FIGURES]
     assert _found(short, "failed") == []
     assert not passed(judge(short))
     last = lines(judge(short)).splitlines()[-1]

@@ -149,6 +149,10 @@ def test_memory_is_judged_in_each_life_of_the_server() -> None:
     assert _failed(restarted) == []
     said = next(one.said for one in judge(restarted) if one.name == MEMORY)
     assert said.endswith("; the worst of 2 lives, 1 too short")
+    # A restart of the endpoint alone begins no life of the server.
+    endpoint_alone = judge(replace(restarted, samples=[{**one, "life": 0} for one in restarted.samples]))
+    ends = [one.said.endswith("2 lives, 1 too short") for one in endpoint_alone if "OpenAI endpoint" in one.name]
+    assert ends == [True] * 3
     leaking = _soaked(samples=_in_lives(lambda life, at: 400 + at / 80 * (life == 1), 25, 30, 25))
     assert _failed(leaking) == [MEMORY]
 

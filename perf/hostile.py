@@ -102,11 +102,11 @@ def attack(requests: int, variant: str, seed: int) -> dict[str, Any]:
             wrong = "".join(f"\n  {line}" for line in siege.failures[known:])
             print(f"{variant}: {siege.sent:,} sent, {time.monotonic() - began:,.0f} s{wrong}", flush=True)
         siege.finish()
-        counted = {} if siege.gone else {"computed": siege.computed(), "refused": siege.refused()}
     return {
         "attacks": siege.sent,
         "good_requests": siege.asked,
-        **counted,
+        "computed": siege.computed,
+        "refused": siege.refused,
         "seconds": round(time.monotonic() - began, 1),
         "failures": siege.failures,
         "outcomes": siege.by_route(),

@@ -43,5 +43,5 @@ def test_hostile_requests_neither_crash_nor_hang_nor_leak_nor_change_other_answe
         for siege in pool.map(survives, range(2)):
             assert siege.failures == []
             assert siege.sent == count
-            said = f"{siege.asked} good requests, {siege.computed():g} computed, {siege.refused():g} refused"
+            said = f"{siege.asked} good requests, {siege.computed:g} computed, {siege.refused:g} refused"
             note(f"{count} attacks, seed {SEED}: {said}; {siege.by_route()}")

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -59,32 +58,31 @@ def unary_of(server: LocalTriton) -> str:
     return "llama_unary" if is_decoupled(server) else "llama"
 
 
-@dataclass
 class Siege:
-    """An idle server, then batches of attacks on it. sent: attacks; asked: good requests in between.
+    """An idle server, then batches of attacks on it.
 
-    outcomes: attacks by route and status. figures: its resources after each batch, by attacks sent. failures: what it
-    did not come through, in words, with the attacks shrunk.
+    sent: attacks. computed, refused: of them, by the model. asked: good requests in between. outcomes: attacks by route
+    and status. figures: the server's resources after each batch, by attacks sent. failures: what it did not come
+    through, in words, with the attacks shrunk.
     """
 
-    server: LocalTriton
-    sent: int = 0
-    asked: int = 0
-    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    figures: dict[int, dict[str, float]] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
-    _last: list[Attack] = field(default_factory=list)
-    _faults: dict[str, list[Attack]] = field(default_factory=dict)
-    _spoiled: list[str] = field(default_factory=list)
-    _refuses: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self._pid = self.server.pid
+    def __init__(self, server: LocalTriton) -> None:
+        self.server = server
+        self.sent = self.asked = 0
+        self.computed = self.refused = self._errors = 0.0
+        self.outcomes = Counter[tuple[str, str]]()
+        self.figures: dict[int, dict[str, float]] = {}
+        self.failures: list[str] = []
+        self._last: list[Attack] = []
+        self._faults: dict[str, list[Attack]] = {}
+        self._spoiled: list[str] = []
+        self._refuses = False
+        self._lock = threading.Lock()
+        self._pid = server.pid
         self._models = model_processes(self._pid)
-        self._metrics = Metrics(self.server)
+        self._metrics = Metrics(server)
         # Each with the answer it gets alone.
-        self._good = [(asking, asking()) for asking in _good(self.server)]
+        self._good = [(asking, asking()) for asking in _good(server)]
 
     def run(self, batch: Batch) -> None:
         """Attack, wait until the server is idle, and read its resources; shrink what has found something."""
@@ -104,6 +102,10 @@ class Siege:
         self.failures += self._spoiled[:MOST_SHOWN]
         self._spoiled.clear()
         self.figures[self.sent] = self._idle()
+        ended = self._metrics.reasons()
+        # Good requests are computed, too: once for their answers alone, then in between.
+        self.computed = ended.get("length", 0) - len(self._good) - self.asked
+        self.refused, self._errors = ended.get("invalid", 0), ended.get("error", 0)
 
     @property
     def gone(self) -> bool:
@@ -120,16 +122,6 @@ class Siege:
         """Add to `failures` what does not hold at the end."""
         if not self.failures:
             self.failures += self._wrong()
-
-    def computed(self) -> float:
-        """Return how many attacks were computed."""
-        # Good requests are computed, too: once for their answers alone, then in between.
-        good = len(self._good) + self.asked
-        return self._metrics.grown("llama_requests_total", finish_reason="length") - good
-
-    def refused(self) -> float:
-        """Return how many attacks the model refused."""
-        return self._metrics.grown("llama_requests_total", finish_reason="invalid")
 
     def by_route(self) -> dict[str, dict[str, int]]:
         """Return the number of attacks by route and status."""
@@ -178,11 +170,11 @@ class Siege:
             if most is not None and value - before[name] > most:
                 yield f"{name} has grown by {value - before[name]:.1f}, {most:g} allowed: {self.figures}"
         least = COMPUTED * self.sent if self.sent >= MANY else 0
-        for name, count in (("computed", self.computed()), ("refused by the model", self.refused())):
+        for name, count in (("computed", self.computed), ("refused by the model", self.refused)):
             if count <= least:
                 yield f"of {self.sent} attacks only {count:g} were {name}"
-        if failed := self._metrics.grown("llama_requests_total", finish_reason="error"):
-            yield f"{failed:g} requests ended with a server error"
+        if self._errors:
+            yield f"{self._errors:g} requests ended with a server error"
 
     def _idle(self) -> dict[str, float]:
         """Wait until the server has no request, nothing is left of earlier ones, and connections are closed."""

@@ -36,9 +36,9 @@ class TritonPythonModel:
             time.sleep(0.05)
 
     def execute(self, requests):
-        if "EXECUTE_S" in os.environ:
+        while "BUSY" in os.environ and not Path(os.environ["ANSWER_WHEN"]).exists():
             Path(os.environ["TELL_WHEN_RUNNING"]).touch()
-            time.sleep(float(os.environ["EXECUTE_S"]))
+            time.sleep(0.05)
         texts = [pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)]) for text in texts]
 
@@ -65,18 +65,18 @@ def launch(repository: Path, tmp_path: Path) -> Iterator[Launch]:
     """Launch on free ports; what still runs after the test is killed."""
 
     def launch(*arguments: str, **environment: str) -> Launcher:
-        ready_file, running = tmp_path / "ready.json", tmp_path / "running"
+        ready_file, running, answer = (tmp_path / name for name in ("ready.json", "running", "answer"))
         options = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--model-repository={repository}")
         process = subprocess.Popen(
             [sys.executable, "-m", "triton_local", *options, f"--ready-file={ready_file}", *arguments],
-            env={**os.environ, "TELL_WHEN_RUNNING": str(running), **environment},
+            env={**os.environ, "TELL_WHEN_RUNNING": str(running), "ANSWER_WHEN": str(answer), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         started.callback(process.communicate)
         started.callback(process.kill)
-        return Launcher(process, ready_file, running)
+        return Launcher(process, ready_file, running, answer)
 
     with ExitStack() as started:
         yield launch

@@ -19,11 +19,15 @@ ENDS_S = 60.0
 
 @dataclass
 class Launcher:
-    """A launcher, and what it must not leave behind. running: exists once the model with EXECUTE_S has a request."""
+    """A launcher, and what it must not leave behind.
+
+    running: a file, there once the model with BUSY has a request; it answers when there is the file `answer`.
+    """
 
     process: subprocess.Popen[str]
     ready_file: Path
     running: Path
+    answer: Path
     processes: set[int] = field(default_factory=set)
     regions: set[Path] = field(default_factory=set)
 

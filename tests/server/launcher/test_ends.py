@@ -25,21 +25,22 @@ def test_sigterm_answers_accepted_requests_and_leaves_nothing_behind(
     launch: Launch, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     (tmp_path / "tmp").mkdir()
-    launcher = launch(
-        "--variant=small", "--model=some/checkpoint", *options, TMPDIR=str(tmp_path / "tmp"), EXECUTE_S="1"
-    )
+    launcher = launch("--variant=small", "--model=some/checkpoint", *options, TMPDIR=str(tmp_path / "tmp"), BUSY="1")
     facts = launcher.facts()
     assert facts["variant"] == "small"
     assert HTTP.get(f"http://{facts['http']}/v2/models/llama/config").json()["max_batch_size"] == 2
     assert "nv_inference_count" in HTTP.get(f"http://{facts['metrics']}/metrics").text
     grpc_host, grpc_port = facts["grpc"].split(":")
     socket.create_connection((grpc_host, int(grpc_port)), timeout=5).close()
+    for service in ("http", "grpc", "metrics"):
+        assert facts[service] in launcher.line(f"  {service} ")
     with launcher.asked(facts["http"]) as answer:
         launcher.process.send_signal(signal.SIGTERM)
+        launcher.line(AT_ONCE)
+        launcher.answer.touch()
         assert answer.result() == "accepted"
-    code, output, errors = launcher.ends()
+    code, _, errors = launcher.ends()
     assert code == 0
-    assert all(facts[service] in output for service in ("http", "grpc", "metrics"))
     assert "model says LLAMA_MODEL is some/checkpoint" in errors
     assert f"model runs in {sys.prefix}" in errors, "the stub runs in this virtual environment"
     assert list((tmp_path / "tmp").iterdir()) == []
@@ -47,7 +48,7 @@ def test_sigterm_answers_accepted_requests_and_leaves_nothing_behind(
 
 def test_a_sigterm_to_every_process_is_one_and_waits_for_no_idle_connection(launch: Launch) -> None:
     """make passes the process group's on, and systemd sends it to every process of the control group."""
-    launcher = launch("--", "--exit-timeout-secs=600", EXECUTE_S="1")
+    launcher = launch("--", "--exit-timeout-secs=600", BUSY="1")
     address = launcher.facts()["http"]
     with httpx.Client(trust_env=False) as idle, launcher.asked(address) as answer:
         assert idle.get(f"http://{address}/v2/health/live").is_success
@@ -56,6 +57,7 @@ def test_a_sigterm_to_every_process_is_one_and_waits_for_no_idle_connection(laun
         launcher.process.send_signal(signal.SIGTERM)
         launcher.line(AT_ONCE)
         launcher.process.send_signal(signal.SIGTERM)
+        launcher.answer.touch()
         assert answer.result() == "accepted"
         assert launcher.ends()[0] == 0
 
@@ -127,7 +129,7 @@ def test_a_killed_tritonserver_ends_its_stub_and_the_endpoint_and_its_code_is_re
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_second_signal_kills_a_draining_server(launch: Launch, number: signal.Signals) -> None:
-    launcher = launch(EXECUTE_S="600")
+    launcher = launch(BUSY="1")
     with launcher.asked(launcher.facts()["http"]) as answer:
         launcher.process.send_signal(number)
         launcher.line(AT_ONCE)
@@ -139,7 +141,7 @@ def test_a_second_signal_kills_a_draining_server(launch: Launch, number: signal.
 
 
 def test_a_dead_model_ends_the_launcher_with_code_70_and_one_line(launch: Launch) -> None:
-    launcher = launch("--restarts=0", EXECUTE_S="600")
+    launcher = launch("--restarts=0", BUSY="1")
     facts = launcher.facts()
     with launcher.asked(facts["http"]) as answer:
         (model,) = model_processes(int(facts["pid"]))

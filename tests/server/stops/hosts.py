@@ -142,7 +142,8 @@ class Launcher(_Process):
 class Supervisor(_Process):
     """The container's supervisor, on this machine: `python -m triton_supervisor` with its state file."""
 
-    async def start(self) -> None:
+    def __init__(self, config: str, folder: Path) -> None:
+        super().__init__(config, folder)
         interpreter = Interpreter.current()
         runtime = prepare_runtime(find_wheel(interpreter.site_packages), interpreter, cache_root(os.environ))
         environment = server_environment(runtime, os.environ, None, ENVIRONMENT, grace=GRACE_S, stuck=None)
@@ -161,8 +162,11 @@ class Supervisor(_Process):
             "TRITON_STUCK_SECONDS": "0",
         }
         where = [str(ROOT / "model_repository"), uuid.uuid4().hex[:12]]
-        command = [sys.executable, "-c", _SUPERVISOR, *where, *options]
-        await self._run(command, {**environment, **own}, Path(self.state["TRITON_STATE_FILE"]), '"serving"')
+        self._command = [sys.executable, "-c", _SUPERVISOR, *where, *options]
+        self._environment = {**environment, **own}
+
+    async def start(self) -> None:
+        await self._run(self._command, self._environment, Path(self.state["TRITON_STATE_FILE"]), '"serving"')
 
     async def announce(self, seconds: float) -> None:
         """Run Kubernetes' preStop hook."""

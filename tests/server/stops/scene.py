@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from server.metrics import PENDING
@@ -55,7 +54,6 @@ class Request(NamedTuple):
     permitted: tuple[Outcome, ...]
 
 
-@dataclass
 class Scene:
     """One new server, entered before the situation and left after the stop.
 
@@ -63,16 +61,17 @@ class Scene:
     at_stop: called when the stop begins. stopped: set once it is over.
     """
 
-    addresses: Addresses
-    streams: bool
-    network_ends: bool = False
-    expected: Expected = field(default_factory=dict)
-    at_stop: list[Callable[[], object]] = field(default_factory=list)
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    requests: list[Request] = field(default_factory=list)
-    closing: AsyncExitStack = field(default_factory=AsyncExitStack)
-    _unary: int = 0
-    _clients: dict[tuple[Protocol, str], AsyncLlamaClient] = field(default_factory=dict)
+    def __init__(self, addresses: Addresses, streams: bool, network_ends: bool) -> None:
+        self.addresses = addresses
+        self.streams = streams
+        self.network_ends = network_ends
+        self.expected: Expected = {}
+        self.at_stop: list[Callable[[], object]] = []
+        self.stopped = asyncio.Event()
+        self.requests: list[Request] = []
+        self.closing = AsyncExitStack()
+        self._unary = 0
+        self._clients: dict[tuple[Protocol, str], AsyncLlamaClient] = {}
 
     async def __aenter__(self) -> Self:
         await self.closing.__aenter__()

@@ -6,10 +6,9 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from server.tenants.asked import TENANTS, Asked
-from server.tenants.canaries import Found, Phrases, canary, foreign, found_in
+from server.tenants.canaries import Found, Phrases, canary, foreign
 from server.tenants.endpoint_requests import WAY, endpoint_request
 from server.tenants.engine_requests import TARGETS, engine_request
 from server.tenants.said import Said, said
@@ -25,26 +24,25 @@ KEYS = [canary(900_000 + tenant, "key") for tenant in range(TENANTS)]
 """The tenants' keys of the endpoint: canaries that no request has."""
 
 
-@dataclass
 class Campaign:
     """Requests and what came back. leaks: canaries of others, or secrets, by the request in whose response they are.
 
-    faults: whether some fail in the middle of a step (faulty_model.py). own: kinds of canaries that responses to their
-    own requests have. wrong: responses that don't say what their requests demand.
+    own: kinds of canaries that responses to their own requests have. wrong: responses that don't say what their
+    requests demand.
     """
 
-    seed: int
-    faults: bool
-    outcomes: Counter[str] = field(default_factory=Counter)
-    asked: list[Asked] = field(default_factory=list)
-    heard: dict[int, Said] = field(default_factory=dict)
-    own: set[str] = field(default_factory=set)
-    leaks: list[tuple[Asked, list[Found]]] = field(default_factory=list)
-    wrong: list[tuple[Asked, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._draw = random.Random(self.seed)
+    def __init__(self, seed: int, faults: bool) -> None:
+        """faults: whether some fail in the middle of a step (faulty_model.py)."""
+        self._seed = seed
+        self._faults = faults
+        self._draw = random.Random(seed)
         self.phrases = Phrases(self._draw)
+        self.outcomes = Counter[str]()
+        self.asked: list[Asked] = []
+        self.heard: dict[int, Said] = {}
+        self.own: set[str] = set()
+        self.leaks: list[tuple[Asked, list[Found]]] = []
+        self.wrong: list[tuple[Asked, str]] = []
 
     async def run(self, tenants: list[Tenant], count: int, look: Callable[[], None]) -> None:
         """Send requests, AT_ONCE at a time, and look at their surroundings meanwhile."""
@@ -67,7 +65,7 @@ class Campaign:
     async def repeat(self, tenants: list[Tenant], most: int) -> int:
         """Send a sample again, each request alone; return how many. Another response than before is a finding."""
         can = [asked for asked in self.asked if not asked.leaves]
-        sample = random.Random(self.seed).sample(can, min(most, len(can)))
+        sample = random.Random(self._seed).sample(can, min(most, len(can)))
         for asked in sample:
             alone = said(await send(tenants[asked.tenant], asked)).comparable()
             if alone != self.heard[asked.number].comparable():
@@ -102,7 +100,7 @@ class Campaign:
             if way == WAY:
                 yield endpoint_request(number, self.phrases, self._draw)
             else:
-                yield engine_request(number, way, self.phrases, self._draw, self.faults)
+                yield engine_request(number, way, self.phrases, self._draw, self._faults)
 
     def _take(self, asked: Asked, heard: Heard) -> None:
         read = said(heard)
@@ -110,7 +108,7 @@ class Campaign:
         self.heard[asked.number] = read
         self.outcomes[f"{asked.way} {heard.status}"] += 1
         data = bytes(heard.raw) + b"\n" + read.everything()
-        found = found_in(data) | self.phrases.found_in(data)
+        found = self.phrases.found_in(data)
         self.own |= {kind for number, kind in found if number == asked.number}
         if leaked := foreign(found, asked.number):
             self.leaks.append((asked, leaked))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import cache
 
 from server.servers import EMBEDDED
@@ -29,11 +28,6 @@ def canary(number: int, kind: str) -> str:
     return f"qx{number:06}{kind}zq"
 
 
-def found_in(data: bytes) -> set[Found]:
-    """Return every canary that is in the bytes."""
-    return {(int(number), kind.decode().lower()) for number, kind in _SHAPE.findall(data)}
-
-
 @cache
 def tokenizer() -> Tokenizer:
     """Return the served checkpoint's tokenizer."""
@@ -51,12 +45,12 @@ def vocabulary() -> tuple[str, ...]:
     )
 
 
-@dataclass
 class Phrases:
     """The phrases of all prompts, by the request that has them."""
 
-    _draw: random.Random
-    _owners: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+        self._owners: dict[tuple[bytes, ...], int] = {}
 
     def new(self, number: int) -> str:
         """Return a phrase that no other request has."""
@@ -67,10 +61,11 @@ class Phrases:
         return " ".join(words)
 
     def found_in(self, data: bytes) -> set[Found]:
-        """Return the requests whose phrases are in the bytes."""
+        """Return every phrase and every other canary that is in the bytes."""
         words = _WORD.findall(data)
         windows = (tuple(words[start : start + PHRASE]) for start in range(len(words) - PHRASE + 1))
-        return {(self._owners[window], "phrase") for window in windows if window in self._owners}
+        phrases = {(self._owners[window], "phrase") for window in windows if window in self._owners}
+        return phrases | {(int(number), kind.decode().lower()) for number, kind in _SHAPE.findall(data)}
 
 
 def foreign(found: Iterable[Found], number: int) -> list[Found]:

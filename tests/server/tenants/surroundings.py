@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from server.servers import EMBEDDED, HTTP, until
-from server.tenants.canaries import Found, Phrases, found_in
+from server.tenants.canaries import Found, Phrases
 from triton_local.server import LocalTriton
 from triton_supervisor.process_table import children
 
@@ -70,8 +70,7 @@ class Surroundings:
         return set(series(text(self.server.metrics_url)))
 
     def _search(self, where: str, data: bytes, allowed: Collection[str] = ()) -> None:
-        found = {one for one in found_in(data) | self.phrases.found_in(data) if one[1] not in allowed}
-        if found:
+        if found := {one for one in self.phrases.found_in(data) if one[1] not in allowed}:
             self.found[where] |= found
 
 

@@ -73,12 +73,9 @@ async def _prefill(scene: Scene, count: int = LONG_PROMPTS) -> None:
 
 async def _read(scene: Scene) -> None:
     """Half over HTTP and half over gRPC, whose streams stay open for further requests."""
-    for _ in range(SLOTS // 2):
-        sse = await scene.closing.enter_async_context(connection(scene.addresses.http))
-        await _ask(scene, sse)
+    for sse in await _ask(scene, SLOTS // 2):
         scene.add("HTTP stream", _ended(scene, sse))
-    for stream in await scene.closing.enter_async_context(grpc_streams(scene.addresses.grpc, SLOTS // 2)):
-        await stream.ask(PROMPT, TOKENS, scene.streams)
+    for stream in await _ask_over_grpc(scene, SLOTS // 2):
         scene.add("open gRPC stream", stream.read(scene.expected, PROMPT, TOKENS))
 
 
@@ -86,24 +83,18 @@ async def _unread(scene: Scene) -> None:
     """Nothing is read before the server is gone."""
     permitted = (*ANSWERED, Outcome.CUT)
     silent = (Outcome.SILENT,) if scene.network_ends else ()
-    for _ in range(CONNECTIONS):
-        sse = await scene.closing.enter_async_context(connection(scene.addresses.http, SMALL_BUFFER))
-        await _ask(scene, sse)
+    for sse in await _ask(scene, CONNECTIONS, SMALL_BUFFER):
         scene.add("unread HTTP stream", _read_after(scene.stopped, scene, sse), (*permitted, *silent))
-    for stream in await scene.closing.enter_async_context(grpc_streams(scene.addresses.grpc, CONNECTIONS)):
-        await stream.ask(PROMPT, TOKENS, scene.streams)
+    for stream in await _ask_over_grpc(scene, CONNECTIONS):
         scene.add("unread gRPC stream", _read_stream_later(scene, stream), permitted)
 
 
 async def _half_closed(scene: Scene) -> None:
     """Closed for sending after the request. Over HTTP, to Triton, such a client has left."""
-    for _ in range(CONNECTIONS):
-        sse = await scene.closing.enter_async_context(connection(scene.addresses.http))
-        await _ask(scene, sse)
+    for sse in await _ask(scene, CONNECTIONS):
         sse.close_sending()
         scene.add("half-closed HTTP stream", _ended(scene, sse), (*ANSWERED, Outcome.CUT))
-    for stream in await scene.closing.enter_async_context(grpc_streams(scene.addresses.grpc, SLOTS // 2)):
-        await stream.ask(PROMPT, TOKENS, scene.streams)
+    for stream in await _ask_over_grpc(scene, SLOTS // 2):
         await stream.close_sending()
         scene.add("half-closed gRPC stream", stream.read(scene.expected, PROMPT, TOKENS))
 
@@ -178,13 +169,7 @@ async def _send_at_once(scene: Scene, count: int) -> None:
     """Over connections of their own, which are read from the stop on: what is read before delays what is sent."""
     read = asyncio.Event()
     scene.at_stop.append(read.set)
-
-    async def sent() -> Connection:
-        sse = await scene.closing.enter_async_context(connection(scene.addresses.http))
-        await _ask(scene, sse)
-        return sse
-
-    for sse in await asyncio.gather(*(sent() for _ in range(count))):
+    for sse in await _ask(scene, count):
         scene.add("HTTP stream, read from the stop on", _read_after(read, scene, sse))
 
 
@@ -208,8 +193,23 @@ LEAKED = Situation(_leaked_and_half_sent, running=1)
 LEAKED_AND_UNREAD = Situation(_and_unread, running=1)
 
 
-async def _ask(scene: Scene, sse: Connection) -> None:
-    await sse.send(b"".join(http_request("generate_stream", PROMPT, TOKENS, chunks=scene.streams)))
+async def _ask(scene: Scene, count: int, buffer: int | None = None) -> list[Connection]:
+    """Ask over HTTP connections of their own; return them, unread."""
+
+    async def asked() -> Connection:
+        sse = await scene.closing.enter_async_context(connection(scene.addresses.http, buffer))
+        await sse.send(b"".join(http_request("generate_stream", PROMPT, TOKENS, chunks=scene.streams)))
+        return sse
+
+    return await asyncio.gather(*(asked() for _ in range(count)))
+
+
+async def _ask_over_grpc(scene: Scene, count: int) -> list[Stream]:
+    """Ask over gRPC streams on one connection of their own; return them, unread."""
+    streams = await scene.closing.enter_async_context(grpc_streams(scene.addresses.grpc, count))
+    for stream in streams:
+        await stream.ask(PROMPT, TOKENS, scene.streams)
+    return streams
 
 
 async def _ended(scene: Scene, sse: Connection) -> End:

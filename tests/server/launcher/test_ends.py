@@ -12,6 +12,7 @@ import pytest
 from programs.supervisor.supervisors import alive, until
 from server.launcher.launching import Launch, Launcher, own_lines
 from server.servers import HTTP
+from server.servers import until as patiently
 from triton_local.cli import SAME_REQUEST_S
 from triton_supervisor.process_table import model_processes, read_process
 from triton_supervisor.shared_memory import SHARED_MEMORY, remove_orphaned
@@ -67,7 +68,7 @@ def test_killing_the_launcher_ends_the_server_and_the_endpoint(launch: Launch) -
     launcher.facts()
     endpoint = launcher.endpoint()
     launcher.process.kill()
-    until(lambda: launcher.is_gone() and not alive(endpoint))
+    patiently(lambda: launcher.is_gone() and not alive(endpoint), lambda: "the server and the endpoint end")
 
 
 def test_a_killed_guard_ends_the_server_and_what_it_leaves_goes_with_the_launcher_or_when_another_starts(

@@ -157,7 +157,7 @@ async def _leaked_and_half_sent(scene: Scene) -> None:
     """Without a client that reads a gRPC stream, for which a stop waits: for `make test`."""
     for enter in (_half_a_body, _leak):
         await enter(scene)
-    await _send_at_once(scene, SLOTS)
+    await _send_at_once(scene, FEW)
 
 
 async def _and_unread(scene: Scene) -> None:

@@ -131,7 +131,7 @@ class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
         Raises:
             TritonLlamaError: it is an error, or violates the contract.
         """
-        event = _read_event(data.encode("iso-8859-1"))
+        event = _json_object("event", data.encode("iso-8859-1"))
         if "error" in event:
             raise from_stream_error(str(event["error"]), started=self._started)
         self._started = True
@@ -183,13 +183,7 @@ def _only_value(data: object) -> object:
 def _object(response: httpx.Response) -> Mapping[str, object]:
     if response.status_code != 200:
         raise from_http_response(response.status_code, response.content)
-    try:
-        answer = json.loads(response.content)
-    except ValueError as error:
-        raise ServerError(f"the answer is not JSON: {response.content[:80]!r}") from error
-    if not isinstance(answer, dict):
-        raise ServerError(f"the answer is {str(answer)[:80]}, must be a JSON object")
-    return answer
+    return _json_object("answer", response.content)
 
 
 def _json_value(tensor: Tensor) -> Value | list[Value]:
@@ -199,12 +193,12 @@ def _json_value(tensor: Tensor) -> Value | list[Value]:
     return list(tensor.values) if tensor.name in ("stop_words", "bad_words") else tensor.values[0]
 
 
-def _read_event(data: bytes) -> Mapping[str, object]:
+def _json_object(what: str, data: bytes) -> Mapping[str, object]:
     try:
-        event = json.loads(data)
+        found = json.loads(data)
     # JSON nested too deep is a RecursionError.
     except (ValueError, RecursionError) as error:
-        raise ServerError(f"the server sent an event that is not JSON: {data[:80]!r}") from error
-    if not isinstance(event, dict):
-        raise ServerError(f"the server sent the event {data[:80]!r}, must be a JSON object")
-    return event
+        raise ServerError(f"the server sent an {what} that is not JSON: {data[:80]!r}") from error
+    if not isinstance(found, dict):
+        raise ServerError(f"the server sent the {what} {data[:80]!r}, must be a JSON object")
+    return found

@@ -1,4 +1,4 @@
-"""A program on its own terminal, with a user who types and reads there."""
+"""The client's command line as a process, and on a terminal of its own, with a user who types and reads there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from server.servers import PATIENCE_S
+from triton_local.server import LocalTriton
+
+CODE = "from triton_llama.cli import main; main()"
+COMMAND = (sys.executable, "-W", "error", "-c")
 
 CTRL_C = "\x03"
 CTRL_D = "\x04"
@@ -25,6 +29,16 @@ for stream in range(3):
     os.dup2(tty, stream)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+
+
+def url(server: LocalTriton, protocol: str) -> str:
+    return f"{protocol}://{server.http_url if protocol == 'http' else server.grpc_url}"
+
+
+def run(server: LocalTriton, protocol: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command of `triton-llama` against this server to its end."""
+    command = [*COMMAND, CODE, *arguments, "--url", url(server, protocol)]
+    return subprocess.run(command, input=stdin, capture_output=True, encoding="utf-8", timeout=120, check=False)
 
 
 class Terminal:
@@ -60,14 +74,12 @@ class Terminal:
 
 
 @contextmanager
-def on_a_terminal(code: str, arguments: Sequence[str]) -> Iterator[Terminal]:
-    """Run Python code on a terminal; killed at the end if it still runs."""
+def on_a_terminal(arguments: Sequence[str]) -> Iterator[Terminal]:
+    """Run a command of `triton-llama` on a terminal; killed at the end if it still runs."""
     master, slave = pty.openpty()
     try:
-        command = ["-W", "error", "-c", code, *arguments]
-        with subprocess.Popen(
-            [sys.executable, "-c", _ON_A_TERMINAL, os.ttyname(slave), *command], start_new_session=True
-        ) as process:
+        command = [sys.executable, "-c", _ON_A_TERMINAL, os.ttyname(slave), *COMMAND[1:], CODE, *arguments]
+        with subprocess.Popen(command, start_new_session=True) as process:
             try:
                 yield Terminal(process, master)
             finally:

@@ -5,29 +5,15 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from server.terminal import CODE, COMMAND, run
 from triton_llama import Completion
 from triton_local.server import LocalTriton
 
-COMMAND = (sys.executable, "-W", "error", "-c", "from triton_llama.cli import main; main()")
-
 both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
-
-
-def run(triton: LocalTriton, protocol: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    url = f"{protocol}://{triton.http_url if protocol == 'http' else triton.grpc_url}"
-    return subprocess.run(
-        [*COMMAND, *arguments, "--url", url],
-        input=stdin,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
 
 
 def test_stdin_is_completed_without_its_last_line_break(triton: LocalTriton) -> None:
@@ -82,7 +68,7 @@ def test_the_reader_may_leave_before_the_end(triton: LocalTriton, tmp_path: Path
     file = tmp_path / "prompts.txt"
     file.write_text("a prompt\n" * 40)
     with subprocess.Popen(
-        [*COMMAND, "generate", "--prompts-file", str(file), "-n", "1", "--url", triton.http_url],
+        [*COMMAND, CODE, "generate", "--prompts-file", str(file), "-n", "1", "--url", triton.http_url],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:

@@ -6,20 +6,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from functools import partial
 
 import pytest
 from server.clients import at_once
 from server.metrics import Metrics
 from server.servers import EMBEDDED
-from server.terminal import CTRL_C, CTRL_D, Terminal, on_a_terminal
+from server.terminal import CODE, COMMAND, CTRL_C, CTRL_D, Terminal, on_a_terminal, run, url
 from triton_local.server import LocalTriton
 
-CODE = "from triton_llama.cli import main; main()"
 # A shell's background job would hand down an ignored SIGINT.
 WITH_CTRL_C = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {CODE}"
-COMMAND = (sys.executable, "-W", "error", "-c")
 
 LONG = ("-n", "300", "--min-tokens", "300")
 CHAT = ("chat", "--tokenizer", str(EMBEDDED))
@@ -27,21 +24,6 @@ ANSWER = ("-n", "160", "--min-tokens", "160", "--context", "336")
 
 PROTOCOLS = ("http", "grpc")
 both_protocols = pytest.mark.parametrize("protocol", PROTOCOLS)
-
-
-def url(server: LocalTriton, protocol: str) -> str:
-    return f"{protocol}://{server.http_url if protocol == 'http' else server.grpc_url}"
-
-
-def run(server: LocalTriton, protocol: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, CODE, *arguments, "--url", url(server, protocol)],
-        input=stdin,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
 
 
 @both_protocols
@@ -87,7 +69,7 @@ def test_a_server_that_cannot_stream_is_told_with_the_way_out(triton: LocalTrito
 def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_chat(slow_streaming: LocalTriton) -> None:
     # Both begin at once, because what they import takes long.
     http, grpc = ([*CHAT, *ANSWER, "--url", url(slow_streaming, protocol)] for protocol in PROTOCOLS)
-    with on_a_terminal(CODE, http) as over_http, on_a_terminal(CODE, grpc) as over_grpc:
+    with on_a_terminal(http) as over_http, on_a_terminal(grpc) as over_grpc:
         _chat(slow_streaming, over_http)
         _chat(slow_streaming, over_grpc)
 

@@ -108,12 +108,30 @@ def test_no_accepted_request_is_lost_in_many_shutdowns(times: int, note: Note) -
     note(f"SIGTERM under load, {times} times: {sum(late)} answered after it; then {counted}")
 
 
+def _exit_code_of_model(repository: Path, folder: Path) -> Path:
+    """Have the exit code of llama's process written to a file; return its path."""
+    status = folder / "status"
+    real = find_wheel([Path(path) for path in sys.path]).stub(f"{sys.version_info.major}.{sys.version_info.minor}")
+    # The Python backend prefers a stub in the model's folder to its own.
+    stub = repository / "llama" / STUB_NAME
+    stub.write_text(f"#!/bin/sh\n'{real}' \"$@\"\necho $? > '{status}.new'\nmv '{status}.new' '{status}'\n")
+    stub.chmod(0o755)
+    return status
+
+
+def _check_exit_code_0(status: Path) -> None:
+    """Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51."""
+    until(status.exists, lambda: "the model's process has ended")
+    assert status.read_text() == "0\n"
+
+
 def test_an_announced_shutdown_refuses_new_requests_answers_accepted_ones_and_ends_in_order(
     tmp_path: Path, note: Note
 ) -> None:
     """On one server: announce, not ready but serving, SIGTERM, refuse, answer, end."""
     state_file = tmp_path / "state.json"
     repository = copy_repository(tmp_path, "slow_model")
+    status = _exit_code_of_model(repository, tmp_path)
 
     def is_ready() -> bool:
         addresses = Address.parse(server.http_url, 8000), Address.parse(server.metrics_url, 8002)
@@ -162,23 +180,7 @@ def test_an_announced_shutdown_refuses_new_requests_answers_accepted_ones_and_en
     assert set(kinds) <= {"404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE"}
     log = server.log_text()
     assert 0 < log.index("unloaded 'llama_unary'") < log.index("unloaded 'llama'")
-
-
-def _exit_code_of_model(repository: Path, folder: Path) -> Path:
-    """Have the exit code of llama's process written to a file; return its path."""
-    status = folder / "status"
-    real = find_wheel([Path(path) for path in sys.path]).stub(f"{sys.version_info.major}.{sys.version_info.minor}")
-    # The Python backend prefers a stub in the model's folder to its own.
-    stub = repository / "llama" / STUB_NAME
-    stub.write_text(f"#!/bin/sh\n'{real}' \"$@\"\necho $? > '{status}.new'\nmv '{status}.new' '{status}'\n")
-    stub.chmod(0o755)
-    return status
-
-
-def _check_exit_code_0(status: Path) -> None:
-    """Metrics, requests or senders destroyed with the interpreter, not before, end it with signal 11 on Triton 2.51."""
-    until(status.exists, lambda: "the model's process has ended")
-    assert status.read_text() == "0\n"
+    _check_exit_code_0(status)
 
 
 def test_a_batching_model_ends_in_order_and_the_last_traces_are_written(tmp_path: Path) -> None:
@@ -193,19 +195,6 @@ def test_a_batching_model_ends_in_order_and_the_last_traces_are_written(tmp_path
         server.terminate()
         assert server.wait() == 0
     assert "REQUEST_START" in traces.read_text()
-    _check_exit_code_0(status)
-
-
-@pytest.mark.long
-def test_the_process_of_a_streaming_model_exits_with_code_0(tmp_path: Path) -> None:
-    repository = copy_repository(tmp_path)
-    status = _exit_code_of_model(repository, tmp_path)
-    with new_server("streaming", repository=repository) as server:
-        ask(server, generate, text_input="The class", max_tokens=3)
-        assert isinstance(generate(server, BAD), Refusal)
-        assert grpc_stream(server, {"text_input": "The class", "max_tokens": 3}).whole.num_output_tokens == 3
-        server.terminate()
-        assert server.wait() == 0
     _check_exit_code_0(status)
 
 

@@ -43,11 +43,12 @@ def main() -> int:
     gc.freeze()
     host, port = listener.getsockname()[:2]
     names = ", ".join(model.name for model in models)
-    print(f"triton-llama-openai: serving {names}, listening on http://{host}:{port}/v1", flush=True)
     server = make_server(app, settings)
-    # uvicorn raises the signal that ended it once more, for these handlers: a drained end is no failure.
+    # For a signal before uvicorn handles signals, and for the one that ended it, which it raises once more: a drained
+    # end is no failure.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, server.handle_exit)
+    print(f"triton-llama-openai: serving {names}, listening on http://{host}:{port}/v1", flush=True)
     server.run(sockets=[listener])
     return 0
 

@@ -18,6 +18,17 @@ from frontend.fake_triton import FakeTriton
 from triton_local.openai_endpoint import OpenAIEndpoint
 
 COMMAND = [sys.executable, "-m", "triton_llama_openai"]
+# uvicorn handles signals a moment after the endpoint says where it listens.
+SIGNALLED_EARLY = """
+import os, signal, sys, uvicorn
+from triton_llama_openai.__main__ import main
+run = uvicorn.Server.run
+def signalled(server, sockets):
+    os.kill(os.getpid(), signal.SIGTERM)
+    run(server, sockets)
+uvicorn.Server.run = signalled
+sys.exit(main())
+"""
 ASKED = {"model": "pydoc-llama", "prompt": "a", "stream": True}
 
 
@@ -62,6 +73,13 @@ def test_it_serves_the_embedded_checkpoint_drains_on_sigterm_and_ends_with_0(tri
     # The model hangs: its own time ends the request, not the endpoint's end.
     assert '"code":"timeout"' in answers[0]
     assert "Traceback" not in errors
+
+
+def test_a_sigterm_right_after_it_says_where_it_listens_ends_it_with_0(triton: FakeTriton) -> None:
+    command = [sys.executable, "-c", SIGNALLED_EARLY, "--port", "0", "--triton", f"{HOST}:{triton.port}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_the_probe_is_that_of_the_model_and_alive_that_of_the_process(triton: FakeTriton) -> None:

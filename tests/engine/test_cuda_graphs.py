@@ -24,6 +24,7 @@ from llama_engine.model import memory_plan
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
 from llama_engine.sampling import sampler
+from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 from transformers import GenerationConfig
 
@@ -111,8 +112,11 @@ def test_replayed_steps_end_no_text_before_min_tokens(attending: Checkpoint) -> 
     assert all(completion.num_output_tokens >= 4 for completion in replayed)
 
 
-def test_replayed_steps_serve_rows_that_ask_for_log_probabilities_biases_or_min_p(attending: Checkpoint) -> None:
+def test_replayed_steps_serve_rows_that_ask_for_log_probabilities_biases_min_p_or_bad_words(
+    attending: Checkpoint,
+) -> None:
     requests = requests_of(attending, SLOTS, range(3, 20))
+    requests[::3] = [replace(one, bad_words=(b"e", b" ")) for one in requests[::3]]
     requests[1::3] = [replace(one, return_log_probs=True, num_logprobs=2, prompt_logprobs=1) for one in requests[1::3]]
     requests[2::3] = [replace(one, min_p=0.2, logit_bias=((7, 3.0),)) for one in requests[2::3]]
     (engine, recorder), other = _graphed(attending), engine_of(attending, SLOTS)
@@ -121,6 +125,9 @@ def test_replayed_steps_serve_rows_that_ask_for_log_probabilities_biases_or_min_
     run(other, launched)
     assert [one.result for one in replayed] == [one.result for one in launched]
     assert recorder.replayed > 0
+    for one in replayed[::3]:
+        assert isinstance(one.result, Completion)
+        assert not {"e", " "} & set(one.result.text)
     for ours, theirs in zip(replayed, launched, strict=True):
         assert [one.token for one in ours.log_probs] == [one.token for one in theirs.log_probs]
         expected = [one.log_prob for one in theirs.log_probs]

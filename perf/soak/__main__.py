@@ -25,6 +25,7 @@ from perf import environment
 from perf.command import count, given, make_command, model_name, positive
 from perf.results_file import Results
 from perf.servers.triton import local_triton
+from perf.soak.libraries import LIBRARIES, installed
 from perf.soak.observed import Course, Soaked
 from perf.soak.picture import columns, picture
 from perf.soak.soaking import SoakError, soak
@@ -94,6 +95,9 @@ def _run(options: argparse.Namespace, command: str) -> int:
             metrics_port=ports["metrics"],
         )
 
+    missing = [name for name in LIBRARIES if name not in installed()]
+    if missing:
+        print(f"left out, not installed (make test-clients does it): {', '.join(missing)}", flush=True)
     # A line for each request on the terminal hides the soak's own.
     os.environ.setdefault("TRITON_LLAMA_OPENAI_LOG_REQUESTS", "none")
     with Stack(make, model_path) as stack:

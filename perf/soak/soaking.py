@@ -24,6 +24,7 @@ from perf.load.summary import percentiles
 from perf.overhead.processes import ServerProcesses
 from perf.soak import resources
 from perf.soak.clients import Addresses, addresses
+from perf.soak.libraries import LIBRARIES, Library, installed
 from perf.soak.observed import Course, Life, Sample, Soaked
 from perf.soak.resources import Readings
 from perf.soak.restarting import restart
@@ -72,7 +73,7 @@ async def soak(stack: Stack, course: Course, say: Callable[[str], None]) -> Soak
         before, _ = await asyncio.to_thread(resources.settled, stack.server)
         # The log is read now: it keeps only its last lines.
         rows_depend = ROWS_DEPEND in stack.server.log_text()
-        soaked = Soaked(course, kinds(at.streams), [Life(before)], rows_depend)
+        soaked = Soaked(course, kinds(at.streams, installed()), [Life(before)], rows_depend)
         run = _Run(stack, at, soaked, fixed_text)
     except _GONE as error:
         raise SoakError(gone(error)) from error
@@ -96,11 +97,14 @@ class _Run:
         self._tally = soaked.tally
         self._phases = Phases(soaked.course.thinking_seconds)
         self._processes = ServerProcesses.of(stack.server.pid)
+        own = [kind for kind in LIBRARIES if kind in soaked.kinds]
+        self._libraries = {name: Library(name, at.openai, at.served_name) for name in own}
         seeds = random.Random(_SEED)
         self._users = [
             User(
                 at=at,
                 kinds=soaked.kinds,
+                libraries=self._libraries,
                 randomness=random.Random(seeds.getrandbits(64)),
                 tally=soaked.tally,
                 fixed_text=fixed_text,
@@ -134,6 +138,8 @@ class _Run:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for user in self._users:
                 await user.disconnect()
+            for library in self._libraries.values():
+                await library.close()
 
     async def _act(self) -> None:
         """Let every user take turn after turn until the load is over; an exception in a turn cancels all."""

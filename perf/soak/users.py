@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -19,13 +19,14 @@ from triton_llama.endpoint import Protocol
 
 from perf.soak import clients
 from perf.soak.clients import Addresses
+from perf.soak.libraries import LIBRARIES, Library, LibraryError
 from perf.soak.tally import Answer, Tally
 from perf.soak.workload import FIXED, FIXED_PROMPT, INVALID, LONG, params, plain_params, prompt
 
 REQUEST_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 30.0
 
-FAULTS = (TritonLlamaError, *clients.FAULTS)
+FAULTS = (TritonLlamaError, LibraryError, *clients.FAULTS)
 """What an action may raise; each is counted as an error."""
 
 _AFTER_ERROR_S = 0.5
@@ -49,6 +50,7 @@ _SHARES = {
     "tritonclient": 8,
     "openai": 8,
     "openai_leave": 3,
+    **dict.fromkeys(LIBRARIES, 3),
 }
 _STREAMING = ("stream", "slow", "leave", "openai_leave")
 
@@ -56,9 +58,10 @@ Phase = Literal["steady", "burst", "rest", "over"]
 Some = TypeVar("Some", bound=Answer | None)
 
 
-def kinds(streams: bool) -> list[str]:
-    """Return the kinds of actions. streams: whether the config streams."""
-    return [kind for kind in _SHARES if streams or kind not in _STREAMING]
+def kinds(streams: bool, libraries: Sequence[str]) -> list[str]:
+    """Return the kinds of actions. streams: whether the config streams; libraries: those that are installed."""
+    missing = set(LIBRARIES) - set(libraries) | (set() if streams else set(_STREAMING))
+    return [kind for kind in _SHARES if kind not in missing]
 
 
 class Phases:
@@ -90,10 +93,11 @@ class Phases:
 
 @dataclass
 class User:
-    """One user. fixed_text: the fixed request's due text. kinds: of its actions."""
+    """One user. fixed_text: the fixed request's due text. kinds: of its actions. libraries: shared by all users."""
 
     at: Addresses
     kinds: Sequence[str]
+    libraries: Mapping[str, Library]
     randomness: random.Random
     tally: Tally
     fixed_text: str
@@ -150,6 +154,13 @@ class User:
             case "openai_leave":
                 chat = clients.openai_chat(self.openai_client(), self.at.served_name, text, LONG, chunks)
                 await self._count(LONG, chat)
+            case _:
+                assert plain.max_tokens is not None
+                assert plain.temperature is not None
+                # The libraries have no parameter for the fewest tokens.
+                asked = SamplingParams(max_tokens=plain.max_tokens, min_tokens=0)
+                ask_library = self.libraries[kind].ask
+                await self._count(asked, ask_library(text, plain.max_tokens, plain.temperature, streamed))
 
     async def _count(self, asked: SamplingParams, answer: Awaitable[Some]) -> Some:
         """Wait for an answer and count it; without one the request was left."""

@@ -14,6 +14,7 @@ from triton_llama import SamplingParams
 from perf import metrics
 from perf.environment import ROOT
 from perf.soak.__main__ import sections
+from perf.soak.libraries import LIBRARIES
 from perf.soak.observed import Course, Life, Sample, Soaked
 from perf.soak.picture import MOST_ROWS, columns, picture
 from perf.soak.soaking import ROWS_DEPEND
@@ -22,7 +23,7 @@ from perf.soak.users import kinds
 from perf.soak.verdict import FIGURES, Outcome, judge, lines, passed
 
 MEMORY = "memory of the model's process"
-KINDS = kinds(streams=True)
+KINDS = kinds(True, LIBRARIES)
 
 ALL = {"stop": 5, "length": 95, "cancelled": 4, "invalid": 7, "unavailable": 0, "error": 0}
 

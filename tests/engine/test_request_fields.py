@@ -131,7 +131,6 @@ def test_the_type_json_needs_no_guide_and_two_empty_ones_are_none(tokenizer: Tok
         ({"allowed_token_ids": [-3]}, "allowed_token_ids is a list with -3; it must be a list of token ids"),
         ({"allowed_token_ids": [5] * (2**18 + 1)},
          "allowed_token_ids is a list of 262145 ids; it must be at most 262144 ids"),
-        # Biases of tokens and of words.
         ({WEIGHTS: [1.0] * 1025}, f"{WEIGHTS} is a list of 1025 numbers; it must be at most 1024 numbers"),
         ({WORDS: ["x" * 1000] * 17},
          f"{WORDS} is a list of words of 17000 bytes together; it must be at most 16384 bytes"),
@@ -155,7 +154,19 @@ def test_the_type_json_needs_no_guide_and_two_empty_ones_are_none(tokenizer: Tok
          "finite number, at least -100 and at most 100"),
         ({"logit_bias": json.dumps(dict.fromkeys(map(str, range(1025)), 1))},
          "logit_bias is an object of 1025 entries; it must be at most 1024 entries"),
-        # A guide and its type; an empty one is none.
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_refused_by_name_value_and_bound(
+    tokenizer: Tokenizer, values: dict[str, object], message: str
+) -> None:
+    assert len(tokenizer.vocabulary.token_bytes) == 3072
+    assert refusal(tokenizer, **values).startswith(message)
+
+
+# An empty guide or type is none.
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
         ({KIND: "yaml"}, f"{KIND} is 'yaml'; it must be one of json, json_schema, regex, ebnf_grammar, "),
         ({GUIDE: "a+"}, f"{KIND} is missing; it must be one of json, json_schema, regex, ebnf_grammar, "),
         ({GUIDE: "a+", KIND: ""}, f"{KIND} is missing; it must be one of json, json_schema, regex, ebnf_grammar, "),
@@ -165,11 +176,10 @@ def test_the_type_json_needs_no_guide_and_two_empty_ones_are_none(tokenizer: Tok
         ({KIND: "json", GUIDE: "{"}, f"{GUIDE} is not JSON (Expecting property name enclosed in double quotes at "),
         ({KIND: "regex", GUIDE: "a" * 131_073}, f"{GUIDE} is a text of 131073 bytes; it must be at most 131072 bytes"),
     ],
-)  # fmt: skip
-def test_a_bad_value_is_refused_by_name_value_and_bound(
+)
+def test_a_bad_guide_is_refused_by_name_value_and_bound(
     tokenizer: Tokenizer, values: dict[str, object], message: str
 ) -> None:
-    assert len(tokenizer.vocabulary.token_bytes) == 3072
     assert refusal(tokenizer, **values).startswith(message)
 
 

@@ -125,6 +125,16 @@ def _check_exit_code_0(status: Path) -> None:
     assert status.read_text() == "0\n"
 
 
+def _is_serving(state_file: Path) -> bool:
+    state = read_state(state_file)
+    return state is not None and state.name == "serving"
+
+
+def _announce(state_file: Path) -> None:
+    command = [sys.executable, "-m", "triton_supervisor", "announce", "--seconds", "0"]
+    subprocess.run(command, env={**os.environ, "TRITON_STATE_FILE": str(state_file)}, check=True, timeout=60)
+
+
 def test_an_announced_shutdown_refuses_new_requests_answers_accepted_ones_and_ends_in_order(
     tmp_path: Path, note: Note
 ) -> None:
@@ -137,28 +147,20 @@ def test_an_announced_shutdown_refuses_new_requests_answers_accepted_ones_and_en
         addresses = Address.parse(server.http_url, 8000), Address.parse(server.metrics_url, 8002)
         return ready(*addresses, Limits(timeout=60.0), state_file=state_file).ok
 
-    def is_serving() -> bool:
-        state = read_state(state_file)
-        return state is not None and state.name == "serving"
-
     def tokens(protocol: Protocol) -> int:
         with _client(server, protocol) as client:
             return client.generate("def", LONG).num_output_tokens
 
     supervised = Supervised(stuck_after=None, notice=3600.0, state_file=state_file, restarts=0)
-    # Enough for the long requests, also on a busy machine.
-    options = ("--exit-timeout-secs=200",)
-    starting = new_server("streaming", repository=repository, options=options, supervised=supervised)
+    # 200 s are enough for the long requests, also on a busy machine.
+    starting = new_server(
+        "streaming", repository=repository, options=("--exit-timeout-secs=200",), supervised=supervised
+    )
     with starting as server, in_use("announced", server):
         with _client(server, "http") as client:
-            until(is_serving, lambda: "it serves")
+            until(lambda: _is_serving(state_file), lambda: "it serves")
             assert is_ready()
-            subprocess.run(
-                [sys.executable, "-m", "triton_supervisor", "announce", "--seconds", "0"],
-                env={**os.environ, "TRITON_STATE_FILE": str(state_file)},
-                check=True,
-                timeout=60,
-            )
+            _announce(state_file)
             until(lambda: not is_ready(), lambda: "it isn't ready any more")
             assert client.generate("def", max_tokens=1).num_output_tokens == 1, "it doesn't serve any more"
         metrics = Metrics(server)

@@ -123,21 +123,20 @@ def main(
         supervised=None if unsupervised else supervised,
         on_condition=file.server_serves,
     )
+    ports: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     try:
-        endpoint = None
-        if openai_port is not None:
-            _check_ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port})
-            endpoint = OpenAIEndpoint(host, openai_port, server.exit_timeout, model)
+        endpoint = None if openai_port is None else _endpoint(server, host, ports | {"openai": openai_port}, model)
         sys.exit(_serve(server, endpoint, host, file))
     except LauncherError as error:
         click.echo(f"triton_local: {error}", err=True)
         sys.exit(error.exit_code)
 
 
-def _check_ports(host: str, ports: dict[Service, int]) -> None:
-    """Raise PortInUseError if one is taken, or two are the same."""
+def _endpoint(server: LocalTriton, host: str, ports: dict[Service, int], model: str | None) -> OpenAIEndpoint:
+    """Return the server's endpoint. Raises PortInUseError if one of all ports is taken, or two are the same."""
     with HeldPorts(resolve_host(host), ports):
         pass
+    return OpenAIEndpoint(host, ports["openai"], server.exit_timeout, model)
 
 
 def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, file: ReadyFile) -> int:

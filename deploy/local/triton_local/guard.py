@@ -45,7 +45,7 @@ from triton_supervisor.shared_memory import (
     remove_shared_memory,
 )
 from triton_supervisor.state import StateFile
-from triton_supervisor.supervision import Supervised, Supervision
+from triton_supervisor.supervision import SupervisedServer, Supervision
 
 from triton_local.errors import LauncherError
 from triton_local.ports import SERVICES, HeldPorts, reachable_host
@@ -193,7 +193,9 @@ class Guard:
         host = reachable_host(options.host)
         metrics = None if options.metrics_port is None else Address(host, options.metrics_port)
         http, prefix, models = Address(host, options.http_port), options.shm_prefix, options.model
-        supervised = Supervised(http, metrics, self._key, prefix, options.grace, options.notice, options.stuck, models)
+        supervised = SupervisedServer(
+            http, metrics, self._key, prefix, options.grace, options.notice, options.stuck, models
+        )
         return Supervision(server, supervised, self._state, _say)
 
     def _each_round(self) -> None:

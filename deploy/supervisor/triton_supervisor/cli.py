@@ -28,7 +28,7 @@ from triton_supervisor.restarts import Restarts
 from triton_supervisor.settings import RESTARTS_VARIABLE, RefusedError, Settings
 from triton_supervisor.shared_memory import container_prefix, remove_shared_memory
 from triton_supervisor.state import StateFile, announcement_file
-from triton_supervisor.supervision import Supervised, Supervision
+from triton_supervisor.supervision import SupervisedServer, Supervision
 
 REFUSED = 2
 _NAME = "triton_supervisor"
@@ -83,7 +83,7 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     ready_port = None if settings.ready_port is None else ReadyPort(settings.ready_port, state)
     set_stack_limit()
 
-    supervised = Supervised(
+    supervised = SupervisedServer(
         plan.http, plan.metrics, key, prefix, settings.grace, settings.notice, settings.stuck or None, plan.models
     )
 

@@ -37,7 +37,7 @@ _UNLOADS_WITHOUT_PROCESS_S = 3.0
 
 
 @dataclass(frozen=True)
-class Supervised:
+class SupervisedServer:
     """What is known of a server that was started with `control_arguments(key, models)`, and the times it is given.
 
     metrics: None when they are off. key: of its repository API. shm_prefix: as in `prefix_argument` and
@@ -59,7 +59,7 @@ class Supervision:
     """A LifeCourse; it starts threads."""
 
     def __init__(
-        self, server: ServerProcess, supervised: Supervised, state: StateFile, say: Callable[[str], None]
+        self, server: ServerProcess, supervised: SupervisedServer, state: StateFile, say: Callable[[str], None]
     ) -> None:
         http, metrics = supervised.http, supervised.metrics
         self._server = server

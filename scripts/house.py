@@ -111,7 +111,7 @@ def way() -> None:
     """Files on a greedy request's way, as the numbered list of docs/architecture.md has them, from the root or 1/."""
     named = re.findall(r"^\d+\. \[?`([\w/.]+\.py)`", WAY.read_text(), re.MULTILINE)
     print()
-    number("files on a greedy request's way, as listed", len(named), WAY_FILES)
+    number("files on a greedy request's way, as listed", len(named) or None, WAY_FILES)
     number("  of them missing", sum(not (MODEL / name).exists() and not (ROOT / name).exists() for name in named), 0)
 
 

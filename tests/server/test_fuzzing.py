@@ -1,7 +1,7 @@
 """Hostile requests and random bytes on both ports cause no crash, hang, server error or leak, and change no answer.
 
-`make hostile` sends any number, from any seed. An attack with a wrong answer is shrunk; one
-that ends the server can't be, and the failure shows those sent last.
+`make hostile` sends any number, from any seed. An attack with a wrong answer is shrunk; one that ends the server can't
+be, and the failure shows those sent last.
 """
 
 from __future__ import annotations

@@ -191,10 +191,15 @@ class Guard:
         if not options.supervised:
             return Unwatched(server, options.grace, _say)
         host = reachable_host(options.host)
-        metrics = None if options.metrics_port is None else Address(host, options.metrics_port)
-        http, prefix, models = Address(host, options.http_port), options.shm_prefix, options.model
         supervised = SupervisedServer(
-            http, metrics, self._key, prefix, options.grace, options.notice, options.stuck, models
+            http=Address(host, options.http_port),
+            metrics=None if options.metrics_port is None else Address(host, options.metrics_port),
+            key=self._key,
+            shm_prefix=options.shm_prefix,
+            grace=options.grace,
+            notice=options.notice,
+            stuck=options.stuck,
+            models=options.model,
         )
         return Supervision(server, supervised, self._state, _say)
 

@@ -84,7 +84,14 @@ def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     set_stack_limit()
 
     supervised = SupervisedServer(
-        plan.http, plan.metrics, key, prefix, settings.grace, settings.notice, settings.stuck or None, plan.models
+        http=plan.http,
+        metrics=plan.metrics,
+        key=key,
+        shm_prefix=prefix,
+        grace=settings.grace,
+        notice=settings.notice,
+        stuck=settings.stuck or None,
+        models=plan.models,
     )
 
     def begin(restarts: int) -> Life:

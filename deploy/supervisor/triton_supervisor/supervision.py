@@ -36,7 +36,7 @@ _UNLOADS_WITHOUT_PROCESS_S = 3.0
 """Triton notices sooner that the process of a model that it unloads has ended."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SupervisedServer:
     """What is known of a server that was started with `control_arguments(key, models)`, and the times it is given.
 

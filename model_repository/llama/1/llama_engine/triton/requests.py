@@ -100,8 +100,8 @@ class RequestDecoder:
         ]
 
     def _refuse(self, response: Response, error: RequestError) -> None:
-        # Frames of their tracebacks refer to the request, and the response to the error: such a cycle may last until
-        # the interpreter's end, where a request ends the process with signal 11.
+        # The frames of an error's traceback refer to the request, and the response to the error: such a cycle may last
+        # until the interpreter's end, where a request ends the process with signal 11.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         response.error = error
         self.stats.record_refused(error)

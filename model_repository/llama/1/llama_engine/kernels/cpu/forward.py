@@ -8,7 +8,15 @@ import torch
 from torch.nn import functional
 
 from llama_engine.kernels.cpu.library import CpuKernels, use_huge_pages
-from llama_engine.kernels.cpu.packing import Dimensions, PackedLayer, PackedLinear, QuantizedRows, pad_gain, padded
+from llama_engine.kernels.cpu.packing import (
+    ROWS,
+    Dimensions,
+    PackedLayer,
+    PackedLinear,
+    QuantizedRows,
+    pad_gain,
+    padded,
+)
 from llama_engine.kernels.cpu.structures import Cache, Layer, Model
 from llama_engine.model.kv_cache import BLOCK, KVCacheShape
 
@@ -25,7 +33,7 @@ def scratch_bytes(dimensions: Dimensions, positions: int, room: int) -> int:
     attended = padded(dimensions.heads * dimensions.padded_head_dim)
     qkv = padded((dimensions.heads + 2 * dimensions.kv_heads) * dimensions.padded_head_dim)
     floats = 4 * (qkv + attended + intermediate) * room
-    terms = (2 * (hidden + attended + intermediate) + 3 * 12) * padded(room, 12)
+    terms = (2 * (hidden + attended + intermediate) + 3 * 12) * padded(room, ROWS)
     attention = 16 * (positions + dimensions.padded_head_dim) * torch.get_num_threads()
     norm = 4 * hidden
     return floats + terms + attention + norm

@@ -30,7 +30,7 @@ struct Matrix {
 
 // Quantized rows. The form of `terms` is the instruction set's own.
 struct Quantized {
-    int8_t* terms;    // room for [rows, to a multiple of 12][2][inputs]
+    int8_t* terms;    // room for [rows, to a multiple of 12][2][inputs]: whole groups
     float* scale;     // [rows]
     int32_t* offset;  // [rows][2]: what the packed weights' zero adds to the sums of each term
     int32_t inputs, count;  // count: of terms, 1 or 2

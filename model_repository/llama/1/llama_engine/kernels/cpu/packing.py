@@ -20,6 +20,9 @@ UNIT = 64
 OUTPUTS = 16
 """Outputs of a packed block."""
 
+ROWS = 12
+"""Room is for a multiple of as many rows: whole groups of 6 rows (AVX2), and of 8 terms, of which a row has up to 2."""
+
 MOST_INPUTS = 2**31 // (127 * 128)
 """A sum of this many products of a term and a weight always fits int32: 132,104."""
 
@@ -97,8 +100,7 @@ class QuantizedRows:
 
     def __post_init__(self) -> None:
         self.tensors = (
-            # The kernels group rows, at most 12 together.
-            torch.zeros(padded(self.rows, 12), 2, self.inputs, dtype=torch.int8),
+            torch.zeros(padded(self.rows, ROWS), 2, self.inputs, dtype=torch.int8),
             torch.zeros(self.rows),
             torch.zeros(self.rows, 2, dtype=torch.int32),
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llama_engine.api.bounds import Bound, Flag, OneOf, Real, Text, Whole
-from llama_engine.api.compound_bounds import Numbers, TokenBias, TokenIds, Words
+from llama_engine.api.compound_types import Numbers, TokenBias, TokenIds, Words
+from llama_engine.api.value_types import Bound, Flag, OneOf, Real, Text, Whole
 
 MAX_STOP_WORDS = 16
 MAX_BAD_WORDS = 64

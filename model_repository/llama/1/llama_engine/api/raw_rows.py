@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_engine.api.bounds import BoundError, show
-from llama_engine.api.compound_bounds import read_object
+from llama_engine.api.compound_types import read_object
 from llama_engine.api.fields import ALIASES, FIELDS, PROMPTS, SAMPLING_PARAMETERS, Field, field_of
+from llama_engine.api.value_types import BoundError, show
 from llama_engine.errors import InvalidRequest
 
 RawInputs = Mapping[str, NDArray[Any]]

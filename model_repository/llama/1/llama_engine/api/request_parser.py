@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llama_engine.api.bounds import BoundError
-from llama_engine.api.compound_bounds import count_ids, read_object
+from llama_engine.api.compound_types import count_ids, read_object
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.fields import GUIDE_TYPES, MAX_COMPLETIONS
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.api.raw_rows import Parameters, RawInputs, RawRow, raw_rows
+from llama_engine.api.value_types import BoundError
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_engine.api.bounds import BoundError, Real, decode, show
+from llama_engine.api.value_types import BoundError, Real, decode, show
 
 JSON_CHARACTERS = 1 << 20
 """Of a value in JSON: beyond every use, and parsed in some milliseconds."""

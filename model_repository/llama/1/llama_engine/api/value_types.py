@@ -1,4 +1,4 @@
-"""What single values a field of a request may have, and their Python form; `compound_bounds` has lists and objects.
+"""What single values a field of a request may have, and their Python form; `compound_types` has lists and objects.
 
 A value comes from a tensor (NumPy scalars, bytes; arrays for lists) or from JSON. JSON's numbers and flags may also be
 strings, as the clients of Triton's vLLM backend send them. A violation raises BoundError with the value and the bound.

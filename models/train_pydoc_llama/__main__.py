@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 from models.train_pydoc_llama.architecture import CONTEXT, new_model
 from models.train_pydoc_llama.batches import BatchSource, held_out_rows
 from models.train_pydoc_llama.corpus import Corpus, build_corpus
+from models.train_pydoc_llama.hyperparameters import Plan
 from models.train_pydoc_llama.perplexity import perplexity
-from models.train_pydoc_llama.plan import Plan
 from models.train_pydoc_llama.publishing import publish
 from models.train_pydoc_llama.tokenizer import load_tokenizer, train_tokenizer
 from models.train_pydoc_llama.trainer import Trainer

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from models.train_pydoc_llama.batches import BatchSource
+from models.train_pydoc_llama.hyperparameters import Plan
 from models.train_pydoc_llama.muon import Muon
-from models.train_pydoc_llama.plan import Plan
 
 
 class Trainer:

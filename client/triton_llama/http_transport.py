@@ -75,7 +75,12 @@ class HttpTransport(_Transport):
         wire_request = http_wire.stream_request(self._endpoint, model, request)
         with self._errors(timeout), closing(self._send(wire_request, timeout, stream=True)) as response:
             if response.status_code != 200:
-                raise from_generate_response(response.status_code, response.read())
+                body = b""
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > http_wire.LARGEST_ERROR:
+                        break
+                raise from_generate_response(response.status_code, body)
             reader = PieceReader(response)
             for event in EventSource(response).iter_sse():
                 if event.data:
@@ -128,8 +133,13 @@ class AsyncHttpTransport(_Transport):
                 response = await self._send(wire_request, stream=True)
             async with aclosing(response):
                 if response.status_code != 200:
+                    body = b""
                     async with asyncio.timeout_at(deadline):
-                        raise from_generate_response(response.status_code, await response.aread())
+                        async for chunk in response.aiter_bytes():
+                            body += chunk
+                            if len(body) > http_wire.LARGEST_ERROR:
+                                break
+                    raise from_generate_response(response.status_code, body)
                 reader = PieceReader(response)
                 async with aclosing(EventSource(response).aiter_sse()) as events:
                     while True:

@@ -25,6 +25,8 @@ from triton_llama.translate import from_http_response, from_stream_error
 
 LARGEST_EVENT = 4 * 2**20
 """Bytes of one event; Triton's longest is a whole text with its prompt."""
+LARGEST_ERROR = 65536
+"""Bytes to read of a stream's response other than 200."""
 
 _EVENTS = "text/event-stream"
 _EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n")

@@ -85,6 +85,20 @@ def test_events_are_pieces_however_they_are_written(stream: Stream, chunks: list
         assert stream(port).texts == texts
 
 
+@both_clients
+def test_an_endless_error_page_is_cut_off(stream: Stream) -> None:
+    def babble(connection: socket.socket) -> None:
+        receive_request(connection)
+        send_head(connection, "502 Bad Gateway", "text/html")
+        while True:
+            send_chunk(connection, b"x" * 4096)
+
+    with server(babble) as port:
+        outcome = stream(port, "http").outcome
+    assert type(outcome) is ServerError
+    assert "HTTP status 502" in str(outcome)
+
+
 @pytest.mark.parametrize("charset", ["iso-8859-1", "utf-16", "utf-8"])
 def test_events_are_utf_8_whatever_the_charset_says(charset: str) -> None:
     content_type = f"text/event-stream; charset={charset}"

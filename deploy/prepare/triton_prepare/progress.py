@@ -1,6 +1,7 @@
 """Output: lines, and a progress bar on a terminal."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +21,17 @@ def say(line: str) -> None:
 @contextmanager
 def stage(name: str, total: int = 0) -> Iterator[Callable[[int], object]]:
     """Show a stage while the block runs, then its duration; yield a function that adds bytes done, out of `total`."""
-    started, hidden = time.monotonic(), not sys.stderr.isatty()
+    started, ended, on_terminal = time.monotonic(), threading.Event(), sys.stderr.isatty()
+
+    def report() -> None:
+        while not on_terminal and not ended.wait(15):
+            say(f"{name}: {time.monotonic() - started:.0f} s so far")
+
     say(name)
-    with tqdm(total=total, desc=name, unit="B", unit_scale=True, leave=False, disable=hidden) as bar:
-        yield bar.update
+    threading.Thread(target=report, daemon=True).start()
+    try:
+        with tqdm(total=total, desc=name, unit="B", unit_scale=True, leave=False, disable=not on_terminal) as bar:
+            yield bar.update
+    finally:
+        ended.set()
     say(f"{name}: done in {time.monotonic() - started:.1f} s")

@@ -74,7 +74,8 @@ inline void quantize_row(const float* x, const float* gain, float factor, const 
     to.offset[2 * row + 1] = ZERO * static_cast<int32_t>(sum(sum_low));
 }
 
-// The scaled products of the rows [row, end) with two blocks; finish(row, block, Lanes[2]). next: the two blocks after.
+// The scaled products of the rows [row, end) with two blocks; finish(row, block, Lanes[2]). `next`: this
+// thread's next two blocks.
 template <class Finish>
 inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t row, int64_t end,
                  const Finish& finish) {

@@ -69,6 +69,9 @@ class KVCache:
         scales = size if self._quantized else (shape.layers, 0)
         self.key_scales = torch.zeros(scales, dtype=_SCALE, device=device)
         self.value_scales = torch.zeros_like(self.key_scales)
+        self._tensors = [self.keys, self.values]
+        if self._quantized:
+            self._tensors += [self.key_scales, self.value_scales]
 
     def write(
         self, layer: int, slots: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -83,11 +86,13 @@ class KVCache:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy a slot's first positions to another slot, in every layer."""
-        tensors = [self.keys, self.values]
-        if self._quantized:
-            tensors += [self.key_scales, self.value_scales]
-        for tensor in tensors:
+        for tensor in self._tensors:
             tensor[:, target, :, :length] = tensor[:, source, :, :length]
+
+    def clear(self, layer: int, slot: int, first: int, end: int) -> None:
+        """Set a layer's positions of a slot from `first` to before `end` to zeros."""
+        for tensor in self._tensors:
+            tensor[layer, slot, :, first:end] = 0
 
     def read(
         self, layer: int, slots: int | torch.Tensor, length: int, dtype: torch.dtype

@@ -1,13 +1,14 @@
 """The model runner in PyTorch: `Llama.forward` over `KVCache`, with attention for a CPU and for a GPU.
 
-On a CPU each chunk attends on its own, over exactly its own positions, so that neither its time nor its bits depend on
-other rows; a decode step's rows are chunks of one token. On a GPU a call per row would be launch-bound: a decode step
-is one call for all rows, fused, or PyTorch's with a mask over the longest row.
+On a CPU a prompt attends in blocks of its positions, the same ones in any cut of it, and a decode step's rows each over
+exactly their own positions: neither their time nor their bits depend on other rows, nor the bits on the cut. On a GPU a
+call per row would be launch-bound: a chunk of a prompt attends in one call, and a decode step's rows in another, fused,
+or PyTorch's with a mask over the longest row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -20,10 +21,15 @@ from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_runner import Chunk
 
+ATTENTION_BLOCK = 64
+"""Positions of a prompt that attend in one call on a CPU. PyTorch's bits depend on a call's shapes."""
+
 
 class Extent(NamedTuple):
-    """A chunk without its tokens. mask: [length, start + length], which positions its tokens attend to; None is causal
-    over the chunk itself, or everything for one token.
+    """Successive positions of a slot, those of a chunk or of the part of it that lies in one block.
+
+    mask: which of the slot's first positions are attended to, [length, start + length] for a chunk, [tokens of the
+    whole block, its end] for a part. None is causal over the extent itself, or everything for one token.
     """
 
     slot: int
@@ -53,13 +59,18 @@ class TorchRunner:
 
         every: those of all their tokens instead, [tokens, hidden].
         """
-        extents = [self._extent(chunk) for chunk in chunks]
+        if self._attends_alone:
+            extents = [block for chunk in chunks for block in self._blocks(chunk)]
+            attend = partial(self._attend_each, self._attend_block, extents)
+        else:
+            extents = [self._extent(chunk) for chunk in chunks]
+            attend = partial(self._attend_each, self._attend_chunk, extents)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
         positions = torch.cat([self._columns[one.start : one.start + one.length] for one in extents])
-        lengths = torch.tensor([one.length for one in extents], device=self.device)
-        slots = torch.tensor([one.slot for one in extents], device=self.device)
+        lengths = torch.tensor([len(chunk.tokens) for chunk in chunks], device=self.device)
+        slots = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
         slots = slots.repeat_interleave(lengths, output_size=len(tokens))
-        hidden = self._run(tokens, slots, positions, partial(self._attend_chunks, extents))
+        hidden = self._run(tokens, slots, positions, attend)
         return hidden if every else hidden[lengths.cumsum(0) - 1]
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -74,7 +85,7 @@ class TorchRunner:
         """
         if self._attends_alone:
             extents = [Extent(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]
-            return self._run(tokens, slots, positions, partial(self._attend_chunks, extents))
+            return self._run(tokens, slots, positions, partial(self._attend_each, self._attend_token, extents))
         return self._run(tokens, slots, positions, partial(self._attend_rows, slots, positions, span))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -101,6 +112,16 @@ class TorchRunner:
         mask = self._columns[: start + length] <= self._columns[start : start + length, None]
         return Extent(slot, start, length, mask)
 
+    def _blocks(self, chunk: Chunk) -> Iterator[Extent]:
+        """Cut a chunk where a block of ATTENTION_BLOCK positions ends."""
+        start, end = chunk.start, chunk.start + len(chunk.tokens)
+        while start < end:
+            first = start - start % ATTENTION_BLOCK
+            last = min(first + ATTENTION_BLOCK, len(self._columns))
+            length = min(end, last) - start
+            yield Extent(chunk.slot, start, length, self._columns[:last] <= self._columns[first:last, None])
+            start += length
+
     def _run(
         self,
         tokens: torch.Tensor,
@@ -116,31 +137,59 @@ class TorchRunner:
 
         return self.model.forward(tokens, positions, write_and_attend)
 
-    def _attend_chunks(self, extents: Sequence[Extent], layer: int, query: torch.Tensor) -> torch.Tensor:
-        """Attention of tokens [n], chunk by chunk, each over its slot's positions up to its own."""
+    def _attend_each(
+        self,
+        attend: Callable[[int, Extent, torch.Tensor], torch.Tensor],
+        extents: Sequence[Extent],
+        layer: int,
+        query: torch.Tensor,
+    ) -> torch.Tensor:
+        """Attention of tokens [n], extent by extent, each over its slot's positions up to its own."""
         attended = torch.empty_like(query)
         for extent, end in zip(extents, accumulate(extent.length for extent in extents), strict=True):
             rows = slice(end - extent.length, end)
-            attended[rows] = self._attend_chunk(layer, extent, query[rows])
+            attended[rows] = attend(layer, extent, query[rows])
         return attended
 
+    def _attend_token(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
+        """Attention [1, heads, dim] of one token."""
+        keys, values = self.kv_cache.read(layer, extent.slot, extent.start + 1, query.dtype)
+        # The query heads that share a KV head are like tokens without a mask: K and V are read once.
+        grouped = query.view(len(keys), -1, query.shape[-1])
+        if query.dtype != torch.float32:
+            attended = functional.scaled_dot_product_attention(grouped[None], keys[None], values[None])
+        else:
+            # SDPA cuts a row among the threads, and its bits depend on their number; these products don't.
+            weights = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scaling).softmax(-1)
+            attended = torch.bmm(weights, values)
+        return attended.reshape(query.shape)
+
+    def _attend_block(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
+        """Attention [length, heads, dim] of those tokens of a block that a chunk has.
+
+        The others are zeros, and so are the keys and values that are not written yet: shapes are the block's own.
+        """
+        assert extent.mask is not None
+        tokens, span = extent.mask.shape
+        self.kv_cache.clear(layer, extent.slot, extent.start + extent.length, span)
+        keys, values = self.kv_cache.read(layer, extent.slot, span, query.dtype)
+        offset = extent.start + tokens - span
+        padded = functional.pad(query, (0, 0, 0, 0, offset, tokens - offset - extent.length))
+        # [KV heads, tokens of each query head in turn, dim]: K and V are read once.
+        grouped = padded.transpose(0, 1).reshape(len(keys), -1, query.shape[-1])
+        mask = extent.mask.repeat(grouped.shape[1] // tokens, 1)
+        attended = functional.scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=mask)
+        whole = attended.reshape(-1, tokens, query.shape[-1]).transpose(0, 1)
+        return whole[offset : offset + extent.length]
+
     def _attend_chunk(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
-        """Attention [length, heads, dim] of the tokens of one chunk."""
-        _, heads, dim = query.shape
-        keys, values = self.kv_cache.read(layer, extent.slot, extent.start + extent.length, query.dtype)
+        """Attention [length, heads, dim] of the tokens of one chunk, on a GPU."""
         if extent.length == 1:
-            # The query heads that share a KV head are like tokens without a mask: K and V are read once.
-            grouped = query.view(len(keys), -1, dim)
-            if query.dtype != torch.float32:
-                attended = functional.scaled_dot_product_attention(grouped[None], keys[None], values[None])
-            else:
-                # SDPA cuts a row among the threads, and its bits depend on their number; these products don't.
-                weights = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scaling).softmax(-1)
-                attended = torch.bmm(weights, values)
-            return attended.reshape(1, heads, dim)
-        group = heads // len(keys)
+            return self._attend_token(layer, extent, query)
+        keys, values = self.kv_cache.read(layer, extent.slot, extent.start + extent.length, query.dtype)
+        group = query.shape[1] // len(keys)
         if extent.mask is not None and group > 1:
-            # On a GPU, SDPA with a mask and grouped heads falls back to a kernel that stores all scores.
+            # SDPA with a mask and grouped heads falls back to a kernel that stores all scores.
             keys, values, group = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0), 1
         attended = functional.scaled_dot_product_attention(
             query.transpose(0, 1)[None],

@@ -1,15 +1,28 @@
-"""Small random Llamas for the CPU kernels, and the instruction sets that this machine can run."""
+"""Small random Llamas for the CPU kernels, and the kernels of every instruction set.
+
+Those that this machine can't run are compiled with emulated instructions (emulated.cpp).
+"""
 
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from llama_engine.kernels.cpu import reference
-from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, compile_object, find_compiler, object_path
+from llama_engine.kernels.cpu.build import (
+    COMMON_FLAGS,
+    INSTRUCTION_SETS,
+    SOURCES,
+    compile_object,
+    compile_to,
+    find_compiler,
+    object_path,
+)
 from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
@@ -39,6 +52,9 @@ RUNNABLE = _runnable()
 if not RUNNABLE:
     pytest.skip("this CPU has no AVX2", allow_module_level=True)
 
+EMULATED = {"avx512-amx": ["-DTILES"], "avx512-vnni": []}
+"""Compiler options of emulated.cpp by instruction set."""
+
 PLAIN = Dimensions(128, 4, 2, 32, 192, 256, 1e-5, 32**-0.5)
 POSITIONS = 64
 """Positions of RoPE's tables."""
@@ -46,12 +62,27 @@ POSITIONS = 64
 
 @cache
 def kernels(name: str) -> CpuKernels:
-    """Return an instruction set's kernels, compiled if they aren't; skip without a compiler."""
+    """Return an instruction set's kernels, compiled if they aren't; skip without a compiler.
+
+    Their instructions are emulated where this machine doesn't have them.
+    """
     compiler = find_compiler()
-    if compiler is None or not compiles(compiler, name):
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    if name not in RUNNABLE:
+        return _emulated(name, compiler)
+    if not compiles(compiler, name):
         pytest.skip(f"no C++ compiler that knows {name}")
     assert compile_object(compiler, name) is None
     return CpuKernels(name, object_path(name))
+
+
+def _emulated(name: str, compiler: list[str]) -> CpuKernels:
+    options = [*COMMON_FLAGS, *INSTRUCTION_SETS["avx2"], *EMULATED[name], "-Wno-psabi", f"-I{SOURCES}"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "emulated.so"
+        assert compile_to(path, [*compiler, *options, str(Path(__file__).with_name("emulated.cpp"))]) is None
+        return CpuKernels(name, path)
 
 
 def random_linear(outputs: int, inputs: int, generator: torch.Generator, bias: bool = False) -> LinearWeight:

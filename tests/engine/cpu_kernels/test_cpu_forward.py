@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from engine.cpu_kernels.models import PLAIN, RUNNABLE, kernels, random_tokens, runner, small_llama
+from engine.cpu_kernels.models import PLAIN, kernels, random_tokens, runner, small_llama
 from engine.int8_layers import threads
+from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.forward import CpuForward
 from llama_engine.kernels.cpu.packing import Dimensions
 
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
-each_instruction_set = pytest.mark.parametrize("name", RUNNABLE)
+each_instruction_set = pytest.mark.parametrize("name", INSTRUCTION_SETS)
 each_cache = pytest.mark.parametrize("cache", CACHES, ids=["float32", "bfloat16", "int8"])
 
 SHAPES = {
@@ -87,7 +88,7 @@ def test_the_number_of_threads_changes_no_bit(name: str, cache: torch.dtype) -> 
 
 def test_more_threads_than_at_the_start_give_the_same_bits() -> None:
     with threads(1):
-        run = runner(RUNNABLE[0])
+        run = runner("avx2")
         expected = run.logits(random_tokens(50, 0), 1, 0)
     assert len(run.forward._scratch) == 1
     with threads(3):
@@ -99,9 +100,7 @@ def test_more_threads_than_at_the_start_give_the_same_bits() -> None:
 
 @each_cache
 def test_all_instruction_sets_give_the_same_bits(cache: torch.dtype) -> None:
-    if len(RUNNABLE) < 2:
-        pytest.skip("this CPU has one instruction set of the kernels")
-    results = [runner(name, cache=cache).logits(random_tokens(50, 0), 1, 0) for name in RUNNABLE]
+    results = [runner(name, cache=cache).logits(random_tokens(50, 0), 1, 0) for name in INSTRUCTION_SETS]
     for result in results[1:]:
         assert torch.equal(result, results[0])
 
@@ -137,7 +136,7 @@ def test_a_sequence_reads_nothing_of_its_slots_earlier_sequence(name: str, cache
 
 
 def test_two_caches_share_weights_and_nothing_else() -> None:
-    llama = small_llama().packed(kernels(RUNNABLE[0]))
+    llama = small_llama().packed(kernels("avx2"))
     shape = small_llama().cache_shape(2, torch.bfloat16)
     first, second = CpuForward(llama, shape), CpuForward(llama, shape)
     slots, positions = torch.zeros(20, dtype=torch.long), torch.arange(20)
@@ -150,4 +149,4 @@ def test_two_caches_share_weights_and_nothing_else() -> None:
 def test_tables_shorter_than_the_cache_are_refused() -> None:
     llama = small_llama()
     with pytest.raises(ValueError, match="RoPE's tables have 64 positions, and the cache has 80"):
-        CpuForward(llama.packed(kernels(RUNNABLE[0])), llama.cache_shape(1, torch.float32, tokens=65))
+        CpuForward(llama.packed(kernels("avx2")), llama.cache_shape(1, torch.float32, tokens=65))

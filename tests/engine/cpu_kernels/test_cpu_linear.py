@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from engine.cpu_kernels.models import RUNNABLE, kernels
+from engine.cpu_kernels.models import kernels
 from engine.int8_layers import random_rows, random_weight, threads
 from llama_engine.kernels.cpu import reference
+from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
 from llama_engine.kernels.cpu.packing import MOST_INPUTS, pack_linear
 from llama_engine.kernels.cpu.selection import run_linear
 from llama_engine.model.weights import LinearWeight
 
 
 @pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (1, 1), (33, 100), (96, 1024), (40, 5632), (17, 11009)])
 def test_a_product_has_the_bits_of_the_int64_product(name: str, outputs: int, inputs: int, terms: int) -> None:
     layer, x = random_weight(outputs, inputs, bias=True), random_rows(37, inputs)
@@ -19,7 +20,7 @@ def test_a_product_has_the_bits_of_the_int64_product(name: str, outputs: int, in
 
 
 @pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_the_largest_sums_are_exact(name: str, terms: int) -> None:
     # The packed weights, up to 255, and the terms, up to 127, have sums beyond 2³¹ here, which must wrap around.
     inputs = MOST_INPUTS
@@ -32,7 +33,7 @@ def test_the_largest_sums_are_exact(name: str, terms: int) -> None:
     assert torch.equal(run_linear(kernels(name), x, layer, terms), reference.linear(x, layer, terms))
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_a_row_has_the_same_bits_alone_and_among_any_number_of_rows(name: str) -> None:
     layer, x = random_weight(80, 200), random_rows(99, 200)
     together = run_linear(kernels(name), x, layer, 2)
@@ -42,7 +43,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number_of_rows(name: str) -
                 assert torch.equal(run_linear(kernels(name), x[99 - rows :], layer, 2), together[99 - rows :])
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_that_is_not_finite_gives_nan_in_its_own_row_alone(name: str, value: float) -> None:
     layer, x = random_weight(64, 128), random_rows(9, 128)
@@ -54,7 +55,7 @@ def test_a_row_that_is_not_finite_gives_nan_in_its_own_row_alone(name: str, valu
     assert torch.equal(result[others], expected[others])
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 @pytest.mark.parametrize("size", [0.0, 1e-42, 1e-37, 1e37])
 def test_rows_of_any_size_are_quantized(name: str, size: float) -> None:
     layer, x = random_weight(64, 128), (random_rows(3, 128).sigmoid() - 0.5) * size
@@ -64,4 +65,4 @@ def test_rows_of_any_size_are_quantized(name: str, size: float) -> None:
 
 def test_float_weights_are_refused() -> None:
     with pytest.raises(ValueError, match=r"torch\.float32, and the CPU kernels take int8"):
-        pack_linear(kernels(RUNNABLE[-1]), LinearWeight(torch.zeros(2, 2)))
+        pack_linear(kernels("avx2"), LinearWeight(torch.zeros(2, 2)))

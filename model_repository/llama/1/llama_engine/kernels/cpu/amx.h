@@ -32,8 +32,8 @@ inline void configure_tiles(int first, int second) {
         config.rows[t] = static_cast<uint8_t>(rows[t] ? rows[t] : 1);
         config.bytes[t] = TILE_INPUTS;
     }
-    // Not _tile_loadconfig: GCC 12 drops the stores to a local config.
-    asm volatile("ldtilecfg %0" : : "m"(config));
+    asm volatile("" : : "r"(&config) : "memory");  // or GCC 12 drops the stores to a local config
+    _tile_loadconfig(&config);
     configured = first * 32 + second;
 }
 

@@ -147,7 +147,7 @@ private:
     static float softmax(const Head<Element>& head, int64_t length, float* scores) {
         Lanes top = set(-INFINITY), total = set(0.0f);
         for (int64_t at = 0; at < length; at += BLOCK) top = max(top, load(scores + at * QUERIES));
-        const Lanes highest = set(largest(top));
+        const Lanes highest = set(largest_lane(top));
         for (int64_t at = 0; at < length; at += BLOCK) {
             Lanes weights = first(held(length, at), exp(load(scores + at * QUERIES) - highest), set(0.0f));
             total = total + weights;

@@ -141,7 +141,7 @@ inline float sum(Lanes x) {
     return lane[0];
 }
 
-inline float largest(Lanes x) {
+inline float largest_lane(Lanes x) {
     float lane[LANES];
     store(lane, x);
     float result = lane[0];
@@ -179,7 +179,7 @@ struct Range {
             top = max(top, abs(v));
             poison = fma(v, set(0.0f), poison);
         }
-        largest = ::largest(top);
+        largest = largest_lane(top);
         finite = sum(poison) == 0.0f;
         // Above the smallest normal number's inverse, so that 127 / largest is finite.
         inverse = set(finite && largest > 1e-30f ? 127.0f / largest : 0.0f);

@@ -1,0 +1,185 @@
+// The kernels of AVX512-VNNI, and with -DTILES those of AMX, for a processor that has AVX2 and FMA alone: each instruction
+// is a loop over its lanes, after the operation in Intel's intrinsics guide.
+#include <immintrin.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#undef _tile_dpbsud
+#undef _tile_loadconfig
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+
+// Names that the kernels find here hide those of immintrin.h.
+namespace emulated {
+
+template <class Lane, class Vector>
+inline Lane at(const Vector& vector, int i) {
+    Lane lane;
+    std::memcpy(&lane, reinterpret_cast<const char*>(&vector) + i * sizeof(Lane), sizeof(Lane));
+    return lane;
+}
+
+// lane(0), lane(1) …
+template <class Vector, class Lane, class Body>
+inline Vector each(const Body& lane) {
+    Lane lanes[sizeof(Vector) / sizeof(Lane)];
+    int i = 0;
+    for (Lane& one : lanes) one = lane(i++);
+    Vector vector;
+    std::memcpy(&vector, lanes, sizeof(vector));
+    return vector;
+}
+template <class Body>
+inline __m512 floats(const Body& lane) {
+    return each<__m512, float>(lane);
+}
+template <class Body>
+inline __m512i integers(const Body& lane) {
+    return each<__m512i, int32_t>(lane);
+}
+template <class Body>
+inline __m512d doubles(const Body& lane) {
+    return each<__m512d, double>(lane);
+}
+
+inline __m512 _mm512_loadu_ps(const float* p) { return floats([&](int i) { return p[i]; }); }
+inline void _mm512_storeu_ps(float* p, __m512 x) { std::memcpy(p, &x, sizeof(x)); }
+inline __m512 _mm512_set1_ps(float x) { return floats([&](int) { return x; }); }
+inline __m512 _mm512_add_ps(__m512 x, __m512 y) { return x + y; }
+inline __m512 _mm512_sub_ps(__m512 x, __m512 y) { return x - y; }
+inline __m512 _mm512_mul_ps(__m512 x, __m512 y) { return x * y; }
+inline __m512 _mm512_div_ps(__m512 x, __m512 y) { return x / y; }
+inline __m512 _mm512_fmadd_ps(__m512 x, __m512 y, __m512 z) {
+    return floats([&](int i) { return std::fma(x[i], y[i], z[i]); });
+}
+inline __m512 _mm512_max_ps(__m512 x, __m512 y) {
+    return floats([&](int i) { return x[i] > y[i] ? x[i] : y[i]; });
+}
+inline __m512 _mm512_min_ps(__m512 x, __m512 y) {
+    return floats([&](int i) { return x[i] < y[i] ? x[i] : y[i]; });
+}
+inline __m512 _mm512_abs_ps(__m512 x) {
+    return floats([&](int i) { return std::fabs(x[i]); });
+}
+inline __m512 _mm512_roundscale_ps(__m512 x, int) {  // to the nearest integer
+    return floats([&](int i) { return std::nearbyint(x[i]); });
+}
+inline __m512 _mm512_scalef_ps(__m512 x, __m512 n) {
+    return floats([&](int i) { return std::scalbn(x[i], static_cast<int>(std::floor(n[i]))); });
+}
+inline __m512 _mm512_mask_blend_ps(__mmask16 mask, __m512 x, __m512 y) {
+    return floats([&](int i) { return mask >> i & 1 ? y[i] : x[i]; });
+}
+
+inline __m512 _mm512_castsi512_ps(__m512i x) { return reinterpret_cast<__m512>(x); }
+inline __m512i _mm512_cvtepu16_epi32(__m256i x) {
+    return integers([&](int i) { return at<uint16_t>(x, i); });
+}
+inline __m512i _mm512_cvtepi8_epi32(__m128i x) {
+    return integers([&](int i) { return at<int8_t>(x, i); });
+}
+inline __m512 _mm512_cvtepi32_ps(__m512i x) {
+    return floats([&](int i) { return static_cast<float>(at<int32_t>(x, i)); });
+}
+inline __m512i _mm512_cvtps_epi32(__m512 x) {
+    return integers([&](int i) { return _mm_cvtss_si32(_mm_set_ss(x[i])); });
+}
+inline __m128i _mm512_cvtepi32_epi8(__m512i x) {
+    return each<__m128i, int8_t>([&](int i) { return static_cast<int8_t>(at<int32_t>(x, i)); });
+}
+inline __m512i _mm512_slli_epi32(__m512i x, unsigned bits) {
+    return integers([&](int i) { return at<uint32_t>(x, i) << bits; });
+}
+inline __m512i _mm512_set1_epi32(int32_t x) {
+    return integers([&](int) { return x; });
+}
+inline __m512i _mm512_sub_epi32(__m512i x, __m512i y) {  // wraps around
+    return integers([&](int i) { return at<uint32_t>(x, i) - at<uint32_t>(y, i); });
+}
+inline __m512i _mm512_loadu_si512(const void* p) {
+    __m512i x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+}
+inline __m512i _mm512_load_si512(const void* p) { return _mm512_loadu_si512(p); }
+inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i weights, __m512i terms) {
+    return integers([&](int i) {
+        uint32_t sum = at<uint32_t>(sums, i);
+        for (int j = 4 * i; j < 4 * i + 4; j++) sum += at<uint8_t>(weights, j) * at<int8_t>(terms, j);
+        return sum;
+    });
+}
+
+inline __m512d _mm512_set1_pd(double x) {
+    return doubles([&](int) { return x; });
+}
+inline __m512d _mm512_cvtepi32_pd(__m256i x) {
+    return doubles([&](int i) { return at<int32_t>(x, i); });
+}
+inline __m512d _mm512_fmadd_pd(__m512d x, __m512d y, __m512d z) {
+    return doubles([&](int i) { return std::fma(x[i], y[i], z[i]); });
+}
+inline __m256 _mm512_cvtpd_ps(__m512d x) {
+    return each<__m256, float>([&](int i) { return static_cast<float>(x[i]); });
+}
+inline __m256i _mm512_castsi512_si256(__m512i x) { return at<__m256i>(x, 0); }
+inline __m256i _mm512_extracti64x4_epi64(__m512i x, int half) { return at<__m256i>(x, half); }
+inline __m512 _mm512_castps256_ps512(__m256 x) {
+    return floats([&](int i) { return i < 8 ? x[i] : 0.0f; });
+}
+inline __m512 _mm512_insertf32x8(__m512 x, __m256 y, int half) {
+    return floats([&](int i) { return i / 8 == half ? y[i % 8] : x[i]; });
+}
+
+// The tile registers of a thread. rows, bytes: of the configuration; what is read beyond them is 0.
+struct Tiles {
+    int rows[8], bytes[8];
+    uint8_t content[8][16][64];
+};
+static thread_local Tiles tiles;
+
+inline void _tile_loadconfig(const void* config) {
+    auto* from = static_cast<const uint8_t*>(config);
+    for (int t = 0; t < 8; t++) {
+        tiles.bytes[t] = from[16 + 2 * t] + 256 * from[17 + 2 * t];
+        tiles.rows[t] = from[48 + t];
+    }
+    std::memset(tiles.content, 0, sizeof(tiles.content));
+}
+inline void _tile_zero(int tile) { std::memset(tiles.content[tile], 0, sizeof(tiles.content[tile])); }
+inline void _tile_loadd(int tile, const void* from, int64_t stride) {
+    _tile_zero(tile);
+    for (int r = 0; r < tiles.rows[tile]; r++)
+        std::memcpy(tiles.content[tile][r], static_cast<const char*>(from) + r * stride, tiles.bytes[tile]);
+}
+inline void _tile_stored(int tile, void* to, int64_t stride) {
+    for (int r = 0; r < tiles.rows[tile]; r++)
+        std::memcpy(static_cast<char*>(to) + r * stride, tiles.content[tile][r], tiles.bytes[tile]);
+}
+// c += a · b: signed bytes of a, unsigned bytes of b.
+inline void _tile_dpbsud(int c, int a, int b) {
+    for (int m = 0; m < tiles.rows[c]; m++)
+        for (int k = 0; k < tiles.bytes[a] / 4; k++)
+            for (int n = 0; n < tiles.bytes[c] / 4; n++) {
+                uint32_t sum = at<uint32_t>(tiles.content[c][m], n);
+                for (int j = 0; j < 4; j++)
+                    sum += at<int8_t>(tiles.content[a][m], 4 * k + j) * tiles.content[b][k][4 * n + j];
+                std::memcpy(tiles.content[c][m] + 4 * n, &sum, 4);
+            }
+}
+
+#define __AVX512F__ 1
+#define __AVX512VNNI__ 1
+#ifdef TILES
+#define __AMX_INT8__ 1
+#endif
+#include "forward.cpp"
+
+}  // namespace emulated

@@ -29,18 +29,22 @@ _MARKER = re.compile(r"^<!-- *(?P<what>table|plot|end): *(?P<name>.*?) *-->$", r
 
 COMMANDS = {
     "bench": "make bench",
+    "bench-avx2": "make bench BENCH='--output perf/results/bench-avx2.json'",
     "sweep": "make sweep",
     "quality": "make quality",
     "gpu": "make bench-gpu",
     "tune": "make tune SLO_P95_MS=<milliseconds>",
     "stops": "make stops",
 }
-"""The command that writes each kind of result."""
+"""The command that writes each result of perf/results."""
 
 TABLES: Mapping[str, tuple[str, Callable[[Result], Table]]] = {
     "article": ("bench", tables.article),
     "mixed": ("bench", tables.mixed),
     "sweep": ("sweep", tables.sweep),
+    "article-avx2": ("bench-avx2", tables.article),
+    "users-avx2": ("bench-avx2", tables.by_users),
+    "overhead-avx2": ("bench-avx2", tables.overhead),
     "peers-closed": ("bench", tables.peers_closed),
     "users": ("bench", tables.by_users),
     "large": ("bench", tables.large),
@@ -56,7 +60,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], Table]]] = {
     "stops-default": ("stops", partial(stops, "default")),
     "stops-streaming": ("stops", partial(stops, "streaming")),
 }
-"""By block: the kind of result, and the table made of it."""
+"""By block: the result, and the table made of it."""
 
 PLOTS: Mapping[str, tuple[str, Callable[[Result], str], str]] = {
     "latency-throughput": (
@@ -75,7 +79,7 @@ PLOTS: Mapping[str, tuple[str, Callable[[Result], str], str]] = {
     "overhead": ("bench", plots.overhead, "Where the time of serving goes"),
     "pareto": ("tune", plots.pareto, "Tokens per second over p95 latency of the tuned settings"),
 }
-"""By block: the kind of result, the plot made of it, and the picture's alternative text."""
+"""By block: the result, the plot made of it, and the picture's alternative text."""
 
 
 class MarkerError(ValueError):
@@ -98,7 +102,7 @@ def report(documents: Sequence[Path], results_folder: Path, plots_folder: Path, 
     try:
         # Everything is made before anything is written: an error changes no file.
         results = read_all(results_folder)
-        drawn = {name: _made(draw, results.get(kind)) for name, (kind, draw, _) in PLOTS.items()}
+        drawn = {name: _made(draw, results.get(result)) for name, (result, draw, _) in PLOTS.items()}
         due = {plots_folder / f"{name}.svg": svg for name, svg in drawn.items() if svg is not None}
         due |= {document: _filled(document, results, [*due]) for document in documents}
     except (OSError, ResultError, MarkerError) as error:
@@ -145,13 +149,13 @@ def _content(
     known = TABLES if what == "table" else PLOTS
     if name not in known:
         raise MarkerError(f"{document.name}: there is no {what} {name!r}; there are {', '.join(sorted(known))}")
-    kind, make = known[name][:2]
+    result, make = known[name][:2]
     if what == "table":
-        content = _made(make, results.get(kind))
+        content = _made(make, results.get(result))
     else:
         links = (os.path.relpath(plot.resolve(), document.resolve().parent) for plot in drawn if plot.stem == name)
         content = next((f"![{PLOTS[name][2]}]({Path(link).as_posix()})" for link in links), None)
-    return f"*Not measured yet: `{COMMANDS[kind]}` does.*" if content is None else content
+    return f"*Not measured yet: `{COMMANDS[result]}` does.*" if content is None else content
 
 
 def blocks(document: str, text: str) -> Iterator[tuple[re.Match[str], re.Match[str]]]:

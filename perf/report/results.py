@@ -112,21 +112,16 @@ def read(file: Path) -> Result:
 
 
 def read_all(folder: Path = RESULTS) -> dict[str, Result]:
-    """Return the folder's results by kind; files without a kind predate this form and are skipped.
+    """Return the folder's results by name, without .json; files without a kind predate this form and are skipped.
 
-    Raises ResultError for a file that can't be read and for two files of one kind.
+    Raises ResultError for a file that can't be read.
     """
-    found: dict[str, Result] = {}
-    for file in sorted(folder.glob("*.json")):
-        content = _content(file)
-        if isinstance(content, dict) and "kind" not in content:
-            continue
-        result = parse(content, _shown(file))
-        kind = result.content["kind"]
-        if kind in found:
-            raise ResultError(f"{found[kind].file} and {result.file} are both of kind {kind!r}")
-        found[kind] = result
-    return found
+    contents = {file: _content(file) for file in sorted(folder.glob("*.json"))}
+    return {
+        file.stem: parse(content, _shown(file))
+        for file, content in contents.items()
+        if not (isinstance(content, dict) and "kind" not in content)
+    }
 
 
 def parse(content: Any, file: str) -> Result:  # noqa: ANN401 - JSON

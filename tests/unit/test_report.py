@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perf.report import tables
-from perf.report.__main__ import DIFFERENT, FAILED, PLOTS, SAME, TABLES, report
+from perf.report.__main__ import COMMANDS, DIFFERENT, FAILED, PLOTS, SAME, TABLES, report
 from perf.report.results import RESULTS, Result, parse
 from perf.report.text import Table, figure, percent, terminal
 
@@ -213,7 +213,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_every_block_is_filled_the_rest_stays_and_the_same_results_make_the_same_bytes(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, "bench", "sweep", "quality", "tune", "stops")
+    folder = Folder(tmp_path, "bench", "bench-avx2", "sweep", "quality", "tune", "stops")
     (folder.results / "gpu.json").write_text(json.dumps(gpu()))
     assert folder.report() == SAME
     text = folder.document.read_text()
@@ -249,12 +249,12 @@ def test_the_check_passes_after_a_report_and_names_what_differs(
     assert capsys.readouterr().err.splitlines() == said
 
 
-@pytest.mark.parametrize("kinds", [[], ["bench", "sweep", "quality", "gpu", "tune", "stops"]], ids=["no", "empty"])
-def test_without_results_or_measurements_each_block_names_its_command(tmp_path: Path, kinds: list[str]) -> None:
+@pytest.mark.parametrize("names", [[], sorted(COMMANDS)], ids=["no", "empty"])
+def test_without_results_or_measurements_each_block_names_its_command(tmp_path: Path, names: list[str]) -> None:
     folder = Folder(tmp_path)
-    for kind in kinds:
-        empty = {**committed(), "kind": kind, "measurements": {}, "overhead": None}
-        (folder.results / f"{kind}.json").write_text(json.dumps(empty))
+    for name in names:
+        empty = {**committed(), "kind": name, "measurements": {}, "overhead": None}
+        (folder.results / f"{name}.json").write_text(json.dumps(empty))
     assert folder.report() == SAME
     text = folder.document.read_text()
     assert text.count("*Not measured yet") == len(TABLES) + len(PLOTS)
@@ -267,17 +267,16 @@ UNREADABLE = {
     "no beginning": ("\n<!-- end: a -->", "{}", "x.md, line 2: found <!-- end: a --> and then the end of the"),
     "another end": ("<!-- table: a -->\n<!-- end: b -->", "{}", "x.md, line 1: found <!-- table: a --> and then"),
     "unknown": ("<!-- table: artcle -->\n<!-- end: artcle -->", "{}", "x.md: there is no table 'artcle'; there are "),
-    "not JSON": ("", '{"kind": "bench"', "other.json is not JSON"),
-    "no machine": ("", '{"kind": "bench"}', "other.json has no head of a result: KeyError('machine')"),
-    "a list": ("", "[]", "other.json has no head of a result: TypeError"),
-    "one kind twice": ("", (RESULTS / "tune.json").read_text(), "other.json and tune.json are both of kind 'tune'"),
+    "not JSON": ("", '{"kind": "bench"', "sweep.json is not JSON"),
+    "no machine": ("", '{"kind": "bench"}', "sweep.json has no head of a result: KeyError('machine')"),
+    "a list": ("", "[]", "sweep.json has no head of a result: TypeError"),
     "no latency": (
         "",
         (RESULTS / "sweep.json").read_text().replace('"latency_ms"', '"latencies"'),
-        "other.json lacks a field or has one of another form: KeyError('latency_ms')",
+        "sweep.json lacks a field or has one of another form: KeyError('latency_ms')",
     ),
 }
-"""A document, a result beside the others, and the error."""
+"""A document, sweep.json, and the error."""
 
 
 @pytest.mark.parametrize(("document", "result", "message"), UNREADABLE.values(), ids=UNREADABLE)
@@ -285,7 +284,7 @@ def test_an_unreadable_file_is_one_line_and_changes_nothing(
     folder: Folder, capsys: pytest.CaptureFixture[str], document: str, result: str, message: str
 ) -> None:
     folder.document.write_text(document)
-    (folder.results / "other.json").write_text(result)
+    (folder.results / "sweep.json").write_text(result)
     assert folder.report() == FAILED
     error = capsys.readouterr().err
     assert error.startswith(f"report: {message}")

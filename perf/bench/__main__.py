@@ -52,7 +52,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     known = [server.key for server in servers()]
     if unknown := sorted({*found.without} - {*known}):
         parser.error(f"--without has {unknown[0]!r}: known are {', '.join(known)}")
-    found.command = run_command("bench", found, given(parser, found, ["only", "without"]))
+    # A file elsewhere is this machine's.
+    names = ["only", "without"] if found.output.is_absolute() else ["only", "without", "output"]
+    found.command = run_command("bench", found, given(parser, found, names))
     return found
 
 

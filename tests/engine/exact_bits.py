@@ -15,7 +15,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-from engine.engines import engine_of, load
+from engine.engines import engine_of, load, spoil_cache
 from engine.int8_layers import threads
 from engine.prompts import random_request
 from llama_engine.engine import Engine
@@ -77,9 +77,9 @@ class Bits:
 
     def _engine(self, slots: int, budget: int) -> Engine:
         if (slots, budget) not in self._engines:
-            self._engines[slots, budget] = engine_of(
-                self._checkpoint, slots, prefill_tokens=str(budget), kv_cache_dtype=self._kv_cache_dtype
-            )
+            engine = engine_of(self._checkpoint, slots, prefill_tokens=str(budget), kv_cache_dtype=self._kv_cache_dtype)
+            spoil_cache(engine)
+            self._engines[slots, budget] = engine
         return self._engines[slots, budget]
 
     def _run(

@@ -66,10 +66,7 @@ def _never(*_: object) -> None:
     [
         ("int8", {}, True, r"exact INT8 [^:]* by compiled AVX\S+ kernels"),
         ("int8", {"int8_terms": "1"}, True, r"exact INT8 [^:]*one term by compiled AVX\S+ kernels"),
-        (
-            "int8", {"kernels": "stock"}, True,
-            "exact INT8, two terms, oneDNN [^:]*: bits depend on prefill_tokens, for longer prompts",
-        ),
+        ("int8", {"kernels": "stock"}, True, "exact INT8, two terms, oneDNN [^:]*"),
         (
             "int8", {"kernels": "stock", "dtype": "bfloat16"}, True,
             "exact INT8, two terms, oneDNN [^:]*: bits depend on the batch",

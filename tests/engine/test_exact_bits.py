@@ -12,6 +12,7 @@ import pytest
 from engine.compiled_kernels import needs_compiled_kernels
 from engine.engines import load
 from engine.exact_bits import Bits
+from llama_engine.model.torch_runner import ATTENTION_BLOCK
 from notes import Note
 
 CAPPED = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
@@ -51,11 +52,24 @@ def test_logits_and_tokens_are_the_same_bits_alone_and_in_any_mix(
     _assert_compared(bits.describe(), mixes, note)
 
 
-@pytest.mark.parametrize("mixes", [10, pytest.param(50, marks=long)])
-@pytest.mark.parametrize("terms", ["2", "1"])
-def test_without_compiled_kernels_they_are_the_same_bits_in_any_mix(terms: str, mixes: int, note: Note) -> None:
-    checkpoint = replace(load("int8", kernels="stock", int8_terms=terms), max_model_len=128)
-    bits = Bits(checkpoint, mixes)
+@pytest.mark.parametrize(
+    ("cache", "terms", "mixes"),
+    [
+        ("auto", "2", 10),
+        ("int8", "1", 5),
+        ("bfloat16", "2", 5),
+        pytest.param("auto", "2", 50, marks=long),
+        pytest.param("int8", "1", 50, marks=long),
+    ],
+)
+def test_without_compiled_kernels_they_are_the_same_bits_in_any_mix(
+    cache: str, terms: str, mixes: int, note: Note
+) -> None:
+    # The last of the blocks in which a prompt attends is shorter than the others.
+    checkpoint = replace(
+        load("int8", kernels="stock", int8_terms=terms, kv_cache_dtype=cache), max_model_len=ATTENTION_BLOCK + 48
+    )
+    bits = Bits(checkpoint, mixes, kv_cache_dtype=cache)
     assert bits.different == []
     _assert_compared(bits.describe(), mixes, note)
 

@@ -13,10 +13,12 @@ import torch
 from engine import int8_layers
 from engine.int8_layers import BOUNDS, SHAPES, check_rows_are_independent, in_float64, random_rows, random_weight
 from llama_engine.model.exact_int8 import ExactInt8Linear, Int8Packer
+from llama_engine.model.int8_selection import refusal
 from llama_engine.model.integer_product import MAX_INPUTS, NARROW, SIGNED, UNSIGNED, Form, IntegerProduct
 from llama_engine.model.weights import LinearWeight
 
-FORMS = [UNSIGNED, NARROW]
+FORMS = [form for form in (UNSIGNED, NARROW) if refusal(form, 256, 256, 2) is None]
+"""On a processor without VNNI products of 8-bit terms saturate."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -57,7 +59,8 @@ def test_the_sums_are_those_of_int64(outputs: int, inputs: int, terms: int, rows
     # With scales of 1 the product is the sum, rounded to float32.
     sums = IntegerProduct(weight.weight, torch.ones(outputs), form)(stack)
     exact = (stack.long() - form.zero_point) @ weight.weight.long().T
-    assert torch.equal(sums, exact.float())
+    # Behind the rows the stack has any bytes, whose sums may saturate.
+    assert torch.equal(sums[:, :rows], exact.float()[:, :rows])
 
 
 @pytest.mark.parametrize("value", [127, -127])
@@ -85,8 +88,6 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_in_any_order_and_on_any_numb
 def test_the_error_of_a_product_is_bounded_by_the_bits_of_its_terms(
     outputs: int, inputs: int, form: Form, terms: int
 ) -> None:
-    if form.bits > _layer(random_weight(outputs, inputs), terms).form.bits:
-        pytest.skip("this processor's products of 8-bit terms saturate")
     weight = random_weight(outputs, inputs, bias=True)
     activations = random_rows(64, inputs)
     result = ExactInt8Linear(weight, form, terms)(activations)

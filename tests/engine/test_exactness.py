@@ -52,6 +52,7 @@ def _lengths(longest: int) -> list[int]:
     return randomness.sample(lengths, len(lengths))
 
 
+@pytest.mark.parametrize("by_row", [False, pytest.param(True, id="as on a GPU")])
 @pytest.mark.parametrize(
     ("slots", "prefill_tokens", "lengths"),
     [
@@ -66,7 +67,12 @@ def _lengths(longest: int) -> list[int]:
     ],
 )
 def test_greedy_tokens_of_prompts_of_these_lengths_are_those_of_generate(
-    exposed: Checkpoint, short_reference: GreedyReference, slots: int, prefill_tokens: int, lengths: list[int]
+    exposed: Checkpoint,
+    short_reference: GreedyReference,
+    slots: int,
+    prefill_tokens: int,
+    lengths: list[int],
+    by_row: bool,
 ) -> None:
     assert exposed.max_model_len == 512
     # The same prompts of a length in every case: each is generated once.
@@ -79,7 +85,9 @@ def test_greedy_tokens_of_prompts_of_these_lengths_are_those_of_generate(
         )
         for length, seed in zip(lengths, seeds, strict=True)
     ]
-    engine = engine_of(exposed, slots, prefill_tokens=str(prefill_tokens))
+    # With a kernel for decode attention a chunk of a prompt attends in one call.
+    checkpoint = replace(exposed, kernels=Kernels(attention=kernels.decode_attention)) if by_row else exposed
+    engine = engine_of(checkpoint, slots, prefill_tokens=str(prefill_tokens))
     compare(engine, requests, {1.0: short_reference}, Tally())
 
 

@@ -10,6 +10,14 @@
 #include <cstring>
 #include <type_traits>
 
+#undef NDEBUG
+#include <cassert>
+
+// Macros in some compilers.
+#undef _mm512_extracti64x4_epi64
+#undef _mm512_insertf32x8
+#undef _mm512_roundscale_ps
+#undef _mm512_slli_epi32
 #undef _tile_dpbsud
 #undef _tile_loadconfig
 #undef _tile_loadd
@@ -68,7 +76,8 @@ inline __m512 _mm512_min_ps(__m512 x, __m512 y) {
 inline __m512 _mm512_abs_ps(__m512 x) {
     return floats([&](int i) { return std::fabs(x[i]); });
 }
-inline __m512 _mm512_roundscale_ps(__m512 x, int) {  // to the nearest integer
+inline __m512 _mm512_roundscale_ps(__m512 x, int mode) {
+    assert(mode == (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     return floats([&](int i) { return std::nearbyint(x[i]); });
 }
 inline __m512 _mm512_scalef_ps(__m512 x, __m512 n) {
@@ -108,7 +117,10 @@ inline __m512i _mm512_loadu_si512(const void* p) {
     std::memcpy(&x, p, sizeof(x));
     return x;
 }
-inline __m512i _mm512_load_si512(const void* p) { return _mm512_loadu_si512(p); }
+inline __m512i _mm512_load_si512(const void* p) {
+    assert(reinterpret_cast<uintptr_t>(p) % 64 == 0);
+    return _mm512_loadu_si512(p);
+}
 inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i weights, __m512i terms) {
     return integers([&](int i) {
         uint32_t sum = at<uint32_t>(sums, i);
@@ -132,13 +144,14 @@ inline __m256 _mm512_cvtpd_ps(__m512d x) {
 inline __m256i _mm512_castsi512_si256(__m512i x) { return at<__m256i>(x, 0); }
 inline __m256i _mm512_extracti64x4_epi64(__m512i x, int half) { return at<__m256i>(x, half); }
 inline __m512 _mm512_castps256_ps512(__m256 x) {
-    return floats([&](int i) { return i < 8 ? x[i] : 0.0f; });
+    return floats([&](int i) { return i < 8 ? x[i] : NAN; });  // undefined
 }
 inline __m512 _mm512_insertf32x8(__m512 x, __m256 y, int half) {
     return floats([&](int i) { return i / 8 == half ? y[i % 8] : x[i]; });
 }
 
-// The tile registers of a thread. rows, bytes: of the configuration; what is read beyond them is 0.
+// The tile registers of a thread. rows, bytes: of the configuration, 0 before there is one; what is read beyond them is 0.
+// Where the processor faults an assertion fails.
 struct Tiles {
     int rows[8], bytes[8];
     uint8_t content[8][16][64];
@@ -147,24 +160,33 @@ static thread_local Tiles tiles;
 
 inline void _tile_loadconfig(const void* config) {
     auto* from = static_cast<const uint8_t*>(config);
+    assert(from[0] == 1 && from[1] == 0);  // palette, start_row
+    for (int i = 2; i < 64; i++) assert((i >= 16 && i < 32) || (i >= 48 && i < 56) || from[i] == 0);
     for (int t = 0; t < 8; t++) {
         tiles.bytes[t] = from[16 + 2 * t] + 256 * from[17 + 2 * t];
         tiles.rows[t] = from[48 + t];
+        assert(tiles.bytes[t] <= 64 && tiles.rows[t] <= 16 && !tiles.bytes[t] == !tiles.rows[t]);
     }
     std::memset(tiles.content, 0, sizeof(tiles.content));
 }
-inline void _tile_zero(int tile) { std::memset(tiles.content[tile], 0, sizeof(tiles.content[tile])); }
+inline void _tile_zero(int tile) {
+    assert(tiles.rows[tile] > 0);
+    std::memset(tiles.content[tile], 0, sizeof(tiles.content[tile]));
+}
 inline void _tile_loadd(int tile, const void* from, int64_t stride) {
     _tile_zero(tile);
     for (int r = 0; r < tiles.rows[tile]; r++)
         std::memcpy(tiles.content[tile][r], static_cast<const char*>(from) + r * stride, tiles.bytes[tile]);
 }
 inline void _tile_stored(int tile, void* to, int64_t stride) {
+    assert(tiles.rows[tile] > 0);
     for (int r = 0; r < tiles.rows[tile]; r++)
         std::memcpy(static_cast<char*>(to) + r * stride, tiles.content[tile][r], tiles.bytes[tile]);
 }
 // c += a · b: signed bytes of a, unsigned bytes of b.
 inline void _tile_dpbsud(int c, int a, int b) {
+    assert(tiles.rows[c] == tiles.rows[a] && tiles.bytes[c] == tiles.bytes[b]);
+    assert(tiles.rows[c] > 0 && tiles.bytes[a] / 4 == tiles.rows[b]);
     for (int m = 0; m < tiles.rows[c]; m++)
         for (int k = 0; k < tiles.bytes[a] / 4; k++)
             for (int n = 0; n < tiles.bytes[c] / 4; n++) {

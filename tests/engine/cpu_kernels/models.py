@@ -78,7 +78,7 @@ def kernels(name: str) -> CpuKernels:
 
 
 def _emulated(name: str, compiler: list[str]) -> CpuKernels:
-    options = [*COMMON_FLAGS, *INSTRUCTION_SETS["avx2"], *EMULATED[name], "-Wno-psabi", f"-I{SOURCES}"]
+    options = [*COMMON_FLAGS, *INSTRUCTION_SETS["avx2"], *EMULATED[name], "-O1", "-Wno-psabi", f"-I{SOURCES}"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "emulated.so"
         assert compile_to(path, [*compiler, *options, str(Path(__file__).with_name("emulated.cpp"))]) is None

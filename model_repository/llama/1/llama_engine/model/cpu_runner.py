@@ -39,7 +39,7 @@ class CompiledLlama:
 
     def scratch_bytes(self, shape: KVCacheShape) -> int:
         """Return the bytes of the kernels' scratch beside a KV cache."""
-        return scratch_bytes(self.llama.dimensions, shape.positions, ROOM)
+        return scratch_bytes(self.llama, shape.positions, ROOM)
 
     def describe(self) -> str:
         """Return in words how 8-bit products are computed."""

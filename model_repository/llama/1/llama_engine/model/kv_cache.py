@@ -3,8 +3,8 @@
 A sequence keeps its slot until it ends; a forward pass names the slot and the position of each of its tokens, so
 nothing is moved when sequences come and go.
 
-Positions beyond a sequence's length hold stale values, NaN perhaps. `read` doesn't return them; `gather` returns zeros
-in their place, because a masked score times a stale NaN is NaN.
+Positions beyond a sequence's length hold stale values, NaN perhaps, and a masked score times a stale NaN is NaN:
+`gather` returns zeros in their place, and a block of a prompt has them cleared (`clear`) before it is read.
 
 In INT8 each position and head has a scale, for keys and for values: x ≈ scale · q with |q| ≤ 127.
 """

@@ -29,7 +29,7 @@ from llama_engine.model.kv_cache import BLOCK, KVCacheShape, gathered_bytes
 from llama_engine.model.llama import Llama
 from llama_engine.model.llama_config import read_config
 from llama_engine.model.manifest import Manifest, verified_manifest
-from llama_engine.model.model_info import BATCH, PREFILL_TOKENS, ModelInfo, read_model_info
+from llama_engine.model.model_info import BATCH, ModelInfo, read_model_info
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.model.precision import choose_cache_dtype, choose_dtype, choose_quantization
 from llama_engine.model.rope import rope_tables
@@ -207,7 +207,7 @@ def _load_model(
         packer = Int8Packer(settings.int8_terms)
         model, product = build_llama(reader, config, tables, packer, read), packer.describe()
         # Around the products torch computes in the dtype: only in float32 are a row's bits its own.
-        bits_depend_on = PREFILL_TOKENS if packer.exact and dtype == torch.float32 else BATCH
+        bits_depend_on = "" if packer.exact and dtype == torch.float32 else BATCH
     _return_freed_memory()
     info = ModelInfo(
         dict(read.linears),

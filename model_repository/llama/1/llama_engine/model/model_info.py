@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 BATCH = "the batch"
 """On which the bits of float products depend: matrix libraries choose the order of summation by the number of rows."""
 
-PREFILL_TOKENS = "prefill_tokens, for longer prompts"
-"""On which the bits of PyTorch's attention depend: it sums in another order for another number of queries, and the
-setting cuts a longer prompt, at the same positions whatever the load."""
-
 
 @dataclass(frozen=True)
 class ModelInfo:

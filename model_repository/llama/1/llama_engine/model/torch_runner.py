@@ -1,9 +1,9 @@
 """The model runner in PyTorch: `Llama.forward` over `KVCache`, with attention for a CPU and for a GPU.
 
-On a CPU a prompt attends in blocks of its positions, the same ones in any cut of it, and a decode step's rows each over
-exactly their own positions: neither their time nor their bits depend on other rows, nor the bits on the cut. On a GPU a
-call per row would be launch-bound: a chunk of a prompt attends in one call, and a decode step's rows in another, fused,
-or PyTorch's with a mask over the longest row.
+On a CPU a prompt attends in fixed blocks of positions, and each row of a decode step over its own positions: a row's
+attention depends neither on other rows nor on how the prompt is cut. On a GPU a call per row would be launch-bound: a
+chunk of a prompt attends in one call, and a decode step's rows in another, fused, or PyTorch's with a mask over the
+longest row.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ATTENTION_BLOCK = 64
 class Extent(NamedTuple):
     """Successive positions of a slot, those of a chunk or of the part of it that lies in one block.
 
-    mask: which of the slot's first positions are attended to, [length, start + length] for a chunk, [tokens of the
-    whole block, its end] for a part. None is causal over the extent itself, or everything for one token.
+    mask: of a chunk, which positions its tokens attend to, [length, start + length]; None is causal over the chunk
+    itself, or everything for one token.
     """
 
     slot: int
@@ -116,10 +116,8 @@ class TorchRunner:
         """Cut a chunk where a block of ATTENTION_BLOCK positions ends."""
         start, end = chunk.start, chunk.start + len(chunk.tokens)
         while start < end:
-            first = start - start % ATTENTION_BLOCK
-            last = min(first + ATTENTION_BLOCK, len(self._columns))
-            length = min(end, last) - start
-            yield Extent(chunk.slot, start, length, self._columns[:last] <= self._columns[first:last, None])
+            length = min(end - start, ATTENTION_BLOCK - start % ATTENTION_BLOCK)
+            yield Extent(chunk.slot, start, length)
             start += length
 
     def _run(
@@ -167,20 +165,23 @@ class TorchRunner:
     def _attend_block(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
         """Attention [length, heads, dim] of those tokens of a block that a chunk has.
 
-        The others are zeros, and so are the keys and values that are not written yet: shapes are the block's own.
+        The block's other tokens are padding, and the slot's keys and values behind the extent, which must be unused,
+        are cleared: all shapes are the block's own.
         """
-        assert extent.mask is not None
-        tokens, span = extent.mask.shape
-        self.kv_cache.clear(layer, extent.slot, extent.start + extent.length, span)
-        keys, values = self.kv_cache.read(layer, extent.slot, span, query.dtype)
-        offset = extent.start + tokens - span
-        padded = functional.pad(query, (0, 0, 0, 0, offset, tokens - offset - extent.length))
+        first = extent.start - extent.start % ATTENTION_BLOCK
+        end = min(first + ATTENTION_BLOCK, len(self._columns))
+        before, behind = extent.start - first, end - extent.start - extent.length
+        if behind:
+            self.kv_cache.clear(layer, extent.slot, end - behind, end)
+        keys, values = self.kv_cache.read(layer, extent.slot, end, query.dtype)
+        padded = functional.pad(query, (0, 0, 0, 0, before, behind))
         # [KV heads, tokens of each query head in turn, dim]: K and V are read once.
         grouped = padded.transpose(0, 1).reshape(len(keys), -1, query.shape[-1])
-        mask = extent.mask.repeat(grouped.shape[1] // tokens, 1)
+        causal = self._columns[:end] <= self._columns[first:end, None]
+        mask = causal.repeat(query.shape[1] // len(keys), 1)
         attended = functional.scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=mask)
-        whole = attended.reshape(-1, tokens, query.shape[-1]).transpose(0, 1)
-        return whole[offset : offset + extent.length]
+        whole = attended.reshape(-1, end - first, query.shape[-1]).transpose(0, 1)
+        return whole[before : before + extent.length]
 
     def _attend_chunk(self, layer: int, extent: Extent, query: torch.Tensor) -> torch.Tensor:
         """Attention [length, heads, dim] of the tokens of one chunk, on a GPU."""

@@ -27,18 +27,6 @@ CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """The kernels' number of each dtype of the KV cache."""
 
 
-def scratch_bytes(dimensions: Dimensions, positions: int, room: int) -> int:
-    """Bytes of the scratch of `CpuForward`, at most. positions: of a slot. room: tokens that are computed at once."""
-    hidden, intermediate = padded(dimensions.hidden), padded(dimensions.intermediate)
-    attended = padded(dimensions.heads * dimensions.padded_head_dim)
-    qkv = padded((dimensions.heads + 2 * dimensions.kv_heads) * dimensions.padded_head_dim)
-    floats = 4 * (qkv + attended + intermediate) * room
-    terms = (2 * (hidden + attended + intermediate) + 3 * 12) * padded(room, ROWS)
-    attention = 16 * (positions + dimensions.padded_head_dim) * torch.get_num_threads()
-    norm = 4 * hidden
-    return floats + terms + attention + norm
-
-
 @dataclass(frozen=True)
 class CpuLlama:
     """The packed weights of a Llama; any number of `CpuForward` share them.
@@ -55,6 +43,19 @@ class CpuLlama:
     cosine: torch.Tensor
     sine: torch.Tensor
     terms: int = 2
+
+
+def scratch_bytes(llama: CpuLlama, positions: int, room: int) -> int:
+    """Bytes of the scratch of `CpuForward`, at most. positions: of a slot. room: tokens that are computed at once."""
+    dimensions = llama.dimensions
+    hidden, intermediate = padded(dimensions.hidden), padded(dimensions.intermediate)
+    attended = padded(dimensions.heads * dimensions.padded_head_dim)
+    qkv = padded((dimensions.heads + 2 * dimensions.kv_heads) * dimensions.padded_head_dim)
+    floats = 4 * (qkv + attended + intermediate) * room
+    terms = (2 * (hidden + attended + intermediate) + 3 * 12) * padded(room, ROWS)
+    stride = llama.kernels.scratch_stride(positions, dimensions.padded_head_dim)
+    norm = 4 * hidden
+    return floats + terms + 4 * stride * torch.get_num_threads() + norm
 
 
 class CpuForward:

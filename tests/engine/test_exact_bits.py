@@ -30,6 +30,11 @@ def _assert_compared(described: str, mixes: int, note: Note) -> None:
     assert cancelled > mixes / 20
 
 
+def _assert_same_bits(bits: Bits, note: Note) -> None:
+    assert bits.different == []
+    _assert_compared(bits.describe(), bits.mixes, note)
+
+
 @pytest.mark.parametrize(
     ("cache", "terms", "mixes"),
     [
@@ -47,9 +52,7 @@ def test_logits_and_tokens_are_the_same_bits_alone_and_in_any_mix(
     needs_compiled_kernels()
     checkpoint = replace(load("int8", kv_cache_dtype=cache, int8_terms=terms), max_model_len=128)
     assert ("one term" if terms == "1" else "two terms") in checkpoint.info.product
-    bits = Bits(checkpoint, mixes, kv_cache_dtype=cache)
-    assert bits.different == []
-    _assert_compared(bits.describe(), mixes, note)
+    _assert_same_bits(Bits(checkpoint, mixes, kv_cache_dtype=cache), note)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +72,7 @@ def test_without_compiled_kernels_they_are_the_same_bits_in_any_mix(
     checkpoint = replace(
         load("int8", kernels="stock", int8_terms=terms, kv_cache_dtype=cache), max_model_len=ATTENTION_BLOCK + 48
     )
-    bits = Bits(checkpoint, mixes, kv_cache_dtype=cache)
-    assert bits.different == []
-    _assert_compared(bits.describe(), mixes, note)
+    _assert_same_bits(Bits(checkpoint, mixes, kv_cache_dtype=cache), note)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ STARTS ?=
 REQUESTS ?= 100000
 HOSTILE ?=
 GPU ?=
-HOUSE ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.ready
@@ -151,17 +150,10 @@ bench-openai: $(READY_PERF) ## what the OpenAI endpoint costs at 32 streams, bes
 bench-gpu: $(READY_ANALYZER) ## on a GPU: correctness, memory plan, distance from the limit (BUDGET minutes, GPU options, such as --smoke)
 	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m perf.gpu $(if $(BUDGET),--budget '$(BUDGET)') $(GPU)
 
-check: $(READY_PERF) ## ruff, mypy --strict and phrases to avoid (scripts/words.py)
+check: $(READY_PERF) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python scripts/words.py
-
-house: $(READY) ## lines, functions, a request's files, phrases and test seconds, each beside its bound (HOUSE=--trace)
-	@$(BIN)/python scripts/house.py $(HOUSE)
-
-faults: $(READY_PERF) ## insert faults by hand, one at a time, and show that each fails a test (some minutes)
-	@$(BIN)/python scripts/faults.py
 
 format: $(READY_PERF) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff format .

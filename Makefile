@@ -29,8 +29,6 @@ MINUTES ?= 30
 SOAK ?=
 STOPS ?=
 STARTS ?=
-REQUESTS ?= 100000
-HOSTILE ?=
 GPU ?=
 
 BIN := .venv/bin
@@ -131,9 +129,6 @@ soak: $(READY_PERF) ## mixed load for MINUTES (30): flat memory, every request a
 
 stops: $(READY_PERF) ## every stop in every situation, and what became of each request: docs/operations.md (at most BUDGET minutes, 25; STOPS options)
 	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m server.stops $(if $(BUDGET),--budget '$(BUDGET)') $(STOPS)
-
-hostile: $(READY_PERF) ## REQUESTS (100000) hostile requests to every route of both configs: answered, bit-equal beside, flat (HOSTILE options; 15 minutes)
-	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m perf.hostile --requests '$(REQUESTS)' $(HOSTILE)
 
 starts: $(READY) ## how often tritonserver crashes in its own start: 300 starts (STARTS options, such as --product)
 	@$(PERF) perf.starts $(STARTS)

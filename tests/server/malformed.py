@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 from llama_engine.triton.batch_strategy.build import is_built
 from server.clients import BAD, DTYPES, Inputs, Refusal
-from server.fuzzing.values import packed
 from server.servers import HTTP, TIMEOUT_S
 from triton_local.server import LocalTriton
 from tritonclient.grpc import service_pb2
@@ -31,6 +31,14 @@ def too_long(inputs: Inputs, name: str, length: int, arrived: bytes) -> Tensors:
     tensors = {key: (len(row), b"".join(packed(item, DTYPES[key]) for item in row)) for key, row in lists.items()}
     before = b"".join(packed(item, "BYTES") for item in lists[name][:-1])
     return {**tensors, name: (len(lists[name]), before + struct.pack("<I", length) + arrived)}
+
+
+def packed(value: Any, datatype: str) -> bytes:  # noqa: ANN401 - of a tensor
+    """Return a value as the binary extension has it."""
+    if datatype == "BYTES":
+        text: bytes = value.encode()
+        return struct.pack("<I", len(text)) + text
+    return struct.pack({"INT32": "<i", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}[datatype], value)
 
 
 def over_http(server: LocalTriton, model: str, tensors: Tensors) -> Refusal | None:

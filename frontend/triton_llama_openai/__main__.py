@@ -10,16 +10,21 @@ import signal
 import socket
 import sys
 
+import uvicorn
 from huggingface_hub.utils.tqdm import disable_progress_bars
+from starlette.types import ASGIApp
 
 from triton_llama_openai.app import create_app
-from triton_llama_openai.connections import make_server
-from triton_llama_openai.served_models import ServedModels
+from triton_llama_openai.limits import MAX_HEADER_BYTES
+from triton_llama_openai.models import Models
 from triton_llama_openai.settings import InvalidSettingsError, Settings
 
 LOG = logging.getLogger("triton_llama_openai")
 REFUSED = 2
 """Exit code for settings that can't be used."""
+
+# Longer than clients and proxies keep idle connections: one that closes first may lose a request.
+_KEEP_ALIVE_S = 75
 
 
 def main() -> int:
@@ -31,19 +36,19 @@ def main() -> int:
     disable_progress_bars()
     try:
         settings = Settings.parse(sys.argv[1:], os.environ)
-        models = ServedModels.load(settings)
+        models = Models.load(settings)
         app = create_app(settings, models)
         listener = _listen(settings.host, settings.port)
     except InvalidSettingsError as error:
         print(f"triton-llama-openai: {error}", file=sys.stderr)
         return REFUSED
     _allow_connections(settings.max_connections)
-    # What is loaded stays: collections that walk it would be pauses of every stream.
+    # Loaded objects stay: garbage collections that walk them would pause every stream.
     gc.collect()
     gc.freeze()
     host, port = listener.getsockname()[:2]
     names = ", ".join(model.name for model in models)
-    server = make_server(app, settings)
+    server = create_server(app, settings)
     # For a signal before uvicorn handles signals, and for the one that ended it, which it raises once more: a drained
     # end is no failure.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -51,6 +56,30 @@ def main() -> int:
     print(f"triton-llama-openai: serving {names}, listening on http://{host}:{port}/v1", flush=True)
     server.run(sockets=[listener])
     return 0
+
+
+def create_server(app: ASGIApp, settings: Settings) -> uvicorn.Server:
+    """Return the server of an application, with the settings' bounds on connections."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            # uvloop, where it is installed: half of asyncio's TTFT under load.
+            loop="auto",
+            # Unlike httptools it bounds the bytes of headers.
+            http="h11",
+            h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
+            # uvicorn refuses from this number of connections on.
+            limit_concurrency=settings.max_connections + 1,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=settings.grace,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+    )
 
 
 def _allow_connections(connections: int) -> None:

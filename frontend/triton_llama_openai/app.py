@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -17,25 +15,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from triton_llama_openai.auth import ApiKeys
-from triton_llama_openai.chat_request import ChatRequest
-from triton_llama_openai.completion_request import CompletionRequest
+from triton_llama_openai.chat import answer_chat
+from triton_llama_openai.completions import answer_completion
 from triton_llama_openai.errors import ApiError, error_response, from_validation
-from triton_llama_openai.events import ClientLeftError
-from triton_llama_openai.limits import InFlight, read_body
-from triton_llama_openai.metrics import CONTENT_TYPE, Metrics
-from triton_llama_openai.request_record import CLIENT_LEFT, Recording
-from triton_llama_openai.requests import Requests
+from triton_llama_openai.limits import HeaderLimit, limited_route, read_body
+from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics, RecordRequests
+from triton_llama_openai.models import Models
+from triton_llama_openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.schema import Schema
-from triton_llama_openai.served_models import ServedModels
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.token_request import DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.streaming import ClientLeftError
 from triton_llama_openai.tokenization import detokenize, tokenize, tokenizer_info
 
 S = TypeVar("S", bound=Schema)
 _NO_EMBEDDINGS = "the models of this endpoint generate text; they have no embeddings"
 
 
-def create_app(settings: Settings, models: ServedModels) -> FastAPI:
+def create_app(settings: Settings, models: Models) -> FastAPI:
     """Return the application. It closes the models' connections when it ends.
 
     Raises:
@@ -56,73 +52,59 @@ def create_app(settings: Settings, models: ServedModels) -> FastAPI:
 
     # Without pages that describe the fields: docs/openai.md does, and they load scripts from elsewhere.
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.add_middleware(HeaderLimit)
     if settings.allowed_origins is not None:
         origins = [origin.strip() for origin in settings.allowed_origins.split(",")]
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(Recording, metrics=metrics, log_requests=settings.log_requests)
+    app.add_middleware(RecordRequests, metrics=metrics, log_requests=settings.log_requests)
     _handle_errors(app)
-    parser = BodyParser(settings.max_body_bytes, settings.body_timeout)
     authorized = [Depends(authorize)]
-    counted = InFlight(settings.max_requests).route_class()
-    app.include_router(_generation(parser, Requests(settings, models), counted), dependencies=authorized)
-    app.include_router(_tokens(parser, models, settings.max_messages, counted), dependencies=authorized)
+    app.include_router(_generation(settings, models), dependencies=authorized)
     app.include_router(_models(models), dependencies=authorized)
     app.include_router(_state(models, metrics))
     return app
 
 
-@dataclass(frozen=True)
-class BodyParser:
-    """Reads and validates bodies within bounds."""
+def _generation(settings: Settings, models: Models) -> APIRouter:
+    """Return the routes of requests with a body, which share the bound on requests in flight."""
+    router = APIRouter(route_class=limited_route(settings.max_requests))
 
-    most_bytes: int
-    seconds: float
-
-    async def parse(self, request: Request, schema: type[S]) -> S:
-        """Return a request. Raises ApiError for the first violation of the schema, ClientLeftError."""
-        body = await read_body(request, self.most_bytes, self.seconds)
+    async def parse(request: Request, schema: type[S]) -> S:
+        """Return a request's body. Raises ApiError for the first violation of the schema, ClientLeftError."""
+        body = await read_body(request, settings.max_body_bytes, settings.body_timeout)
         try:
             return schema.model_validate_json(body)
         except ValidationError as error:
             raise from_validation(error) from error
 
-
-def _generation(parser: BodyParser, requests: Requests, counted: type[APIRoute]) -> APIRouter:
-    router = APIRouter(route_class=counted)
-
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
-        return await requests.chat(request, await parser.parse(request, ChatRequest))
+        return await answer_chat(request, await parse(request, ChatRequest), models, settings)
 
     @router.post("/v1/completions", response_model=None)
     async def completions(request: Request) -> Response:
-        return await requests.completion(request, await parser.parse(request, CompletionRequest))
+        return await answer_completion(request, await parse(request, CompletionRequest), models, settings)
 
     @router.post("/v1/embeddings", response_model=None)
     async def embeddings() -> Response:
         raise ApiError(400, _NO_EMBEDDINGS, None, "unsupported_endpoint")
 
-    return router
-
-
-def _tokens(parser: BodyParser, models: ServedModels, most_messages: int, counted: type[APIRoute]) -> APIRouter:
-    router = APIRouter(route_class=counted)
-
     # In threads: a large text takes the tokenizer long, and it runs without Python's lock.
     @router.post("/tokenize", response_model=None)
     async def tokenize_text(request: Request) -> Response:
-        asked = await parser.parse(request, TokenizeRequest)
-        return JSONResponse(await asyncio.to_thread(tokenize, models.find(asked.model), asked, most_messages))
+        body = await parse(request, TokenizeRequest)
+        model = models.find(body.model)
+        return JSONResponse(await asyncio.to_thread(tokenize, model, body, settings.max_messages))
 
     @router.post("/detokenize", response_model=None)
     async def detokenize_tokens(request: Request) -> Response:
-        asked = await parser.parse(request, DetokenizeRequest)
-        return JSONResponse(await asyncio.to_thread(detokenize, models.find(asked.model), asked))
+        body = await parse(request, DetokenizeRequest)
+        return JSONResponse(await asyncio.to_thread(detokenize, models.find(body.model), body))
 
     return router
 
 
-def _models(models: ServedModels) -> APIRouter:
+def _models(models: Models) -> APIRouter:
     router = APIRouter()
 
     @router.get("/tokenizer_info", response_model=None)
@@ -141,7 +123,7 @@ def _models(models: ServedModels) -> APIRouter:
     return router
 
 
-def _state(models: ServedModels, metrics: Metrics) -> APIRouter:
+def _state(models: Models, metrics: Metrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health", response_model=None)

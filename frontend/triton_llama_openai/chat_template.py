@@ -1,53 +1,50 @@
-"""A checkpoint's chat template, rendered in jinja's sandbox with the helpers that transformers gives templates.
+"""A conversation as the model's prompt: its messages rendered by the checkpoint's chat template, as transformers does.
 
-jinja's sandbox keeps a template from Python's inside. Here its time is bounded too, for one that never ends would
-stop the whole endpoint: loops and macros look at the clock, and products and powers at their size.
+Templates come from the operator; jinja's sandbox keeps them from Python's internals.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from datetime import datetime
 from typing import NoReturn
 
-from jinja2 import Template, TemplateError, meta
-from jinja2.exceptions import SecurityError
+from jinja2 import TemplateError, meta
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, ExprStmt, For, Node
-from jinja2.nodes import Macro as MacroBlock
-from jinja2.nodes import Template as TemplateTree
+from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from pydantic_core import from_json
 
 from triton_llama_openai.errors import ApiError
+from triton_llama_openai.protocol import AssistantMessage, JsonObject, Message, ToolMessage, text_of
 
 Turn = dict[str, object]
 """A message as templates read it: role, content, and a tool call's arguments as an object."""
 
-RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+_RESERVED = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 """Variables that `chat_template_kwargs` can't set."""
 
-
-_RENDERING = (
+_RENDERING_ERRORS = (
     *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
-    *(RecursionError, MemoryError),
+    RecursionError,
 )
 """What a template can raise about messages that it wasn't written for."""
 
-LONGEST_RENDERING_S = 2.0
-_LONGEST_PRODUCT = 1 << 22
-"""Characters or elements of a product of a sequence, bits of one of integers."""
-
-_deadline: ContextVar[float] = ContextVar("deadline")
-"""When the template that is being rendered has to be done, in monotonic seconds."""
-
 _END = "END_OF_THE_LAST_MESSAGE"
 """Marks where a message that is continued ends; the template may trim the blanks before it."""
+
+TOOLS_AS_TEXT = """You may call functions. These are their signatures, one JSON object a line:
+<tools>
+{tools}
+</tools>
+For each call write a JSON object with the function's name and its arguments:
+<tool_call>
+{{"name": "<name>", "arguments": {{<arguments>}}}}
+</tool_call>"""
+"""Hermes' form in the system message, for templates that have no place for tools."""
 
 
 class InvalidTemplateError(Exception):
@@ -55,25 +52,23 @@ class InvalidTemplateError(Exception):
 
 
 class ChatTemplate:
-    """One compiled template. special_tokens: variables such as bos_token."""
+    """One compiled template. special_tokens: variables such as bos_token. takes_tools: it reads `tools`."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = _BoundedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, _Clock, loopcontrols]
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        environment.globals["namespace"] = _Namespace
         try:
-            tree = environment.parse(source)
-            variables = meta.find_undeclared_variables(tree)
-            self._template = environment.compile_with_clock(tree)
+            variables = meta.find_undeclared_variables(environment.parse(source))
+            self._template = environment.from_string(source)
         except TemplateError as error:
             raise InvalidTemplateError(_first_line(error)) from error
         self.source = source
-        self._special_tokens = dict(special_tokens)
         self.takes_tools = "tools" in variables
+        self._special_tokens = dict(special_tokens)
 
     def render(
         self,
@@ -88,7 +83,6 @@ class ChatTemplate:
         Raises:
             ApiError: the template refuses these messages, or has a fault that they bring out.
         """
-        _deadline.set(time.monotonic() + LONGEST_RENDERING_S)
         try:
             return self._template.render(
                 {
@@ -99,13 +93,11 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-        except _RENDERING as error:
-            reason = _first_line(error)
-            raise ApiError(
-                400, f"messages can't be rendered: the chat template says: {reason}", "messages", "invalid_value"
-            ) from error
+        except _RENDERING_ERRORS as error:
+            message = f"messages can't be rendered: the chat template says: {_first_line(error)}"
+            raise ApiError(400, message, "messages", "invalid_value") from error
 
-    def render_open(self, turns: Sequence[Turn], tools: Sequence[Turn] | None, variables: Mapping[str, object]) -> str:
+    def render_open(self, turns: Sequence[Turn], tools: Sequence[Turn], variables: Mapping[str, object]) -> str:
         """Return the prompt that ends with the last message's content, for the model to continue it."""
         last = {**turns[-1], "content": f"{turns[-1]['content']}{_END}"}
         prompt = self.render([*turns[:-1], last], tools, add_generation_prompt=False, variables=variables)
@@ -116,7 +108,105 @@ class ChatTemplate:
         return prompt[:end]
 
 
-class _Generation(Extension):
+def render_messages(
+    template: ChatTemplate | None,
+    messages: Sequence[Message],
+    tools: Sequence[Turn],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    template_kwargs: JsonObject | None = None,
+    documents: Sequence[JsonObject] | None = None,
+) -> str:
+    """Return the prompt of a conversation.
+
+    Raises:
+        ApiError: the checkpoint has no template, or it refuses the messages.
+    """
+    if template is None:
+        raise ApiError(400, "the checkpoint has no chat template: use /v1/completions", None, "no_chat_template")
+    variables = dict(template_kwargs or {})
+    if reserved := sorted(variables.keys() & _RESERVED):
+        message = f"chat_template_kwargs has {reserved[0]}; it must leave the template's own variables alone"
+        raise ApiError(400, message, "chat_template_kwargs", "invalid_value")
+    if documents is not None:
+        variables["documents"] = documents
+    turns = [_turn(message, index) for index, message in enumerate(messages)]
+    if not template.takes_tools and (tools or any(_is_about_tools(turn) for turn in turns)):
+        turns, tools = _tools_as_text(turns, tools), []
+    if continue_final_message:
+        return template.render_open(turns, tools, variables)
+    return template.render(turns, tools, add_generation_prompt=add_generation_prompt, variables=variables)
+
+
+def _turn(message: Message, index: int) -> Turn:
+    """Return a message as templates read it."""
+    turn: Turn = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": text_of(message.content),
+    }
+    if message.name is not None:
+        turn["name"] = message.name
+    if isinstance(message, ToolMessage):
+        turn["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage):
+        if message.reasoning_content is not None:
+            turn["reasoning_content"] = message.reasoning_content
+        if message.tool_calls:
+            calls = []
+            for number, call in enumerate(message.tool_calls):
+                field = f"messages[{index}].tool_calls[{number}].function.arguments"
+                function = {"name": call.function.name, "arguments": _arguments(call.function.arguments, field)}
+                calls.append({"id": call.id, "type": "function", "function": function})
+            turn["tool_calls"] = calls
+    return turn
+
+
+def _arguments(text: str, field: str) -> JsonObject:
+    """Return a call's arguments as the object that templates expect."""
+    try:
+        # Unlike json's, it refuses lone surrogates, which have no bytes, and deep nesting.
+        arguments = from_json(text or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ApiError(400, f"{field} is {text[:80]!r}; it must be a JSON object", field, "invalid_value")
+    return arguments
+
+
+def _is_about_tools(turn: Turn) -> bool:
+    return turn["role"] == "tool" or "tool_calls" in turn
+
+
+def _tools_as_text(turns: Sequence[Turn], tools: Sequence[Turn]) -> list[Turn]:
+    """Return turns without tools in them: definitions in the system message, calls and results as text.
+
+    Results become a user's turn, joined with their neighbours, for templates in which user and assistant alternate.
+    """
+    plain: list[Turn] = []
+    if tools:
+        text = TOOLS_AS_TEXT.format(tools="\n".join(_tojson(tool) for tool in tools))
+        if turns and turns[0]["role"] == "system":
+            text = f"{turns[0]['content']}\n\n{text}"
+            turns = turns[1:]
+        plain.append({"role": "system", "content": text})
+    follows_result = False
+    for turn in turns:
+        role, content = turn["role"], str(turn["content"])
+        calls = turn.get("tool_calls")
+        if isinstance(calls, list):
+            call_texts = [f"<tool_call>\n{_tojson(call['function'])}\n</tool_call>" for call in calls]
+            content = "\n".join([content, *call_texts] if content else call_texts)
+        if role == "tool":
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            if follows_result:
+                content = f"{plain.pop()['content']}\n{content}"
+        follows_result = turn["role"] == "tool"
+        plain.append({"role": role, "content": content})
+    return plain
+
+
+class _GenerationBlock(Extension):
     """transformers' block `{% generation %}`, which marks the assistant's text for training: rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012  jinja's declaration
@@ -125,78 +215,10 @@ class _Generation(Extension):
         """Return the block's nodes."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_plain"), [], [], body).set_lineno(line)
+        return CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
 
-    def _plain(self, caller: Macro) -> str:
+    def _render(self, caller: Macro) -> str:
         return str(caller())
-
-
-class _Clock(Extension):
-    """Bounds a template's time: its calls are put into loops and macros."""
-
-    def call(self, line: int) -> ExprStmt:
-        """Return a statement that looks at the clock."""
-        statement = ExprStmt(self.call_method("_check"))
-        statement.set_lineno(line)
-        return statement
-
-    def _check(self) -> None:
-        if time.monotonic() > _deadline.get():
-            raise SecurityError(f"it takes longer than {LONGEST_RENDERING_S:g} s")
-
-
-class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates end."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def compile_with_clock(self, tree: TemplateTree) -> Template:
-        """Return the template of a tree; its loops and macros look at the clock."""
-        clock = self.extensions[_Clock.identifier]
-        assert isinstance(clock, _Clock)
-        blocks: list[For | MacroBlock | CallBlock] = [
-            *tree.find_all(For),
-            *tree.find_all(MacroBlock),
-            *tree.find_all(CallBlock),
-        ]
-        for block in blocks:
-            block.body.insert(0, clock.call(block.lineno))
-        return Template.from_code(self, self.compile(tree), self.make_globals(None))
-
-    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        """Compute a product or a power. Raises SecurityError for one that is huge."""
-        if _size(operator, left, right) > _LONGEST_PRODUCT:
-            raise SecurityError(f"the result of {operator} is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _size(operator: str, left: object, right: object) -> int:
-    """Return about how long a product or a power is, in elements or bits; 0 for other operands."""
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length()
-        return bits * max(right, 0) if operator == "**" else bits + right.bit_length()
-    for sequence, count in ((left, right), (right, left)):
-        if isinstance(sequence, str | list | tuple) and isinstance(count, int):
-            return len(sequence) * count
-    return 0
-
-
-class _Namespace(Namespace):
-    """jinja's namespace without names that begin with an underscore, which could reach Python's inside."""
-
-    def __init__(self, *pairs: object, **attributes: object) -> None:
-        super().__init__(*pairs, **attributes)
-        for name in dict(*pairs, **attributes):
-            _check_name(name)
-
-    def __setitem__(self, name: str, value: object) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if str(name).startswith("_"):
-        raise SecurityError(f"a namespace's attribute is {name!r}; it must not begin with an underscore")
 
 
 def _tojson(

@@ -17,7 +17,7 @@ EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
 """In a checkout; an installed package needs the setting `tokenizer`."""
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja")
-LARGEST_DEFAULT_CONTEXT = 4096
+MAX_DEFAULT_CONTEXT = 4096
 """Tokens; the server caps its default for `max_model_len` at this too."""
 
 
@@ -37,7 +37,7 @@ class Checkpoint:
     digest: bytes
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return a text's tokens; the server's own, where the BOS that a template writes isn't doubled."""
+        """Return a text's tokens, as the server's: the BOS that a template writes isn't doubled."""
         # Of a batch: only these calls release Python's lock, so that in a thread they stop no event loop.
         (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encoded.ids)
@@ -70,13 +70,13 @@ def load_checkpoint(
         # tokenizers raises bare Exceptions for files it can't read.
         raise InvalidSettingsError(f"tokenizer {files.source!r}: tokenizer.json can't be loaded: {error}") from error
     config = files.json("tokenizer_config.json")
-    own = _template_source(files, config) if template_file is None else _read_template(template_file)
+    template_source = _find_template(files, config) if template_file is None else _read_template(template_file)
     special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     try:
-        template = None if own is None else ChatTemplate(own, special)
+        template = None if template_source is None else ChatTemplate(template_source, special)
     except InvalidTemplateError as error:
         raise InvalidSettingsError(f"chat template of {files.source!r} can't be compiled: {error}") from error
-    digest = hashlib.sha256(tokenizer_file + (own or "").encode()).digest()
+    digest = hashlib.sha256(tokenizer_file + (template_source or "").encode()).digest()
     return Checkpoint(files.name, tokenizer, template, max_model_len or _context(files, config), special, digest)
 
 
@@ -111,12 +111,12 @@ class _Files:
         """Return a file's JSON object, an empty one if there is no such file."""
         content = self.optional(name)
         try:
-            found = json.loads(content or "{}")
+            values = json.loads(content or "{}")
         except ValueError as error:
             raise InvalidSettingsError(f"tokenizer {self.source!r}: {name} is not JSON: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(values, dict):
             raise InvalidSettingsError(f"tokenizer {self.source!r}: {name} has no JSON object")
-        return found
+        return values
 
 
 def _downloaded(source: str, revision: str | None) -> Path:
@@ -127,8 +127,8 @@ def _downloaded(source: str, revision: str | None) -> Path:
     except Exception as error:
         # huggingface_hub and the transport below it raise errors of their own.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        wanted = source if revision is None else f"{source} at {revision}"
-        raise InvalidSettingsError(f"tokenizer {wanted!r}: no folder, and not on the hub: {reason}") from error
+        revision_name = source if revision is None else f"{source} at {revision}"
+        raise InvalidSettingsError(f"tokenizer {revision_name!r}: no folder, and not on the hub: {reason}") from error
 
 
 def _read_template(file: Path) -> str:
@@ -138,7 +138,7 @@ def _read_template(file: Path) -> str:
         raise InvalidSettingsError(f"chat_template {str(file)!r} can't be read: {error}") from error
 
 
-def _template_source(files: _Files, config: dict[str, object]) -> str | None:
+def _find_template(files: _Files, config: dict[str, object]) -> str | None:
     """Return the template: a file of its own, else in tokenizer_config.json, where several may have names."""
     content = files.optional("chat_template.jinja")
     if content is not None:
@@ -148,11 +148,11 @@ def _template_source(files: _Files, config: dict[str, object]) -> str | None:
             raise InvalidSettingsError(
                 f"tokenizer {files.source!r}: chat_template.jinja is not UTF-8: {error}"
             ) from error
-    own = config.get("chat_template")
-    if isinstance(own, list):
-        named = {item.get("name"): item.get("template") for item in own if isinstance(item, dict)}
-        own = named.get("default")
-    return own if isinstance(own, str) else None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _token_text(token: object) -> str:
@@ -163,7 +163,7 @@ def _token_text(token: object) -> str:
 
 
 def _context(files: _Files, tokenizer_config: dict[str, object]) -> int:
-    longest = files.json("config.json").get("max_position_embeddings", tokenizer_config.get("model_max_length"))
-    if not isinstance(longest, int) or longest < 1:
+    context = files.json("config.json").get("max_position_embeddings", tokenizer_config.get("model_max_length"))
+    if not isinstance(context, int) or context < 1:
         raise InvalidSettingsError(f"tokenizer {files.source!r} doesn't say how long its context is; set max_model_len")
-    return min(longest, LARGEST_DEFAULT_CONTEXT)
+    return min(context, MAX_DEFAULT_CONTEXT)

@@ -1,4 +1,4 @@
-"""The connection to Triton: one gRPC stream for each request, and what the model's responses say.
+"""The connection to Triton: one gRPC stream for each request, and the chunks of its responses.
 
 A stream of its own makes a request's cancellation cheap and certain: closing it frees the request's slots after a few
 steps, also for an answer that isn't streamed to the client. All streams share one HTTP/2 connection.
@@ -27,11 +27,12 @@ TokenLogprobs = dict[str, dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """What one response says about one choice. An answer that isn't streamed is one delta a choice.
+class Chunk:
+    """A chunk of one choice. An answer that isn't streamed is one chunk a choice.
 
-    finish_reason: stop, length, or empty while the choice goes on. stop_reason: the stop string, the decimal id of the
-    stop token, or empty. num_cached_tokens: where the metrics were asked for, else None.
+    index: of the choice, over all prompts of the request. finish_reason: stop, length, or empty while the choice goes
+    on. stop_reason: the stop string, the decimal id of the stop token, or empty. num_cached_tokens: only where the
+    metrics were requested.
     """
 
     index: int
@@ -56,16 +57,17 @@ class EngineClient:
         self._closed = False
 
     async def stream(
-        self, tensors: Sequence[Tensor], request_id: str, choices: int, timeout: float
-    ) -> AsyncGenerator[list[Delta], None]:
-        """Send one request at the first `anext` and yield what each response says, `timeout` seconds for all.
+        self, tensors: Sequence[Tensor], request_id: str, choices: range, timeout: float
+    ) -> AsyncGenerator[list[Chunk], None]:
+        """Send one request at the first `anext` and yield each response's chunks, `timeout` seconds for all.
 
-        Closing the generator cancels the request on the server. A stream that ends without an error is complete.
+        choices: the indices of its choices. Closing the generator cancels the request on the server. A stream that ends
+        without an error is complete.
 
         Raises:
             TritonLlamaError: the connection, Triton or the model failed, or a response violates the contract.
         """
-        unfinished, started = set(range(choices)), False
+        unfinished, started = set(choices), False
         with grpc_errors(self.endpoint, timeout):
             message = _request(self.model, tensors, request_id)
             call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=(ERRORS_WITH_STATUS,))
@@ -74,13 +76,9 @@ class EngineClient:
                     if response.error_message:
                         raise from_stream_error(response.error_message, started=started)
                     started = True
-                    deltas = read_deltas(response.infer_response)
-                    for delta in deltas:
-                        if not 0 <= delta.index < choices:
-                            raise ServerError(f"the server answered about choice {delta.index} of {choices}")
-                        if delta.finish_reason:
-                            unfinished.discard(delta.index)
-                    yield deltas
+                    chunks = read_chunks(response.infer_response, choices)
+                    unfinished.difference_update(chunk.index for chunk in chunks if chunk.finish_reason)
+                    yield chunks
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if self._closed and not (task and task.cancelling()):
@@ -140,8 +138,8 @@ def _request(model: str, tensors: Sequence[Tensor], request_id: str) -> messages
 _INTEGERS = {"INT32": "<i", "INT64": "<q"}
 
 
-def read_deltas(response: messages.ModelInferResponse) -> list[Delta]:
-    """Return what a response says, by choice: one of a stream is about one choice, any other about all.
+def read_chunks(response: messages.ModelInferResponse, choices: range) -> list[Chunk]:
+    """Return a response's chunks: one of a stream has one choice's, any other all choices'.
 
     Raises:
         ServerError: an output is missing or isn't what the contract says.
@@ -154,20 +152,19 @@ def read_deltas(response: messages.ModelInferResponse) -> list[Delta]:
         # Only the end of the stream.
         return []
     try:
-        texts = outputs["text_output"]
-        indices = outputs.get("sequence_index")
-        return [_delta(outputs, row, row if indices is None else int(indices[row])) for row in range(len(texts))]
+        rows = range(len(outputs["text_output"]))
+        indices = [int(index) for index in outputs.get("sequence_index", rows)]
+        if not all(0 <= index < len(choices) for index in indices):
+            raise ServerError(f"the server answered about choices {indices} of {len(choices)}")
+        return [_chunk(outputs, row, choices[indices[row]]) for row in rows]
     except KeyError as error:
         raise ServerError(f"the server's answer lacks the output {error.args[0]}") from None
     except (IndexError, TypeError, ValueError) as error:
         raise ServerError(f"the server's answer violates the contract: {error}") from error
 
 
-def _delta(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> Delta:
-    def count(name: str) -> int | None:
-        return int(outputs[name][row]) if name in outputs else None
-
-    return Delta(
+def _chunk(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> Chunk:
+    return Chunk(
         index=index,
         text=str(outputs["text_output"][row]),
         finish_reason=str(outputs["finish_reason"][row]),
@@ -178,7 +175,7 @@ def _delta(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> D
         prompt_logprobs=json.loads(str(outputs["prompt_logprobs"][row]) or "null")
         if "prompt_logprobs" in outputs
         else None,
-        num_cached_tokens=count("num_cached_tokens"),
+        num_cached_tokens=int(outputs["num_cached_tokens"][row]) if "num_cached_tokens" in outputs else None,
     )
 
 

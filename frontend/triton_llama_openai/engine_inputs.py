@@ -1,45 +1,48 @@
-"""A request as the model's inputs. docs/api.md has their meanings and bounds; the model checks them again."""
+"""A request's fields as the model's inputs. docs/api.md has their meanings and bounds; the model checks them again."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from triton_llama.tensors import Tensor, Value
 
-from triton_llama_openai.guides import Guide
-from triton_llama_openai.sampling_request import SamplingRequest
+from triton_llama_openai.protocol import SamplingRequest
+from triton_llama_openai.structured_output import Guide
 
-LARGEST_MAX_TOKENS = 1 << 20
+MAX_MAX_TOKENS = 1 << 20
 """Stands for what the context leaves: with truncate_max_tokens the model cuts it to the room."""
 
 
-@dataclass(frozen=True)
-class Logprobs:
-    """Log probabilities that a request asks for: alternatives of each token, None for no log probabilities at all."""
-
-    completion: int | None = None
-    prompt: int | None = None
+def engine_fields(request: SamplingRequest, guide: Guide | None) -> dict[str, str]:
+    """Return the request's field for each input of the model, for the model's errors."""
+    fields = dict(request.ENGINE_FIELDS)
+    if guide is not None:
+        fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
+    return fields
 
 
 def engine_inputs(
     request: SamplingRequest,
     prompt: str | Sequence[int],
+    *,
     max_tokens: int | None,
     guide: Guide | None,
-    logprobs: Logprobs,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
     stream_interval_ms: int,
 ) -> list[Tensor]:
-    """Return the tensors of one prompt. max_tokens: None generates up to the end of the context."""
+    """Return the tensors of one prompt.
+
+    max_tokens: None generates up to the end of the context. logprobs, prompt_logprobs: alternatives of each token, None
+    for no log probabilities at all.
+    """
     tensors = [_tensor("text_input", "BYTES", prompt)] if isinstance(prompt, str) else [_ids("input_ids", prompt)]
-    truncated = request.truncate_max_tokens if max_tokens is not None else True
-    seed = None if request.seed is None else request.seed % 2**64
     inputs = [
         ("stream", "BOOL", request.streamed),
         ("stream_interval_ms", "INT32", stream_interval_ms if request.streamed else None),
-        ("max_tokens", "INT32", LARGEST_MAX_TOKENS if max_tokens is None else max_tokens),
-        ("truncate_max_tokens", "BOOL", truncated),
+        ("max_tokens", "INT32", MAX_MAX_TOKENS if max_tokens is None else max_tokens),
+        ("truncate_max_tokens", "BOOL", True if max_tokens is None else request.truncate_max_tokens),
         ("n", "INT32", request.n),
         ("min_tokens", "INT32", request.min_tokens),
         ("temperature", "FP32", request.temperature),
@@ -49,12 +52,12 @@ def engine_inputs(
         ("repetition_penalty", "FP32", request.repetition_penalty),
         ("frequency_penalty", "FP32", request.frequency_penalty),
         ("presence_penalty", "FP32", request.presence_penalty),
-        ("seed", "UINT64", seed),
+        ("seed", "UINT64", None if request.seed is None else request.seed % 2**64),
         ("logit_bias", "BYTES", json.dumps(request.logit_bias) if request.logit_bias else None),
         ("ignore_eos", "BOOL", request.ignore_eos),
         ("priority", "INT32", request.priority),
-        ("num_logprobs", "INT32", logprobs.completion),
-        ("prompt_logprobs", "INT32", logprobs.prompt),
+        ("num_logprobs", "INT32", logprobs),
+        ("prompt_logprobs", "INT32", prompt_logprobs),
         ("guided_decoding_guide_type", "BYTES", None if guide is None else guide.kind),
         ("guided_decoding_guide", "BYTES", None if guide is None else guide.guide),
         # For the cached tokens of usage; a stream without usage does without.

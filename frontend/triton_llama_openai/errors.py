@@ -84,15 +84,15 @@ def shorten(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-_MOST_VIOLATIONS = 1000
-"""Each becomes objects before the first can be read; a hostile body has hundreds of thousands."""
+_MAX_VIOLATIONS = 1000
+"""pydantic makes objects of each before the first can be read; a hostile body has hundreds of thousands."""
 
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
 def from_validation(error: ValidationError) -> ApiError:
     """Return the first violation of a schema."""
-    if error.error_count() > _MOST_VIOLATIONS:
+    if error.error_count() > _MAX_VIOLATIONS:
         return ApiError(400, f"the body violates the schema {error.error_count()} times", None, "invalid_value")
     first = error.errors(include_url=False)[0]
     param = _path(first)
@@ -154,11 +154,11 @@ def from_engine(error: TritonLlamaError, fields: Mapping[str, str]) -> ApiError:
     """
     message = str(error)
     if isinstance(error, RejectedInputError):
-        found = _ENGINE_INPUT.match(message)
-        if found is None or found[1] not in fields:
+        field = _ENGINE_INPUT.match(message)
+        if field is None or field[1] not in fields:
             return ApiError(400, message, None, "invalid_value")
-        param = fields[found[1]]
-        message = f"{param} {message[found.end() :]}"
+        param = fields[field[1]]
+        message = f"{param} {message[field.end() :]}"
         no_room = _NO_ROOM.search(message)
         if no_room is not None:
             return ApiError(400, f"{message}; {_phrases(no_room)}", param, "context_length_exceeded")

@@ -1,86 +1,140 @@
-"""All prompts of one request, generated at the same time."""
+"""One request in the engine: the chunks of its prompts, which run at the same time, and its token counts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from triton_llama.errors import ServerError, TritonLlamaError
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.engine_client import Delta, EngineClient
+from triton_llama_openai.engine_client import Chunk, EngineClient
+from triton_llama_openai.errors import from_engine
+from triton_llama_openai.metrics import RequestRecord
+from triton_llama_openai.protocol import SamplingRequest
 
-_AHEAD = 64
+_QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a request asks of the model: the inputs of each prompt. timeout: seconds for all."""
+@dataclass
+class Usage:
+    """Tokens of a request so far. A prompt counts once, however many completions (`choices_per_prompt`) it has."""
 
-    prompts: Sequence[Sequence[Tensor]]
-    request_id: str
-    choices: int
-    timeout: float
+    choices_per_prompt: int
+    completion_tokens: int = 0
+    _prompts: dict[int, int] = field(default_factory=dict)
+    _cached: dict[int, int] = field(default_factory=dict)
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Count the tokens of a response."""
+        for chunk in chunks:
+            prompt = chunk.index // self.choices_per_prompt
+            self.completion_tokens += chunk.num_output_tokens
+            self._prompts[prompt] = max(self._prompts.get(prompt, 0), chunk.num_input_tokens)
+            if chunk.num_cached_tokens is not None:
+                # The first choice's: the others find in the cache what it has computed.
+                cached = self._cached.get(prompt, chunk.num_cached_tokens)
+                self._cached[prompt] = min(cached, chunk.num_cached_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(self._prompts.values())
+
+    def body(self) -> dict[str, object]:
+        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached."""
+        counts: dict[str, object] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        if self._cached:
+            counts["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
+        return counts
 
 
-Response = tuple[int, list[Delta]]
-"""A prompt's number, and what a response says about its choices."""
+@dataclass
+class Generation:
+    """One request's work in the engine.
 
-
-async def generate(engine: EngineClient, job: Job) -> AsyncGenerator[Response, None]:
-    """Yield each response. Closing the generator cancels what still runs; one prompt's error ends all.
-
-    Raises:
-        TritonLlamaError: of the first prompt that failed.
+    prompts: the inputs of each. timeout: seconds for all. fields: the request's field for each input of the model, for
+    errors. record: of the request; it gets the token counts.
     """
-    if len(job.prompts) > 1:
-        async with aclosing(_merged(engine, job)) as responses:
-            async for response in responses:
-                yield response
-        return
-    async with aclosing(engine.stream(job.prompts[0], job.request_id, job.choices, job.timeout)) as stream:
-        async for deltas in stream:
-            yield 0, deltas
 
+    engine: EngineClient
+    request: SamplingRequest
+    prompts: Sequence[Sequence[Tensor]]
+    timeout: float
+    fields: Mapping[str, str]
+    record: RequestRecord
 
-async def _merged(engine: EngineClient, job: Job) -> AsyncGenerator[Response, None]:
-    queue: asyncio.Queue[Response | None] = asyncio.Queue(_AHEAD)
+    def __post_init__(self) -> None:
+        self.usage = Usage(self.request.choices)
+        self.record.ignored = self.request.ignored()
 
-    async def read(number: int) -> None:
-        request_id = f"{job.request_id}-{number}"
-        async with aclosing(engine.stream(job.prompts[number], request_id, job.choices, job.timeout)) as stream:
-            async for deltas in stream:
-                await queue.put((number, deltas))
+    async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
+        """Yield each response's chunks, counted. Closing the generator cancels what still runs.
 
-    async def read_all() -> None:
+        Raises:
+            ApiError: the engine's error, in this request's words; one prompt's error ends all.
+        """
+        streams = [self._stream(number) for number in range(len(self.prompts))]
         try:
-            async with asyncio.TaskGroup() as group:
-                for number in range(len(job.prompts)):
-                    group.create_task(read(number))
+            async with aclosing(streams[0] if len(streams) == 1 else _merge(streams)) as responses:
+                async for chunks in responses:
+                    self.usage.add(chunks)
+                    if self.request.streamed and any(chunk.num_output_tokens for chunk in chunks):
+                        self.record.saw_text()
+                    yield chunks
+        except TritonLlamaError as error:
+            raise from_engine(error, self.fields) from error
         finally:
-            # Without waiting for room: the reader may be gone.
-            ended.set()
-            if queue.empty():
-                queue.put_nowait(None)
+            self.record.prompt_tokens = self.usage.prompt_tokens
+            self.record.completion_tokens = self.usage.completion_tokens
 
-    ended = asyncio.Event()
-    reading = asyncio.create_task(read_all())
-    try:
-        while not (ended.is_set() and queue.empty()):
-            response = await queue.get()
-            if response is not None:
-                yield response
+    async def whole(self) -> list[Chunk]:
+        """Return the only chunk of each choice of a request that isn't streamed, in order; raises as `chunks`."""
+        async with aclosing(self.chunks()) as responses:
+            chunks = [chunk async for response in responses for chunk in response]
+        if len(chunks) != len(self.prompts) * self.request.choices:
+            raise from_engine(ServerError(f"the server sent {len(chunks)} chunks of an answer without stream"), {})
+        return sorted(chunks, key=lambda chunk: chunk.index)
+
+    def _stream(self, number: int) -> AsyncGenerator[list[Chunk], None]:
+        request_id = self.record.id if len(self.prompts) == 1 else f"{self.record.id}-{number}"
+        first = number * self.request.choices
+        choices = range(first, first + self.request.choices)
+        return self.engine.stream(self.prompts[number], request_id, choices, self.timeout)
+
+
+async def _merge(streams: Sequence[AsyncGenerator[list[Chunk], None]]) -> AsyncGenerator[list[Chunk], None]:
+    """Yield the responses of streams that run at the same time; raise the first error of one."""
+    queue: asyncio.Queue[list[Chunk] | Exception | None] = asyncio.Queue(_QUEUED_RESPONSES)
+
+    async def read(stream: AsyncGenerator[list[Chunk], None]) -> None:
         try:
-            await reading
-        except* Exception as failures:  # noqa: BLE001  the first one is raised again
-            raise _first(failures) from None
+            async with aclosing(stream):
+                async for chunks in stream:
+                    await queue.put(chunks)
+            await queue.put(None)
+        except Exception as error:  # noqa: BLE001  raised again below
+            await queue.put(error)
+
+    readers = [asyncio.create_task(read(stream)) for stream in streams]
+    try:
+        unfinished = len(readers)
+        while unfinished:
+            match await queue.get():
+                case None:
+                    unfinished -= 1
+                case Exception() as error:
+                    raise error
+                case chunks:
+                    yield chunks
     finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)

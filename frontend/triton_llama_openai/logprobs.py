@@ -1,12 +1,17 @@
-"""Log probabilities in OpenAI's two forms, from the model's JSON."""
+"""Log probabilities in OpenAI's two forms, from the model's JSON, and their bound."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from triton_llama_openai.engine_client import TokenLogprobs
+from triton_llama_openai.errors import invalid
+from triton_llama_openai.protocol import SamplingRequest
 
-LOWEST = -9999.0
+MAX_PROMPT_LOGPROBS = 1 << 19
+"""In one answer: tokens of all prompts, times completions of each, times alternatives and the token itself."""
+
+MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON doesn't have; vLLM's value."""
 
 Entry = tuple[str, float]
@@ -14,11 +19,11 @@ Entry = tuple[str, float]
 
 def _entries(token: TokenLogprobs) -> list[Entry]:
     """Return text and logprob of a token's alternatives, the token itself first."""
-    return [(str(found.get("decoded_token") or ""), _finite(found.get("logprob"))) for found in token.values()]
+    return [(str(entry.get("decoded_token") or ""), _finite(entry.get("logprob"))) for entry in token.values()]
 
 
 def _finite(value: object) -> float:
-    return max(float(value), LOWEST) if isinstance(value, int | float) else LOWEST
+    return max(float(value), MIN_LOGPROB) if isinstance(value, int | float) else MIN_LOGPROB
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprobs], top: int) -> list[dict[str, object]]:
@@ -44,7 +49,7 @@ def _chat_entry(entry: Entry) -> dict[str, object]:
 class CompletionLogprobs:
     """The logprobs of a completion's choice, as four lists; it counts the characters of the text before.
 
-    first_token: the text of the prompt's first token, of which the model says nothing.
+    first_token: the text of the prompt's first token, which has no log probability.
     """
 
     def __init__(self, first_token: str = "") -> None:
@@ -70,7 +75,22 @@ class CompletionLogprobs:
 
 def _by_text(entries: list[Entry]) -> dict[str, float]:
     """Return texts with their logprobs; of two tokens with the same text, the likelier one's."""
-    found: dict[str, float] = {}
+    likeliest: dict[str, float] = {}
     for text, logprob in sorted(entries, key=lambda entry: -entry[1]):
-        found.setdefault(text, logprob)
-    return found
+        likeliest.setdefault(text, logprob)
+    return likeliest
+
+
+def check_prompt_logprobs(
+    request: SamplingRequest, prompts: Sequence[str | list[int]], top: int | None, context: int
+) -> None:
+    """Refuse more log probabilities of prompts than one answer may have. top: alternatives of each token."""
+    if top is None:
+        return
+    # A text has no more tokens than bytes.
+    sizes = [len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in prompts]
+    count = sum(min(size, context) for size in sizes) * request.choices * (top + 1)
+    if count > MAX_PROMPT_LOGPROBS:
+        field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        value = f"up to {count} log probabilities of the prompts' tokens"
+        raise invalid(field, value, f"at most {MAX_PROMPT_LOGPROBS} in one request")

@@ -1,4 +1,4 @@
-"""The tools of a request: what the template shows, what the model is made to write, and who reads it."""
+"""The tools of a request: what the template shows, what the model is made to write, and what reads it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from triton_llama_openai.chat_request import ChatRequest, NamedToolChoice, Tool
 from triton_llama_openai.chat_template import Turn
 from triton_llama_openai.errors import ApiError, invalid
-from triton_llama_openai.guides import Guide, guide_of, json_guide
-from triton_llama_openai.sampling_request import JsonObject
+from triton_llama_openai.protocol import ChatRequest, JsonObject, NamedToolChoice, Tool
+from triton_llama_openai.structured_output import Guide, guide_of, json_guide
 from triton_llama_openai.tool_calls import Form, NamedCall, PlainText, TextReader, ToolCallReader
 
 _ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
@@ -21,11 +20,11 @@ _ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_s
 class ToolUse:
     """How one request uses tools.
 
-    shown: definitions for the template. guide: of the text, from response_format or a forced call. reader: makes the
-    reader of one choice's text. finish_reason: of a choice with calls; OpenAI's is `stop` where the call was named.
+    template_tools: definitions for the template. guide: of the text, from response_format or a forced call. reader:
+    makes the reader of one choice's text. finish_reason: of a choice with calls; OpenAI's is `stop` for a named one.
     """
 
-    shown: list[Turn]
+    template_tools: list[Turn]
     guide: Guide | None
     reader: Callable[[], TextReader]
     finish_reason: str = "tool_calls"
@@ -40,61 +39,53 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
         return ToolUse([], guide, PlainText)
     if not tools:
         raise ApiError(400, "tool_choice is given without tools", "tool_choice", "invalid_value")
-    shown = [shown_tool(tool) for tool in tools]
+    template_tools = [template_tool(tool) for tool in tools]
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         raise invalid("tools", names, "a list of functions with different names")
-    only_one = request.parallel_tool_calls is False
+    single = request.parallel_tool_calls is False
     if choice == "auto":
-        return ToolUse(shown, guide, partial(ToolCallReader, form, names, only_one))
+        return ToolUse(template_tools, guide, partial(ToolCallReader, form, names, single=single))
     if guide is not None:
         message = f"{guide.field} and a forced tool_choice are both given; it must be one of them"
         raise ApiError(400, message, guide.field, "invalid_value")
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
-        called = next((tool for tool in tools if tool.function.name == name), None)
-        if called is None:
+        if name not in names:
             raise invalid("tool_choice.function.name", name, f"one of the tools: {', '.join(names)}")
-        return ToolUse(shown, json_guide("tools", _ON_ONE_LINE | _parameters(called)), partial(NamedCall, name), "stop")
+        guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
+        return ToolUse(template_tools, guide, partial(NamedCall, name), "stop")
     # The array of calls that the guide demands is Llama's form between brackets.
-    reader = partial(ToolCallReader, "llama3_json", names, only_one)
-    return ToolUse(shown, json_guide("tools", _ON_ONE_LINE | calls_schema(tools, only_one)), reader)
+    reader = partial(ToolCallReader, "llama3_json", names, single=single)
+    return ToolUse(template_tools, json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single)), reader)
 
 
-def shown_tool(tool: Tool) -> Turn:
-    """Return a tool as templates read it; what it doesn't have is left out."""
+def template_tool(tool: Tool) -> Turn:
+    """Return a tool as templates read it, without the fields that it doesn't have."""
     function = {name: value for name, value in vars(tool.function).items() if value is not None}
     return {"type": "function", "function": function}
 
 
-def calls_schema(tools: Sequence[Tool], only_one: bool) -> JsonObject:
+def _calls_schema(tools: Sequence[Tool], single: bool) -> JsonObject:
     """Return the schema of a list of calls; the parameters' shared definitions move to its root, where $ref looks."""
-    definitions: JsonObject = {}
+    definitions: dict[str, JsonObject] = {}
     calls = []
     for tool in tools:
         parameters = dict(_parameters(tool))
         for key in ("$defs", "definitions"):
-            own = parameters.pop(key, None)
-            if isinstance(own, dict):
-                _merge(definitions, key, own)
+            schemas = parameters.pop(key, None)
+            if isinstance(schemas, dict):
+                _merge(definitions.setdefault(key, {}), schemas, key)
         properties = {"name": {"const": tool.function.name}, "parameters": parameters}
-        calls.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-        )
-    most = {"maxItems": 1} if only_one else {}
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, **definitions}
+        call = {"type": "object", "properties": properties, "required": ["name", "parameters"]}
+        calls.append({**call, "additionalProperties": False})
+    bound = {"maxItems": 1} if single else {}
+    return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}, **definitions}
 
 
-def _merge(definitions: JsonObject, key: str, own: JsonObject) -> None:
-    known = definitions.setdefault(key, {})
-    assert isinstance(known, dict)
-    for name, schema in own.items():
-        if known.setdefault(name, schema) != schema:
+def _merge(definitions: JsonObject, schemas: JsonObject, key: str) -> None:
+    for name, schema in schemas.items():
+        if definitions.setdefault(name, schema) != schema:
             raise invalid("tools", f"{key}/{name}", "defined the same way in every tool's parameters")
 
 

@@ -27,7 +27,9 @@ PROXIED: dict[str, dict[str, Any]] = yaml.safe_load(PROXY.replace("!reset", ""))
 CONTAINERS = {**SERVICES, "proxy": PROXIED["proxy"]}
 
 MODEL_SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
-ENDPOINT_SETTINGS = {f"{endpoint_settings.ENVIRONMENT_PREFIX}{name.upper()}" for name in endpoint_settings.BOUNDS}
+ENDPOINT_SETTINGS = {
+    f"{endpoint_settings.ENVIRONMENT_PREFIX}{name.upper()}" for name in endpoint_settings.Settings.model_fields
+}
 PASSED = {*SERVER["environment"], *OPENAI["environment"]}
 VARIABLES = {*re.findall(r"\$\{(\w+)", COMPOSE + GPU), *SERVER["build"]["args"], *PASSED}
 DOCUMENTED = [
@@ -116,7 +118,7 @@ def test_the_endpoint_has_the_servers_image_and_checkpoint_and_ends_before_it() 
     assert OPENAI["image"] == SERVER["image"]
     # compose stops a service before what it depends on.
     assert list(OPENAI["depends_on"]) == ["server"]
-    assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings.grace + 10
+    assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings().grace + 10
     # Beside the proxy, which asks for keys, it would be a way around them.
     assert PROXIED["openai"] == {"profiles": ["without-proxy"]}
     (text,) = (block.text for block in blocks(ROOT / "deploy/docker/README.md") if block.language == "yaml")

@@ -117,7 +117,9 @@ def test_every_variable_is_known_documented_and_defined_before_it_is_used(overla
     settings = {name for name in names if name.startswith(ENVIRONMENT_PREFIX)}
     assert settings <= {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
     endpoints = {name for name in names if name.startswith(endpoint_settings.ENVIRONMENT_PREFIX)}
-    assert endpoints <= {f"{endpoint_settings.ENVIRONMENT_PREFIX}{name.upper()}" for name in endpoint_settings.BOUNDS}
+    assert endpoints <= {
+        f"{endpoint_settings.ENVIRONMENT_PREFIX}{name.upper()}" for name in endpoint_settings.Settings.model_fields
+    }
     assert names - settings - endpoints <= SUPERVISOR_VARIABLES | OTHER_VARIABLES
     documented = (ROOT / "deploy" / "docker" / "README.md").read_text()
     assert [name for name in SUPERVISOR_VARIABLES if f"`{name}`" not in documented] == []

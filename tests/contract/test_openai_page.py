@@ -9,13 +9,16 @@ from typing import Literal, get_args, get_origin
 import pytest
 from contract.code_blocks import ROOT, table
 from prometheus_client.parser import text_string_to_metric_families
-from triton_llama_openai.chat_request import ChatRequest
-from triton_llama_openai.completion_request import CompletionRequest
 from triton_llama_openai.metrics import Metrics
-from triton_llama_openai.sampling_request import SamplingRequest
+from triton_llama_openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SamplingRequest,
+    TokenizeRequest,
+)
 from triton_llama_openai.schema import IGNORED, Schema
-from triton_llama_openai.settings import BOUNDS, Settings
-from triton_llama_openai.token_request import DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.settings import Settings
 from triton_supervisor.settings import DEFAULT_CONFIG
 
 FOLDER = ROOT / "frontend" / "triton_llama_openai"
@@ -65,9 +68,9 @@ def test_the_page_lists_every_field_of_the_paths_about_tokens(path: str, schema:
 
 def test_the_page_lists_every_setting_with_its_default() -> None:
     rows = {re.findall(r"`(\w+)`", row[0])[0]: row[1] for row in table(PAGE, "setting")}
-    assert list(rows) == list(BOUNDS)
+    assert list(rows) == list(Settings.model_fields)
     for name, shown in rows.items():
-        default = getattr(Settings, name)
+        default = Settings.model_fields[name].default
         assert default is None or shown == f"`{default}`", name
 
 

@@ -11,9 +11,7 @@ from frontend.endpoints import Endpoint, Json, error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from triton_llama_openai.chat_request import ChatRequest
-from triton_llama_openai.completion_request import CompletionRequest
-from triton_llama_openai.token_request import DetokenizeRequest, TokenizeRequest
+from triton_llama_openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 REQUESTS: dict[str, tuple[type[BaseModel], Json]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from triton_llama_openai.__main__ import create_server
 from triton_llama_openai.app import create_app
-from triton_llama_openai.connections import make_server
-from triton_llama_openai.served_models import ServedModels
+from triton_llama_openai.models import Models
 from triton_llama_openai.settings import Settings
 
 HOST = "127.0.0.1"
@@ -62,11 +62,11 @@ def endpoint(triton_port: int, **changes: object) -> Iterator[Endpoint]:
     given: dict[str, object] = {"grace": 5, **changes}
     if "models_file" not in changes:
         given |= {"triton": f"{HOST}:{triton_port}", "tokenizer": str(EMBEDDED)}
-    settings = replace(Settings(), **given)  # type: ignore[arg-type]  # the tests' values fit
+    settings = Settings.model_construct(**given)  # type: ignore[arg-type]  # fractions of seconds
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
-        app = create_app(settings, ServedModels.load(settings))
-        server = make_server(app, settings)
+        app = create_app(settings, Models.load(settings))
+        server = create_server(app, settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="endpoint")
         thread.start()
         try:

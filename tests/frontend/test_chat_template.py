@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoTokenizer
 from triton_llama_openai.chat_template import ChatTemplate, Turn
 from triton_llama_openai.checkpoint import load_checkpoint
 from triton_llama_openai.errors import ApiError
-from triton_llama_openai.served_models import tool_form
+from triton_llama_openai.models import tool_form
 from triton_llama_openai.settings import InvalidSettingsError
 
 MESSAGES = [{"role": "system", "content": "Be <b>."}, {"role": "user", "content": "Köln?"}]
@@ -44,8 +45,6 @@ def test_a_template_is_rendered_as_transformers_does(source: str) -> None:
         "{{ messages.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-        "{% set ns = namespace() %}{% set ns.__init__ = 1 %}{{ ns }}",
-        "{{ namespace(_x=1)._x }}",
     ],
 )
 def test_a_template_reaches_nothing_outside_its_sandbox(source: str) -> None:
@@ -57,29 +56,14 @@ def test_a_template_reaches_nothing_outside_its_sandbox(source: str) -> None:
     assert shown == "messages" or not ("object at" in shown or "class" in shown)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
-        "{{ 9 ** (9 ** 9) }}",
-        "{{ 'a' * 10 ** 12 }}",
-        "{{ [0] * 10 ** 12 }}",
-        "{{ 10 ** 12 * 'a' }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    ],
-)
-def test_a_template_that_would_not_end_is_refused_in_bounded_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triton_llama_openai.chat_template.LONGEST_RENDERING_S", 0.05)
+def test_a_template_that_never_ends_its_calls_is_refused() -> None:
     with pytest.raises(ApiError, match="the chat template says") as refused:
-        ChatTemplate(source, {}).render(TURNS)
+        ChatTemplate("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", {}).render(TURNS)
     assert refused.value.param == "messages"
 
 
-def test_a_templates_arithmetic_is_pythons() -> None:
-    source = "{{ 2 ** 10 }} {{ 'ab' * 3 }} {{ 1.5 * 2 }} {{ [1] * 2 }} {{ 2 ** -1 }}"
-    assert ChatTemplate(source, {}).render(TURNS) == "1024 ababab 3.0 [1, 1] 0.5"
+def test_a_template_reads_the_clock() -> None:
+    assert ChatTemplate("{{ strftime_now('%Y') }}", {}).render(TURNS) == str(datetime.now().astimezone().year)
 
 
 def test_a_template_says_whether_it_takes_tools_and_in_which_form(tmp_path: Path) -> None:

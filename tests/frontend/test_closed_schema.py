@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from frontend.endpoints import Endpoint, Json
 from frontend.fake_triton import FakeTriton
-from triton_llama_openai.closed_schema import close_objects
-from triton_llama_openai.guides import json_guide
+from triton_llama_openai.structured_output import close_objects, json_guide
 
 OPEN: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED: Json = {**OPEN, "additionalProperties": False}

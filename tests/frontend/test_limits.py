@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from frontend.endpoints import WITHOUT_ITS_BODY, Endpoint, check_refusal, endpoint, error_of
 from frontend.fake_triton import FakeTriton
 from triton_llama_openai.auth import ApiKeys
-from triton_llama_openai.connections import LARGEST_HEAD, PROBES
+from triton_llama_openai.limits import MAX_HEADER_BYTES
 from triton_llama_openai.settings import InvalidSettingsError
 
-ASKED = b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n"
+REQUEST_OF_MODELS = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def test_a_body_beyond_the_bound_is_refused_announced_or_not(triton: FakeTriton) -> None:
@@ -97,39 +96,18 @@ def _in_flight(served: Endpoint) -> float:
     return next(float(line.split()[1]) for line in page if line.startswith("llama_openai_requests_in_flight "))
 
 
-def _all(connection: socket.socket) -> bytes:
-    """Return the answer of a connection that the endpoint closes after it."""
-    with connection:
-        return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
-def test_a_connection_beyond_the_bound_is_answered_about_health_and_metrics_only(triton: FakeTriton) -> None:
+def test_requests_are_refused_while_there_are_too_many_connections(triton: FakeTriton) -> None:
     with endpoint(triton.port, max_connections=2) as served:
-        served.http.get("/health/live")
-        with served.begin(b"") as held:
-            for path in (b"/health/live", b"/health", b"/metrics"):
-                assert _all(served.begin(ASKED % path)).startswith(b"HTTP/1.1 200")
-            answer = _all(served.begin(ASKED % b"/v1/models"))
-            assert answer.startswith(b"HTTP/1.1 503")
-            assert b'"code":"overloaded"' in answer
-            # The connections within the bound are served.
-            assert served.http.get("/v1/models").status_code == 200
-            held.sendall(ASKED % b"/v1/models")
-            assert held.recv(65536).startswith(b"HTTP/1.1 200")
+        with served.begin(b""), served.begin(b""):
+            triton.wait_for(lambda _: served.http.get("/v1/models").status_code == 503)
+        triton.wait_for(lambda _: served.http.get("/v1/models").status_code == 200)
 
 
-def test_silent_connections_beyond_the_bound_make_room_for_a_probe(triton: FakeTriton) -> None:
-    with endpoint(triton.port, max_connections=1) as served, ExitStack() as held:
-        served.http.get("/health/live")
-        for _ in range(2 * PROBES):
-            held.enter_context(served.begin(b""))
-        assert _all(served.begin(ASKED % b"/health/live")).startswith(b"HTTP/1.1 200")
-
-
-@pytest.mark.parametrize("begun", [b"", b"GET /health/live HTTP/1.1\r\nHost: a\r\n"])
-def test_a_connection_whose_headers_do_not_come_is_closed(triton: FakeTriton, begun: bytes) -> None:
-    with endpoint(triton.port, body_timeout=0.6) as served, served.begin(begun) as connection:
-        assert connection.recv(1) == b""
+def test_as_many_connections_as_allowed_are_served(triton: FakeTriton) -> None:
+    with endpoint(triton.port, max_connections=2) as served, served.begin(b"") as second:
+        assert served.http.get("/v1/models").status_code == 200
+        second.sendall(REQUEST_OF_MODELS)
+        assert second.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
@@ -152,9 +130,10 @@ def test_headers_without_end_are_refused(served: Endpoint, begun: bytes) -> None
 
 
 def test_headers_beyond_the_bound_are_refused_by_their_bound(served: Endpoint) -> None:
-    answer = _all(served.begin(b"GET /v1/models HTTP/1.1\r\nX-Large: ".ljust(LARGEST_HEAD + 1, b"a")))
-    assert answer.startswith(b"HTTP/1.1 431")
-    assert b"at most 65536 bytes" in answer
+    response = served.http.get("/v1/models", headers={"x-large": "a" * MAX_HEADER_BYTES})
+    assert response.status_code == 431
+    assert error_of(response)["code"] == "headers_too_large"
+    assert "at most 32768 bytes" in str(error_of(response)["message"])
 
 
 def test_keys_are_asked_for_where_requests_are_answered_and_not_for_health(triton: FakeTriton, tmp_path: Path) -> None:

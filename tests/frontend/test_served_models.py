@@ -8,7 +8,7 @@ from frontend.endpoints import EMBEDDED
 from triton_llama.endpoint import Endpoint
 from triton_llama_openai.checkpoint import load_checkpoint
 from triton_llama_openai.engine_client import EngineClient
-from triton_llama_openai.served_models import ServedModel, ServedModels
+from triton_llama_openai.models import Models, ServedModel
 
 
 class _Engine(EngineClient):
@@ -37,7 +37,7 @@ def test_the_models_are_asked_at_the_same_time_whether_they_are_ready() -> None:
     async def ask() -> dict[str, str]:
         together = asyncio.Barrier(2)
         async with asyncio.timeout(20):
-            return await ServedModels([_model(name, _Engine(together)) for name in ("a", "b")]).ready()
+            return await Models([_model(name, _Engine(together)) for name in ("a", "b")]).ready()
 
     assert list(asyncio.run(ask())) == ["a", "b"]
 

@@ -7,7 +7,7 @@ import pytest
 from frontend.endpoints import Endpoint, Json, error_of, events_of
 from frontend.fake_triton import FakeTriton
 from triton_llama.errors import ServerError
-from triton_llama_openai.engine_client import read_deltas
+from triton_llama_openai.engine_client import read_chunks
 from tritonclient.grpc import service_pb2 as messages
 
 
@@ -141,4 +141,4 @@ def test_a_response_that_violates_the_contract_is_an_error_of_the_server(
     response = messages.ModelInferResponse(raw_output_contents=[content])
     response.outputs.add(name=name, datatype=datatype)
     with pytest.raises(ServerError, match=reason):
-        read_deltas(response)
+        read_chunks(response, range(1))

@@ -1,4 +1,4 @@
-"""Tool calls found in text, in any cut of it into pieces."""
+"""Tool calls found in text, in any chunks."""
 
 from __future__ import annotations
 
@@ -9,37 +9,22 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_llama_openai.tool_calls import (
-    ArgumentsDelta,
-    CallStart,
-    ContentDelta,
-    Form,
-    NamedCall,
-    Part,
-    TextReader,
-    ToolCallReader,
-)
+from triton_llama_openai.tool_calls import Form, NamedCall, Part, TextReader, ToolCall, ToolCallReader
 
 NAMES = ("add", "get_weather")
 Read = tuple[str, list[tuple[str, str]]]
 
 
-def _read(reader: TextReader, pieces: Iterable[str]) -> Read:
+def _read(reader: TextReader, chunks: Iterable[str]) -> Read:
     """Return the content, and each call's name and arguments."""
     parts: list[Part] = []
-    for piece in pieces:
-        parts += reader.read(piece)
+    for chunk in chunks:
+        parts += reader.read(chunk)
     parts += reader.end()
-    content = "".join(part.text for part in parts if isinstance(part, ContentDelta))
-    calls: list[tuple[str, str]] = []
-    for part in parts:
-        if isinstance(part, CallStart):
-            assert part.index == len(calls)
-            calls.append((part.name, ""))
-        elif isinstance(part, ArgumentsDelta):
-            name, arguments = calls[part.index]
-            calls[part.index] = (name, arguments + part.text)
-    return content, calls
+    calls = [part for part in parts if isinstance(part, ToolCall)]
+    assert [call.index for call in calls] == list(range(len(calls)))
+    content = "".join(part for part in parts if isinstance(part, str))
+    return content, [(call.name, call.arguments) for call in calls]
 
 
 CASES: list[tuple[Form, str, Read]] = [
@@ -70,7 +55,11 @@ CASES: list[tuple[Form, str, Read]] = [
     ("llama3_json", "[1] is a list", ("[1] is a list", [])),
     ("llama3_json", '{"name": "add", "parameters": {"a": "cut', ("", [("add", '{"a": "cut')])),
     ("llama3_json", '{"name": "add", "parameters": {"t": "a\\\\\\"} b"}}', ("", [("add", '{"t": "a\\\\\\"} b"}')])),
+    ("llama3_json", '{"name": "add", "parameters": null}', ("", [("add", "{}")])),
+    ("llama3_json", '{"name": "add", "price": 3}', ('{"name": "add", "price": 3}', [])),
+    ("llama3_json", '{"name": "add"}; {"name": "add", "parameters": {"a', ("", [("add", "{}"), ("add", '{"a')])),
     ("hermes", "Just text.", ("Just text.", [])),
+    ("hermes", "<tool_call>[1]</tool_call> is", ("<tool_call>[1]</tool_call> is", [])),
     (
         "hermes",
         'I add. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
@@ -100,19 +89,22 @@ CASES: list[tuple[Form, str, Read]] = [
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
-def test_a_text_is_read_as_content_and_calls_whole_or_character_by_character(
-    form: Form, text: str, expected: Read
-) -> None:
-    assert _read(ToolCallReader(form, NAMES), [text]) == _read(ToolCallReader(form, NAMES), text) == expected
+def test_a_text_is_content_and_calls(form: Form, text: str, expected: Read) -> None:
+    assert _read(ToolCallReader(form, NAMES), [text]) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
+def test_single_characters_are_read_as_the_whole_text(form: Form, text: str, expected: Read) -> None:
+    assert _read(ToolCallReader(form, NAMES), text) == expected
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
-def test_a_text_is_read_the_same_in_any_pieces(data: st.DataObject) -> None:
+def test_any_chunks_are_read_as_the_whole_text(data: st.DataObject) -> None:
     form, text, expected = data.draw(st.sampled_from(CASES))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)) | {0, len(text)})
-    pieces = [text[start:end] for start, end in itertools.pairwise(cuts)]
-    assert _read(ToolCallReader(form, NAMES), pieces) == expected
+    chunks = [text[start:end] for start, end in itertools.pairwise(cuts)]
+    assert _read(ToolCallReader(form, NAMES), chunks) == expected
 
 
 _text = st.text(max_size=6)
@@ -123,70 +115,73 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     arguments=st.lists(st.dictionaries(_text, _json, max_size=3), min_size=1, max_size=3),
     ascii_only=st.booleans(),
     form=st.sampled_from(["hermes", "llama3_json"]),
     size=st.integers(1, 7),
 )
-def test_any_arguments_are_read_as_they_are_written(
+def test_any_arguments_keep_their_values(
     arguments: list[dict[str, object]], ascii_only: bool, form: Form, size: int
 ) -> None:
-    written = [json.dumps(one, ensure_ascii=ascii_only) for one in arguments]
+    objects = [json.dumps(values, ensure_ascii=ascii_only) for values in arguments]
     if form == "hermes":
-        text = "\n".join(f'<tool_call>\n{{"name": "add", "arguments": {one}}}\n</tool_call>' for one in written)
+        text = "\n".join(f'<tool_call>\n{{"name": "add", "arguments": {values}}}\n</tool_call>' for values in objects)
     else:
-        text = "; ".join(f'{{"name": "add", "parameters": {one}}}' for one in written)
-    pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    assert _read(ToolCallReader(form, NAMES), pieces) == ("", [("add", one) for one in written])
+        text = "; ".join(f'{{"name": "add", "parameters": {values}}}' for values in objects)
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    content, calls = _read(ToolCallReader(form, NAMES), chunks)
+    assert content == ""
+    assert [json.loads(values) for _, values in calls] == arguments
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     text=st.text(alphabet='<tool_call>/{}[]",:; \n\\name1', max_size=60),
     form=st.sampled_from(["hermes", "llama3_json"]),
 )
-def test_any_text_is_read_without_an_error_and_without_losing_what_is_no_call(text: str, form: Form) -> None:
+def test_a_text_without_calls_is_content_unchanged(text: str, form: Form) -> None:
     content, calls = _read(ToolCallReader(form, NAMES), text)
     if not calls:
         assert content == text
 
 
-def test_a_name_of_any_depth_is_content() -> None:
-    text = '{"name": ' + "[" * 100_000 + "]" * 100_000 + ', "parameters": {}}'
+@pytest.mark.parametrize(
+    "arguments", ["[" * 100_000 + "]" * 100_000, "1e999", "NaN", "9" * 5000], ids=["deep", "inf", "nan", "large"]
+)
+def test_arguments_that_json_cannot_hold_are_content(arguments: str) -> None:
+    text = f'{{"name": "add", "parameters": {arguments}}}'
     assert _read(ToolCallReader("llama3_json", NAMES), [text]) == (text, [])
 
 
-def test_arguments_come_while_they_are_generated() -> None:
-    reader = ToolCallReader("llama3_json", NAMES)
-    assert reader.read('{"name": "add", ') == []
-    started = reader.read('"parameters": {"a": ')
-    assert [type(part) for part in started] == [CallStart, ArgumentsDelta]
-    assert started[1] == ArgumentsDelta(0, '{"a": ')
-    assert reader.read("12") == [ArgumentsDelta(0, "12")]
-    assert reader.read("3}") == [ArgumentsDelta(0, "3}")]
-    assert reader.read("}") == reader.end() == []
+def test_text_before_a_call_is_not_held_back() -> None:
+    reader = ToolCallReader("hermes", NAMES)
+    assert reader.read("I add. <tool") == ["I add. "]
+    assert reader.read('_call>{"name": "add", "arguments"') == []
 
 
-def test_ordinary_json_is_content_as_soon_as_its_first_key_is_no_calls() -> None:
+def test_a_call_comes_whole_with_its_end() -> None:
     reader = ToolCallReader("llama3_json", NAMES)
-    assert reader.read('{"answer": 4') == [ContentDelta('{"answer": 4')]
-    assert reader.read("2}") == [ContentDelta("2}")]
+    assert reader.read('{"name": "add", "parameters": {"a": 1') == []
+    (call,) = reader.read("2}}")
+    assert isinstance(call, ToolCall)
+    assert call.arguments == '{"a": 12}'
+    assert reader.end() == []
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama3_json"])
-def test_calls_after_the_first_are_left_out_where_only_one_is_asked_for(form: Form) -> None:
+def test_a_single_call_leaves_out_those_after_it(form: Form) -> None:
     call = '{"name": "add", "arguments": {}}'
     text = f"<tool_call>{call}</tool_call><tool_call>{call}</tool_call>" if form == "hermes" else f"{call}; {call}"
-    assert _read(ToolCallReader(form, NAMES, only_one=True), text) == ("", [("add", "{}")])
+    assert _read(ToolCallReader(form, NAMES, single=True), text) == ("", [("add", "{}")])
 
 
-def test_every_call_has_an_id_of_its_own() -> None:
+def test_every_call_has_its_id() -> None:
     text = '{"name": "add"}; {"name": "add"}'
-    ids = [part.id for part in ToolCallReader("llama3_json", NAMES).read(text) if isinstance(part, CallStart)]
+    ids = [part.id for part in ToolCallReader("llama3_json", NAMES).read(text) if isinstance(part, ToolCall)]
     assert len(set(ids)) == 2
-    assert all(one.startswith("call_") for one in ids)
+    assert all(call_id.startswith("call_") for call_id in ids)
 
 
 def test_a_named_calls_text_is_its_arguments() -> None:

@@ -55,18 +55,33 @@ def test_a_lone_surrogate_in_a_calls_arguments_is_an_escape_in_the_answer(
         events_of(response)
 
 
-def test_a_streamed_calls_arguments_come_in_pieces(served: Endpoint, triton: FakeTriton) -> None:
+def test_a_streamed_call_is_one_delta(served: Endpoint, triton: FakeTriton) -> None:
     triton.tokens = _tokens(f"One moment. {CALL}")
     events = events_of(served.chat(tools=[ADD], stream=True))
     choices = [choice for event in events for choice in event["choices"]]  # type: ignore[attr-defined]  # JSON
-    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
-    assert calls[0]["id"].startswith("call_")
-    assert calls[0]["function"] == {"name": "add", "arguments": ""}
-    assert len(calls) > 2
-    assert all("id" not in call for call in calls[1:])
-    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
-    assert "".join(choice["delta"].get("content") or "" for choice in choices) == "One moment. "
+    (call,) = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert call["id"].startswith("call_")
+    assert (call["index"], call["type"]) == (0, "function")
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_the_text_before_a_streamed_call_is_content(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens(f"One moment. {CALL}")
+    events = events_of(served.chat(tools=[ADD], stream=True))
+    choices = [choice for event in events for choice in event["choices"]]  # type: ignore[attr-defined]  # JSON
+    texts = [choice["delta"]["content"] for choice in choices if choice["delta"].get("content")]
+    assert len(texts) > 2
+    assert "".join(texts) == "One moment. "
+
+
+def test_parallel_calls_of_a_stream_are_numbered(served: Endpoint, triton: FakeTriton) -> None:
+    triton.tokens = _tokens(f"{CALL}\n{CALL}")
+    events = events_of(served.chat(tools=[ADD], stream=True))
+    choices = [choice for event in events for choice in event["choices"]]  # type: ignore[attr-defined]  # JSON
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert calls[0]["id"] != calls[1]["id"]
 
 
 def test_a_named_choice_makes_the_functions_schema_the_guide(served: Endpoint, triton: FakeTriton) -> None:

@@ -21,7 +21,7 @@ _BOOT = (
     "sys.argv[0] = 'triton-llama-openai'; runpy.run_module('triton_llama_openai', run_name='__main__')"
 )
 _LISTENS = re.compile(r"serving (.+?)(?:, .+)?, listening on ")
-_PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client", "tokenizers")
+_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "tokenizers")
 _END_S = 10.0
 """Seconds beyond the grace period for the endpoint's own end."""
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 from triton_llama.endpoint import Endpoint
@@ -19,26 +18,12 @@ from triton_llama.errors import TritonLlamaError
 from triton_llama_openai.checkpoint import Checkpoint, load_checkpoint
 from triton_llama_openai.engine_client import EngineClient
 from triton_llama_openai.errors import ApiError, from_validation
-from triton_llama_openai.schema import Schema
-from triton_llama_openai.settings import InvalidSettingsError, Settings
+from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
 from triton_llama_openai.tool_calls import Form
 
 LOG = logging.getLogger("triton_llama_openai")
 _FINGERPRINT_S = 60.0
 _PROBE_S = 2.0
-
-
-class ModelEntry(Schema):
-    """A model of the file `models_file`; the settings of the same names."""
-
-    served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    triton: str | None = None
-    model: str = Settings.model
-    tokenizer: str | None = None
-    revision: str | None = None
-    chat_template: str | None = None
-    tool_form: Literal["auto", "hermes", "llama3_json"] = "auto"
-    max_model_len: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
 
 
 @dataclass
@@ -51,20 +36,20 @@ class ServedModel:
     tool_form: Form
     created: int = field(default_factory=lambda: int(time.time()))
     _fingerprint: asyncio.Task[str | None] | None = None
-    _asked: float = 0.0
+    _fingerprint_time: float = 0.0
 
     async def fingerprint(self) -> str | None:
-        """Return what names the model's configuration, asked for once a minute; None if Triton doesn't say.
+        """Return what names the model's configuration, read once a minute; None without an answer of Triton.
 
         It changes with the checkpoint's tokenizer and template, the model's config in Triton and this version.
         """
-        if self._fingerprint is None or time.monotonic() - self._asked >= _FINGERPRINT_S:
-            self._asked = time.monotonic()
-            self._fingerprint = asyncio.create_task(self._ask_fingerprint())
+        if self._fingerprint is None or time.monotonic() - self._fingerprint_time >= _FINGERPRINT_S:
+            self._fingerprint_time = time.monotonic()
+            self._fingerprint = asyncio.create_task(self._read_fingerprint())
         # Requests share the task: none of them may cancel it.
         return await asyncio.shield(self._fingerprint)
 
-    async def _ask_fingerprint(self) -> str | None:
+    async def _read_fingerprint(self) -> str | None:
         try:
             config = await self.engine.config(_PROBE_S)
         except TritonLlamaError as error:
@@ -92,7 +77,7 @@ class ServedModel:
         }
 
 
-class ServedModels:
+class Models:
     """All models by name, in the settings' order."""
 
     def __init__(self, models: list[ServedModel]) -> None:
@@ -101,13 +86,13 @@ class ServedModels:
             raise InvalidSettingsError(f"two models have one name: {', '.join(model.name for model in models)}")
 
     @classmethod
-    def load(cls, settings: Settings) -> ServedModels:
-        """Load every model's tokenizer side; nothing is asked of Triton yet.
+    def load(cls, settings: Settings) -> Models:
+        """Load every model's tokenizer side, without a request to Triton.
 
         Raises:
             InvalidSettingsError: a file is missing or unusable.
         """
-        return cls([_load(entry, settings.triton) for entry in _entries(settings)])
+        return cls([_load(model) for model in _model_settings(settings)])
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -116,11 +101,11 @@ class ServedModels:
         """Return the model of this name; None is the only one. Raises ApiError 404."""
         if name is None and len(self._models) == 1:
             return next(iter(self._models.values()))
-        found = self._models.get(name or "")
-        if found is None:
+        model = self._models.get(name or "")
+        if model is None:
             known = ", ".join(self._models)
             raise ApiError(404, f"model is {name!r}; it must be one of {known}", "model", "model_not_found")
-        return found
+        return model
 
     async def ready(self) -> dict[str, str]:
         """Return, by name, why a model can't answer now; empty if all can."""
@@ -133,41 +118,39 @@ class ServedModels:
             await model.engine.close()
 
 
-def _entries(settings: Settings) -> list[ModelEntry]:
+def _model_settings(settings: Settings) -> list[ModelSettings]:
+    """Return the settings of each model, from `models_file` or the settings themselves."""
     if settings.models_file is None:
-        names = ("served_name", "model", "tokenizer", "revision", "tool_form", "max_model_len")
-        template = None if settings.chat_template is None else str(settings.chat_template)
-        return [
-            ModelEntry.model_validate({name: getattr(settings, name) for name in names} | {"chat_template": template})
-        ]
-    entries = TypeAdapter(Annotated[list[ModelEntry], Field(min_length=1)])
+        return [settings]
+    entries = TypeAdapter(Annotated[list[ModelSettings], Field(min_length=1)])
     try:
-        return entries.validate_json(settings.models_file.read_bytes())
+        models = entries.validate_json(settings.models_file.read_bytes(), strict=True)
     except ValidationError as error:
         raise InvalidSettingsError(f"models_file {settings.models_file}: {from_validation(error)}") from error
     except OSError as error:
         raise InvalidSettingsError(f"models_file {settings.models_file} can't be read: {error}") from error
+    default = {"triton": settings.triton}
+    return [model if "triton" in model.model_fields_set else model.model_copy(update=default) for model in models]
 
 
-def _load(entry: ModelEntry, triton: str) -> ServedModel:
+def _load(settings: ModelSettings) -> ServedModel:
     try:
-        endpoint = Endpoint.parse(entry.triton or triton, "grpc")
+        endpoint = Endpoint.parse(settings.triton, "grpc")
     except ValueError as error:
         raise InvalidSettingsError(f"triton: {error}") from error
-    template = None if entry.chat_template is None else Path(entry.chat_template)
-    checkpoint = load_checkpoint(entry.tokenizer, template, entry.max_model_len, entry.revision)
-    name = entry.served_name or checkpoint.name
-    form = tool_form(checkpoint) if entry.tool_form == "auto" else entry.tool_form
-    LOG.info("%s: %s at %s, tool calls in the form %s", name, entry.model, endpoint, form)
+    checkpoint = load_checkpoint(settings.tokenizer, settings.chat_template, settings.max_model_len, settings.revision)
+    name = settings.served_name or checkpoint.name
+    form = tool_form(checkpoint) if settings.tool_form == "auto" else settings.tool_form
+    LOG.info("%s: %s at %s, tool calls in the form %s", name, settings.model, endpoint, form)
     if checkpoint.template is None:
         LOG.warning("%s: the checkpoint has no chat template, so /v1/chat/completions refuses every request", name)
     elif not checkpoint.template.takes_tools:
         LOG.info("%s: the chat template takes no tools; their definitions go into the system message", name)
-    return ServedModel(name, checkpoint, EngineClient(endpoint, entry.model), form)
+    return ServedModel(name, checkpoint, EngineClient(endpoint, settings.model), form)
 
 
 def tool_form(checkpoint: Checkpoint) -> Form:
-    """Return how the model writes calls, as its template does; without a hint Hermes, which the fallback asks for."""
+    """Return how the model writes calls, as its template does; without a hint Hermes, as in the system message."""
     template = checkpoint.template
     if template is None or not template.takes_tools or "<tool_call>" in template.source:
         return "hermes"

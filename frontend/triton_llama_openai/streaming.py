@@ -1,0 +1,158 @@
+"""Answers that are streamed as server-sent events, and the end of a request whose client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from triton_llama_openai.engine_client import Chunk
+from triton_llama_openai.errors import ApiError, unsupported
+from triton_llama_openai.generation import Generation
+from triton_llama_openai.metrics import CLIENT_LEFT
+from triton_llama_openai.protocol import SamplingRequest
+from triton_llama_openai.responses import Json, dumps
+
+T = TypeVar("T")
+_READING_S = 5.0
+"""Seconds that a stream's client has for what it hasn't read when the request's own time is over."""
+
+
+def check_stream(request: SamplingRequest) -> None:
+    """Raise ApiError for a field that contradicts `stream`."""
+    if request.stream_options is not None and not request.streamed:
+        raise ApiError(400, "stream_options needs stream to be true", "stream_options", "invalid_value")
+    if request.streamed and request.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "a stream has no place for them")
+
+
+class ClientLeftError(Exception):
+    """The client has closed its connection, so its answer has no reader."""
+
+
+async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
+    """Return the work's result; cancel it when the client disconnects.
+
+    Raises:
+        ClientLeftError: the client has left before the work was done.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeftError
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Events(ABC):
+    """Makes the events of one streamed answer. What they all have, `head`, is encoded once."""
+
+    def __init__(self, generation: Generation, head: Json) -> None:
+        options = generation.request.stream_options
+        self._head = b"data: " + dumps(head)[:-1] + b',"choices":['
+        self._usage = generation.usage
+        self._ends_with_usage = bool(options and options.include_usage)
+        self._continuous_usage = bool(options and options.continuous_usage_stats)
+        self._tail = b'],"usage":null}\n\n' if self._ends_with_usage else b"]}\n\n"
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """Return the events before the first text."""
+
+    @abstractmethod
+    def add(self, chunk: Chunk) -> bytes:
+        """Return the events of a chunk, none if all its text is held back."""
+
+    def end(self) -> bytes:
+        """Return the events after the last text: the token counts, where the request asks for them."""
+        return (self._head + self._counts() if self._ends_with_usage else b"") + b"data: [DONE]\n\n"
+
+    def _event(
+        self,
+        index: int,
+        content: Json,
+        logprobs: Json | None,
+        finish_reason: str | None = None,
+        additions: Json | None = None,
+    ) -> bytes:
+        """Return the event of a part of one choice, with the counts so far where every event has them."""
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason, **(additions or {})}
+        return self._head + dumps(choice) + (self._counts() if self._continuous_usage else self._tail)
+
+    def _counts(self) -> bytes:
+        return b'],"usage":' + dumps(self._usage.body()) + b"}\n\n"
+
+
+async def stream_answer(request: Request, generation: Generation, events: Events) -> EventStream:
+    """Return a stream of events; its status is certain, for the first chunk has come.
+
+    Raises:
+        ApiError: the engine refuses the request.
+        ClientLeftError: the client has left before the first chunk; the request is cancelled in the engine.
+    """
+    chunks = generation.chunks()
+    try:
+        first = await until_disconnect(request, anext(chunks, []))
+    except BaseException:
+        await chunks.aclose()
+        raise
+    return EventStream(first, chunks, events, generation)
+
+
+class EventStream(StreamingResponse):
+    """A stream of events. Its end, whatever the reason, cancels what still runs in the engine."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, first: list[Chunk], chunks: AsyncGenerator[list[Chunk], None], events: Events, generation: Generation
+    ) -> None:
+        self._chunks = chunks
+        self._record = generation.record
+        self._timeout = generation.timeout + _READING_S
+        self._sent = False
+        self._events = self._encode(first, events)
+        super().__init__(self._events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def _encode(self, first: list[Chunk], events: Events) -> AsyncGenerator[bytes, None]:
+        """Yield the events of all chunks; an error of the engine is the last one."""
+        try:
+            yield events.begin() + b"".join(map(events.add, first))
+            async for response in self._chunks:
+                if event := b"".join(map(events.add, response)):
+                    yield event
+            yield events.end()
+        except ApiError as error:
+            self._record.status = error.status
+            yield b"data: " + dumps(error.body()) + b"\n\n"
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events as they come."""
+        await super().stream_response(send)
+        self._sent = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until the last one, or until the client leaves or has not read them in time."""
+        async with aclosing(self._chunks), aclosing(self._events):
+            # A client that doesn't read can hold back an answer after its last token.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout):
+                    await super().__call__(scope, receive, send)
+        if not self._sent:
+            self._record.status = CLIENT_LEFT

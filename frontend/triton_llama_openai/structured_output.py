@@ -1,0 +1,174 @@
+"""Structured output: response_format, vLLM's guided_* fields and forced tool calls, as the model's guide.
+
+Objects of a JSON schema are closed: they have the properties that the schema names, and no others. By JSON Schema's
+rules an object may have any property besides those; a model that is held to such a schema invents some. XGrammar, and
+so vLLM by default, reads schemas this way too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic_core import from_json
+
+from triton_llama_openai.errors import ApiError
+from triton_llama_openai.protocol import (
+    JsonObject,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    SamplingRequest,
+    StructuralTagFormat,
+    StructuredOutputs,
+)
+
+
+@dataclass(frozen=True)
+class Guide:
+    """The model's inputs `guided_decoding_guide_type` and `guided_decoding_guide`, which must come together.
+
+    field: the request's, for errors. guide: the model ignores the one of the kind `json`.
+    """
+
+    field: str
+    kind: str
+    guide: str = "{}"
+
+
+def guide_of(request: SamplingRequest) -> Guide | None:
+    """Return a request's guide, None for free text. Raises ApiError if the request has two."""
+    guides = [guide for guide in (_response_format(request), *_vllm_fields(request)) if guide is not None]
+    if len(guides) > 1:
+        names = f"{guides[0].field} and {guides[1].field}"
+        raise ApiError(400, f"{names} are both given; it must be one of them", guides[1].field, "invalid_value")
+    return guides[0] if guides else None
+
+
+def json_guide(field: str, schema: JsonObject | str) -> Guide:
+    """Return the guide of a JSON schema, its objects closed."""
+    if isinstance(schema, str):
+        try:
+            parsed = from_json(schema)
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            # The model says what is wrong with it.
+            return Guide(field, "json_schema", schema)
+        schema = parsed
+    return Guide(field, "json_schema", _dumps(close_objects(schema)))
+
+
+def _response_format(request: SamplingRequest) -> Guide | None:
+    match request.response_format:
+        case JsonObjectFormat():
+            return Guide("response_format", "json")
+        case JsonSchemaFormat(json_schema=definition):
+            if definition.schema_ is None:
+                return Guide("response_format", "json")
+            return json_guide("response_format", definition.schema_)
+        case StructuralTagFormat() as tags:
+            fields = {name: value for name, value in vars(tags).items() if value is not None}
+            return Guide("response_format", "structural_tag", _dumps(fields))
+    return None
+
+
+def _vllm_fields(request: SamplingRequest) -> list[Guide | None]:
+    return [
+        None if request.guided_json is None else json_guide("guided_json", request.guided_json),
+        None if request.guided_regex is None else Guide("guided_regex", "regex", request.guided_regex),
+        None if request.guided_choice is None else _choice("guided_choice", request.guided_choice),
+        None if request.guided_grammar is None else Guide("guided_grammar", "ebnf_grammar", request.guided_grammar),
+        None if request.structured_outputs is None else _structured_outputs(request.structured_outputs),
+    ]
+
+
+def _structured_outputs(outputs: StructuredOutputs) -> Guide:
+    field = "structured_outputs"
+    candidates = [
+        None if outputs.json_ is None else json_guide(field, outputs.json_),
+        None if outputs.regex is None else Guide(field, "regex", outputs.regex),
+        None if outputs.choice is None else _choice(field, outputs.choice),
+        None if outputs.grammar is None else Guide(field, "ebnf_grammar", outputs.grammar),
+        Guide(field, "json") if outputs.json_object else None,
+        None if outputs.structural_tag is None else Guide(field, "structural_tag", outputs.structural_tag),
+    ]
+    guides = [guide for guide in candidates if guide is not None]
+    if len(guides) != 1:
+        bound = "exactly one of json, regex, choice, grammar, json_object, structural_tag"
+        raise ApiError(400, f"{field} has {len(guides)} of its fields; it must have {bound}", field, "invalid_value")
+    return guides[0]
+
+
+def _choice(field: str, choices: Sequence[str]) -> Guide:
+    """Return a grammar of these texts."""
+    texts = [f'"{_EBNF_ESCAPED.sub(_ebnf_escape, choice)}"' for choice in choices]
+    return Guide(field, "ebnf_grammar", f"root ::= {' | '.join(texts)}")
+
+
+_EBNF_ESCAPED = re.compile(r'["\\\x00-\x1f]')
+
+
+def _ebnf_escape(match: re.Match[str]) -> str:
+    character = match[0]
+    return f"\\{character}" if character in '"\\' else f"\\x{ord(character):02x}"
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+_NAMED = ("properties", "$defs", "definitions")
+_LISTED = ("anyOf", "oneOf", "prefixItems")
+_OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties"}
+"""Beside `properties`: there may be others, or the schema says itself that there are none."""
+_SAME_OBJECT = {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas"}
+"""Hold more schemas for the same object."""
+
+
+def close_objects(schema: JsonObject) -> JsonObject:
+    """Return the schema with `additionalProperties: false` in each object that names all its properties.
+
+    A schema in which several parts name properties of one object stays as it is: closed, each part would exclude the
+    others' properties.
+    """
+    closed = schema if _combines(schema) else _close(schema)
+    assert isinstance(closed, dict)
+    return closed
+
+
+def _combines(value: object) -> bool:
+    """Return whether an object may be described in several places."""
+    if isinstance(value, list):
+        return any(map(_combines, value))
+    if not isinstance(value, dict):
+        return False
+    parts = value.keys() & (_SAME_OBJECT | _OPEN | {"properties", "required"})
+    if "allOf" in parts or (len(parts) > 1 and parts & _SAME_OBJECT):
+        return True
+    return any(map(_combines, value.values()))
+
+
+def _close(schema: object) -> object:
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _close_value(key, value) for key, value in schema.items()}
+    if _names_all_properties(closed):
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _close_value(key: str, value: object) -> object:
+    if key in _NAMED and isinstance(value, dict):
+        return {name: _close(part) for name, part in value.items()}
+    if key in _LISTED and isinstance(value, list):
+        return [_close(part) for part in value]
+    return _close(value) if key in ("items", "additionalProperties") else value
+
+
+def _names_all_properties(schema: JsonObject) -> bool:
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list) or _OPEN & schema.keys():
+        return False
+    return all(name in properties for name in required if isinstance(name, str))

@@ -15,6 +15,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 # The OpenAI endpoint's; empty: none.
 OPENAI_PORT ?= 9000
+ROOM ?=
 BUDGET ?=
 SLO_P95_MS ?=
 TEXT ?=
@@ -44,7 +45,9 @@ READY_KERNELS := .venv/.ready-kernels
 # Programs that speak OpenAI's protocol, an environment each, for tests.
 CLIENTS := langchain litellm llama_index lm_eval
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
-TESTS := $(BIN)/python scripts/run_tests.py
+# Folders of tests/, the longest first. Two at a time, because starting servers is mostly waiting; a room's output comes at its end.
+ROOMS := server engine programs frontend unit contract
+IN_PAIRS := $(MAKE) --jobs=2 --keep-going --output-sync --no-print-directory
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
 # Every target with a help text.
@@ -68,45 +71,21 @@ prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickl
 	@test -n '$(MODEL)' || { echo "MODEL is not set: the folder or hub id of a Llama in safetensors, such as make prepare MODEL=models/pydoc-llama" >&2; exit 2; }
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
-test: $(READY_ANALYZER) ## unit, contract, endpoint, engine, program and server tests (a real Triton; neither GPU nor Docker): minutes
-	@exec $(TESTS) -m 'not long and not campaign' server unit contract --beside engine programs frontend
+test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
+	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(IN_PAIRS) $(ROOMS:%=.room-%) MARKED='not long and not campaign')
 
 # Kernels come last: they install the Triton language, which other tests must not find.
-test-all: $(READY_ANALYZER) ## make test, then soaks, fuzzing and load campaigns, docker compose, clients of others and kernels: what continuous integration runs
-	@failed=0; $(MAKE) test || failed=1; \
-	  $(TESTS) -m 'long and not campaign' server unit contract frontend engine programs --beside compose || failed=1; \
-	  $(MAKE) test-clients || failed=1; \
-	  $(MAKE) test-kernels || failed=1; exit "$$failed"
+test-all: $(READY_ANALYZER) ## every test, long ones, docker compose, clients of others and the GPU's kernels too: what continuous integration runs
+	@failed=0; $(IN_PAIRS) $(ROOMS:%=.room-%) .room-compose .room-clients MARKED='not campaign' || failed=1; \
+	  $(MAKE) --no-print-directory .room-kernels || failed=1; exit "$$failed"
 
-test-campaigns: $(READY_ANALYZER) ## the largest campaigns: every stop, 100 stops under load, docker stop, 10,000 requests of two tenants, 10,000 hostile ones, a soak with restarts
-	@$(BIN)/python -m pytest -m campaign tests/server tests/compose
+test-clients: .room-clients ## LiteLLM, LangChain, LlamaIndex, lm_eval and openai against the OpenAI endpoint (installs them: 1.3 GB)
 
-test-unit: $(READY_PERF) ## pure functions and small objects
-	@exec $(TESTS) unit
+.room-%:
+	@exec $(BIN)/python -m pytest tests/$* $(if $(MARKED),-m '$(MARKED)')
 
-test-contract: $(READY_PERF) ## configs, README and manifests agree
-	@exec $(TESTS) contract
-
-test-frontend: $(READY) ## the OpenAI endpoint against a small Triton without weights
-	@exec $(TESTS) frontend
-
-test-engine: $(READY_PERF) ## the engine with the embedded checkpoint, in-process
-	@exec $(TESTS) engine
-
-test-programs: $(READY_PERF) ## command lines, supervisor, launcher, prepare and benchmarks as processes
-	@exec $(TESTS) programs
-
-test-server: $(READY_ANALYZER) ## a real Triton with the embedded checkpoint in INT8, long tests included
-	@exec $(TESTS) server
-
-test-kernels: $(READY_KERNELS) ## the GPU's kernels, on a GPU or in the Triton language's interpreter (installs it: 200 MB)
-	@exec $(TESTS) kernels
-
-test-clients: $(READY) $(READY_CLIENTS) ## LiteLLM, LangChain, LlamaIndex, lm_eval and openai against the OpenAI endpoint (installs them: 1.3 GB)
-	@exec $(TESTS) clients
-
-test-compose: $(READY) ## docker compose on a real Docker engine
-	@exec $(TESTS) compose
+.room-clients: $(READY_CLIENTS)
+.room-kernels: $(READY_KERNELS)
 
 bench: $(READY_ANALYZER) ## the article's table, mixed lengths, the baselines, the roofline, where the time goes (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)

@@ -1,8 +1,9 @@
-"""What every room of the tests shares: lines for the end of the run."""
+"""What every room of the tests shares: lines for the end of the run, and an end that stops servers."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ if not torch.cuda.is_available():
     # Read when the Triton language is imported, which bitsandbytes does where it is installed. It changes nothing for
     # what the tests start: without a GPU nothing else uses the language.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# What a test has started ends with its fixtures, after SIGTERM too.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 _NOTES = pytest.StashKey[list[str]]()
 

@@ -11,7 +11,7 @@ import torch
 # With its index, as tensors have it: to PyTorch "cuda" and "cuda:0" are different devices.
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
-NO_LANGUAGE = "the Triton language isn't installed; make test-kernels installs it"
+NO_LANGUAGE = "the Triton language isn't installed; make test ROOM=kernels installs it"
 
 # The interpreter's dot multiplies the bits of bfloat16 as integers.
 DTYPES = [torch.float16] if DEVICE.type == "cpu" else [torch.float16, torch.bfloat16]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from llama_engine.kernels.selection import STOCK
+from llama_engine.kernels.gpu.gpu_kernels import STOCK
 from llama_engine.libraries import Int8Params, Linear8bitLt, int8_vectorwise_quant
 from llama_engine.model.builder import llama_around
 from llama_engine.model.loader import Checkpoint

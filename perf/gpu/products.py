@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from llama_engine.cuda_graphs import cuda_capture
-from llama_engine.kernels import reference
+from llama_engine.kernels.gpu import gpu_reference
 from torch.nn.functional import linear, pad
 
 from perf.checkpoint import Shape
@@ -94,7 +94,7 @@ class Weight:
         if not rows.is_cuda:
             raise RuntimeError("needs CUDA")
         # Imported here: it needs the Triton language and a GPU.
-        from llama_engine.kernels.int8_product import int8_product
+        from llama_engine.kernels.gpu.int8_product import int8_product
 
         return int8_product(rows, self.codes, self.scales, None)
 
@@ -110,7 +110,7 @@ def ways(weight: Weight, with_fused: bool = True) -> Mapping[str, Product]:
         INT_MM: lambda codes: _int_mm(codes, weight.codes),
         "w8a8": weight.w8a8,
         **({FUSED: weight.fused} if with_fused else {}),
-        "engine_many": lambda rows: reference.int8_product(rows, weight.codes, weight.scales, None),
+        "engine_many": lambda rows: gpu_reference.int8_product(rows, weight.codes, weight.scales, None),
     }
 
 

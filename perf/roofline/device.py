@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 from llama_engine.kernels.cpu.packing import Dimensions, QuantizedRows, pack_linear
-from llama_engine.kernels.cpu.selection import choose_cpu_kernels
+from llama_engine.kernels.cpu.trial import choose_cpu_kernels
 from llama_engine.model.weights import LinearWeight
 
 from perf.checkpoint import DTYPES

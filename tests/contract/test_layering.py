@@ -35,7 +35,7 @@ SERVER = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "trito
 TRANSFORMERS = {"huggingface_hub"}
 
 # The Triton language comes with PyTorch's CUDA builds only.
-KERNELS = {"kernels.int8_product", "kernels.decode_attention"}
+KERNELS = {"kernels.gpu.int8_product", "kernels.gpu.decode_attention"}
 
 # llguidance is optional, too: imported with the first guide.
 GUIDES = {"sampling.guide_grammar", "sampling.guide_matcher"}

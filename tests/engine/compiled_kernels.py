@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from llama_engine.kernels.cpu.build import object_path
-from llama_engine.kernels.cpu.selection import allowed_instruction_sets
+from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets
 
 
 def needs_compiled_kernels(instruction_set: str | None = None) -> None:

@@ -12,8 +12,8 @@ from engine.engines import completions, engine_of, load
 from engine.oracle import oracle
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import CheckpointError
-from llama_engine.kernels import reference
-from llama_engine.kernels.selection import Kernels
+from llama_engine.kernels.gpu import gpu_reference
+from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.model_runner import Chunk
 from llama_engine.model.precision import choose_device
@@ -93,7 +93,7 @@ def test_the_info_names_how_the_model_computes_and_what_its_bits_depend_on(
 
 
 def test_a_cache_that_the_fused_attention_cannot_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fused = Kernels(attention=reference.decode_attention)
+    fused = Kernels(attention=gpu_reference.decode_attention)
     monkeypatch.setattr("llama_engine.model.loader.install_kernels", lambda *_: fused)
     assert _refusal(folder, "nf4", kv_cache_dtype="int8").startswith(
         "kv_cache_dtype is 'int8'; the fused attention of kernels 'fused' reads a cache in the model's float32: "

@@ -18,8 +18,8 @@ from llama_engine import cuda_graphs
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets, span_buckets, unsupported_reason
 from llama_engine.engine import Engine
-from llama_engine.kernels import reference
-from llama_engine.kernels.selection import Kernels
+from llama_engine.kernels.gpu import gpu_reference
+from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model import memory_plan
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
@@ -52,7 +52,7 @@ def small(fp32: Checkpoint) -> Checkpoint:
 @pytest.fixture(scope="module", params=["mask", "by row"])
 def attending(request: pytest.FixtureRequest, small: Checkpoint) -> Checkpoint:
     """The same with each of the two forms of attention."""
-    attention = reference.decode_attention if request.param == "by row" else None
+    attention = gpu_reference.decode_attention if request.param == "by row" else None
     return replace(small, kernels=Kernels(attention=attention))
 
 

@@ -14,8 +14,8 @@ from engine.prompts import request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
-from llama_engine.kernels import reference
-from llama_engine.kernels.selection import DecodeAttention, Kernels
+from llama_engine.kernels.gpu import gpu_reference
+from llama_engine.kernels.gpu.gpu_kernels import DecodeAttention, Kernels
 from llama_engine.model.loader import Checkpoint
 
 
@@ -79,7 +79,7 @@ def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: Checkpoint, e
         engine.warm_up()
 
 
-@pytest.mark.parametrize(("attention", "slots"), [(None, 1), (reference.decode_attention, 20)])
+@pytest.mark.parametrize(("attention", "slots"), [(None, 1), (gpu_reference.decode_attention, 20)])
 def test_the_longest_prompt_of_a_gpus_warm_up_changes_no_token(
     fp32: Checkpoint, attention: DecodeAttention | None, slots: int
 ) -> None:

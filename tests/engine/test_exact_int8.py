@@ -12,7 +12,7 @@ import pytest
 import torch
 from engine import int8_layers
 from engine.int8_layers import BOUNDS, SHAPES, check_rows_are_independent, in_float64, random_rows, random_weight
-from llama_engine.kernels.cpu.selection import cpu_flags
+from llama_engine.kernels.cpu.instruction_sets import cpu_flags
 from llama_engine.model.exact_int8 import ExactInt8Linear, Int8Packer
 from llama_engine.model.int8_selection import refusal
 from llama_engine.model.integer_product import MAX_INPUTS, NARROW, SIGNED, UNSIGNED, Form, IntegerProduct

@@ -9,8 +9,8 @@ from engine.forward_passes import ForwardPass, watching
 from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
 from engine.prompts import random_prompt, request_of
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.kernels import reference as kernels
-from llama_engine.kernels.selection import Kernels
+from llama_engine.kernels.gpu import gpu_reference as kernels
+from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model.loader import Checkpoint
 from notes import Note
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 import pytest
 import torch
 from engine.prompts import random_prompt
-from llama_engine.kernels import reference
-from llama_engine.kernels.selection import STOCK, Int8Product, Kernels
+from llama_engine.kernels.gpu import gpu_reference
+from llama_engine.kernels.gpu.gpu_kernels import STOCK, Int8Product, Kernels
 from llama_engine.libraries import Int8Params, Linear8bitLt
 from llama_engine.model import transformers_reader, widened_product
 from llama_engine.model.int8_linear import Int8Linear, replace_int8_layers
@@ -78,7 +78,7 @@ def test_a_decode_step_of_any_number_of_slots_uses_the_product_for_few_rows(slot
             activations: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
         ) -> torch.Tensor:
             called.append(name)
-            return reference.int8_product(activations, weight, scales, bias)
+            return gpu_reference.int8_product(activations, weight, scales, bias)
 
         return run
 
@@ -99,7 +99,7 @@ def test_layers_that_share_a_buffer_do_not_disturb_each_other_in_and_out_of_infe
     torch.testing.assert_close(model(activations).double(), expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("few_rows", [None, reference.int8_product])
+@pytest.mark.parametrize("few_rows", [None, gpu_reference.int8_product])
 def test_on_a_gpu_a_fused_product_replaces_the_8_bit_layers_and_stock_kernels_none(
     few_rows: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +108,7 @@ def test_on_a_gpu_a_fused_product_replaces_the_8_bit_layers_and_stock_kernels_no
     config = read_config(EMBEDDED, str(EMBEDDED))
     model = load_with_transformers(str(EMBEDDED), config, settings, torch.device("cpu"), torch.float32)
     monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("cuda"), raising=False)
-    chosen = Kernels(few_rows, attention=reference.decode_attention)  # type: ignore[arg-type]  # None or a product
+    chosen = Kernels(few_rows, attention=gpu_reference.decode_attention)  # type: ignore[arg-type]  # None or a product
     calls: list[tuple[object, ...]] = []
 
     def choose(*arguments: object) -> Kernels:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from engine.triton_device import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal
-from llama_engine.kernels import reference
+from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 
 pytest.importorskip("triton", reason=NO_LANGUAGE)
-from llama_engine.kernels.arrival_counters import counters
-from llama_engine.kernels.decode_attention import BLOCK, SPAN, decode_attention
+from llama_engine.kernels.gpu.arrival_counters import counters
+from llama_engine.kernels.gpu.decode_attention import BLOCK, SPAN, decode_attention
 
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 0, SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 7)
 
@@ -38,7 +38,7 @@ def decode_step(
 def test_the_fused_attention_is_that_of_the_reference(heads: int, shared: int, dim: int, dtype: torch.dtype) -> None:
     query, keys, values, slots, lengths = decode_step(LENGTHS, heads, shared, dim, dtype)
     attended = decode_attention(query, keys, values, slots, lengths, dim**-0.5)
-    assert_near(attended, reference.decode_attention(query, keys, values, slots, lengths, dim**-0.5))
+    assert_near(attended, gpu_reference.decode_attention(query, keys, values, slots, lengths, dim**-0.5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,7 +69,7 @@ def test_scores_that_are_far_apart_do_not_overflow() -> None:
     keys *= 60
     attended = decode_attention(query, keys, values, slots, lengths, 1.0)
     assert attended.isfinite().all()
-    assert_near(attended, reference.decode_attention(query, keys, values, slots, lengths, 1.0))
+    assert_near(attended, gpu_reference.decode_attention(query, keys, values, slots, lengths, 1.0))
 
 
 def test_a_view_of_the_kv_cache_is_read_in_place() -> None:
@@ -83,7 +83,7 @@ def test_a_view_of_the_kv_cache_is_read_in_place() -> None:
     keys, values = cache.keys[0, :, :, :70], cache.values[0, :, :, :70]
     # As in the model: a view of [rows, query and KV heads, head dim].
     query = normal(2, 6, 64, seed=7)[:, :4]
-    expected = reference.decode_attention(query, keys, values, slots, lengths, 0.125)
+    expected = gpu_reference.decode_attention(query, keys, values, slots, lengths, 0.125)
     assert_near(decode_attention(query, keys, values, slots, lengths, 0.125), expected)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from engine.triton_device import DEVICE, DTYPES, NO_LANGUAGE, assert_near, normal, randomness
-from llama_engine.kernels import reference
+from llama_engine.kernels.gpu import gpu_reference
 
 pytest.importorskip("triton", reason=NO_LANGUAGE)
-from llama_engine.kernels.arrival_counters import counters
-from llama_engine.kernels.int8_product import ROW_TILES, Tiles, int8_product, tiles_for
+from llama_engine.kernels.gpu.arrival_counters import counters
+from llama_engine.kernels.gpu.int8_product import ROW_TILES, Tiles, int8_product, tiles_for
 
 
 def random_weight(outputs: int, inner: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +38,7 @@ def test_the_fused_product_is_that_of_the_reference(
     added = normal(outputs, seed=3, dtype=dtype) if bias else None
     for rows in (1, 7, 16, 17, 64, 70):
         activations = normal(rows, inner, seed=rows, dtype=dtype)
-        expected = reference.int8_product(activations, weight, scales, added)
+        expected = gpu_reference.int8_product(activations, weight, scales, added)
         assert_near(int8_product(activations, weight, scales, added, tiles), expected)
 
 
@@ -90,7 +90,7 @@ def test_the_sum_does_not_overflow_float16_before_it_is_scaled() -> None:
     weight = torch.full((16, 1024), 127, device=DEVICE, dtype=torch.int8)
     activations = torch.ones(1, 1024, device=DEVICE, dtype=torch.float16)
     scales = torch.full((16,), 1 / 127, device=DEVICE)
-    for product in (int8_product, reference.int8_product):
+    for product in (int8_product, gpu_reference.int8_product):
         assert (product(activations, weight, scales, None) == 1024).all()
 
 

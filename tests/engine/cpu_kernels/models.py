@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_engine.kernels.cpu import reference
+from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import (
     COMMON_FLAGS,
     INSTRUCTION_SETS,
@@ -24,9 +24,9 @@ from llama_engine.kernels.cpu.build import (
     object_path,
 )
 from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
+from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets, request_amx
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
-from llama_engine.kernels.cpu.selection import allowed_instruction_sets, request_amx
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
@@ -117,7 +117,7 @@ class SmallLlama:
     def reference(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits of a sequence in float64."""
         x = self.embedding[tokens]
-        return reference.logits(x, self.dimensions, self.layers, self.norm, self.head, self.tables)
+        return cpu_reference.logits(x, self.dimensions, self.layers, self.norm, self.head, self.tables)
 
 
 @cache

@@ -4,10 +4,10 @@ import pytest
 import torch
 from engine.cpu_kernels.models import kernels
 from engine.int8_layers import random_rows, random_weight, threads
-from llama_engine.kernels.cpu import reference
+from llama_engine.kernels.cpu import cpu_reference
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
-from llama_engine.kernels.cpu.packing import MOST_INPUTS, pack_linear
-from llama_engine.kernels.cpu.selection import run_linear
+from llama_engine.kernels.cpu.packing import MAX_INPUTS, pack_linear
+from llama_engine.kernels.cpu.trial import run_linear
 from llama_engine.model.weights import LinearWeight
 
 
@@ -16,21 +16,21 @@ from llama_engine.model.weights import LinearWeight
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (1, 1), (33, 100), (96, 1024), (40, 5632), (17, 11009)])
 def test_a_product_has_the_bits_of_the_int64_product(name: str, outputs: int, inputs: int, terms: int) -> None:
     layer, x = random_weight(outputs, inputs, bias=True), random_rows(37, inputs)
-    assert torch.equal(run_linear(kernels(name), x, layer, terms), reference.linear(x, layer, terms))
+    assert torch.equal(run_linear(kernels(name), x, layer, terms), cpu_reference.linear(x, layer, terms))
 
 
 @pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_the_largest_sums_are_exact(name: str, terms: int) -> None:
     # The packed weights, up to 255, and the terms, up to 127, have sums beyond 2³¹ here, which must wrap around.
-    inputs = MOST_INPUTS
+    inputs = MAX_INPUTS
     assert inputs * 255 * 127 > 2**31
     layer = LinearWeight(torch.full((3, inputs), 127, dtype=torch.int8), torch.ones(3))
     layer.weight[1], layer.weight[2] = -128, torch.arange(inputs) % 2 * 254 - 127
     x = torch.ones(4, inputs)
     x[1], x[2] = -1, torch.arange(inputs) % 2 * 2.0 - 1
     x[3, 1:] = 126.5 / 127  # high 126, low 127
-    assert torch.equal(run_linear(kernels(name), x, layer, terms), reference.linear(x, layer, terms))
+    assert torch.equal(run_linear(kernels(name), x, layer, terms), cpu_reference.linear(x, layer, terms))
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
@@ -59,7 +59,7 @@ def test_a_row_that_is_not_finite_gives_nan_in_its_own_row_alone(name: str, valu
 @pytest.mark.parametrize("size", [0.0, 1e-42, 1e-37, 1e37])
 def test_rows_of_any_size_are_quantized(name: str, size: float) -> None:
     layer, x = random_weight(64, 128), (random_rows(3, 128).sigmoid() - 0.5) * size
-    result, expected = run_linear(kernels(name), x, layer, 2), reference.linear(x, layer, 2)
+    result, expected = run_linear(kernels(name), x, layer, 2), cpu_reference.linear(x, layer, 2)
     assert torch.equal(result, expected)
 
 

@@ -1,1 +1,1 @@
-"""Kernels of a decode step and their references; `selection` verifies and chooses them when the model loads."""
+"""Kernels of the model's layers, verified when the model loads: `cpu` in C++, `gpu` in the Triton language."""

@@ -15,7 +15,7 @@ import torch
 
 from llama_engine.kernels.cpu.forward import ROOM, CpuForward, CpuLlama, scratch_bytes
 from llama_engine.kernels.cpu.packing import Dimensions, pack_layer, pack_linear
-from llama_engine.kernels.cpu.selection import choose_cpu_kernels
+from llama_engine.kernels.cpu.trial import choose_cpu_kernels
 from llama_engine.model.builder import Reader, ReadWeights, Tables
 from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.kv_cache import KVCacheShape

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from llama_engine.kernels.selection import Int8Product, Kernels
+from llama_engine.kernels.gpu.gpu_kernels import Int8Product, Kernels
 from llama_engine.libraries import Linear8bitLt
 from llama_engine.model.widened_product import BlockwiseProduct
 

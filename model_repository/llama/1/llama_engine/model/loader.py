@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError, one_line
-from llama_engine.kernels.selection import STOCK, Kernels
+from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels
 from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner, build_compiled_llama

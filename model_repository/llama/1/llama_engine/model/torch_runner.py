@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from llama_engine.kernels.selection import DecodeAttention
+from llama_engine.kernels.gpu.gpu_kernels import DecodeAttention
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_runner import Chunk

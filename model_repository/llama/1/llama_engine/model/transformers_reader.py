@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from llama_engine.errors import CheckpointError
-from llama_engine.kernels.selection import STOCK, Kernels, choose_kernels
+from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels, choose_kernels
 from llama_engine.libraries import Int8Params, Linear8bitLt, import_modelling
 from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.int8_linear import replace_int8_layers

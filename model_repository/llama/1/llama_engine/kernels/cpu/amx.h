@@ -1,4 +1,4 @@
-// The integer product in AMX tiles, from the packing of linear.h as it is. Included by terms.h.
+// The integer product in AMX tiles, from the packing of matrix.h as it is.
 //
 //     A  16 terms × 64 inputs     from Quantized::terms, which is [terms][inputs] here
 //     B  16 × 64 bytes            one block of 16 outputs × 64 inputs: 1,024 contiguous bytes
@@ -8,66 +8,70 @@
 //       A 4     C 0    C 1      Up to 32 terms and two blocks at a time; the numbers are those of the tile registers.
 //       A 5     C 2    C 3
 #pragma once
+#include "byte_terms.h"
 
-constexpr int GROUP = 32;  // terms
-constexpr int TILE_INPUTS = 64;
+struct Amx {
+    static constexpr int GROUP = 32;  // terms
+    static constexpr int TILE_INPUTS = 64;
 
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};  // of a row of each tile
-    uint8_t rows[16] = {};
-};
+    // torch's own products may have configured this thread's tiles since the phase before.
+    static void begin() { configured = -1; }
 
-static thread_local int configured;
-
-// Before the products of a phase: torch's own products may have configured this thread's tiles since.
-inline void begin_products() { configured = -1; }
-
-// Configure the tiles for `first` terms in A 4 and `second` in A 5.
-inline void configure_tiles(int first, int second) {
-    if (configured == first * 32 + second) return;
-    TileConfig config;
-    const int rows[8] = {first, first, second, second, first, second, 16, 16};
-    for (int t = 0; t < 8; t++) {
-        config.rows[t] = static_cast<uint8_t>(rows[t] ? rows[t] : 1);
-        config.bytes[t] = TILE_INPUTS;
+    static void store_term(const Quantized& to, int64_t term, int i, Lanes value) {
+        store(to.terms + term * to.inputs + i, value);
     }
-    asm volatile("" : : "r"(&config) : "memory");  // or GCC 12 drops the stores to a local config
-    _tile_loadconfig(&config);
-    configured = first * 32 + second;
-}
 
-inline void store_term(const Quantized& to, int64_t term, int i, Lanes value) {
-    store(to.terms + term * to.inputs + i, value);
-}
-
-inline void integer_products(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t term, int count,
-                             Ahead, int32_t (*result)[2][OUTPUTS]) {
-    const int64_t inputs = m.inputs, stride = inputs * OUTPUTS;
-    const int8_t *upper = x.terms + term * inputs, *lower = upper + 16 * inputs;
-    const bool both = count > 16;
-    configure_tiles(both ? 16 : count, both ? count - 16 : 0);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t k = 0; k < inputs; k += TILE_INPUTS) {
-        _tile_loadd(6, weight + k * OUTPUTS, TILE_INPUTS);
-        _tile_loadd(7, weight + stride + k * OUTPUTS, TILE_INPUTS);
-        _tile_loadd(4, upper + k, inputs);
-        _tile_dpbsud(0, 4, 6);
-        _tile_dpbsud(1, 4, 7);
+    static void sums(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t term, int count, Prefetch,
+                     int32_t (*result)[2][OUTPUTS]) {
+        const int64_t inputs = m.inputs, stride = inputs * OUTPUTS;
+        const int8_t *upper = x.terms + term * inputs, *lower = upper + 16 * inputs;
+        const bool both = count > 16;
+        configure(both ? 16 : count, both ? count - 16 : 0);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < inputs; k += TILE_INPUTS) {
+            _tile_loadd(6, weight + k * OUTPUTS, TILE_INPUTS);
+            _tile_loadd(7, weight + stride + k * OUTPUTS, TILE_INPUTS);
+            _tile_loadd(4, upper + k, inputs);
+            _tile_dpbsud(0, 4, 6);
+            _tile_dpbsud(1, 4, 7);
+            if (both) {
+                _tile_loadd(5, lower + k, inputs);
+                _tile_dpbsud(2, 5, 6);
+                _tile_dpbsud(3, 5, 7);
+            }
+        }
+        constexpr int ROW = 2 * OUTPUTS * sizeof(int32_t);
+        _tile_stored(0, result[0][0], ROW);
+        _tile_stored(1, result[0][1], ROW);
         if (both) {
-            _tile_loadd(5, lower + k, inputs);
-            _tile_dpbsud(2, 5, 6);
-            _tile_dpbsud(3, 5, 7);
+            _tile_stored(2, result[16][0], ROW);
+            _tile_stored(3, result[16][1], ROW);
         }
     }
-    constexpr int ROW = 2 * OUTPUTS * sizeof(int32_t);
-    _tile_stored(0, result[0][0], ROW);
-    _tile_stored(1, result[0][1], ROW);
-    if (both) {
-        _tile_stored(2, result[16][0], ROW);
-        _tile_stored(3, result[16][1], ROW);
+
+private:
+    struct alignas(64) Config {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t bytes[16] = {};  // of a row of each tile
+        uint8_t rows[16] = {};
+    };
+
+    // Configure the tiles for `first` terms in A 4 and `second` in A 5.
+    static void configure(int first, int second) {
+        if (configured == first * 32 + second) return;
+        Config config;
+        const int rows[8] = {first, first, second, second, first, second, 16, 16};
+        for (int t = 0; t < 8; t++) {
+            config.rows[t] = static_cast<uint8_t>(rows[t] ? rows[t] : 1);
+            config.bytes[t] = TILE_INPUTS;
+        }
+        asm volatile("" : : "r"(&config) : "memory");  // or GCC 12 drops the stores to a local config
+        _tile_loadconfig(&config);
+        configured = first * 32 + second;
     }
-}
+
+    static inline thread_local int configured;
+};

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "lanes.h"
+#include "prefetch.h"
 
 constexpr int BLOCK = 16;  // positions
 
@@ -74,11 +75,11 @@ inline void rotate(float* __restrict head, const float* __restrict cosine, const
 }
 
 #ifdef __AVX512F__
-constexpr int MOST_QUERIES = 4;  // of one call of `attend`; bounded by the registers
-constexpr int MOST_PARTS = 4;    // lanes of a value at a time
+constexpr int MAX_QUERIES = 4;  // of one call of `attend`; bounded by the registers
+constexpr int MAX_PARTS = 4;    // lanes of a value at a time
 #else
-constexpr int MOST_QUERIES = 2;
-constexpr int MOST_PARTS = 2;
+constexpr int MAX_QUERIES = 2;
+constexpr int MAX_PARTS = 2;
 #endif
 
 // A query head of a token: attends positions 0 … length - 1.
@@ -89,7 +90,7 @@ struct Query {
 };
 
 // Floats of scratch that `attend` needs: the queries, interleaved, and the scores of whole blocks.
-inline int64_t scratch_floats(int64_t positions, int dim) { return MOST_QUERIES * (positions + dim); }
+inline int64_t scratch_floats(int64_t positions, int dim) { return MAX_QUERIES * (positions + dim); }
 
 template <class Element, int QUERIES>
 class Attention {
@@ -107,18 +108,12 @@ public:
         Lanes inverse[QUERIES];
         for (int q = 0; q < QUERIES; q++) inverse[q] = set(1.0f / softmax(head, queries[q].length, scores + q * BLOCK));
         int i = 0;
-        for (; i + MOST_PARTS * LANES <= head.dim; i += MOST_PARTS * LANES)
-            mix<MOST_PARTS>(head, queries, scores, inverse, longest, i);
+        for (; i + MAX_PARTS * LANES <= head.dim; i += MAX_PARTS * LANES)
+            mix<MAX_PARTS>(head, queries, scores, inverse, longest, i);
         for (; i < head.dim; i += LANES) mix<1>(head, queries, scores, inverse, longest, i);
     }
 
 private:
-    static void prefetch(const Element* from, int64_t count) {
-        auto bytes = reinterpret_cast<const char*>(from);
-        for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(Element)); i += 64)
-            _mm_prefetch(bytes + i, _MM_HINT_T1);
-    }
-
     // scores [blocks][QUERIES][16]; of positions beyond a query's length, -inf.
     static void score(const Head<Element>& head, const Query* queries, const float* interleaved, int64_t longest,
                       float* scores) {
@@ -189,6 +184,6 @@ private:
 
 template <class Element>
 inline void attend(const Head<Element>& head, const Query* queries, int count, float scaling, float* scratch) {
-    with_count<MOST_QUERIES>(
+    with_count<MAX_QUERIES>(
         count, [&](auto n) { Attention<Element, decltype(n)::value>::attend(head, queries, scaling, scratch); });
 }

@@ -39,7 +39,7 @@ struct Tokens {
 // Rows that are multiplied at once are quantized by one thread: their terms share cache lines.
 template <class Body>
 static void each_row(Worker& worker, const Quantized& to, int64_t rows, const Body& body) {
-    const int64_t group = rows_at_once(to.count);
+    const int64_t group = Product::rows_at_once(to.count);
     worker.each((rows + group - 1) / group, 1, [&](int64_t at, int64_t) {
         for (int64_t r = at * group; r < std::min((at + 1) * group, rows); r++) body(r);
     });
@@ -65,12 +65,12 @@ template <class Finish>
 static void product(Worker& worker, const Matrix& m, const Quantized& q, int64_t rows, const Finish& finish) {
     constexpr int64_t L2_BYTES = 1 << 19;      // for the terms of a stripe of rows
     constexpr int64_t CHUNK_BYTES = 1 << 16;   // of weights
-    constexpr int64_t UNIT = 96;               // a multiple of every rows_at_once
+    constexpr int64_t UNIT = 96;               // a multiple of every Product::rows_at_once
     const int64_t stripe = std::max(L2_BYTES / (2 * m.inputs) / UNIT * UNIT, UNIT);
     const int64_t stripes = (rows + stripe - 1) / stripe, pairs = m.outputs / (2 * OUTPUTS);
     const int64_t grain = CHUNK_BYTES / (2 * OUTPUTS * m.inputs) + 1;
-    begin_products();
-    worker.each(stripes * pairs, rows > rows_at_once(q.count) ? 1 : grain, [&](int64_t from, int64_t to) {
+    Product::begin();
+    worker.each(stripes * pairs, rows > Product::rows_at_once(q.count) ? 1 : grain, [&](int64_t from, int64_t to) {
         for (int64_t i = from; i < to; i++) {
             const int64_t row = i / pairs * stripe;
             const int64_t next = (i + worker.threads) % pairs;  // of this thread, if the others keep pace
@@ -125,7 +125,7 @@ template <class Element>
 static void attend_all(Worker& worker, const Model& m, const Layer& layer, const Tokens& tokens) {
     constexpr int64_t STRIPE = 16;  // tokens of an item, of which runs share their reads
     const int64_t dim = m.head_dim, group = m.heads / m.kv_heads;
-    const int64_t stripe = tokens.rows > 64 ? STRIPE : MOST_QUERIES, stripes = (tokens.rows + stripe - 1) / stripe;
+    const int64_t stripe = tokens.rows > 64 ? STRIPE : MAX_QUERIES, stripes = (tokens.rows + stripe - 1) / stripe;
     float* scratch = m.scratch + worker.thread * m.scratch_stride;
     worker.each(stripes * m.kv_heads, 1, [&](int64_t item, int64_t) {
         const int64_t kv_head = item % m.kv_heads;
@@ -133,13 +133,13 @@ static void attend_all(Worker& worker, const Model& m, const Layer& layer, const
         for (int64_t row = begin; row < end;) {
             const int64_t run = run_length(tokens, row, end - row);
             Head<Element> head(layer.cache, tokens.slots[row] * m.kv_heads + kv_head, m.positions, m.head_dim);
-            Query queries[MOST_QUERIES];
+            Query queries[MAX_QUERIES];
             int count = 0;
             for (int64_t i = 0; i < run * group; i++) {
                 const int64_t token = row + i / group, at = (kv_head * group + i % group) * dim;
                 queries[count++] = {m.qkv + token * layer.query_key_value.outputs + at,
                                     m.attended + token * layer.attention_output.inputs + at, tokens.positions[token] + 1};
-                if (count < MOST_QUERIES && i + 1 < run * group) continue;
+                if (count < MAX_QUERIES && i + 1 < run * group) continue;
                 attend<Element>(head, queries, count, m.scaling, scratch);
                 count = 0;
             }

@@ -22,12 +22,12 @@ __attribute__((always_inline)) inline void unrolled(const Body& body) {
     }
 }
 
-// body(COUNT) for a count of 1 … MOST, as a constant.
-template <int MOST, class Body>
+// body(COUNT) for a count of 1 … MAX, as a constant.
+template <int MAX, class Body>
 inline void with_count(int count, const Body& body) {
-    if constexpr (MOST > 1)
-        if (count < MOST) return with_count<MOST - 1>(count, body);
-    body(std::integral_constant<int, MOST>());
+    if constexpr (MAX > 1)
+        if (count < MAX) return with_count<MAX - 1>(count, body);
+    body(std::integral_constant<int, MAX>());
 }
 
 struct BFloat16 {

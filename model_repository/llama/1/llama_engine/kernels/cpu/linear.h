@@ -1,61 +1,29 @@
-// Exact INT8 products: sums of integers, which no order of summation changes.
-//
-// An activation row x is scale · q. With two terms q = 254 · high + low, both from -127 to 127: 15 bits. With one term
-// q = high. A product is
-//
-//     Σ x·w = scale · weight_scale · (254 · Σ high·w + Σ low·w)
-//
-// and both sums are int32, exact: |Σ| ≤ inputs · 127 · 128 < 2³¹ for up to 132,000 inputs.
-//
-// Weights are packed in blocks of 16 outputs; outputs and inputs are padded with zeros to multiples of 64:
-//
-//     block of 16 outputs        64 bytes: 16 outputs × 4 inputs (AVX2: 32 bytes: 16 outputs × 2 inputs)
-//       inputs 0…3      o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | … | o15: k0 k1 k2 k3
-//       inputs 4…7      o0: k4 k5 k6 k7 | …
-//
-// VNNI and AMX multiply unsigned by signed bytes: a packed weight is w + 128 there, and 128 · Σ q is subtracted from
-// the sums. These wrap around 2³², which the subtraction undoes.
+// A linear layer with INT8 weights: quantized rows, exact integer products, scales. Weights are packed here, too.
 #pragma once
 #include "lanes.h"
+#include "matrix.h"
+#include "prefetch.h"
+#if defined(__AMX_INT8__)
+#include "amx.h"
+using Product = ByteTerms<Amx>;
+#elif defined(__AVX512VNNI__)
+#include "avx512_vnni.h"
+using Product = ByteTerms<Avx512Vnni>;
+#else
+#include "avx2.h"
+using Product = Avx2;
+#endif
 
-constexpr int OUTPUTS = 16;  // of a block
-constexpr int SPLIT = 254;   // q = SPLIT · high + low
-
-struct Matrix {
-    const uint8_t* weight;  // packed [outputs / 16][inputs / INPUTS][16][INPUTS]
-    const float* scale;     // [outputs]
-    const float* bias;      // [outputs] or null
-    int32_t outputs, inputs;
-};
-
-// Quantized rows. The form of `terms` is the instruction set's own.
-struct Quantized {
-    int8_t* terms;    // room for [rows, to a multiple of 12][2][inputs]: whole groups
-    float* scale;     // [rows]
-    int32_t* offset;  // [rows][2]: what the packed weights' zero adds to the sums of each term
-    int32_t inputs, count;  // count: of terms, 1 or 2
-};
-
-// Weights that a thread needs next, for the second-level cache: while products are computed memory has nothing else to do.
-struct Ahead {
-    const uint8_t* weight;
-    int64_t bytes;  // for each INPUTS inputs of the products
-};
-
-// Each of the two, chosen by the instruction set, defines
+// Product, of the instruction set that is compiled for, has
 //   INPUTS, ZERO                       inputs of a packed row; the packed form of the weight 0
 //   rows_at_once(terms)                rows of a group, for one call of `products`; at most 32, a divisor of 96
 //   store_terms(x, row, i, high, low)  store the terms of 16 inputs
-//   begin_products()                   called by each thread before the products of a phase
-//   products(m, block, x, row, rows, ahead, result)  result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float,
+//   begin()                            called by each thread before the products of a phase
+//   products(m, block, x, row, rows, next, result)  result[r][b] = 254 · Σ high·w + Σ low·w (or Σ high·w), rounded to float,
 //                                      of `rows` rows from `row` with the blocks `block` and `block + 1`
-#ifdef __AVX512VNNI__
-#include "terms.h"
-#else
-#include "pairs.h"
-#endif
+constexpr int INPUTS = Product::INPUTS, ZERO = Product::ZERO;
 
-constexpr int MOST_ROWS_AT_ONCE = 32;
+constexpr int MAX_ROWS_AT_ONCE = 32;
 
 // Quantize `factor · x · gain`; gain may be null. A row that isn't finite has the scale NaN and terms of 0.
 inline void quantize_row(const float* x, const float* gain, float factor, const Quantized& to, int64_t row) {
@@ -65,7 +33,7 @@ inline void quantize_row(const float* x, const float* gain, float factor, const 
     for (int i = 0; i < to.inputs; i += LANES) {
         Lanes v = range.scaled(values(i));
         Lanes high = round(v), low = round((v - high) * set(SPLIT));
-        store_terms(to, row, i, high, low);
+        Product::store_terms(to, row, i, high, low);
         sum_high = sum_high + high;
         sum_low = sum_low + low;
     }
@@ -79,14 +47,14 @@ inline void quantize_row(const float* x, const float* gain, float factor, const 
 template <class Finish>
 inline void tile(const Matrix& m, int64_t block, int64_t next, const Quantized& x, int64_t row, int64_t end,
                  const Finish& finish) {
-    const int step = rows_at_once(x.count);
+    const int step = Product::rows_at_once(x.count);
     const int64_t calls = (end - row + step - 1) / step, bytes = calls > 1 ? 2 * OUTPUTS * INPUTS / calls : 0;
-    // A single call waits for its own weights: others would come in their way.
-    Ahead ahead{m.weight + (calls > 1 ? next : block) * OUTPUTS * m.inputs, bytes};
-    for (; row < end; row += step, ahead.weight += bytes * (m.inputs / INPUTS)) {
+    // A single call waits for its own weights: prefetching others would delay them.
+    Prefetch prefetch{m.weight + (calls > 1 ? next : block) * OUTPUTS * m.inputs, bytes};
+    for (; row < end; row += step, prefetch.advance(m.inputs / INPUTS)) {
         const int rows = static_cast<int>(std::min<int64_t>(end - row, step));
-        Lanes value[MOST_ROWS_AT_ONCE][2];
-        products(m, block, x, row, rows, ahead, value);
+        Lanes value[MAX_ROWS_AT_ONCE][2];
+        Product::products(m, block, x, row, rows, prefetch, value);
         for (int r = 0; r < rows; r++) {
             for (int b = 0; b < 2; b++) {
                 const int64_t output = (block + b) * OUTPUTS;

@@ -23,7 +23,7 @@ OUTPUTS = 16
 ROWS = 12
 """Room is for a multiple of as many rows: whole groups of 6 rows (AVX2), and of 8 terms, of which a row has up to 2."""
 
-MOST_INPUTS = 2**31 // (127 * 128)
+MAX_INPUTS = 2**31 // (127 * 128)
 """A sum of this many products of a term and a weight always fits int32: 132,104."""
 
 
@@ -125,8 +125,8 @@ def pack_linear(kernels: CpuKernels, linear: LinearWeight, source: torch.Tensor 
     if scales is None or weight.dtype != torch.int8:
         raise ValueError(f"a weight is {weight.dtype}, and the CPU kernels take int8 with scales")
     outputs, columns = weight.shape
-    if columns > MOST_INPUTS:
-        raise ValueError(f"a linear layer has {columns} inputs, and int32 sums are exact for up to {MOST_INPUTS}")
+    if columns > MAX_INPUTS:
+        raise ValueError(f"a linear layer has {columns} inputs, and int32 sums are exact for up to {MAX_INPUTS}")
     if source is None:
         source = torch.arange(outputs)
     source = functional.pad(source, (0, padded(len(source)) - len(source)), value=-1)

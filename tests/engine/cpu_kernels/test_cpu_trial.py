@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine.cpu_kernels.models import PLAIN, RUNNABLE, compiles, kernels
-from llama_engine.kernels.cpu import selection
+from llama_engine.kernels.cpu import instruction_sets, trial
 from llama_engine.kernels.cpu.build import (
     INSTRUCTION_SETS,
     SCRIPT,
@@ -17,10 +17,11 @@ from llama_engine.kernels.cpu.build import (
     find_compiler,
     object_path,
 )
+from llama_engine.kernels.cpu.instruction_sets import CPU_FLAGS, allowed_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels, openmp_runtimes
-from llama_engine.kernels.cpu.packing import MOST_INPUTS, Dimensions, padded
-from llama_engine.kernels.cpu.selection import CPU_FLAGS, allowed_instruction_sets, choose_cpu_kernels
+from llama_engine.kernels.cpu.packing import MAX_INPUTS, Dimensions, padded
 from llama_engine.kernels.cpu.structures import Matrix, Model, Quantized
+from llama_engine.kernels.cpu.trial import choose_cpu_kernels
 
 EVERYTHING = set().union(*CPU_FLAGS.values())
 
@@ -73,7 +74,7 @@ CAPS = {
 def test_the_environment_caps_the_instruction_set(
     variable: str, value: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "cpu_flags", lambda: EVERYTHING)
+    monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: EVERYTHING)
     monkeypatch.setenv(variable, value)
     assert allowed_instruction_sets() == list(INSTRUCTION_SETS)[3 - number :]
 
@@ -84,14 +85,14 @@ def test_the_environment_caps_the_instruction_set(
 def test_an_instruction_set_needs_all_its_flags(
     missing: set[str], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "cpu_flags", lambda: EVERYTHING - missing)
+    monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: EVERYTHING - missing)
     assert allowed_instruction_sets() == list(INSTRUCTION_SETS)[3 - number :]
 
 
 def test_a_cpu_without_avx2_has_no_kernels_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(selection, "cpu_flags", lambda: {"sse4_2"})
+    monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: {"sse4_2"})
     assert choose_cpu_kernels(PLAIN, torch.float32) is None
     assert len(caplog.messages) == 1
     assert "they need AVX2 and FMA" in caplog.messages[0]
@@ -108,7 +109,7 @@ def test_each_faster_instruction_set_that_is_not_built_is_named_in_a_line(
     built: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     *faster, slowest = INSTRUCTION_SETS
-    monkeypatch.setattr(selection, "allowed_instruction_sets", lambda: [*INSTRUCTION_SETS])
+    monkeypatch.setattr(trial, "allowed_instruction_sets", lambda: [*INSTRUCTION_SETS])
     for name in faster:
         object_path(name, built).unlink(missing_ok=True)
     chosen = choose_cpu_kernels(PLAIN, torch.float32, built)
@@ -122,9 +123,9 @@ def test_each_faster_instruction_set_that_is_not_built_is_named_in_a_line(
 def test_a_model_with_more_inputs_than_int32_sums_hold_has_no_kernels_and_the_log_says_so(
     built: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert choose_cpu_kernels(replace(PLAIN, intermediate=MOST_INPUTS + 1), torch.float32, built) is None
+    assert choose_cpu_kernels(replace(PLAIN, intermediate=MAX_INPUTS + 1), torch.float32, built) is None
     assert caplog.messages
-    assert all(f"ValueError: a linear layer has {MOST_INPUTS + 1} inputs" in message for message in caplog.messages)
+    assert all(f"ValueError: a linear layer has {MAX_INPUTS + 1} inputs" in message for message in caplog.messages)
 
 
 def test_an_object_of_other_sources_is_not_loaded(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,13 +199,13 @@ def test_one_wrong_bit_in_one_product_of_any_shape_and_terms_is_refused(monkeypa
             y[-1, 5] = y[-1, 5].nextafter(torch.tensor(torch.inf))
 
     products = _after_each_product(chosen, monkeypatch, spoil)
-    selection.verify(chosen, DISTINCT, torch.float32)
+    trial.verify(chosen, DISTINCT, torch.float32)
     every = list(products)
     assert sorted(every) == sorted((padded(inputs), terms) for _, inputs in DISTINCT.linear_shapes for terms in (1, 2))
     for faulty in range(len(every)):
         products.clear()
         with pytest.raises(RuntimeError, match=rf"inputs with {every[faulty][1]} terms isn't exact"):
-            selection.verify(chosen, DISTINCT, torch.float32)
+            trial.verify(chosen, DISTINCT, torch.float32)
         assert products == every[: faulty + 1]
 
 
@@ -217,7 +218,7 @@ def test_rows_after_the_first_16_are_verified(monkeypatch: pytest.MonkeyPatch) -
 
     _after_each_product(chosen, monkeypatch, spoil)
     with pytest.raises(RuntimeError, match="isn't exact"):
-        selection.verify(chosen, PLAIN, torch.float32)
+        trial.verify(chosen, PLAIN, torch.float32)
 
 
 @each_cache
@@ -232,15 +233,15 @@ def test_attention_that_is_wrong_or_not_finite_is_refused(cache: torch.dtype, mo
     for wrong, percent in ((lambda *_: None, r"100\.0"), (spoiled, "nan")):
         monkeypatch.setattr(chosen, "attention", wrong)
         with pytest.raises(RuntimeError, match=f"the attention is wrong by {percent}% of the largest value"):
-            selection.verify(chosen, PLAIN, cache)
+            trial.verify(chosen, PLAIN, cache)
 
 
-@pytest.mark.skipif("amx_int8" in selection.cpu_flags(), reason="this CPU has AMX")
+@pytest.mark.skipif("amx_int8" in instruction_sets.cpu_flags(), reason="this CPU has AMX")
 def test_amx_is_refused_where_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "avx512-amx" not in allowed_instruction_sets()
-    monkeypatch.setattr(selection, "cpu_flags", lambda: EVERYTHING)
+    monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: EVERYTHING)
     with pytest.raises(OSError, match="the kernel refuses AMX"):
-        selection.request_amx()
+        instruction_sets.request_amx()
 
 
 def test_amx_compiles() -> None:

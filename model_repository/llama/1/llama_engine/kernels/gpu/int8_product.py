@@ -1,16 +1,16 @@
 """The 8-bit product on a GPU: weights are widened in registers inside the matrix product.
 
 Device memory is read at one byte per weight, and the widened weight is never stored. Specified by
-`reference.int8_product`. Imports the Triton language: import this module only on a GPU (as `selection` does) or under
-the Triton interpreter.
+`gpu_reference.int8_product`. Imports the Triton language: import this module only on a GPU (as `gpu_kernels` does) or
+under the Triton interpreter.
 
 **Batch invariance.** Each output is a sum over `in`, in an order that depends on the shape of the weight alone: the
 inner dimension is cut into SPLITS stretches, a stretch into blocks of INNER, a block into the 16-wide steps of the
 tensor cores. A stretch accumulates in float32; the last program to arrive adds the stretches, first to last. The number
 of rows decides only the width of the tile across that direction (ROW_TILES) and the number of tiles. The weight is the
 left operand, so that the rows are the narrow side of the tensor core instruction and not its 64-wide side: one row
-costs a tile of 16. No document promises that the instruction accumulates alike at every width; `selection` checks it on
-the GPU at hand.
+costs a tile of 16. No document promises that the instruction accumulates alike at every width; `gpu_kernels` checks it
+on the GPU at hand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_engine.kernels.arrival_counters import counters
+from llama_engine.kernels.gpu.arrival_counters import counters
 
 ROW_TILES = (16, 32, 64)
 """Rows per program; more rows than the largest take several tiles. No tile of 8: on Hopper, Triton 3.7 compiles it to
@@ -65,7 +65,7 @@ def int8_product(
     bias: torch.Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """Return [rows, out] as specified by `reference.int8_product`; tuned for the few rows of a decode step.
+    """Return [rows, out] as specified by `gpu_reference.int8_product`; tuned for the few rows of a decode step.
 
     activations: [rows, in], float16 or bfloat16; copied unless each row is contiguous. weight: [out, in], contiguous.
     tiles: the tiling, which fixes the order of sums. Not for concurrent streams: the arrival counters are per device.

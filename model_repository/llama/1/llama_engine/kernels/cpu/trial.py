@@ -1,43 +1,30 @@
-"""Selects and verifies the CPU kernels when a model loads.
+"""Chooses and verifies the CPU kernels when a model loads.
 
 The instruction set is the fastest that the CPU has, the environment allows and an object exists for. Its linear layers
-must give the bits of `reference`, and its attention the reference's values within a tolerance. If they don't, the next
-instruction set is tried; each failure is one log line.
+must give the bits of `cpu_reference`, and its attention the reference's values within a tolerance. If they don't, the
+next instruction set is tried; each failure is one log line.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 from pathlib import Path
 
 import torch
 
 from llama_engine.errors import one_line
-from llama_engine.kernels.cpu import reference
-from llama_engine.kernels.cpu.build import BUILD_DIRECTORY, INSTRUCTION_SETS, SCRIPT, object_path
+from llama_engine.kernels.cpu import cpu_reference
+from llama_engine.kernels.cpu.build import BUILD_DIRECTORY, SCRIPT, object_path
 from llama_engine.kernels.cpu.forward import CpuForward, CpuLlama
+from llama_engine.kernels.cpu.instruction_sets import allowed_instruction_sets, request_amx
 from llama_engine.kernels.cpu.library import CpuKernels
 from llama_engine.kernels.cpu.packing import Dimensions, QuantizedRows, pack_layer, pack_linear, padded
 from llama_engine.model.kv_cache import KVCacheShape
 from llama_engine.model.weights import LayerWeights, LinearWeight
 
-_AVX2 = frozenset({"avx2", "fma"})
-_AVX512_VNNI = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
-
-CPU_FLAGS = {
-    "avx512-amx": _AVX512_VNNI | {"amx_tile", "amx_int8"},
-    "avx512-vnni": _AVX512_VNNI,
-    "avx2": _AVX2,
-}
-"""The flags of /proc/cpuinfo that each instruction set needs."""
-
 ATTENTION_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 5e-2}
 """Largest error of the attention, relative to the reference's largest value. A float32 that lies at the border of two
 bfloat16 or int8 values may be rounded to the other one."""
-
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 _log = logging.getLogger(__name__)
 
@@ -68,44 +55,6 @@ def choose_cpu_kernels(
     return None
 
 
-def allowed_instruction_sets() -> list[str]:
-    """Return the instruction sets that the CPU has and the environment allows, the fastest first."""
-    flags = cpu_flags()
-    capped = min(_onednn_cap(), _aten_cap())
-    return [name for name in list(INSTRUCTION_SETS)[len(INSTRUCTION_SETS) - capped :] if flags >= CPU_FLAGS[name]]
-
-
-def cpu_flags() -> set[str]:
-    """Return the flags of the first CPU in /proc/cpuinfo."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(line.split(":", 1)[1].split())
-    return set()
-
-
-def _onednn_cap() -> int:
-    """Return how many of the instruction sets ONEDNN_MAX_CPU_ISA allows, from the slowest on."""
-    cap = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "ALL")).upper()
-    if cap in ("SSE41", "AVX"):
-        return 0
-    if cap in ("AVX512_CORE", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"):
-        return 1
-    # Other names without AMX; oneDNN ignores a name that it doesn't know, which caps nothing.
-    return 2 if cap.startswith(("AVX512_CORE_", "AVX10_")) and "AMX" not in cap else 3
-
-
-def _aten_cap() -> int:
-    """Return how many of the instruction sets ATEN_CPU_CAPABILITY allows."""
-    return {"default": 0, "avx2": 1}.get(os.environ.get("ATEN_CPU_CAPABILITY", "").lower(), 3)
-
-
-def request_amx() -> None:
-    """Ask the kernel for AMX's tile registers; raise OSError if it refuses."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) != 0:
-        raise OSError(ctypes.get_errno(), "the kernel refuses AMX's tile registers")
-
-
 def verify(kernels: CpuKernels, dimensions: Dimensions, cache_dtype: torch.dtype) -> None:
     """Raise RuntimeError if a linear layer's bits or the attention's values are wrong."""
     generator = torch.Generator().manual_seed(0)
@@ -127,7 +76,7 @@ def _verify_linear(kernels: CpuKernels, outputs: int, inputs: int, terms: int, g
     x[0], x[1], x[2] = 1, -1, 126.5 / 127  # q of 127 · 254, its negative, and with both terms near their bound
     x[2, 0] = 1
     layer = LinearWeight(weight, torch.rand(outputs, generator=generator) + 0.5)
-    if not torch.equal(run_linear(kernels, x, layer, terms), reference.linear(x, layer, terms)):
+    if not torch.equal(run_linear(kernels, x, layer, terms), cpu_reference.linear(x, layer, terms)):
         raise RuntimeError(f"the product of {inputs} inputs with {terms} terms isn't exact")
 
 
@@ -154,7 +103,7 @@ def _verify_attention(
     cuts = [slice(0, 20), slice(20, 21), slice(21, tokens)]
     slots = torch.ones(tokens, dtype=torch.long)
     result = torch.cat([forward.attention(qkv[cut], slots[cut], positions[cut]) for cut in cuts])
-    expected = reference.attention(qkv, dimensions, forward.llama.cosine, forward.llama.sine, cache_dtype)
+    expected = cpu_reference.attention(qkv, dimensions, forward.llama.cosine, forward.llama.sine, cache_dtype)
     error = (result - expected).abs().max().item() / expected.abs().max().item()
     if not error <= ATTENTION_TOLERANCE[cache_dtype]:  # a NaN fails too
         raise RuntimeError(f"the attention is wrong by {error:.1%} of the largest value")

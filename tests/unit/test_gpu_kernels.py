@@ -9,13 +9,13 @@ from types import ModuleType
 
 import pytest
 import torch
-from llama_engine.kernels import reference, selection
-from llama_engine.kernels.selection import STOCK, Kernels, Shapes, choose_kernels
+from llama_engine.kernels.gpu import gpu_kernels, gpu_reference
+from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels, Shapes, choose_kernels
 
 SHAPES = ((256, 1024), (64, 256))
 MODULES = {
-    "8-bit product": "llama_engine.kernels.int8_product",
-    "decode attention": "llama_engine.kernels.decode_attention",
+    "8-bit product": "llama_engine.kernels.gpu.int8_product",
+    "decode attention": "llama_engine.kernels.gpu.decode_attention",
 }
 Choose = Callable[..., Kernels]
 Tensor = torch.Tensor
@@ -32,15 +32,15 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Choose:
         for module, members in zip(
             map(ModuleType, MODULES.values()),
             (
-                {"ROW_TILES": (16, 64), "int8_product": product or reference.int8_product},
+                {"ROW_TILES": (16, 64), "int8_product": product or gpu_reference.int8_product},
                 {"SPAN": 32, "decode_attention": attention or _row_by_row},
             ),
             strict=True,
         ):
             vars(module).update(members)
             monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(selection, "_check_support", lambda device: None)
-        return selection._verified_kernels(torch.device("cpu"), torch.float16, 16, 2, weights)
+        monkeypatch.setattr(gpu_kernels, "_check_support", lambda device: None)
+        return gpu_kernels._verified_kernels(torch.device("cpu"), torch.float16, 16, 2, weights)
 
     return choose
 
@@ -48,7 +48,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Choose:
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.DEBUG)
-    return lambda: [record.getMessage() for record in caplog.records if record.name == selection.__name__]
+    return lambda: [record.getMessage() for record in caplog.records if record.name == gpu_kernels.__name__]
 
 
 def _row_by_row(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor, scaling: float) -> Tensor:
@@ -57,7 +57,7 @@ def _row_by_row(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, leng
     for row, length in enumerate(lengths):
         one, span = slice(row, row + 1), max(int(length), 1)
         own = keys[:, :, :span], values[:, :, :span], slots[one], lengths[one]
-        rows.append(reference.decode_attention(query[one], *own, scaling))
+        rows.append(gpu_reference.decode_attention(query[one], *own, scaling))
     return torch.cat(rows)
 
 
@@ -70,7 +70,7 @@ def _filled(value: float) -> Callable[..., Tensor]:
 
 
 def _wrong_for_narrow_weights(activations: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
-    return reference.int8_product(activations, weight, *others) * (1 if len(weight) > 64 else 2)
+    return gpu_reference.int8_product(activations, weight, *others) * (1 if len(weight) > 64 else 2)
 
 
 def _dependent_on_the_number_of_rows(activations: Tensor, weight: Tensor, scales: Tensor, bias: object) -> Tensor:
@@ -81,11 +81,11 @@ def _dependent_on_the_number_of_rows(activations: Tensor, weight: Tensor, scales
 
 def _dependent_on_the_longest_row(query: Tensor, keys: Tensor, *others: Tensor) -> Tensor:
     """Scale by the span of the batch: within the tolerance, but dependent on the neighbours."""
-    return reference.decode_attention(query, keys, *others) * (1 + keys.shape[2] / 2**14)  # type: ignore[arg-type]  # and a float
+    return gpu_reference.decode_attention(query, keys, *others) * (1 + keys.shape[2] / 2**14)  # type: ignore[arg-type]  # and a float
 
 
 def test_verified_kernels_are_chosen(choose: Choose, warnings: Callable[[], list[str]]) -> None:
-    assert choose() == Kernels(few_rows=reference.int8_product, attention=_row_by_row)
+    assert choose() == Kernels(few_rows=gpu_reference.int8_product, attention=_row_by_row)
     # A model without 8-bit layers doesn't try their product.
     assert choose(product=_raising, weights=()) == Kernels(attention=_row_by_row)
     assert warnings() == []
@@ -116,7 +116,7 @@ def test_a_kernel_that_fails_verification_is_replaced_and_the_other_kept(
     if kernel == "8-bit product":
         assert choose(product=fused) == Kernels(attention=_row_by_row)
     else:
-        assert choose(attention=fused) == Kernels(few_rows=reference.int8_product)
+        assert choose(attention=fused) == Kernels(few_rows=gpu_reference.int8_product)
     assert warnings() == [f"the fused {kernel} can't be used, falling back to stock: RuntimeError: {reason}"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engine.triton_device import DEVICE, assert_near, normal, randomness
-from llama_engine.kernels import reference
+from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.libraries import Int8Params
 
 
@@ -17,12 +17,12 @@ def test_the_product_is_the_exact_one_rounded_once(with_bias: bool, dtype: torch
     activations, bias = normal(5, 48, seed=1, dtype=dtype), normal(37, seed=4, dtype=dtype) if with_bias else None
     exact = activations.double() @ (weight.double() * scales.double()[:, None]).T
     expected = exact if bias is None else exact + bias.double()
-    product = reference.int8_product(activations, weight, scales, bias)
+    product = gpu_reference.int8_product(activations, weight, scales, bias)
     assert_near(product, expected.to(dtype))
     with torch.inference_mode():
         # As it is in a layer.
         parameter = Int8Params(weight, requires_grad=False, has_fp16_weights=False, SCB=scales)
-        assert torch.equal(reference.int8_product(activations, parameter, scales, bias), product)
+        assert torch.equal(gpu_reference.int8_product(activations, parameter, scales, bias), product)
 
 
 @pytest.mark.parametrize("group", [1, 4])
@@ -31,7 +31,7 @@ def test_the_attention_is_that_of_each_row_and_head_alone(group: int) -> None:
     query = normal(3, 8, 16, seed=1, dtype=torch.float32)
     keys, values = normal(2, 3, 8 // group, 20, 16, seed=2, dtype=torch.float32)
     slots = torch.tensor((2, 0, 1), device=DEVICE)
-    attended = reference.decode_attention(query, keys, values, slots, torch.tensor(lengths, device=DEVICE), 0.25)
+    attended = gpu_reference.decode_attention(query, keys, values, slots, torch.tensor(lengths, device=DEVICE), 0.25)
     for row, length in enumerate(lengths):
         for head in range(8):
             place = (int(slots[row]), head // group)

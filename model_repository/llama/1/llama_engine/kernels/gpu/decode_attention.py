@@ -3,8 +3,8 @@
 Attention with a mask reads as many positions of every row as the longest row has, and its tiling depends on all rows.
 Here a program belongs to one row and one key-value head (with all query heads that share it) and iterates over that
 row's positions. What it reads and the order of its sums depend on the row's own length alone, so a row's result is the
-same bits in every batch. Specified by `reference.decode_attention`. Imports the Triton language: import this module
-only on a GPU (as `selection` does) or under the Triton interpreter.
+same bits in every batch. Specified by `gpu_reference.decode_attention`. Imports the Triton language: import this module
+only on a GPU (as `gpu_kernels` does) or under the Triton interpreter.
 
 A long row is cut into spans of SPAN positions, one program each, because a single row would leave most of a GPU idle.
 The cuts are fixed; the last program of a row to arrive combines the spans, first to last.
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llama_engine.kernels.arrival_counters import counters
+from llama_engine.kernels.gpu.arrival_counters import counters
 
 SPAN = 512
 """Positions per program."""
@@ -39,7 +39,7 @@ def decode_attention(
     lengths: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:
-    """Return [rows, heads, head dim] as specified by `reference.decode_attention`.
+    """Return [rows, heads, head dim] as specified by `gpu_reference.decode_attention`.
 
     query: [rows, heads, head dim]. keys, values: [slots, key-value heads, span, head dim], of the same strides, such as
     views of the KV cache; the span decides only the number of programs. slots, lengths: [rows], on the device; lengths

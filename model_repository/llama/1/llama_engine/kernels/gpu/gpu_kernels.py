@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from llama_engine.errors import one_line
-from llama_engine.kernels import reference
+from llama_engine.kernels.gpu import gpu_reference
 
 Int8Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(activations [rows, in], weight [out, in], scales [out], bias [out] or None) → [rows, out]."""
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Kernels:
-    """The selected kernels, specified in `reference`. None selects the stock kernel.
+    """The selected kernels, specified in `gpu_reference`. None selects the stock kernel.
 
     few_rows: the 8-bit product of a decode step; stock is bitsandbytes'.
     many_rows: the 8-bit product of a prefill, whose rows are enough to amortize widening the whole weight.
@@ -46,7 +46,7 @@ class Kernels:
     """
 
     few_rows: Int8Product | None = None
-    many_rows: Int8Product = reference.int8_product
+    many_rows: Int8Product = gpu_reference.int8_product
     attention: DecodeAttention | None = None
 
     def describe(self) -> str:
@@ -96,7 +96,7 @@ def _check_support(device: torch.device) -> None:
 def _verified_int8_product(device: torch.device, dtype: torch.dtype, weights: Shapes) -> Int8Product:
     """Return the fused product after checking every weight shape with every row tile: each is a program of its own."""
     _check_support(device)
-    from llama_engine.kernels.int8_product import ROW_TILES, int8_product
+    from llama_engine.kernels.gpu.int8_product import ROW_TILES, int8_product
 
     generator = torch.Generator(device).manual_seed(0)
     for outputs, inner in weights:
@@ -104,7 +104,7 @@ def _verified_int8_product(device: torch.device, dtype: torch.dtype, weights: Sh
         weight = torch.randint(-127, 128, (outputs, inner), device=device, generator=generator, dtype=torch.int8)
         scales = torch.rand(outputs, device=device, generator=generator) / 127
         full_batch = int8_product(activations, weight, scales, None)
-        _compare(full_batch, reference.int8_product(activations, weight, scales, None))
+        _compare(full_batch, gpu_reference.int8_product(activations, weight, scales, None))
         for rows in ROW_TILES:
             # Batch invariance (a row's result is the same bits in every batch) rests on this.
             if not torch.equal(int8_product(activations[:rows], weight, scales, None), full_batch[:rows]):
@@ -115,7 +115,7 @@ def _verified_int8_product(device: torch.device, dtype: torch.dtype, weights: Sh
 def _verified_decode_attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> DecodeAttention:
     """Return the fused attention after checking it on rows of very different lengths."""
     _check_support(device)
-    from llama_engine.kernels.decode_attention import SPAN, decode_attention
+    from llama_engine.kernels.gpu.decode_attention import SPAN, decode_attention
 
     lengths = torch.tensor([1, SPAN + 3, 0, 2 * SPAN], device=device)
     generator = torch.Generator(device).manual_seed(0)
@@ -123,7 +123,7 @@ def _verified_decode_attention(device: torch.device, dtype: torch.dtype, head_di
     keys, values = torch.randn(2, len(lengths), 2, 2 * SPAN, head_dim, device=device, generator=generator).to(dtype)
     slots = torch.tensor([2, 0, 3, 1], device=device)
     together = decode_attention(query, keys, values, slots, lengths, head_dim**-0.5)
-    _compare(together, reference.decode_attention(query, keys, values, slots, lengths, head_dim**-0.5))
+    _compare(together, gpu_reference.decode_attention(query, keys, values, slots, lengths, head_dim**-0.5))
     for row in range(len(lengths)):
         one = slice(row, row + 1)
         # The shortest span that holds the row: for short rows this is a different program.

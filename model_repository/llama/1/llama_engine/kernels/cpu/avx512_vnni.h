@@ -1,0 +1,30 @@
+// The integer product with AVX512-VNNI: four products of a byte of weights and a byte of a term at a time.
+#pragma once
+#include "byte_terms.h"
+#include "row_groups.h"
+
+struct Avx512Vnni {
+    static constexpr int GROUP = 8;  // two registers each: divides the usual 8, 16, 32 and 64 terms, and hides latencies
+    static constexpr int INPUTS = 4;
+
+    using Term = int8_t;
+    using Sums = __m512i;
+    static Sums load_weights(const uint8_t* packed) { return _mm512_loadu_si512(packed); }
+    static Sums broadcast(int32_t four) { return _mm512_set1_epi32(four); }
+    static Sums add_products(Sums sums, Sums weights, Sums terms) { return _mm512_dpbusd_epi32(sums, weights, terms); }
+
+    static void begin() {}
+
+    static void store_term(const Quantized& to, int64_t term, int i, Lanes value) {
+        store_in_group<Avx512Vnni>(to, term, i, value);
+    }
+
+    static void sums(const Matrix& m, const uint8_t* weight, const Quantized& x, int64_t term, int count, Prefetch next,
+                     int32_t (*result)[2][OUTPUTS]) {
+        const int64_t stride = static_cast<int64_t>(m.inputs) * OUTPUTS;
+        with_count<GROUP>(count, [&](auto n) {
+            sum_products<Avx512Vnni, decltype(n)::value>(weight, weight + stride, x.terms + term * x.inputs, m.inputs, next,
+                                                         reinterpret_cast<Sums*>(result));
+        });
+    }
+};

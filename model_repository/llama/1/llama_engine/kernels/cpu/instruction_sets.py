@@ -1,0 +1,59 @@
+"""The instruction sets of the CPU kernels: which the processor has and the environment allows."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from llama_engine.kernels.cpu.build import INSTRUCTION_SETS
+
+_AVX2 = frozenset({"avx2", "fma"})
+_AVX512_VNNI = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
+
+CPU_FLAGS = {
+    "avx512-amx": _AVX512_VNNI | {"amx_tile", "amx_int8"},
+    "avx512-vnni": _AVX512_VNNI,
+    "avx2": _AVX2,
+}
+"""The flags of /proc/cpuinfo that each instruction set needs."""
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+def allowed_instruction_sets() -> list[str]:
+    """Return the instruction sets that the CPU has and the environment allows, the fastest first."""
+    flags = cpu_flags()
+    capped = min(_onednn_cap(), _aten_cap())
+    return [name for name in list(INSTRUCTION_SETS)[len(INSTRUCTION_SETS) - capped :] if flags >= CPU_FLAGS[name]]
+
+
+def cpu_flags() -> set[str]:
+    """Return the flags of the first CPU in /proc/cpuinfo."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return set(line.split(":", 1)[1].split())
+    return set()
+
+
+def _onednn_cap() -> int:
+    """Return how many of the instruction sets ONEDNN_MAX_CPU_ISA allows, from the slowest on."""
+    cap = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "ALL")).upper()
+    if cap in ("SSE41", "AVX"):
+        return 0
+    if cap in ("AVX512_CORE", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"):
+        return 1
+    # Other names without AMX; oneDNN ignores a name that it doesn't know, which caps nothing.
+    return 2 if cap.startswith(("AVX512_CORE_", "AVX10_")) and "AMX" not in cap else 3
+
+
+def _aten_cap() -> int:
+    """Return how many of the instruction sets ATEN_CPU_CAPABILITY allows."""
+    return {"default": 0, "avx2": 1}.get(os.environ.get("ATEN_CPU_CAPABILITY", "").lower(), 3)
+
+
+def request_amx() -> None:
+    """Ask the kernel for AMX's tile registers; raise OSError if it refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) != 0:
+        raise OSError(ctypes.get_errno(), "the kernel refuses AMX's tile registers")

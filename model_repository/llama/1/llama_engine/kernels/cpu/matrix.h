@@ -1,0 +1,34 @@
+// The operands of exact INT8 products: sums of integers, which no order of summation changes.
+//
+// An activation row x is scale · q. With two terms q = 254 · high + low, both from -127 to 127: 15 bits. With one term
+// q = high. A product is
+//
+//     Σ x·w = scale · weight_scale · (254 · Σ high·w + Σ low·w)
+//
+// and both sums are int32, exact: |Σ| ≤ inputs · 127 · 128 < 2³¹ for up to 132,000 inputs.
+//
+// Weights are packed in blocks of 16 outputs; outputs and inputs are padded with zeros to multiples of 64:
+//
+//     block of 16 outputs        64 bytes: 16 outputs × 4 inputs (AVX2: 32 bytes: 16 outputs × 2 inputs)
+//       inputs 0…3      o0: k0 k1 k2 k3 | o1: k0 k1 k2 k3 | … | o15: k0 k1 k2 k3
+//       inputs 4…7      o0: k4 k5 k6 k7 | …
+#pragma once
+#include <cstdint>
+
+constexpr int OUTPUTS = 16;  // of a block
+constexpr int SPLIT = 254;   // q = SPLIT · high + low
+
+struct Matrix {
+    const uint8_t* weight;  // packed [outputs / 16][inputs / INPUTS][16][INPUTS]
+    const float* scale;     // [outputs]
+    const float* bias;      // [outputs] or null
+    int32_t outputs, inputs;
+};
+
+// Quantized rows. The form of `terms` is the instruction set's own.
+struct Quantized {
+    int8_t* terms;    // room for [rows, to a multiple of 12][2][inputs]: whole groups
+    float* scale;     // [rows]
+    int32_t* offset;  // [rows][2]: what the packed weights' zero adds to the sums of each term
+    int32_t inputs, count;  // count: of terms, 1 or 2
+};

@@ -26,8 +26,8 @@ def module_endpoint(module_triton: FakeTriton) -> Iterator[Endpoint]:
 def triton(module_triton: FakeTriton) -> FakeTriton:
     """The fake, as if it had just started."""
     fresh = FakeTriton(port=module_triton.port)
-    for one in fields(FakeTriton):
-        setattr(module_triton, one.name, getattr(fresh, one.name))
+    for field in fields(FakeTriton):
+        setattr(module_triton, field.name, getattr(fresh, field.name))
     return module_triton
 
 

@@ -32,13 +32,13 @@ class Endpoint:
 
     @property
     def base_url(self) -> str:
-        """What clients of OpenAI's protocol are given."""
+        """The base URL for clients of OpenAI's protocol."""
         return f"http://{HOST}:{self.port}/v1"
 
     def chat(self, **fields: object) -> httpx.Response:
         """Send a chat of one message, unless the fields have others."""
-        given = {"model": "pydoc-llama", "messages": [{"role": "user", "content": "What is a list?"}], **fields}
-        return self.http.post("/v1/chat/completions", json=given)
+        body = {"model": "pydoc-llama", "messages": [{"role": "user", "content": "What is a list?"}], **fields}
+        return self.http.post("/v1/chat/completions", json=body)
 
     def complete(self, **fields: object) -> httpx.Response:
         """Send a completion request with a prompt of three words, unless the fields have another."""
@@ -50,7 +50,7 @@ class Endpoint:
         connection.sendall(sent)
         return connection
 
-    def begin_asking(self, path: str, **fields: object) -> socket.socket:
+    def begin_request(self, path: str, **fields: object) -> socket.socket:
         """Open a connection and send a whole request."""
         body = json.dumps({"model": "pydoc-llama", **fields}).encode()
         return self.begin(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -59,10 +59,10 @@ class Endpoint:
 @contextmanager
 def endpoint(triton_port: int, **changes: object) -> Iterator[Endpoint]:
     """Serve in front of a Triton; `changes`: settings other than the defaults."""
-    given: dict[str, object] = {"grace": 5, **changes}
+    values: dict[str, object] = {"grace": 5, **changes}
     if "models_file" not in changes:
-        given |= {"triton": f"{HOST}:{triton_port}", "tokenizer": str(EMBEDDED)}
-    settings = Settings.model_construct(**given)  # type: ignore[arg-type]  # fractions of seconds
+        values |= {"triton": f"{HOST}:{triton_port}", "tokenizer": str(EMBEDDED)}
+    settings = Settings.model_construct(**values)  # type: ignore[arg-type]  # fractions of seconds
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
         app = create_app(settings, Models.load(settings))

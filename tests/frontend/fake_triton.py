@@ -22,7 +22,7 @@ _FORMATS = {"INT32": "i", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ModelRequest:
     """One request. inputs: the values of each tensor by name."""
 
     id: str
@@ -48,7 +48,7 @@ class Asked:
 
 @dataclass
 class FakeTriton:
-    """The model's state and what it was asked.
+    """The model's state and its requests.
 
     tokens: the text it generates, for every choice. text: makes another text of a request. hold_after: responses of a
     stream after which it generates no more, until the client cancels. failing: a status and a message instead of an
@@ -58,20 +58,20 @@ class FakeTriton:
     port: int = 0
     ready: bool = True
     tokens: list[str] = field(default_factory=lambda: [" Hello", ",", " world", "."])
-    text: Callable[[Asked], list[str]] | None = None
+    text: Callable[[ModelRequest], list[str]] | None = None
     hold_after: int | None = None
     failing: tuple[grpc.StatusCode, str] | None = None
     after_tokens: int = 0
     cached_tokens: int = 0
     end_early: bool = False
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[ModelRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     running: int = 0
 
     @property
-    def last(self) -> Asked:
+    def last(self) -> ModelRequest:
         """The newest request."""
-        return self.asked[-1]
+        return self.requests[-1]
 
     def wait_for(self, condition: Callable[[FakeTriton], bool]) -> None:
         """Wait until something has happened here, 20 s at most."""
@@ -80,65 +80,73 @@ class FakeTriton:
             assert time.monotonic() < deadline, "it never happened"
             time.sleep(0.01)
 
-    async def answer(self, asked: Asked) -> AsyncIterator[messages.ModelStreamInferResponse]:
+    async def answer(self, request: ModelRequest) -> AsyncIterator[messages.ModelStreamInferResponse]:
         """Yield a request's responses."""
-        tokens, reason = self._generated(asked)
-        choices = asked.integer("n", 1)
-        if asked.value("stream"):
+        tokens, reason = self._generated(request)
+        choices = request.integer("n", 1)
+        if request.value("stream"):
             for number, token in enumerate(tokens):
                 if number == self.hold_after:
                     await asyncio.Event().wait()
                 last = number == len(tokens) - 1
                 for index in range(choices):
-                    yield self._response(asked, [index], [token], reason if last else "", number, 1, stream=True)
+                    yield self._response(request, [index], [token], reason if last else "", number, 1, stream=True)
             return
         if self.hold_after is not None:
             await asyncio.Event().wait()
         texts = ["".join(tokens)] * choices
-        yield self._response(asked, list(range(choices)), texts, reason, 0, len(tokens), stream=False)
+        yield self._response(request, list(range(choices)), texts, reason, 0, len(tokens), stream=False)
 
-    def _generated(self, asked: Asked) -> tuple[list[str], str]:
-        tokens = self.tokens if self.text is None else self.text(asked)
-        room = CONTEXT - asked.prompt_tokens
-        most = asked.integer("max_tokens", 128)
-        if asked.value("truncate_max_tokens"):
-            most = min(most, room)
-        stops = [str(word) for word in asked.inputs.get("stop_words", [])]
-        kept: list[str] = []
-        for token in tokens[:most]:
-            if any(stop in "".join([*kept, token]) for stop in stops):
-                return [*kept, ""], "stop"
-            kept.append(token)
-        return kept, "length" if len(tokens) > most else "stop"
+    def _generated(self, request: ModelRequest) -> tuple[list[str], str]:
+        tokens = self.tokens if self.text is None else self.text(request)
+        room = CONTEXT - request.prompt_tokens
+        max_tokens = request.integer("max_tokens", 128)
+        if request.value("truncate_max_tokens"):
+            max_tokens = min(max_tokens, room)
+        stops = [str(word) for word in request.inputs.get("stop_words", [])]
+        generated: list[str] = []
+        for token in tokens[:max_tokens]:
+            if any(stop in "".join([*generated, token]) for stop in stops):
+                return [*generated, ""], "stop"
+            generated.append(token)
+        return generated, "length" if len(tokens) > max_tokens else "stop"
 
     def _response(
-        self, asked: Asked, indices: list[int], texts: list[str], reason: str, first: int, count: int, *, stream: bool
+        self,
+        request: ModelRequest,
+        indices: list[int],
+        texts: list[str],
+        reason: str,
+        first: int,
+        count: int,
+        *,
+        stream: bool,
     ) -> messages.ModelStreamInferResponse:
         rows = len(indices)
         message = messages.ModelStreamInferResponse()
         message.infer_response.model_name = "llama"
         _add(message, "text_output", texts)
         _add(message, "finish_reason", [reason] * rows)
-        _add(message, "num_input_tokens", [asked.prompt_tokens] * rows)
+        _add(message, "num_input_tokens", [request.prompt_tokens] * rows)
         _add(message, "num_output_tokens", [count] * rows)
-        if stream and asked.integer("n", 1) > 1:
+        if stream and request.integer("n", 1) > 1:
             _add(message, "sequence_index", indices)
         if reason:
-            stops = [str(word) for word in asked.inputs.get("stop_words", [])]
+            stops = [str(word) for word in request.inputs.get("stop_words", [])]
             stop = stops[0] if stops and reason == "stop" else ""
             _add(message, "stop_reason", [stop] * rows)
-        if "num_logprobs" in asked.inputs:
-            top = asked.integer("num_logprobs", 0)
+        if "num_logprobs" in request.inputs:
+            top = request.integer("num_logprobs", 0)
             tokens = self.tokens[first : first + count]
             _add(message, "logprobs", [json.dumps([logprobs(token, top) for token in tokens])] * rows)
-        if "prompt_logprobs" in asked.inputs and first == 0:
-            top = asked.integer("prompt_logprobs", 0)
-            words = str(asked.value("text_input", "a b c")).split()
+        if "prompt_logprobs" in request.inputs and first == 0:
+            top = request.integer("prompt_logprobs", 0)
+            words = str(request.value("text_input", "a b c")).split()
             entries = [None, *(logprobs(f" {word}", top) for word in words[1:])]
             _add(message, "prompt_logprobs", [json.dumps(entries)] * rows)
-        if asked.value("return_perf_metrics") and reason:
+        if request.value("return_perf_metrics") and reason:
             # The choices after the first find its prompt in the cache.
-            cached = [asked.prompt_tokens if index else self.cached_tokens for index in indices]
+            cached = [request.prompt_tokens if index else self.cached_tokens for index in indices]
             _add(message, "num_cached_tokens", cached)
         return message
 
@@ -199,13 +207,13 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
         self, requests: AsyncIterator[messages.ModelInferRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[messages.ModelStreamInferResponse]:
         triton = self._triton
-        async for request in requests:
-            asked = _read(request)
-            triton.asked.append(asked)
+        async for message in requests:
+            request = _read(message)
+            triton.requests.append(request)
             triton.running += 1
             sent = 0
             try:
-                async for response in triton.answer(asked):
+                async for response in triton.answer(request):
                     if triton.failing is not None and sent == triton.after_tokens:
                         await context.abort(*triton.failing)
                     yield response
@@ -214,20 +222,20 @@ class _Service(GRPCInferenceServiceServicer):  # type: ignore[misc] # generated,
                         return
             except (asyncio.CancelledError, GeneratorExit):
                 # GeneratorExit: it was cancelled while gRPC was sending a response.
-                triton.cancelled.append(asked.id)
+                triton.cancelled.append(request.id)
                 raise
             finally:
                 triton.running -= 1
 
 
-def _read(request: messages.ModelInferRequest) -> Asked:
+def _read(message: messages.ModelInferRequest) -> ModelRequest:
     inputs: dict[str, list[Value]] = {}
-    for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True):
+    for tensor, content in zip(message.inputs, message.raw_input_contents, strict=True):
         assert tensor.shape[0] == 1, f"{tensor.name} has shape {tensor.shape}"
         values = _values(tensor.datatype, content)
         assert len(values) == tensor.shape[1], f"{tensor.name} has {len(values)} values, shape {tensor.shape}"
         inputs[tensor.name] = values
-    return Asked(request.id, inputs)
+    return ModelRequest(message.id, inputs)
 
 
 def _values(datatype: str, content: bytes) -> list[Value]:

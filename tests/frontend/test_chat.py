@@ -107,12 +107,15 @@ def test_a_field_that_is_null_or_missing_is_no_input_of_the_model(served: Endpoi
     assert set(triton.last.inputs) == expected
 
 
-def test_several_choices_are_numbered_and_count_the_prompt_once(served: Endpoint, triton: FakeTriton) -> None:
+def test_several_choices_are_numbered(served: Endpoint) -> None:
+    assert [choice["index"] for choice in served.chat(n=3).json()["choices"]] == [0, 1, 2]
+
+
+def test_the_prompt_of_several_choices_counts_once(served: Endpoint, triton: FakeTriton) -> None:
     answer = served.chat(n=3).json()
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert answer["usage"]["completion_tokens"] == 12
     assert answer["usage"]["prompt_tokens"] == triton.last.prompt_tokens
-    assert len(triton.asked) == 1
+    assert len(triton.requests) == 1
 
 
 def test_a_stop_string_is_the_stop_reason(served: Endpoint) -> None:
@@ -121,7 +124,7 @@ def test_a_stop_string_is_the_stop_reason(served: Endpoint) -> None:
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", " world")
 
 
-def test_logprobs_have_the_token_its_bytes_and_the_likeliest(served: Endpoint) -> None:
+def test_logprobs_have_each_token_with_its_likeliest_alternatives(served: Endpoint) -> None:
     (choice,) = served.chat(logprobs=True, top_logprobs=2).json()["choices"]
     content = choice["logprobs"]["content"]
     assert [entry["token"] for entry in content] == [" Hello", ",", " world", "."]

@@ -66,7 +66,7 @@ def test_a_template_reads_the_clock() -> None:
     assert ChatTemplate("{{ strftime_now('%Y') }}", {}).render(TURNS) == str(datetime.now().astimezone().year)
 
 
-def test_a_template_says_whether_it_takes_tools_and_in_which_form(tmp_path: Path) -> None:
+def test_the_form_of_calls_is_read_off_the_template(tmp_path: Path) -> None:
     def form(source: str) -> tuple[bool, str]:
         file = tmp_path / "t.jinja"
         file.write_text(source)
@@ -80,19 +80,19 @@ def test_a_template_says_whether_it_takes_tools_and_in_which_form(tmp_path: Path
 
 
 def test_the_template_is_found_where_checkpoints_have_it(tmp_path: Path) -> None:
-    def found(config: dict[str, object]) -> str | None:
+    def rendered(config: dict[str, object]) -> str | None:
         (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 99, **config}))
         checkpoint = load_checkpoint(str(tmp_path), None, None)
         assert checkpoint.context == 99
         return None if checkpoint.template is None else checkpoint.template.render(TURNS)
 
-    assert found({}) is None
-    assert found({"chat_template": "a{{ bos_token }}", "bos_token": {"content": "<x>"}}) == "a<x>"
+    assert rendered({}) is None
+    assert rendered({"chat_template": "a{{ bos_token }}", "bos_token": {"content": "<x>"}}) == "a<x>"
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    assert found({"chat_template": named}) == "d"
+    assert rendered({"chat_template": named}) == "d"
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert found({"chat_template": "config"}) == "file"
+    assert rendered({"chat_template": "config"}) == "file"
 
 
 @pytest.fixture

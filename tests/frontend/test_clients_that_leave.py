@@ -17,7 +17,7 @@ def test_a_request_is_cancelled_when_its_client_leaves_before_any_text(
 ) -> None:
     triton.hold_after = 0
     prompts = 2 if path == COMPLETION[0] else 1
-    with served.begin_asking(path, **fields, stream=stream):
+    with served.begin_request(path, **fields, stream=stream):
         triton.wait_for(lambda fake: fake.running == prompts)
     triton.wait_for(lambda fake: len(fake.cancelled) == prompts and not fake.running)
 
@@ -27,7 +27,7 @@ def test_a_stream_is_cancelled_when_its_client_leaves_within_the_text(
     served: Endpoint, triton: FakeTriton, path: str, fields: dict[str, object]
 ) -> None:
     triton.hold_after = 2
-    with served.begin_asking(path, **fields, stream=True) as connection:
+    with served.begin_request(path, **fields, stream=True) as connection:
         received = b""
         while b" Hello" not in received:
             received += connection.recv(65536)
@@ -37,7 +37,7 @@ def test_a_stream_is_cancelled_when_its_client_leaves_within_the_text(
 
 def test_a_client_that_leaves_is_counted(served: Endpoint, triton: FakeTriton) -> None:
     triton.hold_after = 0
-    with served.begin_asking(CHAT[0], **CHAT[1]):
+    with served.begin_request(CHAT[0], **CHAT[1]):
         triton.wait_for(lambda fake: fake.running == 1)
     triton.wait_for(lambda fake: not fake.running)
     line = 'llama_openai_requests_total{code="499",route="/v1/chat/completions"}'
@@ -51,7 +51,7 @@ def test_a_stream_that_its_client_does_not_read_ends_with_its_time(triton: FakeT
     line = 'llama_openai_requests_total{code="499",route="/v1/completions"} 1.0'
     with (
         endpoint(triton.port, request_timeout=1) as served,
-        served.begin_asking(COMPLETION[0], prompt="a", stream=True),
+        served.begin_request(COMPLETION[0], prompt="a", stream=True),
     ):
         triton.wait_for(lambda _: line in served.http.get("/metrics").text)
 
@@ -59,4 +59,4 @@ def test_a_stream_that_its_client_does_not_read_ends_with_its_time(triton: FakeT
 def test_an_aborted_body_is_no_request(served: Endpoint, triton: FakeTriton) -> None:
     served.begin(WITHOUT_ITS_BODY).close()
     assert served.complete().status_code == 200
-    assert len(triton.asked) == 1
+    assert len(triton.requests) == 1

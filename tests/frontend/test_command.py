@@ -18,18 +18,7 @@ from frontend.fake_triton import FakeTriton
 from triton_local.openai_endpoint import OpenAIEndpoint
 
 COMMAND = [sys.executable, "-m", "triton_llama_openai"]
-# uvicorn handles signals a moment after the endpoint says where it listens.
-SIGNALLED_EARLY = """
-import os, signal, sys, uvicorn
-from triton_llama_openai.__main__ import main
-run = uvicorn.Server.run
-def signalled(server, sockets):
-    os.kill(os.getpid(), signal.SIGTERM)
-    run(server, sockets)
-uvicorn.Server.run = signalled
-sys.exit(main())
-"""
-ASKED = {"model": "pydoc-llama", "prompt": "a", "stream": True}
+BODY = {"model": "pydoc-llama", "prompt": "a", "stream": True}
 
 
 @contextmanager
@@ -59,11 +48,11 @@ def _probe(url: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_it_serves_the_embedded_checkpoint_drains_on_sigterm_and_ends_with_0(triton: FakeTriton) -> None:
+def test_sigterm_ends_it_with_0_once_accepted_requests_are_answered(triton: FakeTriton) -> None:
     triton.hold_after = 2
     answers: list[str] = []
     with _running(triton, "--request-timeout", "1") as (process, url):
-        asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/completions", json=ASKED).text))
+        asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/completions", json=BODY).text))
         asking.start()
         triton.wait_for(lambda fake: fake.running == 1)
         process.send_signal(signal.SIGTERM)
@@ -76,13 +65,15 @@ def test_it_serves_the_embedded_checkpoint_drains_on_sigterm_and_ends_with_0(tri
 
 
 def test_a_sigterm_right_after_it_says_where_it_listens_ends_it_with_0(triton: FakeTriton) -> None:
-    command = [sys.executable, "-c", SIGNALLED_EARLY, "--port", "0", "--triton", f"{HOST}:{triton.port}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
+    # uvicorn handles signals a moment later.
+    with _running(triton) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
 
 
-def test_the_probe_is_that_of_the_model_and_alive_that_of_the_process(triton: FakeTriton) -> None:
+def test_the_health_probe_tells_the_model_from_the_process(triton: FakeTriton) -> None:
     with _running(triton) as (_, url):
         assert _probe(url) == (0, "ready\n")
         triton.ready = False
@@ -95,7 +86,7 @@ def test_the_probe_is_that_of_the_model_and_alive_that_of_the_process(triton: Fa
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_beside_a_local_server_it_takes_the_servers_checkpoint_unless_it_has_a_file_of_models(
+def test_beside_a_local_server_it_serves_the_servers_checkpoint(
     triton: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
     checkpoint = tmp_path / "other"
@@ -112,7 +103,7 @@ def test_beside_a_local_server_it_takes_the_servers_checkpoint_unless_it_has_a_f
         assert httpx.get(f"http://{endpoint.address}/health").status_code == 200
 
 
-def test_an_address_that_cannot_be_used_ends_it_with_2_and_one_line() -> None:
+def test_an_address_that_cannot_be_used_ends_it_with_one_line() -> None:
     done = subprocess.run([*COMMAND, "--host", "192.0.2.1"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("triton-llama-openai: ")]

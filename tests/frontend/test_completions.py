@@ -22,11 +22,11 @@ def test_prompts_of_tokens_reach_the_model_as_tokens(served: Endpoint, triton: F
     assert triton.last.inputs["input_ids"] == [1, 5, 9]
     assert "text_input" not in triton.last.inputs
     assert len(served.complete(prompt=[[1, 2], [3]]).json()["choices"]) == 2
-    assert sorted(asked.inputs["input_ids"] for asked in triton.asked[1:]) == [[1, 2], [3]]
+    assert sorted(request.inputs["input_ids"] for request in triton.requests[1:]) == [[1, 2], [3]]
 
 
 def test_every_prompt_of_a_list_is_answered_in_order(served: Endpoint, triton: FakeTriton) -> None:
-    triton.text = lambda asked: [f"{asked.value('text_input')}!"]
+    triton.text = lambda request: [f"{request.value('text_input')}!"]
     answer = served.complete(prompt=["a", "b c", "d"], n=2).json()
     assert [choice["text"] for choice in answer["choices"]] == ["a!", "a!", "b c!", "b c!", "d!", "d!"]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3, 4, 5]
@@ -50,9 +50,9 @@ def test_echo_with_logprobs_has_the_prompts_too(served: Endpoint, triton: FakeTr
     assert triton.last.value("prompt_logprobs") == 1
 
 
-def test_echoed_tokens_are_their_text_and_that_of_the_first_one_is_among_the_logprobs(served: Endpoint) -> None:
-    asked = {"prompt": "Return a list", "add_special_tokens": False}
-    tokens = served.http.post("/tokenize", json=asked).json()["tokens"]
+def test_echoed_tokens_are_their_text(served: Endpoint) -> None:
+    body = {"prompt": "Return a list", "add_special_tokens": False}
+    tokens = served.http.post("/tokenize", json=body).json()["tokens"]
     first = served.http.post("/detokenize", json={"tokens": tokens[:1]}).json()["prompt"]
     (choice,) = served.complete(prompt=tokens, echo=True, logprobs=0).json()["choices"]
     assert first
@@ -75,7 +75,7 @@ def test_prompt_logprobs_are_those_of_the_model(served: Endpoint) -> None:
 
 
 def test_one_prompts_error_is_the_requests(served: Endpoint, triton: FakeTriton) -> None:
-    triton.text = lambda asked: [" fine"] if asked.prompt_tokens == 1 else _fail()
+    triton.text = lambda request: [" fine"] if request.prompt_tokens == 1 else _fail()
     response = served.complete(prompt=["a", "b c"])
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"

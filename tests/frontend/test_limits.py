@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def test_a_body_that_does_not_arrive_is_refused(triton: FakeTriton) -> None:
         assert served.chat().status_code == 200
 
 
-def test_messages_and_prompts_beyond_the_bound_are_refused(triton: FakeTriton) -> None:
+def test_lists_beyond_their_bound_are_refused(triton: FakeTriton) -> None:
     with endpoint(triton.port, max_messages=2, max_prompts=2) as served:
         message = {"role": "user", "content": "a"}
         assert error_of(served.chat(messages=[message] * 3))["param"] == "messages"
@@ -49,7 +50,7 @@ def test_tokens_beyond_the_context_are_refused_before_they_reach_the_model(
         error = error_of(served.complete(prompt=prompt, echo=True))
         assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
         assert "maximum context length is 512 tokens" in str(error["message"])
-    assert not triton.asked
+    assert not triton.requests
     assert served.complete(prompt=[1] * 511).status_code == 200
 
 
@@ -57,7 +58,7 @@ def test_log_probabilities_of_prompts_are_bounded_in_total(served: Endpoint, tri
     many = ["a" * 5000] * 128
     for fields in ({"prompt_logprobs": 20}, {"prompt_logprobs": 1, "n": 16}, {"logprobs": 20, "echo": True}):
         check_refusal(served.complete(prompt=many, **fields), next(iter(fields)), "at most 524288")
-    assert not triton.asked
+    assert not triton.requests
     assert served.complete(prompt=many[:4], prompt_logprobs=20).status_code == 200
     assert served.complete(prompt=many, logprobs=1, echo=True).status_code == 200
     assert served.complete(prompt=many, logprobs=20).status_code == 200
@@ -66,7 +67,7 @@ def test_log_probabilities_of_prompts_are_bounded_in_total(served: Endpoint, tri
 def test_a_request_beyond_those_in_flight_is_refused_until_one_ends(triton: FakeTriton) -> None:
     with endpoint(triton.port, max_requests=1) as served:
         triton.hold_after = 1
-        with served.begin_asking("/v1/completions", prompt="a", stream=True):
+        with served.begin_request("/v1/completions", prompt="a", stream=True):
             triton.wait_for(lambda fake: fake.running == 1)
             response = served.chat()
             assert response.status_code == 503
@@ -91,7 +92,7 @@ def test_a_request_whose_body_is_still_to_come_is_in_flight(triton: FakeTriton) 
 
 
 def _in_flight(served: Endpoint) -> float:
-    """Return how many requests run, the one that asks included."""
+    """Return how many requests run, this one included."""
     page = served.http.get("/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in page if line.startswith("llama_openai_requests_in_flight "))
 
@@ -136,29 +137,47 @@ def test_headers_beyond_the_bound_are_refused_by_their_bound(served: Endpoint) -
     assert "at most 32768 bytes" in str(error_of(response)["message"])
 
 
-def test_keys_are_asked_for_where_requests_are_answered_and_not_for_health(triton: FakeTriton, tmp_path: Path) -> None:
+@pytest.fixture
+def keyed(triton: FakeTriton, tmp_path: Path) -> Iterator[Endpoint]:
+    """An endpoint with two keys."""
     keys = tmp_path / "keys"
     keys.write_text("# the team's\nsk-first\n\nschlüssel-2\n", encoding="utf-8")
     with endpoint(triton.port, api_keys_file=keys) as served:
-        assert served.http.get("/health").status_code == 200
-        assert served.http.get("/metrics").status_code == 200
-        for given in (None, "Bearer sk-third", "Bearer", "sk-first", "Basic sk-first", "Bearer sk-firs"):
-            headers = {} if given is None else {"authorization": given}
-            for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/tokenize")):
-                response = served.http.request(method, path, headers=headers)
-                assert response.status_code == 401
-                assert error_of(response)["code"] == "invalid_api_key"
-        for key in ("sk-first", "schlüssel-2"):
-            headers_of_key = {b"authorization": f"Bearer {key}".encode()}
-            assert served.http.get("/v1/models", headers=headers_of_key).status_code == 200
+        yield served
+
+
+@pytest.mark.parametrize(
+    "authorization", [None, "Bearer sk-third", "Bearer", "sk-first", "Basic sk-first", "Bearer sk-firs"]
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/tokenize")]
+)
+def test_a_request_without_a_known_key_is_refused(
+    keyed: Endpoint, authorization: str | None, method: str, path: str
+) -> None:
+    headers = {} if authorization is None else {"authorization": authorization}
+    response = keyed.http.request(method, path, headers=headers)
+    assert response.status_code == 401
+    assert error_of(response)["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("key", ["sk-first", "schlüssel-2"])
+def test_a_request_with_a_known_key_is_answered(keyed: Endpoint, key: str) -> None:
+    headers = {b"authorization": f"Bearer {key}".encode()}
+    assert keyed.http.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/metrics"])
+def test_health_needs_no_key(keyed: Endpoint, path: str) -> None:
+    assert keyed.http.get(path).status_code == 200
 
 
 def test_a_browser_page_may_call_only_from_an_allowed_origin(served: Endpoint, triton: FakeTriton) -> None:
     origin = {"origin": "https://chat.example"}
-    asked = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    preflight = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     assert "access-control-allow-origin" not in served.http.get("/v1/models", headers=origin).headers
     with endpoint(triton.port, allowed_origins="https://chat.example, https://other.example") as open_to:
-        allowed = open_to.http.options("/v1/chat/completions", headers=asked)
+        allowed = open_to.http.options("/v1/chat/completions", headers=preflight)
         assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
         assert open_to.http.get("/v1/models", headers=origin).headers["access-control-allow-origin"]
         elsewhere = open_to.http.get("/v1/models", headers={"origin": "https://evil.example"})

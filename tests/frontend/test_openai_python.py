@@ -41,7 +41,7 @@ def test_a_round_of_tool_calls(client: openai.OpenAI, triton: FakeTriton) -> Non
     assert second.choices[0].message.content == " Two."
 
 
-def test_completions_streamed_and_not(client: openai.OpenAI) -> None:
+def test_completions_are_read_by_the_library(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt=["a", "b"], logprobs=1, echo=True)
     assert [choice.text for choice in answer.choices] == ["a Hello, world.", "b Hello, world."]
     chunks = client.completions.create(model=MODEL, prompt="a", stream=True)

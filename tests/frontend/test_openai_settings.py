@@ -68,7 +68,7 @@ def test_triton_is_the_default_of_the_models_of_a_file(tmp_path: Path) -> None:
     assert [model.engine.endpoint.authority for model in models] == ["a:1", "b:2"]
 
 
-def test_a_file_of_models_and_a_model_of_its_own_exclude_each_other(tmp_path: Path) -> None:
+def test_a_file_of_models_excludes_the_settings_of_one_model(tmp_path: Path) -> None:
     file = tmp_path / "models.json"
     file.write_text("[]")
     with pytest.raises(InvalidSettingsError, match="models_file lists the models, so tokenizer can't be given"):

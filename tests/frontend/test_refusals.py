@@ -78,7 +78,7 @@ def test_a_bad_field_is_refused_by_name(
     served: Endpoint, triton: FakeTriton, ask: Callable[..., Response], fields: Json, param: str, message: str
 ) -> None:
     check_refusal(ask(served, **fields), param, message)
-    assert triton.asked == []
+    assert triton.requests == []
 
 
 def test_an_unknown_model_is_404_with_the_known_names(served: Endpoint) -> None:
@@ -132,7 +132,7 @@ def test_an_unknown_path_or_method_is_refused_in_openais_form(
         (grpc.StatusCode.DEADLINE_EXCEEDED, "too late", 504, None, "timeout"),
     ],
 )
-def test_an_error_of_the_model_has_its_status_and_the_requests_field(
+def test_an_error_of_the_model_names_the_requests_field(
     served: Endpoint,
     triton: FakeTriton,
     status: grpc.StatusCode,
@@ -162,7 +162,7 @@ def test_an_error_of_the_model_has_its_status_and_the_requests_field(
         ({"max_completion_tokens": 600}, NO_ROOM, "max_completion_tokens", ""),
     ],
 )
-def test_a_request_beyond_the_context_is_refused_in_the_words_that_clients_search_for(
+def test_a_request_beyond_the_context_has_the_words_clients_search_for(
     served: Endpoint, triton: FakeTriton, fields: Json, message: str, param: str, phrase: str
 ) -> None:
     triton.failing = (INVALID, message)

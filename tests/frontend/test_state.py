@@ -44,7 +44,7 @@ def test_several_checkpoints_are_served_by_name(triton: FakeTriton, tmp_path: Pa
 
 @pytest.mark.parametrize("text", ["Return a list of", "Grüße 👋", "", "<s>a</s>"])
 @pytest.mark.parametrize("special", [True, False])
-def test_tokens_are_the_tokenizers_and_turn_back_into_the_text(served: Endpoint, text: str, special: bool) -> None:
+def test_tokens_are_those_of_the_tokenizer(served: Endpoint, text: str, special: bool) -> None:
     answer = served.http.post("/tokenize", json={"prompt": text, "add_special_tokens": special}).json()
     expected = AutoTokenizer.from_pretrained(EMBEDDED)(text, add_special_tokens=special)["input_ids"]
     assert answer["tokens"] == expected
@@ -109,7 +109,7 @@ def test_bad_token_requests_are_refused_by_name(
     assert error_of(response)["param"] == param
 
 
-def test_without_a_triton_the_endpoint_lives_and_says_what_is_missing() -> None:
+def test_the_endpoint_lives_without_a_triton() -> None:
     with fake_triton() as gone:
         port = gone.port
     with endpoint(port) as served:
@@ -120,7 +120,7 @@ def test_without_a_triton_the_endpoint_lives_and_says_what_is_missing() -> None:
         assert served.http.get("/health").status_code == 503
 
 
-def test_metrics_count_requests_by_route_and_code_and_tokens(triton: FakeTriton) -> None:
+def test_metrics_count_requests_by_route_with_their_tokens(triton: FakeTriton) -> None:
     with endpoint(triton.port) as served:
         served.chat()
         served.chat(stream=True)
@@ -144,7 +144,7 @@ def test_metrics_count_requests_by_route_and_code_and_tokens(triton: FakeTriton)
 
 
 @pytest.mark.parametrize(("log_requests", "lines"), [("none", 0), ("summary", 1), ("prompts", 1)])
-def test_a_prompt_is_logged_only_where_that_is_asked_for(
+def test_a_prompt_is_logged_only_under_the_setting_prompts(
     triton: FakeTriton, caplog: pytest.LogCaptureFixture, log_requests: str, lines: int
 ) -> None:
     caplog.set_level(logging.INFO, "triton_llama_openai")

@@ -27,7 +27,7 @@ def _texts(events: list[Json], index: int = 0) -> str:
     return "".join(str(delta.get("content") or "") for delta in deltas if isinstance(delta, dict))
 
 
-def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(served: Endpoint, triton: FakeTriton) -> None:
+def test_a_streamed_chat_begins_with_the_role(served: Endpoint, triton: FakeTriton) -> None:
     events = events_of(served.chat(stream=True))
     choices = _choices(events)
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
@@ -40,7 +40,7 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(served: E
     assert all("usage" not in event for event in events)
 
 
-def test_usage_is_the_last_event_where_it_is_asked_for(served: Endpoint, triton: FakeTriton) -> None:
+def test_include_usage_makes_the_token_counts_the_last_event(served: Endpoint, triton: FakeTriton) -> None:
     triton.cached_tokens = 3
     *events, last = events_of(served.chat(stream=True, stream_options={"include_usage": True}))
     assert last["choices"] == []
@@ -53,7 +53,7 @@ def test_usage_is_the_last_event_where_it_is_asked_for(served: Endpoint, triton:
     assert all(event["usage"] is None for event in events)
 
 
-def test_usage_is_on_every_event_where_that_is_asked_for(served: Endpoint) -> None:
+def test_continuous_usage_stats_puts_the_counts_on_every_event(served: Endpoint) -> None:
     events = events_of(served.chat(stream=True, stream_options={"continuous_usage_stats": True}))
     counted = [event["usage"] for event in events]
     assert [usage["completion_tokens"] for usage in counted if isinstance(usage, dict)] == [1, 1, 2, 3, 4, 4]
@@ -87,7 +87,7 @@ def test_a_streamed_completion_of_several_prompts_has_a_choice_for_each(served: 
     choices = _choices(events_of(served.complete(prompt=["a b", "c"], n=2, stream=True)))
     for index in range(4):
         assert "".join(str(choice["text"]) for choice in choices if choice["index"] == index) == " Hello, world."
-    assert sorted(asked.prompt_tokens for asked in triton.asked) == [1, 2]
+    assert sorted(request.prompt_tokens for request in triton.requests) == [1, 2]
 
 
 def test_a_streamed_completion_echoes_its_prompt_first(served: Endpoint) -> None:

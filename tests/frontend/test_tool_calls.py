@@ -89,7 +89,7 @@ CASES: list[tuple[Form, str, Read]] = [
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
-def test_a_text_is_content_and_calls(form: Form, text: str, expected: Read) -> None:
+def test_calls_are_found_in_a_text(form: Form, text: str, expected: Read) -> None:
     assert _read(ToolCallReader(form, NAMES), [text]) == expected
 
 

@@ -127,7 +127,7 @@ def test_a_template_without_tools_gets_them_in_the_system_message(served: Endpoi
     assert '"name": "add"' in prompt
 
 
-def test_calls_and_results_of_a_conversation_are_turns_that_alternate(served: Endpoint, triton: FakeTriton) -> None:
+def test_results_of_calls_are_user_turns_for_a_template_without_tools(served: Endpoint, triton: FakeTriton) -> None:
     def call(number: int) -> Json:
         return {"id": f"c{number}", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {number}}}'}}
 
@@ -177,14 +177,14 @@ def test_a_bad_use_of_tools_is_refused_by_name(
     served: Endpoint, triton: FakeTriton, fields: Json, param: str, message: str
 ) -> None:
     check_refusal(served.chat(**fields), param, message)
-    assert triton.asked == []
+    assert triton.requests == []
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", "5", '{"a": "\\ud800"}', "[" * 5000, '{"a":' * 5000])
-def test_arguments_of_a_call_in_the_conversation_that_are_no_json_object_are_refused(
+def test_earlier_calls_with_malformed_arguments_are_refused(
     served: Endpoint, triton: FakeTriton, arguments: str
 ) -> None:
     call = {"id": "c", "function": {"name": "add", "arguments": arguments}}
     response = served.chat(messages=[QUESTION, {"role": "assistant", "tool_calls": [call]}])
     check_refusal(response, "messages[1].tool_calls[0].function.arguments", "a JSON object")
-    assert triton.asked == []
+    assert triton.requests == []

@@ -1,4 +1,4 @@
-"""What is asked of Triton about the models: at the same time, and once for requests that come together."""
+"""Questions to Triton about the models: at the same time, and one for simultaneous requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from triton_llama_openai.models import Models, ServedModel
 
 
 class _Engine(EngineClient):
-    """Answers once all that will be asked has been asked."""
+    """Answers once all expected questions have come."""
 
-    def __init__(self, asked_together: asyncio.Barrier) -> None:
+    def __init__(self, together: asyncio.Barrier) -> None:
         super().__init__(Endpoint.parse("localhost:1", "grpc"), "llama")
-        self._together = asked_together
+        self._together = together
         self.configs = 0
 
     async def is_ready(self, timeout: float) -> bool:
@@ -33,7 +33,7 @@ def _model(name: str, engine: EngineClient) -> ServedModel:
     return ServedModel(name, load_checkpoint(str(EMBEDDED), None, None), engine, "hermes")
 
 
-def test_the_models_are_asked_at_the_same_time_whether_they_are_ready() -> None:
+def test_all_models_are_probed_at_the_same_time() -> None:
     async def ask() -> dict[str, str]:
         together = asyncio.Barrier(2)
         async with asyncio.timeout(20):
@@ -42,7 +42,7 @@ def test_the_models_are_asked_at_the_same_time_whether_they_are_ready() -> None:
     assert list(asyncio.run(ask())) == ["a", "b"]
 
 
-def test_requests_that_come_together_have_one_fingerprint_although_one_of_them_leaves() -> None:
+def test_simultaneous_requests_share_a_fingerprint() -> None:
     async def ask() -> None:
         together = asyncio.Barrier(2)
         engine = _Engine(together)
@@ -52,8 +52,8 @@ def test_requests_that_come_together_have_one_fingerprint_although_one_of_them_l
         first.cancel()
         async with asyncio.timeout(20):
             await together.wait()
-            found = {await task for task in others}
-        assert len(found) == engine.configs == 1
-        assert str(found.pop()).startswith("fp_")
+            fingerprints = {await task for task in others}
+        assert len(fingerprints) == engine.configs == 1
+        assert str(fingerprints.pop()).startswith("fp_")
 
     asyncio.run(ask())

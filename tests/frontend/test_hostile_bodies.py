@@ -1,0 +1,127 @@
+"""Hostile bodies are refused with the field's name, and the endpoint goes on answering.
+
+Schemathesis draws requests from the schemas, and requests that break them in one place; Hypothesis puts any value into
+any field. The draws are the same in each run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import schemathesis
+from frontend.endpoints import Endpoint, Json, error_of
+from frontend.fake_triton import FakeTriton
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from schemathesis import GenerationMode
+from triton_llama_openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+DRAWN = settings(
+    max_examples=300, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+MODEL = {"model": "pydoc-llama"}
+SCHEMAS: dict[str, tuple[type[BaseModel], Json]] = {
+    "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
+    "/v1/completions": (CompletionRequest, {"prompt": "a", "max_tokens": 4}),
+    "/tokenize": (TokenizeRequest, {"messages": [{"role": "user", "content": "a"}]}),
+    "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
+}
+FIELDS = [
+    (path, field.alias or name) for path, (schema, _) in SCHEMAS.items() for name, field in schema.model_fields.items()
+]
+NUMBERS = [0, -1, 1, 2**31 - 1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.5, 1e308, 1e-320]
+TEXTS = ["", "0", "true", "auto", "ä" * 600, "a" * 5000, "\x00", "\u2028", "🙂" * 300, "(", "[", '"']
+LISTS = [[], [[]], [0], [-1], ["a"] * 20, [""], [None], [1.5], ["\x00"], [0] * 70_000, [{}]]
+OBJECTS = [{}, {"": 0}, {"a": 1}, {"type": "text"}, {"0": 101}, {"type": []}, {"role": "user"}, {"$ref": "#"}]
+VALUES = st.sampled_from([True, False, *NUMBERS, *TEXTS, *LISTS, *OBJECTS]) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+GOOD = json.dumps({**MODEL, "messages": [{"role": "user", "content": "Grüße 🙂"}]}, ensure_ascii=False).encode()
+PLACES = st.integers(0, len(GOOD) - 1)
+BROKEN = st.one_of(
+    PLACES.map(lambda end: GOOD[:end]),
+    st.tuples(PLACES, st.binary(min_size=1, max_size=3)).map(lambda cut: GOOD[: cut[0]] + cut[1] + GOOD[cut[0] :]),
+    st.sampled_from([b"NaN", b"\x00" * 9, GOOD.decode().encode("utf-16"), b"[" * 100_000, b'{"a":' * 100_000]),
+)
+
+
+def _check(status: int, error: Json | None, fields: set[str]) -> None:
+    """Assert that a response is an answer, or a refusal that names one of the fields or the whole body."""
+    assert status in (200, 400, 404), error
+    if error is None or error["code"] in ("invalid_json", "context_length_exceeded"):
+        return
+    param = error["param"]
+    if param is None:
+        assert str(error["message"]).startswith("the body ")
+    else:
+        assert str(param).split("[")[0].split(".")[0] in fields, error
+
+
+def _refusal(response: httpx.Response) -> Json | None:
+    return None if response.status_code == 200 else error_of(response)
+
+
+def _is_served(served: Endpoint) -> bool:
+    return bool(served.chat().json()["choices"][0]["message"]["content"] == " Hello, world.")
+
+
+def _document() -> dict[str, Any]:
+    """Return an OpenAPI document of the paths that take a body."""
+    schemas = [(schema, "validation") for schema, _ in SCHEMAS.values()]
+    names, definitions = models_json_schema(schemas, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    paths = {}
+    for path, (schema, _) in SCHEMAS.items():
+        content = {"application/json": {"schema": names[schema, "validation"]}}
+        paths[path] = {"post": {"requestBody": {"required": True, "content": content}, "responses": {"200": {}}}}
+    info = {"title": "endpoint", "version": "1"}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": definitions["$defs"]}}
+
+
+def test_requests_drawn_from_the_schemas_are_answered_or_refused(served: Endpoint, triton: FakeTriton) -> None:
+    operations = schemathesis.openapi.from_dict(_document())
+    strategies = [operations.as_strategy(generation_mode=mode) for mode in GenerationMode]
+
+    @DRAWN
+    @given(st.one_of(strategies))
+    def send(case: schemathesis.Case[Any]) -> None:
+        if isinstance(case.body, dict) and "model" in case.body:
+            case.body |= MODEL
+        response = case.call(base_url=f"http://127.0.0.1:{served.port}")
+        error = None if response.status_code == 200 else response.json()["error"]
+        if response.status_code in (405, 415):
+            return
+        fields = {*SCHEMAS[case.path][0].model_fields, *(case.body if isinstance(case.body, dict) else ())}
+        _check(response.status_code, error, fields)
+
+    send()
+    assert _is_served(served)
+
+
+def test_a_bad_value_is_refused_by_its_fields_name(served: Endpoint, triton: FakeTriton) -> None:
+    @DRAWN
+    @given(field=st.sampled_from(FIELDS), value=VALUES)
+    def send(field: tuple[str, str], value: object) -> None:
+        path, name = field
+        body = json.dumps({**MODEL, **SCHEMAS[path][1], name: value}).encode()
+        response = served.http.post(path, content=body, timeout=20)
+        _check(response.status_code, _refusal(response), {name} if name != "messages" else {name, "prompt"})
+
+    send()
+    assert _is_served(served)
+
+
+def test_a_broken_body_is_refused(served: Endpoint, triton: FakeTriton) -> None:
+    @settings(DRAWN, max_examples=60)
+    @given(path=st.sampled_from(sorted(SCHEMAS)), body=BROKEN)
+    def send(path: str, body: bytes) -> None:
+        response = served.http.post(path, content=body, timeout=20)
+        _check(response.status_code, _refusal(response), {*SCHEMAS[path][0].model_fields})
+
+    send()
+    assert _is_served(served)

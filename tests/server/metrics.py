@@ -8,19 +8,21 @@ from contextlib import ExitStack, contextmanager
 
 from llama_engine.triton.metrics import INSTANCE_LABEL
 from server.clients import post
-from server.servers import until
+from server.servers import HTTP, until
 from server.streams import Call
 from triton_local.log import parse_line
 from triton_local.server import LocalTriton
-
-from perf import metrics
-from perf.metrics import Series
 
 PENDING = "nv_inference_pending_request_count"
 """Requests in Triton's own queue."""
 
 LASTING = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "temperature": 0.0}
 
+Series = tuple[str, frozenset[tuple[str, str]]]
+"""A metric's name, and its labels with their values."""
+
+_LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 
 
@@ -41,7 +43,7 @@ class Metrics:
         """Return every series by name and labels, without the instance label: these servers have one instance."""
         return {
             (name, frozenset(label for label in labels if label[0] != INSTANCE_LABEL)): value
-            for (name, labels), value in metrics.series(metrics.text(self._server.metrics_url)).items()
+            for (name, labels), value in series(self._server).items()
         }
 
     def now(self, name: str, **labels: str) -> float:
@@ -64,7 +66,7 @@ class Metrics:
 
     def wait(self, condition: Callable[[Metrics], bool], what: str) -> None:
         """Wait until the metrics, which are a moment late, fulfil a condition."""
-        until(lambda: condition(self), lambda: f"{what}; the metrics are {metrics.read(self._server.metrics_url)}")
+        until(lambda: condition(self), lambda: f"{what}; the metrics are {series(self._server)}")
 
     def wait_for(self, expected: float, name: str, **labels: str) -> None:
         """Wait until a series has grown by the expected amount; more fails the test."""
@@ -90,7 +92,15 @@ class Metrics:
 
 def level(server: LocalTriton, name: str) -> float:
     """Return the value of a metric, summed over its labels."""
-    return metrics.read(server.metrics_url)[name]
+    values = [value for (other, _), value in series(server).items() if other == name]
+    assert values, f"there is no {name}"
+    return sum(values)
+
+
+def series(server: LocalTriton) -> dict[Series, float]:
+    """Return every series of the metrics endpoint."""
+    page = HTTP.get(f"http://{server.metrics_url}/metrics").raise_for_status().text
+    return {(name, frozenset(_LABEL.findall(labels))): float(value) for name, labels, value in _LINE.findall(page)}
 
 
 def _series(name: str, labels: dict[str, str]) -> Series:
@@ -108,7 +118,7 @@ def all_slots_taken(server: LocalTriton, metrics: Metrics, slots: int) -> Iterat
             call.cancel()
 
 
-def said(server: LocalTriton) -> list[str]:
+def request_lines(server: LocalTriton) -> list[str]:
     """Return the log messages about answered requests."""
     messages = [parse_line(line).message for line in server.log_text().splitlines()]
     return [message for message in messages if message.startswith("llama: request answered ")]
@@ -123,7 +133,7 @@ def line_of(server: LocalTriton, request_id: str) -> dict[str, str]:
     """Wait for a request's one log line; return its fields."""
 
     def its() -> list[str]:
-        return [message for message in said(server) if f"id={request_id} " in message]
+        return [message for message in request_lines(server) if f"id={request_id} " in message]
 
     # The line is written after the answer is sent, and passes through Triton.
     until(lambda: bool(its()), lambda: f"{request_id} is in the log")

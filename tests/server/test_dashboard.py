@@ -135,7 +135,7 @@ def _has_data(prometheus: Prometheus, expression: str) -> None:
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
-def test_every_panel_and_recording_rule_has_data(prometheus: Prometheus, expression: str) -> None:
+def test_every_query_has_data(prometheus: Prometheus, expression: str) -> None:
     _has_data(prometheus, expression)
 
 
@@ -148,7 +148,7 @@ def test_every_alert_queries_series_that_exist(prometheus: Prometheus, alert: mo
             until(lambda asked=selector: bool(_values(prometheus, asked)), lambda: f"{alert} has series")  # type: ignore[misc]  # mypy doesn't see a lambda's default
 
 
-def test_rules_evaluate_and_no_alert_is_active_under_normal_load(prometheus: Prometheus) -> None:
+def test_no_alert_is_active_under_normal_load(prometheus: Prometheus) -> None:
     def states() -> dict[str, dict[str, Any]]:
         return {rule["name"]: rule for group in prometheus("rules")["groups"] for rule in group["rules"]}
 
@@ -168,7 +168,7 @@ def test_rules_evaluate_and_no_alert_is_active_under_normal_load(prometheus: Pro
     until(lambda: not active(), lambda: f"no alert is pending or fires, but {active()}")
 
 
-def test_queries_of_annotations_variables_and_gpu_panels_are_valid(prometheus: Prometheus) -> None:
+def test_queries_without_data_here_are_valid(prometheus: Prometheus) -> None:
     """Without a GPU only the syntax of its panels is tested; contract tests check the names of the series."""
     (annotation,) = monitoring.DASHBOARD["annotations"]["list"]
     assert _values(prometheus, annotation["expr"]) == []

@@ -42,9 +42,9 @@ async def test_a_code_block_runs_unmodified(server: LocalTriton, block: Block) -
             stderr=asyncio.subprocess.PIPE,
         )
         output, errors = await asyncio.wait_for(run.communicate(), 240)
-    said = f"{block.text}\n{output.decode()}\n{errors.decode()}"
-    assert run.returncode == 0, said
-    assert output.strip(), said
+    output_text = f"{block.text}\n{output.decode()}\n{errors.decode()}"
+    assert run.returncode == 0, output_text
+    assert output.strip(), output_text
     assert b'"error"' not in output
 
 

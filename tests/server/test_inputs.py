@@ -94,7 +94,7 @@ def test_request_parameters_are_inputs(triton: LocalTriton) -> None:
     assert "seed is 1 and random_seed is 2; the field must have one value" in twice.json()["error"]
 
 
-def test_each_row_of_a_request_has_its_own_parameters_and_answer(triton: LocalTriton) -> None:
+def test_each_row_of_a_request_is_answered_as_if_it_were_alone(triton: LocalTriton) -> None:
     limits = [3, 9, 1, 5]
     rows: dict[str, list[list[object]]] = {
         "text_input": [[f"Row {index}"] for index in range(len(limits))],

@@ -22,7 +22,7 @@ def _request(limit: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("narrow", ["narrow_default"], indirect=True)
-def test_every_metric_is_on_the_endpoint_with_help_type_and_labels(narrow: LocalTriton, metrics: Metrics) -> None:
+def test_every_metric_is_on_the_page_as_declared(narrow: LocalTriton, metrics: Metrics) -> None:
     ask(narrow, generate, **_request(2))
     page, series = HTTP.get(f"http://{narrow.metrics_url}/metrics").text, metrics.read()
     for metric in METRICS:

@@ -42,7 +42,7 @@ def _chunks(server: LocalTriton, **inputs: object) -> dict[int, list[dict[str, A
     return chunks
 
 
-def test_outputs_have_one_dimension_and_only_those_that_are_asked_for(triton: LocalTriton) -> None:
+def test_only_requested_outputs_are_returned(triton: LocalTriton) -> None:
     plain = _outputs(triton, **TWELVE)
     assert set(plain) == ALWAYS
     assert {output.shape for output in plain.values()} == {(1,)}
@@ -67,10 +67,13 @@ def test_a_stop_string_is_named_as_the_reason(triton: LocalTriton) -> None:
     assert (stopped["stop_reason"][0].decode(), stopped["finish_reason"][0]) == (stop, b"stop")
 
 
-def test_choices_come_in_order_and_the_first_one_is_the_request_without_others(triton: LocalTriton) -> None:
+def test_the_first_choice_is_the_request_without_others(triton: LocalTriton) -> None:
+    assert _outputs(triton, **HOT, n=4)["text_output"][0].decode() == ask(triton, **HOT).text
+
+
+def test_the_choices_of_each_row_come_in_order(triton: LocalTriton) -> None:
     several = _outputs(triton, **HOT, n=4, return_perf_metrics=True)
     assert several["text_output"].shape == (4,)
-    assert several["text_output"][0].decode() == ask(triton, **HOT).text
     assert len(set(several["text_output"].tolist())) == 4
     prompt = several["num_input_tokens"][0]
     assert several["num_cached_tokens"].tolist() == [0, prompt, prompt, prompt]

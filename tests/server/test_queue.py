@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 from server.clients import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, generate
-from server.metrics import PENDING, Metrics, all_slots_taken, fields, said
+from server.metrics import PENDING, Metrics, all_slots_taken, fields, request_lines
 from server.servers import is_decoupled, until
 from server.streams import STREAM_WIRES, Call, sse_response
 from triton_local.server import LocalTriton
@@ -22,13 +22,13 @@ CROWD = 10 * (SLOTS + QUEUE)
 PLACES = [f"place-{place}" for place in range(1 + QUEUE)]
 """Ids of requests that wait, the first one in the model and the others in Triton's queue."""
 
-LARGEST_GROUP = QUEUE
+MAX_GROUP = QUEUE
 """Requests that the model takes from the queue in one go, at most."""
 
 INSISTENT = 10
 """Clients that ask again as soon as they are refused."""
 
-MOST_TRIES = 5_000
+MAX_TRIES = 5_000
 """Of each insistent client, so that the test ends."""
 
 REQUEST = {"text_input": "Return a list of the", "max_tokens": 12, "min_tokens": 12, "temperature": 0.0}
@@ -71,9 +71,7 @@ def _check_counts(metrics: Metrics, answered: int) -> None:
         assert metrics.grown("nv_inference_request_failure", reason=reason) == 0
 
 
-def test_a_full_queue_refuses_and_answers_what_it_holds_in_order(
-    narrow: LocalTriton, alone: Answer, metrics: Metrics
-) -> None:
+def test_a_full_queue_answers_what_it_holds_in_order(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
     """All that wait go through one slot while a long request keeps the other."""
     with ExitStack() as calls, all_slots_taken(narrow, metrics, SLOTS) as long:
         waiting = _queue_up(narrow, metrics, calls)
@@ -127,10 +125,10 @@ def test_a_request_whose_timeout_expires_in_the_queue_is_unavailability(
 def test_a_queued_request_is_overtaken_by_few_of_a_crowd(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
     enough = threading.Event()
     refused, served = [0] * INSISTENT, [0] * INSISTENT
-    logged = len(said(narrow))
+    logged = len(request_lines(narrow))
 
     def insist(client: int) -> None:
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             if enough.is_set():
                 return
             if _is_full(outcome := generate(narrow, REQUEST)):
@@ -154,7 +152,7 @@ def test_a_queued_request_is_overtaken_by_few_of_a_crowd(narrow: LocalTriton, al
             insistent.result()
     _check_counts(metrics, answered=len(queued) + sum(served))
     # The log has them in the order in which they finished; clients see them when their threads get to run.
-    order = [fields(message)["id"] for message in said(narrow)[logged:] if "finish_reason=length" in message]
+    order = [fields(message)["id"] for message in request_lines(narrow)[logged:] if "finish_reason=length" in message]
     for index, place in enumerate(PLACES):
         overtaken_by = set(order[: order.index(place)]) - {*PLACES[:index]}
-        assert len(overtaken_by) <= SLOTS + LARGEST_GROUP, f"{place} was overtaken: {order}"
+        assert len(overtaken_by) <= SLOTS + MAX_GROUP, f"{place} was overtaken: {order}"

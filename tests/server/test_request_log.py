@@ -44,7 +44,7 @@ class _Export(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def traced() -> Iterator[LocalTriton]:
-    """A server that traces requests with a traceparent; not in the fleet, because it needs the receiver's address."""
+    """A server that traces requests with a traceparent; not a plan, because it needs the receiver's address."""
     _Export.spans = []
     with ThreadingHTTPServer(("127.0.0.1", 0), _Export) as receiver:
         threading.Thread(target=receiver.serve_forever, name="otlp").start()
@@ -92,7 +92,7 @@ def test_a_request_is_traced_as_part_of_its_clients_trace(traced: LocalTriton) -
     assert {"REQUEST_START", "QUEUE_START", "REQUEST_END"} <= {event["name"] for event in model["events"]}
 
 
-def test_with_json_logging_a_request_is_one_object_and_nothing_is_in_tritons_log(traced: LocalTriton) -> None:
+def test_with_json_logging_a_request_is_one_object(traced: LocalTriton) -> None:
     request_id = f"a\n{uuid.uuid4().hex}"
     _ask(traced, request_id, "")
     escaped = request_id.replace("\n", "\\n")
@@ -125,7 +125,7 @@ def _ask_stream(server: LocalTriton, request_id: str) -> None:
     indirect=["server"],
     ids=["generate", "infer", "two rows over gRPC", "llama_unary", "stream"],
 )
-def test_a_request_is_one_line_with_its_id_and_no_prompt_is_in_the_log(
+def test_a_request_is_one_line_with_its_id_without_its_prompt(
     server: LocalTriton, send: Callable[[LocalTriton, str], object], rows: int, stream: str
 ) -> None:
     """Neither that of this request nor of those that other tests sent before."""

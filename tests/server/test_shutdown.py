@@ -16,8 +16,8 @@ import pytest
 import tritonclient.grpc
 from notes import Note
 from server.clients import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, at_once, generate, model_url, tensors
-from server.fleet import copy_repository
-from server.metrics import Metrics, fields, said
+from server.metrics import Metrics, fields, request_lines
+from server.plans import copy_repository
 from server.servers import HTTP, in_use, new_server, until
 from server.streams import GrpcStream, grpc_stream, whole
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
@@ -84,15 +84,17 @@ def _shut_down_under_load(number: int) -> tuple[int, list[str]]:
             protocols = PROTOCOLS * (CLIENTS // 2)
             runs = [pool.submit(_send_until_refused, server, protocol, streams) for protocol in protocols]
             try:
-                until(lambda: len(said(server)) >= CLIENTS + number % MOMENTS, lambda: "some are answered")
+                until(lambda: len(request_lines(server)) >= CLIENTS + number % MOMENTS, lambda: "some are answered")
             finally:
                 # Without it the clients wouldn't end.
-                before = len(said(server))
+                before = len(request_lines(server))
                 server.terminate()
             answered, ends = zip(*(run.result() for run in runs), strict=True)
             assert server.wait() == 0
         # Every request that reached the model was answered, and every answer reached its client.
-        assert Counter(fields(message)["finish_reason"] for message in said(server)) == {"length": sum(answered)}
+        assert Counter(fields(message)["finish_reason"] for message in request_lines(server)) == {
+            "length": sum(answered)
+        }
     return sum(answered) - before, list(ends)
 
 

@@ -49,9 +49,7 @@ def _content(folder: Path) -> dict[str, tuple[str, int]]:
 
 
 @pytest.mark.long
-def test_a_prepared_checkpoint_answers_as_the_original_and_is_not_written_to(
-    tmp_path: Path, triton: LocalTriton
-) -> None:
+def test_a_prepared_checkpoint_answers_as_the_original(tmp_path: Path, triton: LocalTriton) -> None:
     folder = tmp_path / "pydoc-llama-int8"
     prepare(str(EMBEDDED), None, folder, "cpu")
     before = _content(folder)

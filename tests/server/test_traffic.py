@@ -25,7 +25,7 @@ CLIENTS = 20
 LEAVING = 0.15
 """Share of the clients that leave before the end."""
 
-MOST_CHUNKS_BEFORE_LEAVING = 6
+MAX_CHUNKS_BEFORE_LEAVING = 6
 
 
 def _send(server: LocalTriton, request: Mapping[str, object], number: int, pause: float) -> Answer:
@@ -66,7 +66,7 @@ def test_texts_do_not_depend_on_the_traffic(server: LocalTriton, requests: int, 
         for number in range(requests):
             index, pause = draw.randrange(len(pool)), draw.uniform(0, 0.1)
             if draw.random() < LEAVING:
-                after = draw.randint(0, MOST_CHUNKS_BEFORE_LEAVING)
+                after = draw.randint(0, MAX_CHUNKS_BEFORE_LEAVING)
                 leaving.append(clients.submit(_leave, server, pool[index], after, pause))
             else:
                 runs.append((index, clients.submit(partial(_send, server, pool[index], number, pause))))

@@ -27,7 +27,7 @@ def test_a_unary_request_gets_what_the_streaming_model_answers(streaming: LocalT
     assert wire(streaming, ROWS) == expected
 
 
-def test_unary_requests_and_streams_run_together(streaming: LocalTriton) -> None:
+def test_unary_requests_run_beside_streams(streaming: LocalTriton) -> None:
     requests = [{**REQUEST, "seed": seed} for seed in range(4)]
     alone = [ask(streaming, generate, **request) for request in requests]
     streams = [partial(whole, streaming, sse, request) for request in requests]
@@ -39,7 +39,7 @@ def test_unary_requests_and_streams_run_together(streaming: LocalTriton) -> None
 @pytest.mark.parametrize(
     "wrong", [{"max_tokens": 10_000}, {"stop_words": ["a"] * 17}], ids=lambda wrong: next(iter(wrong))
 )
-def test_an_error_keeps_its_code_and_its_message(streaming: LocalTriton, wire: Wire, wrong: Inputs) -> None:
+def test_an_error_is_llamas_own(streaming: LocalTriton, wire: Wire, wrong: Inputs) -> None:
     direct, refused = (way(streaming, {**REQUEST, **wrong}) for way in (generate, wire))
     assert isinstance(direct, Refusal)
     assert refused == direct

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 from programs.supervisor.supervisors import alive, until
-from server.fleet import copy_repository
 from server.launcher.launching import Launch, own_lines
+from server.plans import copy_repository
 from server.servers import HTTP
 
 OPENAI = "--openai-port=0"

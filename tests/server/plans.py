@@ -1,15 +1,10 @@
-"""The servers of the tests, by name. The next one starts while tests use the one before, and servers stop in the
-background: a start is mostly imports on one core, a stop mostly waiting.
-
-A test needs the servers whose names are among its fixtures and parameters.
-"""
+"""The servers that tests share: a config, its settings, and changes to the model repository, by the fixture's name."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,8 +42,6 @@ _QUEUE_OF_THREE = (
     # Triton takes a request's own timeout only where it is shorter than this one; 0 is none.
     "default_timeout_microseconds: 600000000"
 )
-# Few positions, so that no fuzzed request runs long.
-_SHORT = {"LLAMA_MAX_MODEL_LEN": "64"}
 _LATE_S = 16.0
 """Without a step, until a model counts as dead: a working one must not, beside other tests."""
 
@@ -79,10 +72,7 @@ PLANS = {
     # The other configs.
     "batched_fp16": Plan("batched_fp16"),
     "naive_fp16": Plan("naive_fp16"),
-    "faulty": Plan("streaming", shim="faulty_model"),
     "failing": Plan("streaming", shim="faulty_model", supervised=Supervised(stuck_after=_LATE_S, restarts=0)),
-    "fuzzed": Plan(environment=_SHORT),
-    "fuzzed_streaming": Plan("streaming", _SHORT),
     # Triton shares mutexes with the model's process: a SIGSTOP can abort it later (boost's lock_exception).
     "stuck": Plan(shim="slow_model"),
     # For tests that kill it, and go on with the one that follows.
@@ -90,63 +80,16 @@ PLANS = {
 }
 
 
-class Fleet:
-    """The servers of one test run."""
-
-    def __init__(self, order: Sequence[str], folder: Callable[[str], Path]) -> None:
-        """order: names of the servers, in the order of the tests. folder: creates an empty folder of a name."""
-        self._to_come = list(order)
-        self._folder = folder
-        self._starts: dict[str, Future[LocalTriton]] = {}
-        self._ends: list[Future[None]] = []
-        self._threads = ThreadPoolExecutor()
-
-    def close(self) -> None:
-        """Wait until every server has ended."""
-        for start in self._starts.values():
-            self._end(start)
-        for end in self._ends:
-            end.result()
-        self._threads.shutdown()
-
-    @contextmanager
-    def server(self, name: str) -> Iterator[LocalTriton]:
-        """Yield the server of this name, ready; it stops after the block."""
-        start = self._start(name)
-        if self._to_come:
-            # One at a time keeps the second core busy.
-            self._start(self._to_come[0])
-        del self._starts[name]
-        try:
-            with in_use(name, start.result()) as server:
-                yield server
-        finally:
-            self._end(start)
-
-    def _start(self, name: str) -> Future[LocalTriton]:
-        if name in self._to_come:
-            self._to_come.remove(name)
-        if name not in self._starts:
-            self._starts[name] = self._threads.submit(self._started, name)
-        return self._starts[name]
-
-    def _started(self, name: str) -> LocalTriton:
-        plan = PLANS[name]
-        changed = plan.shim or plan.queue_policy or plan.beside
-        changes = (plan.shim, plan.queue_policy, plan.beside)
-        repository = copy_repository(self._folder(name), *changes) if changed else None
-        options = [f"--load-model={model}" for model in plan.beside]
-        server = new_server(plan.variant, plan.environment, repository, options, supervised=plan.supervised)
-        server.start()
-        return server
-
-    def _end(self, start: Future[LocalTriton]) -> None:
-        def end() -> None:
-            # A server that failed to start has ended, and its test has failed.
-            if not start.exception():
-                start.result().stop()
-
-        self._ends.append(self._threads.submit(end))
+@contextmanager
+def running(name: str, folder: Path) -> Iterator[LocalTriton]:
+    """Yield the server of this name. folder: an empty one, for a changed model repository."""
+    plan = PLANS[name]
+    changes = (plan.shim, plan.queue_policy, plan.beside)
+    repository = copy_repository(folder, *changes) if any(changes) else None
+    options = [f"--load-model={model}" for model in plan.beside]
+    server = new_server(plan.variant, plan.environment, repository, options, supervised=plan.supervised)
+    with server, in_use(name, server):
+        yield server
 
 
 def copy_repository(folder: Path, shim: str = "", queue_policy: str = "", beside: Sequence[str] = ()) -> Path:

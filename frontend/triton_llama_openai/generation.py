@@ -1,11 +1,11 @@
-"""One request in the engine: the chunks of its prompts, which run at the same time, and its token counts."""
+"""One request in the engine: the chunks of its prompts, which run at the same time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from triton_llama.errors import ServerError, TritonLlamaError
 from triton_llama.tensors import Tensor
@@ -14,46 +14,10 @@ from triton_llama_openai.engine_client import Chunk, EngineClient
 from triton_llama_openai.errors import from_engine
 from triton_llama_openai.metrics import RequestRecord
 from triton_llama_openai.protocol import SamplingRequest
+from triton_llama_openai.responses import Usage
 
 _QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
-
-
-@dataclass
-class Usage:
-    """Tokens of a request so far. A prompt counts once, however many completions (`choices_per_prompt`) it has."""
-
-    choices_per_prompt: int
-    completion_tokens: int = 0
-    _prompts: dict[int, int] = field(default_factory=dict)
-    _cached: dict[int, int] = field(default_factory=dict)
-
-    def add(self, chunks: Iterable[Chunk]) -> None:
-        """Count the tokens of a response."""
-        for chunk in chunks:
-            prompt = chunk.index // self.choices_per_prompt
-            self.completion_tokens += chunk.num_output_tokens
-            self._prompts[prompt] = max(self._prompts.get(prompt, 0), chunk.num_input_tokens)
-            if chunk.num_cached_tokens is not None:
-                # The first choice's: the others find in the cache what it has computed.
-                cached = self._cached.get(prompt, chunk.num_cached_tokens)
-                self._cached[prompt] = min(cached, chunk.num_cached_tokens)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(self._prompts.values())
-
-    def body(self) -> dict[str, object]:
-        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached."""
-        counts: dict[str, object] = {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-        }
-        if self._cached:
-            counts["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
-        return counts
 
 
 @dataclass

@@ -1,11 +1,12 @@
-"""What the answers of chats and completions share: their head, the stop reason, JSON in UTF-8."""
+"""The fields that the answers of chats and completions share, and their JSON."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from triton_llama_openai.engine_client import Chunk
 
@@ -21,6 +22,43 @@ def response_head(prefix: str, kind: str, model: str, fingerprint: str | None) -
         "model": model,
         "system_fingerprint": fingerprint,
     }
+
+
+@dataclass
+class Usage:
+    """Tokens of a request so far. A prompt counts once, however many completions (`choices_per_prompt`) it has."""
+
+    choices_per_prompt: int
+    completion_tokens: int = 0
+    _prompts: dict[int, int] = field(default_factory=dict)
+    _cached: dict[int, int] = field(default_factory=dict)
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Count the tokens of a response."""
+        for chunk in chunks:
+            prompt = chunk.index // self.choices_per_prompt
+            self.completion_tokens += chunk.num_output_tokens
+            self._prompts[prompt] = max(self._prompts.get(prompt, 0), chunk.num_input_tokens)
+            if chunk.num_cached_tokens is not None:
+                # The first choice's: the others find in the cache what it has computed.
+                cached = self._cached.get(prompt, chunk.num_cached_tokens)
+                self._cached[prompt] = min(cached, chunk.num_cached_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(self._prompts.values())
+
+    def body(self) -> Json:
+        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached."""
+        counts: Json = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        if self._cached:
+            counts["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
+        return counts
 
 
 def stop_reason(chunk: Chunk, stop_strings: Sequence[str]) -> str | int | None:

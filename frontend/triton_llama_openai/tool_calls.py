@@ -1,6 +1,4 @@
-"""Finds tool calls in generated text.
-
-Two forms. Llama 3 writes nothing but calls, separated by `;`, and `parameters`:
+"""Finds tool calls in generated text. Two forms; Llama 3 writes nothing but calls, separated by `;`, and `parameters`:
 
     {"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": ...}
 
@@ -8,8 +6,8 @@ Hermes, and with it Qwen and others, marks each call and may write text around i
 
     I add them. <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>
 
-A call is held back until it is complete. Text that is no call, because its JSON is broken or no tool has its name,
-stays text.
+Hermes' calls are held back until they are complete, Llama's until the text is. Text that is no call, because its JSON
+is broken or no tool has its name, stays text.
 """
 
 from __future__ import annotations
@@ -17,9 +15,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from pydantic_core import from_json
 
 Form = Literal["hermes", "llama3_json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -28,13 +28,15 @@ _SEPARATORS = " \t\r\n;,[]"
 _KEYS = {"name", "type", "id", "arguments", "parameters"}
 """Keys of a call; an object with others is ordinary JSON."""
 
-_CUT_OFF = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(.+)', re.DOTALL)
+_CUT_OFF = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(.+)', re.DOTALL)
 """A call whose arguments the end of the text cuts off."""
+
+_decode = json.JSONDecoder(strict=False).raw_decode
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One complete call. index: from 0 in each answer. arguments: JSON."""
+    """One call. index: from 0 in each answer. arguments: JSON, unless the end of the text cuts them off."""
 
     index: int
     id: str
@@ -73,169 +75,144 @@ class NamedCall:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._text = ""
+        self._arguments = ""
 
     def read(self, text: str) -> list[Part]:
         """Hold the text back."""
-        self._text += text
+        self._arguments += text
         return []
 
     def end(self) -> list[Part]:
         """Return the call."""
-        return [_call(0, self._name, self._text)] if self._text else []
+        return [ToolCall(0, _new_id(), self._name, self._arguments)] if self._arguments else []
 
 
-class ToolCallReader:
-    """Finds the calls in one choice's text. single: calls after the first are left out."""
+class _CallReader:
+    """Base of the forms' readers. single: calls after the first are left out."""
 
-    def __init__(self, form: Form, names: Collection[str], single: bool = False) -> None:
-        self._form = form
+    def __init__(self, names: Collection[str], single: bool = False) -> None:
         self._names = frozenset(names)
         self._single = single
+        self._count = 0
         self._held = ""
         """Text that may belong to a call."""
-        self._call: _CallText | None = None
-        self._calls = 0
         self._in_content = False
         """Whether the text since the last call, or since the beginning, is content."""
 
+    def _call(self, call: _Call) -> list[Part]:
+        self._count += 1
+        self._in_content = False
+        if self._single and self._count > 1:
+            return []
+        return [ToolCall(self._count - 1, _new_id(), call.name, call.arguments)]
+
+
+class HermesReader(_CallReader):
+    """Finds the calls between tags."""
+
     def read(self, text: str) -> list[Part]:
-        """Return the parts that are certain after this text."""
+        """Return the text outside of calls, and each call that is complete."""
         self._held += text
-        return [part for part in self._parts() if part]
+        parts: list[Part] = []
+        while OPEN in self._held:
+            content, _, rest = self._held.partition(OPEN)
+            if self._in_content or content.strip():
+                parts += self._content(content)
+            body, closed, rest = rest.partition(CLOSE)
+            if not closed:
+                self._held = OPEN + body
+                return parts
+            self._held = rest
+            call = _parse(body.strip(), self._names)
+            whole = call is not None and call.length == len(body.strip())
+            parts += self._call(call) if call and whole else self._content(OPEN + body + CLOSE)
+        # Blanks before a call are no content.
+        blank_or_tag = OPEN.startswith(self._held.lstrip())
+        size = 0 if blank_or_tag else len(self._held) - _partial_end(self._held, OPEN)
+        content, self._held = self._held[:size], self._held[size:]
+        return parts + self._content(content)
 
     def end(self) -> list[Part]:
-        """Return the rest: a call that the end cuts off, or the text of an unfinished beginning."""
-        call, self._call = self._call, None
-        if call is not None and (cut := _CUT_OFF.match(call.json)) and cut[1] in self._names:
-            return self._counted(cut[1], cut[2])
-        text = (call.text if call is not None else "") + self._held
-        between_calls = self._calls and (not text.strip(_SEPARATORS) or CLOSE.startswith(text.strip()))
-        return [text] if text and not between_calls else []
+        """Return the rest: a call without its end tag, or text."""
+        if self._held.startswith(OPEN):
+            body = self._held.removeprefix(OPEN).lstrip()
+            if call := _parse(body, self._names, may_be_cut_off=True):
+                return self._call(call)
+        return self._content(self._held)
 
-    def _parts(self) -> Iterator[Part]:
-        while self._held:
-            before = self._held, self._call
-            if self._call is not None:
-                yield from self._read_call(self._call)
-            elif self._form == "hermes":
-                yield from self._read_hermes()
-            else:
-                yield from self._read_llama()
-            if (self._held, self._call) == before:
-                return
+    def _content(self, text: str) -> list[Part]:
+        if self._count and not self._in_content:
+            text = text.lstrip()
+        self._in_content = self._in_content or bool(text)
+        return [text] if text else []
 
-    def _read_hermes(self) -> Iterator[Part]:
-        if not self._in_content:
-            # Blanks before a call, and the end of the call before, are no content.
-            rest = self._held.lstrip()
-            if self._calls and rest.startswith(CLOSE):
-                self._held = rest[len(CLOSE) :]
-                return
-            if OPEN.startswith(rest) or (self._calls and CLOSE.startswith(rest)):
-                return
-            if self._calls or rest.startswith(OPEN):
-                self._held = rest
-        content, opened, rest = self._held.partition(OPEN)
-        if opened:
-            self._call, self._held = _CallText(OPEN), rest
-        else:
-            partial_tag = _partial_end(content, OPEN)
-            content, self._held = content[: len(content) - partial_tag], content[len(content) - partial_tag :]
-            self._in_content = True
-        yield content
 
-    def _read_llama(self) -> Iterator[Part]:
-        rest = self._held.lstrip(_SEPARATORS)
-        if not self._in_content:
-            if PYTHON_TAG.startswith(rest):
-                return
-            if rest.startswith(PYTHON_TAG):
-                self._held = rest[len(PYTHON_TAG) :]
-                return
-            if rest.startswith("{"):
-                separators = self._held[: len(self._held) - len(rest)]
-                self._call, self._held = _CallText("" if self._calls else separators), rest
-                return
+class LlamaReader(_CallReader):
+    """Finds the calls of a text that is nothing else."""
+
+    def read(self, text: str) -> list[Part]:
+        """Return text that doesn't begin as a call; hold back any other."""
+        self._held += text
+        begin = self._held.lstrip(_SEPARATORS)
+        if not self._in_content and (PYTHON_TAG.startswith(begin) or begin.startswith(("{", PYTHON_TAG))):
+            return []
         self._in_content = True
-        yield self._held
-        self._held = ""
+        content, self._held = self._held, ""
+        return [content] if content else []
 
-    def _read_call(self, call: _CallText) -> Iterator[Part]:
-        self._held = call.read(self._held)
-        if not call.ended:
-            return
-        self._call = None
-        function = _parse_call(call.json, self._names)
-        self._in_content = function is None
-        if function is None:
-            yield call.text
-        else:
-            yield from self._counted(*function)
-
-    def _counted(self, name: str, arguments: str) -> list[Part]:
-        self._calls += 1
-        return [] if self._single and self._calls > 1 else [_call(self._calls - 1, name, arguments)]
+    def end(self) -> list[Part]:
+        """Return the calls, and the text after them."""
+        parts: list[Part] = []
+        while rest := self._held.lstrip(_SEPARATORS).removeprefix(PYTHON_TAG).lstrip():
+            call = _parse(rest, self._names, may_be_cut_off=True)
+            if call is None:
+                return [*parts, rest if self._count else self._held]
+            parts += self._call(call)
+            self._held = rest[call.length :]
+        return parts if self._count or not self._held else [self._held]
 
 
-class _CallText:
-    """The text of one JSON object while it arrives. prefix: the text before it that belongs to the call."""
+@dataclass(frozen=True)
+class _Call:
+    """A call in a text. length: of its JSON."""
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self.json = ""
-        self.ended = False
-
-    @property
-    def text(self) -> str:
-        """All of it, to be content if it turns out to be no call."""
-        return self._prefix + self.json
-
-    def read(self, text: str) -> str:
-        """Take the text up to the object's end, or up to a beginning that is no object's; return the rest."""
-        for position, character in enumerate(text):
-            self._take(character)
-            if self.ended:
-                self.json += text[: position + 1]
-                return text[position + 1 :]
-        self.json += text
-        return ""
-
-    def _take(self, character: str) -> None:
-        if self._in_string:
-            self._in_string = self._escaped or character != '"'
-            self._escaped = character == "\\" and not self._escaped
-        elif character == '"':
-            self._in_string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-        self.ended = self._depth <= 0 and not character.isspace()
+    name: str
+    arguments: str
+    length: int
 
 
-def _parse_call(text: str, names: Collection[str]) -> tuple[str, str] | None:
-    """Return a call's name and its arguments as JSON; None for text that is no call of these functions."""
+def _parse(text: str, names: Collection[str], *, may_be_cut_off: bool = False) -> _Call | None:
+    """Return the call at the beginning of a text, None for any other text. may_be_cut_off: the text has ended."""
     try:
-        call = json.loads(text, strict=False)
+        call, length = _decode(text)
         if not isinstance(call, dict) or not call.keys() <= _KEYS:
             return None
-        name, arguments = call.get("name"), call.get("arguments", call.get("parameters")) or {}
-        if not isinstance(name, str) or name not in names:
-            return None
+        arguments = call.get("arguments", call.get("parameters")) or {}
         # Some models write the arguments' JSON as a string.
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except json.JSONDecodeError:
+        return _parse_cut_off(text, names) if may_be_cut_off else None
     except (ValueError, RecursionError):
         return None
-    return name, arguments
+    name = call.get("name")
+    return _Call(name, arguments, length) if isinstance(name, str) and name in names else None
 
 
-def _call(index: int, name: str, arguments: str) -> ToolCall:
-    return ToolCall(index, f"call_{secrets.token_hex(12)}", name, arguments)
+def _parse_cut_off(text: str, names: Collection[str]) -> _Call | None:
+    """Return the call that the end of a text cuts off within its arguments, None for any other text."""
+    match = _CUT_OFF.fullmatch(text)
+    if match is None or match[1] not in names:
+        return None
+    try:
+        from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return None
+    return _Call(match[1], match[2], len(text))
+
+
+def _new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
 
 
 def _partial_end(text: str, word: str) -> int:

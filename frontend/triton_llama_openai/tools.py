@@ -10,7 +10,7 @@ from triton_llama_openai.chat_template import Turn
 from triton_llama_openai.errors import ApiError, invalid
 from triton_llama_openai.protocol import ChatRequest, JsonObject, NamedToolChoice, Tool
 from triton_llama_openai.structured_output import Guide, guide_of, json_guide
-from triton_llama_openai.tool_calls import Form, NamedCall, PlainText, TextReader, ToolCallReader
+from triton_llama_openai.tool_calls import Form, HermesReader, LlamaReader, NamedCall, PlainText, TextReader
 
 _ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 """Calls as json.dumps writes them, which templates show the models; free whitespace is where small models stay."""
@@ -45,7 +45,8 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
         raise invalid("tools", names, "a list of functions with different names")
     single = request.parallel_tool_calls is False
     if choice == "auto":
-        return ToolUse(template_tools, guide, partial(ToolCallReader, form, names, single=single))
+        reader = HermesReader if form == "hermes" else LlamaReader
+        return ToolUse(template_tools, guide, partial(reader, names, single))
     if guide is not None:
         message = f"{guide.field} and a forced tool_choice are both given; it must be one of them"
         raise ApiError(400, message, guide.field, "invalid_value")
@@ -56,8 +57,8 @@ def tool_use(request: ChatRequest, form: Form) -> ToolUse:
         guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
         return ToolUse(template_tools, guide, partial(NamedCall, name), "stop")
     # The array of calls that the guide demands is Llama's form between brackets.
-    reader = partial(ToolCallReader, "llama3_json", names, single=single)
-    return ToolUse(template_tools, json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single)), reader)
+    guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
+    return ToolUse(template_tools, guide, partial(LlamaReader, names, single))
 
 
 def template_tool(tool: Tool) -> Turn:

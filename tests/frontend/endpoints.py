@@ -61,7 +61,7 @@ def endpoint(triton_port: int, **changes: object) -> Iterator[Endpoint]:
     """Serve in front of a Triton; `changes`: settings other than the defaults."""
     values: dict[str, object] = {"grace": 5, **changes}
     if "models_file" not in changes:
-        values |= {"triton": f"{HOST}:{triton_port}", "tokenizer": str(EMBEDDED)}
+        values = {"triton": f"{HOST}:{triton_port}", "tokenizer": str(EMBEDDED), **values}
     settings = Settings.model_construct(**values)  # type: ignore[arg-type]  # fractions of seconds
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]

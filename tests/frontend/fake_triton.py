@@ -53,6 +53,7 @@ class FakeTriton:
     tokens: the text it generates, for every choice. text: makes another text of a request. hold_after: responses of a
     stream after which it generates no more, until the client cancels. failing: a status and a message instead of an
     answer; after_tokens: once that number of responses is sent. cancelled: ids of requests whose client has left.
+    responses: of an answer without a stream.
     """
 
     port: int = 0
@@ -63,6 +64,7 @@ class FakeTriton:
     failing: tuple[grpc.StatusCode, str] | None = None
     after_tokens: int = 0
     cached_tokens: int = 0
+    responses: int = 1
     end_early: bool = False
     requests: list[ModelRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -95,7 +97,8 @@ class FakeTriton:
         if self.hold_after is not None:
             await asyncio.Event().wait()
         texts = ["".join(tokens)] * choices
-        yield self._response(request, list(range(choices)), texts, reason, 0, len(tokens), stream=False)
+        for _ in range(self.responses):
+            yield self._response(request, list(range(choices)), texts, reason, 0, len(tokens), stream=False)
 
     def _generated(self, request: ModelRequest) -> tuple[list[str], str]:
         tokens = self.tokens if self.text is None else self.text(request)

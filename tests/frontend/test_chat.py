@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from frontend.endpoints import Endpoint, events_of
+from frontend.endpoints import EMBEDDED, Endpoint, Json, check_refusal, endpoint, error_of, events_of
 from frontend.fake_triton import FakeTriton
+from triton_llama_openai.engine_client import Chunk
+from triton_llama_openai.responses import stop_reason
+
+STRUCTURAL_TAG = {"type": "structural_tag", "triggers": ["a"]}
 
 
 def test_a_chat_is_answered_in_openais_form(served: Endpoint, triton: FakeTriton) -> None:
@@ -91,6 +97,10 @@ def test_max_tokens_bounds_the_answer_under_either_name(served: Endpoint, triton
         ("guided_json", {"type": "object"}, "guided_decoding_guide", ['{"type":"object"}']),
         ("response_format", {"type": "json_object"}, "guided_decoding_guide_type", ["json"]),
         ("structured_outputs", {"regex": "b"}, "guided_decoding_guide", ["b"]),
+        ("structured_outputs", {"choice": ["a"]}, "guided_decoding_guide", ['root ::= "a"']),
+        ("structured_outputs", {"json_object": True}, "guided_decoding_guide_type", ["json"]),
+        ("structured_outputs", {"structural_tag": "{}"}, "guided_decoding_guide_type", ["structural_tag"]),
+        ("response_format", STRUCTURAL_TAG, "guided_decoding_guide", ['{"type":"structural_tag","triggers":["a"]}']),
     ],
 )
 def test_a_field_reaches_the_model_as_its_input(
@@ -171,6 +181,37 @@ def test_a_request_id_is_the_clients_own_or_a_new_one(served: Endpoint, triton: 
     response = served.http.post("/v1/chat/completions", json=fields, headers={"x-request-id": "mine-1"})
     assert response.headers["x-request-id"] == "mine-1" == triton.last.id
     assert served.chat().headers["x-request-id"] == triton.last.id != "mine-1"
+
+
+def test_a_stop_token_is_the_stop_reason_as_a_number() -> None:
+    chunk = Chunk(0, "a", "stop", 1, 1, stop_reason="17")
+    assert stop_reason(chunk, ["x"]) == 17
+    assert stop_reason(chunk, ["17"]) == "17"
+
+
+@pytest.mark.parametrize("fields", [{"documents": [{"text": "Köln"}]}, {"chat_template_kwargs": {"city": "Köln"}}])
+def test_variables_of_the_request_reach_the_template(triton: FakeTriton, tmp_path: Path, fields: Json) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ documents[0].text if documents else city }}")
+    with endpoint(triton.port, chat_template=template) as served:
+        assert served.chat(**fields).status_code == 200
+    assert triton.last.value("text_input") == "Köln"
+
+
+def test_a_message_that_the_template_hides_cannot_be_continued(triton: FakeTriton, tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages[0].content }}")
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with endpoint(triton.port, chat_template=template) as served:
+        response = served.chat(messages=messages, continue_final_message=True)
+    check_refusal(response, "continue_final_message", "doesn't show the last message")
+
+
+def test_a_chat_without_a_template_is_refused(triton: FakeTriton, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
+    with endpoint(triton.port, tokenizer=str(tmp_path), max_model_len=64, served_name="pydoc-llama") as served:
+        error = error_of(served.chat())
+    assert (error["param"], error["code"]) == (None, "no_chat_template")
 
 
 def test_the_last_message_can_be_continued(served: Endpoint, triton: FakeTriton) -> None:

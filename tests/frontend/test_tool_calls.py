@@ -9,18 +9,20 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_llama_openai.tool_calls import Form, NamedCall, Part, TextReader, ToolCall, ToolCallReader
+from triton_llama_openai.tool_calls import Form, HermesReader, LlamaReader, NamedCall, Part, TextReader, ToolCall
 
 NAMES = ("add", "get_weather")
+READERS: dict[Form, type[HermesReader | LlamaReader]] = {"hermes": HermesReader, "llama3_json": LlamaReader}
 Read = tuple[str, list[tuple[str, str]]]
+
+
+def _parts(reader: TextReader, chunks: Iterable[str]) -> list[Part]:
+    return [*(part for chunk in chunks for part in reader.read(chunk)), *reader.end()]
 
 
 def _read(reader: TextReader, chunks: Iterable[str]) -> Read:
     """Return the content, and each call's name and arguments."""
-    parts: list[Part] = []
-    for chunk in chunks:
-        parts += reader.read(chunk)
-    parts += reader.end()
+    parts = _parts(reader, chunks)
     calls = [part for part in parts if isinstance(part, ToolCall)]
     assert [call.index for call in calls] == list(range(len(calls)))
     content = "".join(part for part in parts if isinstance(part, str))
@@ -58,7 +60,14 @@ CASES: list[tuple[Form, str, Read]] = [
     ("llama3_json", '{"name": "add", "parameters": null}', ("", [("add", "{}")])),
     ("llama3_json", '{"name": "add", "price": 3}', ('{"name": "add", "price": 3}', [])),
     ("llama3_json", '{"name": "add"}; {"name": "add", "parameters": {"a', ("", [("add", "{}"), ("add", '{"a')])),
+    ("llama3_json", '{"name": "add", "parameters": {"a": }}', ('{"name": "add", "parameters": {"a": }}', [])),
+    ("llama3_json", '{"name": "add"} and more', ("and more", [("add", "{}")])),
+    ("llama3_json", " Just text.", (" Just text.", [])),
+    ("llama3_json", "", ("", [])),
     ("hermes", "Just text.", ("Just text.", [])),
+    ("hermes", "  Just text.", ("  Just text.", [])),
+    ("hermes", '\n<tool_call>{"name": "add", "arguments": {}}', ("", [("add", "{}")])),
+    ("hermes", '<tool_call>{"name": "add"} x</tool_call>', ('<tool_call>{"name": "add"} x</tool_call>', [])),
     ("hermes", "<tool_call>[1]</tool_call> is", ("<tool_call>[1]</tool_call> is", [])),
     (
         "hermes",
@@ -90,12 +99,12 @@ CASES: list[tuple[Form, str, Read]] = [
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
 def test_calls_are_found_in_a_text(form: Form, text: str, expected: Read) -> None:
-    assert _read(ToolCallReader(form, NAMES), [text]) == expected
+    assert _read(READERS[form](NAMES), [text]) == expected
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
 def test_single_characters_are_read_as_the_whole_text(form: Form, text: str, expected: Read) -> None:
-    assert _read(ToolCallReader(form, NAMES), text) == expected
+    assert _read(READERS[form](NAMES), text) == expected
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -104,7 +113,7 @@ def test_any_chunks_are_read_as_the_whole_text(data: st.DataObject) -> None:
     form, text, expected = data.draw(st.sampled_from(CASES))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)) | {0, len(text)})
     chunks = [text[start:end] for start, end in itertools.pairwise(cuts)]
-    assert _read(ToolCallReader(form, NAMES), chunks) == expected
+    assert _read(READERS[form](NAMES), chunks) == expected
 
 
 _text = st.text(max_size=6)
@@ -131,7 +140,7 @@ def test_any_arguments_keep_their_values(
     else:
         text = "; ".join(f'{{"name": "add", "parameters": {values}}}' for values in objects)
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    content, calls = _read(ToolCallReader(form, NAMES), chunks)
+    content, calls = _read(READERS[form](NAMES), chunks)
     assert content == ""
     assert [json.loads(values) for _, values in calls] == arguments
 
@@ -142,7 +151,7 @@ def test_any_arguments_keep_their_values(
     form=st.sampled_from(["hermes", "llama3_json"]),
 )
 def test_a_text_without_calls_is_content_unchanged(text: str, form: Form) -> None:
-    content, calls = _read(ToolCallReader(form, NAMES), text)
+    content, calls = _read(READERS[form](NAMES), text)
     if not calls:
         assert content == text
 
@@ -152,19 +161,19 @@ def test_a_text_without_calls_is_content_unchanged(text: str, form: Form) -> Non
 )
 def test_arguments_that_json_cannot_hold_are_content(arguments: str) -> None:
     text = f'{{"name": "add", "parameters": {arguments}}}'
-    assert _read(ToolCallReader("llama3_json", NAMES), [text]) == (text, [])
+    assert _read(LlamaReader(NAMES), [text]) == (text, [])
 
 
 def test_text_before_a_call_is_not_held_back() -> None:
-    reader = ToolCallReader("hermes", NAMES)
+    reader = HermesReader(NAMES)
     assert reader.read("I add. <tool") == ["I add. "]
     assert reader.read('_call>{"name": "add", "arguments"') == []
 
 
-def test_a_call_comes_whole_with_its_end() -> None:
-    reader = ToolCallReader("llama3_json", NAMES)
-    assert reader.read('{"name": "add", "parameters": {"a": 1') == []
-    (call,) = reader.read("2}}")
+def test_a_call_comes_whole_with_its_end_tag() -> None:
+    reader = HermesReader(NAMES)
+    assert reader.read('<tool_call>{"name": "add", "arguments": {"a": 1') == []
+    (call,) = reader.read("2}}</tool_call>")
     assert isinstance(call, ToolCall)
     assert call.arguments == '{"a": 12}'
     assert reader.end() == []
@@ -174,12 +183,12 @@ def test_a_call_comes_whole_with_its_end() -> None:
 def test_a_single_call_leaves_out_those_after_it(form: Form) -> None:
     call = '{"name": "add", "arguments": {}}'
     text = f"<tool_call>{call}</tool_call><tool_call>{call}</tool_call>" if form == "hermes" else f"{call}; {call}"
-    assert _read(ToolCallReader(form, NAMES, single=True), text) == ("", [("add", "{}")])
+    assert _read(READERS[form](NAMES, single=True), text) == ("", [("add", "{}")])
 
 
 def test_every_call_has_its_id() -> None:
     text = '{"name": "add"}; {"name": "add"}'
-    ids = [part.id for part in ToolCallReader("llama3_json", NAMES).read(text) if isinstance(part, ToolCall)]
+    ids = [part.id for part in _parts(LlamaReader(NAMES), [text]) if isinstance(part, ToolCall)]
     assert len(set(ids)) == 2
     assert all(call_id.startswith("call_") for call_id in ids)
 

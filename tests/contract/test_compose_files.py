@@ -22,6 +22,7 @@ COMPOSE, GPU, PROXY = (
 )
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
 SERVER, OPENAI, GRAFANA = (SERVICES[name] for name in ("server", "openai", "grafana"))
+GRAFANA_ENVIRONMENT = dict(line.split("=", 1) for line in GRAFANA["environment"])
 # compose.proxy.yml marks with !reset what it removes.
 PROXIED: dict[str, dict[str, Any]] = yaml.safe_load(PROXY.replace("!reset", ""))["services"]
 CONTAINERS = {**SERVICES, "proxy": PROXIED["proxy"]}
@@ -60,13 +61,17 @@ def test_a_service_is_locked_down(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_a_service_is_published_on_this_machine_only_and_its_image_has_a_version(name: str) -> None:
-    service = CONTAINERS[name]
+def test_a_service_is_published_on_this_machine_only(name: str) -> None:
     address = r"\$\{TRITON_(MONITORING_)?BIND_ADDRESS:-127\.0\.0\.1\}"
     if name == "openai":
         # It may be published where Triton isn't: its requests can't end Triton (docs/security.md).
         address = rf"\$\{{TRITON_OPENAI_BIND_ADDRESS:-{address}\}}"
-    assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\2", port) for port in service["ports"])
+    assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\2", port) for port in CONTAINERS[name]["ports"])
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_an_image_has_a_version(name: str) -> None:
+    service = CONTAINERS[name]
     version = r"\$\{\w+_IMAGE:-[\w/]+:v?\d+\.\d+(\.\d+)?\}"
     if service.get("pull_policy") != "never":
         assert re.fullmatch(version, service["image"])
@@ -92,7 +97,7 @@ def test_docker_waits_until_a_server_has_drained() -> None:
         Settings.of({"TRITON_GRACE_SECONDS": str(bound.high + 1)})
 
 
-def test_compose_passes_every_setting_and_no_value() -> None:
+def test_compose_passes_every_setting() -> None:
     passed = {name for name in SERVER["environment"] if name.startswith(ENVIRONMENT_PREFIX)}
     # A value in the compose file would be a second default.
     assert passed == MODEL_SETTINGS
@@ -112,24 +117,34 @@ def test_a_health_check_times_out_before_docker_does() -> None:
         assert float(health["test"][-1]) + 5 <= _seconds(health["timeout"]) <= _seconds(health["interval"])
 
 
-def test_the_endpoint_has_the_servers_image_and_checkpoint_and_ends_before_it() -> None:
+def test_the_endpoint_has_the_servers_image() -> None:
     # Built once: of two builds each has its own id, and the next `up` would replace a container.
     assert "build" not in OPENAI
     assert OPENAI["image"] == SERVER["image"]
+
+
+def test_the_endpoint_ends_before_the_server() -> None:
     # compose stops a service before what it depends on.
     assert list(OPENAI["depends_on"]) == ["server"]
     assert _seconds(OPENAI["stop_grace_period"]) >= endpoint_settings.Settings().grace + 10
-    # Beside the proxy, which asks for keys, it would be a way around them.
+
+
+def test_no_endpoint_runs_beside_the_proxy() -> None:
+    # The proxy asks for keys, and the endpoint would be a way around them.
     assert PROXIED["openai"] == {"profiles": ["without-proxy"]}
+
+
+def test_the_endpoint_has_the_servers_checkpoint() -> None:
     (text,) = (block.text for block in blocks(ROOT / "deploy/docker/README.md") if block.language == "yaml")
     override = yaml.safe_load(text)["services"]
     assert override["openai"] == override["server"]
     assert {"LLAMA_MODEL", "LLAMA_REVISION"} <= {*OPENAI["environment"]}
 
 
-def test_grafana_has_no_account_and_finds_its_data_source_and_its_dashboard() -> None:
-    environment = dict(line.split("=", 1) for line in GRAFANA["environment"])
-    assert {name: value for name, value in environment.items() if name.startswith(("GF_AUTH_", "GF_SECURITY_"))} == {
+def test_grafana_has_no_account() -> None:
+    assert {
+        name: value for name, value in GRAFANA_ENVIRONMENT.items() if name.startswith(("GF_AUTH_", "GF_SECURITY_"))
+    } == {
         "GF_AUTH_ANONYMOUS_ENABLED": "true",
         "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
         "GF_AUTH_BASIC_ENABLED": "false",
@@ -137,6 +152,9 @@ def test_grafana_has_no_account_and_finds_its_data_source_and_its_dashboard() ->
         "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",
         "GF_SECURITY_DISABLE_GRAVATAR": "true",
     }
+
+
+def test_grafana_provisions_the_dashboard() -> None:
     volumes = [volume.split(":") for volume in GRAFANA["volumes"]]
     mounts = {target: ROOT / source for source, target, *_ in volumes if source.startswith("./")}
     provisioning = mounts["/etc/grafana/provisioning"]
@@ -146,6 +164,6 @@ def test_grafana_has_no_account_and_finds_its_data_source_and_its_dashboard() ->
     scraping = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["global"]
     assert source["jsonData"]["timeInterval"] == scraping["scrape_interval"] == scraping["evaluation_interval"]
     (provider,) = yaml.safe_load((provisioning / "dashboards" / "triton-llama.yml").read_text())["providers"]
-    home = Path(environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    home = Path(GRAFANA_ENVIRONMENT["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert str(home.parent) == provider["options"]["path"]
     assert json.loads((mounts[str(home.parent)] / home.name).read_text()) == DASHBOARD

@@ -62,13 +62,16 @@ def test_the_inputs_are_the_fields_and_their_aliases_all_optional() -> None:
         assert item.optional, name
 
 
-def test_every_output_has_a_value_for_each_choice_and_no_config_is_bound_to_a_gpu() -> None:
+def test_every_output_has_a_value_for_each_choice() -> None:
     assert {tuple(item.dims) for item in read_config("config").output} == {(-1,)}
+
+
+def test_no_config_is_bound_to_a_gpu() -> None:
     (group,) = read_config("config").instance_group
     assert (group.kind, group.count) == (group.KIND_AUTO, 1)
 
 
-def test_queue_length_and_time_in_the_queue_are_bounded() -> None:
+def test_the_queue_is_bounded() -> None:
     batching = read_config("config").dynamic_batching
     policy = batching.default_queue_policy
     assert policy.timeout_action == policy.REJECT

@@ -14,9 +14,9 @@ from llama_engine.observability.metrics import METRICS
 from llama_engine.settings import Settings
 from tritonclient.grpc.model_config_pb2 import DataType
 
-README, API_PAGE, SETTINGS_PAGE, METRICS_PAGE, THREATS_PAGE, BENCHMARKS_PAGE = (
+README, API_PAGE, SETTINGS_PAGE, METRICS_PAGE, BENCHMARKS_PAGE = (
     (ROOT / f"{name}.md").read_text()
-    for name in ("README", "docs/api", "docs/settings", "docs/metrics", "docs/threats", "docs/benchmarks")
+    for name in ("README", "docs/api", "docs/settings", "docs/metrics", "docs/benchmarks")
 )
 LINKED_PAGES = [*PAGES, *sorted((ROOT / "deploy").glob("*/README.md"))]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -92,7 +92,7 @@ def test_the_headline_figures_of_the_readme_are_in_the_benchmark_tables() -> Non
     assert set(figures) <= cells
 
 
-def test_the_readmes_comparison_with_other_servers_is_in_the_benchmark_tables() -> None:
+def test_the_readmes_peers_are_in_the_benchmark_tables() -> None:
     tables = re.findall(r"<!-- table: (?:users|large) -->(.*?)<!-- end", BENCHMARKS_PAGE, re.DOTALL)
     cells = {cell.strip() for table in tables for line in table.splitlines() for cell in line.split("|")}
     rows = table(README, "users")
@@ -108,7 +108,7 @@ def test_the_supported_versions_are_the_pinned_ones() -> None:
     assert f"{base}, the default base of the Docker image" in " ".join(README.split())
 
 
-def test_the_metrics_page_lists_the_metrics_of_the_code_and_queries_no_others() -> None:
+def test_the_metrics_page_lists_the_metrics_of_the_code() -> None:
     rows = re.findall(r"^\| `(llama_\w+)`(?: \{`(\w+)`\})? \| (\w+) \| \w+ \| (.*) \|$", METRICS_PAGE, re.MULTILINE)
     assert rows == [(metric.name, metric.label, metric.kind, metric.help) for metric in METRICS]
     # llama_0_0 is an instance of the model.
@@ -116,9 +116,7 @@ def test_the_metrics_page_lists_the_metrics_of_the_code_and_queries_no_others() 
     assert used <= {metric.name + suffix for metric in METRICS for suffix in ("", "_bucket", "_sum", "_count")}
 
 
-def test_every_defence_of_the_threats_page_names_a_page_or_a_test_that_exists() -> None:
-    tables = re.findall(r"^\| can try \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", THREATS_PAGE, re.MULTILINE)
-    rows = re.findall(r"^\| ([^|]+?) \| [^|]+? \| ([^|]+?) \|$", "".join(tables), re.MULTILINE)
-    assert len(rows) == sum(table.count("\n") for table in tables) >= 15
-    assert [threat for threat, shown in rows if not re.search(r"`tests/|\]\(", shown)] == []
-    assert [name for name in re.findall(r"`(tests/[\w/.]+)`", THREATS_PAGE) if not (ROOT / name).is_file()] == []
+@each_page
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    names = re.findall(r"`((?:tests|perf|deploy|client|frontend|compatibility)/[\w/.-]+)`", page.read_text())
+    assert [name for name in names if not (ROOT / name).exists()] == []

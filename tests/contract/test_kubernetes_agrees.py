@@ -51,7 +51,7 @@ def _notice(one: Built) -> float:
     return _option(one.server["lifecycle"]["preStop"]["exec"]["command"], "--seconds")
 
 
-def test_every_command_is_in_the_image_and_knows_its_options() -> None:
+def test_every_command_is_one_of_the_image() -> None:
     assert f"ln -s ../python/triton_llama/health.py {HEALTH} " in DOCKERFILE
     used: dict[tuple[str, ...], set[str]] = {}
     for program, arguments in (command for folder in FOLDERS for command in _commands(built(folder))):
@@ -65,7 +65,7 @@ def test_every_command_is_in_the_image_and_knows_its_options() -> None:
         assert options <= set(re.findall(r"--[a-z-]+", shown)), command
 
 
-def test_ports_are_the_images_and_every_named_port_exists(overlay: Built) -> None:
+def test_every_port_is_one_of_the_image(overlay: Built) -> None:
     both = [*overlay.server["ports"], *overlay.openai["ports"]]
     ports = {port["name"]: port["containerPort"] for port in both}
     (exposed,) = re.findall(r"^EXPOSE (\d+) (\d+) (\d+) (\d+)$", DOCKERFILE, re.MULTILINE)
@@ -78,7 +78,7 @@ def test_ports_are_the_images_and_every_named_port_exists(overlay: Built) -> Non
     assert set(named) <= set(ports)
 
 
-def test_clients_and_prometheus_reach_the_endpoint(overlay: Built) -> None:
+def test_the_endpoint_is_reached(overlay: Built) -> None:
     names = [[port["name"] for port in service["spec"]["ports"]] for service in overlay.all("Service")]
     assert [of for of in names if "openai" not in of] == []
     (policy,) = (one for one in overlay.all("NetworkPolicy") if "Ingress" in one["spec"]["policyTypes"])
@@ -112,7 +112,7 @@ def test_every_container_runs_the_version_of_this_project(overlay: Built) -> Non
     assert f"-t triton-llama:{version} ." in (KUBERNETES / "README.md").read_text()
 
 
-def test_every_variable_is_known_documented_and_defined_before_it_is_used(overlay: Built) -> None:
+def test_every_variable_is_known(overlay: Built) -> None:
     names = {*environment(overlay.server), *environment(overlay.openai)}
     settings = {name for name in names if name.startswith(ENVIRONMENT_PREFIX)}
     assert settings <= {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in BOUNDS}
@@ -153,7 +153,7 @@ def test_the_server_reads_the_checkpoint_that_was_prepared(overlay: Built) -> No
         assert re.fullmatch(r"[0-9a-f]{40}", data["REVISION"])
 
 
-def test_a_pod_is_killed_only_after_notice_grace_and_margin(overlay: Built) -> None:
+def test_a_pod_is_killed_only_after_its_drain(overlay: Built) -> None:
     variables = environment(overlay.server)
     assert variables["TRITON_GRACE_SECONDS"] == str(DEFAULT_GRACE_S)
     # preStop gives the notice; the supervisor gives none of its own after an announcement.
@@ -181,7 +181,7 @@ def test_a_probe_has_time_to_report_its_reason(overlay: Built) -> None:
         assert _option(probe["exec"]["command"], "--timeout") + PROBE_MARGIN_S <= probe["timeoutSeconds"]
 
 
-def test_a_rollout_fails_late_and_keeps_a_pod_until_its_successor_is_ready(overlay: Built) -> None:
+def test_a_rollout_keeps_a_pod_until_its_successor_is_ready(overlay: Built) -> None:
     startup, deployment = overlay.server["startupProbe"], overlay.one("Deployment")["spec"]
     longest = startup["periodSeconds"] * startup["failureThreshold"]
     assert longest >= 1800
@@ -190,7 +190,7 @@ def test_a_rollout_fails_late_and_keeps_a_pod_until_its_successor_is_ready(overl
     assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
 
 
-def test_memory_is_reserved_in_full_and_cores_are_not_limited(overlay: Built) -> None:
+def test_memory_is_reserved_in_full(overlay: Built) -> None:
     for resources in (container["resources"] for container in overlay.containers):
         assert resources["requests"]["memory"] == resources["limits"]["memory"]
         assert "cpu" not in resources["limits"]
@@ -203,7 +203,7 @@ def test_memory_is_reserved_in_full_and_cores_are_not_limited(overlay: Built) ->
     assert environment(overlay.server)["OMP_NUM_THREADS"] == overlay.server["resources"]["requests"]["cpu"]
 
 
-def test_the_autoscaler_scales_the_deployment_by_metrics_that_exist_within_a_pods_capacity() -> None:
+def test_the_autoscaler_scales_by_metrics_that_exist() -> None:
     one, config = built("overlays/autoscaling"), read_config("config")
     scaled = one.one("ScaledObject")["spec"]
     assert scaled["scaleTargetRef"]["name"] == one.one("Deployment")["metadata"]["name"]

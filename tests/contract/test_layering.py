@@ -68,19 +68,19 @@ OWN = {
 """The modules of the package that each one imports."""
 
 
-def test_the_version_folder_has_model_py_the_package_and_what_is_compiled_only() -> None:
+def test_the_version_folder_has_the_model_alone() -> None:
     compiled = {"__pycache__", "batchstrategy.so"}
     assert {path.name for path in VERSION.iterdir()} - compiled == {"model.py", "llama_engine"}
     assert set(_imports(PACKAGE / "__init__.py")) <= {"__future__"}
 
 
-def test_model_py_imports_the_backend_api_and_libraries_before_the_rest_of_the_package() -> None:
+def test_model_py_imports_the_libraries_first() -> None:
     imports = _imports(VERSION / "model.py")
     assert BACKEND in imports
     assert next(name for name in imports if "llama_engine" in name) == "llama_engine.libraries"
 
 
-def test_imports_have_no_cycle_and_none_leads_to_a_higher_layer() -> None:
+def test_no_import_leads_to_a_higher_layer() -> None:
     # Raises CycleError, which names the cycle.
     reached: dict[str, set[str]] = {}
     for name in TopologicalSorter(OWN).static_order():
@@ -89,7 +89,7 @@ def test_imports_have_no_cycle_and_none_leads_to_a_higher_layer() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_the_package_and_the_servers_six_packages(name: str) -> None:
+def test_a_module_imports_only_the_servers_packages(name: str) -> None:
     outside = {imported.split(".")[0] for imported in _imports(MODULES[name])} - {"llama_engine"}
     allowed = SERVER - (set() if name == "libraries" else {"bitsandbytes"})
     allowed |= TRANSFORMERS | ({"triton"} if name in KERNELS else set())
@@ -98,6 +98,6 @@ def test_a_module_imports_only_the_package_and_the_servers_six_packages(name: st
 
 
 @pytest.mark.parametrize("name", sorted(set(MODULES) - KERNELS - GUIDES))
-def test_a_module_imports_without_the_triton_language_and_llguidance(name: str) -> None:
+def test_a_module_imports_without_optional_packages(name: str) -> None:
     optional = {"triton", "llguidance", *(f"llama_engine.{module}" for module in KERNELS | GUIDES)}
     assert not optional & set(_imports(MODULES[name], nested=False))

@@ -46,7 +46,7 @@ def _pinned(lines: list[str]) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def test_every_entry_of_the_lock_has_one_version_and_hashes_of_files_of_a_package_index() -> None:
+def test_every_entry_of_the_lock_has_one_version_with_hashes() -> None:
     # Neither an option, a range, an address nor an entry without hashes is left.
     assert [line for line in ENTRY.sub("", LOCK).splitlines() if not line.lstrip().startswith("#")] == []
     assert len(LOCKED) == len(ENTRY.findall(LOCK))
@@ -54,7 +54,7 @@ def test_every_entry_of_the_lock_has_one_version_and_hashes_of_files_of_a_packag
     assert [name for name, version in LOCKED.items() if Version(version).local] == []
 
 
-def test_the_lock_pins_what_pyproject_and_constraints_pin() -> None:
+def test_the_lock_pins_what_the_project_pins() -> None:
     server = _pinned(EXTRAS["server"])
     assert server.keys() == {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "tritonclient"}
     assert server.items() <= LOCKED.items()
@@ -74,7 +74,7 @@ def test_the_pages_wheels_are_those_of_the_images_extras() -> None:
     assert f"'.[{','.join(OF_THE_IMAGE)}]'" in (ROOT / "deploy" / "docker" / "README.md").read_text()
 
 
-def test_the_image_installs_the_lock_and_nothing_else() -> None:
+def test_the_image_installs_the_lock_alone() -> None:
     assert DOCKERFILE.count("pip install") == 1
     (install,) = re.findall(r"^ +python3 -m pip install (.*?);", DOCKERFILE, re.MULTILINE | re.DOTALL)
     words = install.replace("\\\n", " ").split()

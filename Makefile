@@ -124,10 +124,14 @@ bench-openai: $(READY_PERF) ## what the OpenAI endpoint costs at 32 streams, bes
 bench-gpu: $(READY_ANALYZER) ## on a GPU: correctness, memory plan, distance from the limit (BUDGET minutes, GPU options, such as --smoke)
 	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m perf.gpu $(if $(BUDGET),--budget '$(BUDGET)') $(GPU)
 
-check: $(READY_PERF) ## ruff and mypy --strict
+check: $(READY_PERF) ## ruff, mypy --strict, and whether make configs is due
+	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+configs: $(INSTALLED) ## write what follows from the table of request parameters: the configs' inputs, docs/api.md's table, the client's SamplingParams
+	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py
 
 format: $(READY_PERF) ## ruff's formatter and automatic fixes
 	@$(BIN)/ruff format .

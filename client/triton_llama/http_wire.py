@@ -19,6 +19,7 @@ import httpx
 from triton_llama.completion import Completion, Piece
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import RejectedInputError, ServerError
+from triton_llama.sampling_params import INPUTS
 from triton_llama.status import ServerStatus, read_status
 from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, Value, decode, read_completion, read_piece
 from triton_llama.translate import from_http_response, from_stream_error
@@ -192,7 +193,8 @@ def _json_value(tensor: Tensor) -> Value | list[Value]:
     for value in tensor.values:
         if isinstance(value, float) and not math.isfinite(value):
             raise RejectedInputError(f"{tensor.name} is {value}, must be finite: this request travels as JSON")
-    return list(tensor.values) if tensor.name in ("stop_words", "bad_words") else tensor.values[0]
+    _, is_list = INPUTS.get(tensor.name, ("", False))
+    return list(tensor.values) if is_list else tensor.values[0]
 
 
 def _json_object(what: str, data: bytes) -> Mapping[str, object]:

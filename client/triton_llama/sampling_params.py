@@ -1,10 +1,53 @@
-"""Sampling parameters of a request: names, types and defaults. The server checks the bounds."""
+"""Sampling parameters of a request: names, types and defaults. The server checks the bounds.
+
+Written by `make configs` from the server's table of request parameters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypedDict, Unpack
+
+INPUTS: Mapping[str, tuple[str, bool]] = {
+    "max_tokens": ("INT32", False),
+    "min_tokens": ("INT32", False),
+    "truncate_max_tokens": ("BOOL", False),
+    "temperature": ("FP32", False),
+    "top_k": ("INT32", False),
+    "top_p": ("FP32", False),
+    "min_p": ("FP32", False),
+    "repetition_penalty": ("FP32", False),
+    "frequency_penalty": ("FP32", False),
+    "presence_penalty": ("FP32", False),
+    "logit_bias": ("STRING", False),
+    "embedding_bias_words": ("STRING", True),
+    "embedding_bias_weights": ("FP32", True),
+    "allowed_token_ids": ("INT32", True),
+    "seed": ("UINT64", False),
+    "n": ("INT32", False),
+    "stop_words": ("STRING", True),
+    "stop_token_ids": ("INT32", True),
+    "end_id": ("INT32", False),
+    "ignore_eos": ("BOOL", False),
+    "bad_words": ("STRING", True),
+    "guided_decoding_guide_type": ("STRING", False),
+    "guided_decoding_guide": ("STRING", False),
+    "priority": ("INT32", False),
+    "stream_interval_ms": ("INT32", False),
+    "exclude_input_in_output": ("BOOL", False),
+    "return_log_probs": ("BOOL", False),
+    "num_logprobs": ("INT32", False),
+    "prompt_logprobs": ("INT32", False),
+    "return_perf_metrics": ("BOOL", False),
+    "pad_id": ("INT32", False),
+    "beam_width": ("INT32", False),
+    "length_penalty": ("FP32", False),
+    "return_finish_reason": ("BOOL", False),
+    "return_num_input_tokens": ("BOOL", False),
+    "return_num_output_tokens": ("BOOL", False),
+}
+"""The input of each field: Triton's type, and whether it is a list."""
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -12,16 +55,40 @@ class SamplingOptions(TypedDict, total=False):
 
     max_tokens: int | None
     min_tokens: int | None
+    truncate_max_tokens: bool | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
+    min_p: float | None
     repetition_penalty: float | None
     frequency_penalty: float | None
     presence_penalty: float | None
+    logit_bias: str | None
+    embedding_bias_words: Sequence[str] | None
+    embedding_bias_weights: Sequence[float] | None
+    allowed_token_ids: Sequence[int] | None
     seed: int | None
+    n: int | None
     stop_words: Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    end_id: int | None
+    ignore_eos: bool | None
     bad_words: Sequence[str] | None
+    guided_decoding_guide_type: str | None
+    guided_decoding_guide: str | None
+    priority: int | None
+    stream_interval_ms: int | None
     exclude_input_in_output: bool | None
+    return_log_probs: bool | None
+    num_logprobs: int | None
+    prompt_logprobs: int | None
+    return_perf_metrics: bool | None
+    pad_id: int | None
+    beam_width: int | None
+    length_penalty: float | None
+    return_finish_reason: bool | None
+    return_num_input_tokens: bool | None
+    return_num_output_tokens: bool | None
 
 
 class Options(SamplingOptions, total=False):
@@ -34,37 +101,85 @@ class Options(SamplingOptions, total=False):
 class SamplingParams:
     """Parameters of one completion; the defaults decode greedily, up to 128 tokens.
 
-    Every field but `seed` may be None: the request then lacks that input and the server takes the value from the
-    checkpoint's generation config. The price under `scheduling: batch`: Triton batches only requests with the same set
-    of inputs, so such a request shares batches only with others that lack the same ones.
+    A field that is None is not sent: the server takes the value from the checkpoint's generation config, else its
+    default. The exception is `seed`: the client draws one, so that the input is always present, and reports it in the
+    completion. Under `scheduling: batch` Triton batches only requests with the same set of inputs.
     """
 
     max_tokens: int | None = 128
-    """Tokens to generate at most. Prompt and completion share the server's `max_model_len`: where 128 no longer fit,
-    the request is refused; None takes the server's default, capped to what fits."""
+    """Tokens to generate at most. Prompt and completion share the server's `max_model_len`: an explicit value beyond
+    that is refused, the server's default is cut to what fits."""
     min_tokens: int | None = 0
-    """No end token and no stop string ends the text before that many tokens."""
+    """No end token, stop token or stop word ends the text before that many tokens; at most `max_tokens`."""
+    truncate_max_tokens: bool | None = None
+    """True cuts a `max_tokens` beyond what fits, False refuses it; missing: the setting of that name."""
     temperature: float | None = 0.0
-    """0 takes the likeliest token each time (greedy)."""
+    """Divides the logits; 0 takes the likeliest token each time (greedy)."""
     top_k: int | None = 0
     """Sample among the k likeliest tokens; 0 is off."""
     top_p: float | None = 1.0
-    """Sample among the likeliest tokens that together have this probability; 1 is off."""
+    """Sample among the likeliest tokens that together have this probability; 1 is off, 0 is greedy."""
+    min_p: float | None = None
+    """Never sample a token less than `min_p` times as likely as the likeliest one; 0 is off."""
     repetition_penalty: float | None = 1.0
     """Divides the scores of tokens already present, the prompt's included; 1 is off."""
     frequency_penalty: float | None = 0.0
     """Subtracted from a token's score for each time it was generated; 0 is off."""
     presence_penalty: float | None = 0.0
     """Subtracted from a token's score once it was generated; 0 is off."""
+    logit_bias: str | None = None
+    """JSON: token id to what is added to its logit, before the penalties."""
+    embedding_bias_words: Sequence[str] | None = None
+    """Words whose weights are added to the logits of all tokens that they consist of."""
+    embedding_bias_weights: Sequence[float] | None = None
+    """The weights of `embedding_bias_words`, as many as words."""
+    allowed_token_ids: Sequence[int] | None = None
+    """The only tokens that may be sampled, end tokens included; -1 is padding; empty allows all."""
     seed: int | None = None
-    """Unsigned 64 bits; same seed, same request, same text. None: the client draws one for each request, so that the
-    input is always present, and reports it in the completion."""
+    """Same seed, same request, same text; missing: drawn at random."""
+    n: int | None = None
+    """Completions of the prompt, at most 64 in all rows of a request; the first one has the seed itself, the others
+    seeds derived from it."""
     stop_words: Sequence[str] | None = ()
-    """The text ends before the first of these strings."""
+    """The text ends before the first of these strings; an empty string is ignored."""
+    stop_token_ids: Sequence[int] | None = None
+    """Tokens that end the text and are no part of it; -1 is padding."""
+    end_id: int | None = None
+    """Another stop token; -1 is none."""
+    ignore_eos: bool | None = None
+    """True makes the checkpoint's end tokens ordinary tokens."""
     bad_words: Sequence[str] | None = ()
-    """Strings that are never generated."""
+    """Strings that are never generated, in any split into tokens; an empty string is ignored."""
+    guided_decoding_guide_type: str | None = None
+    """The kind of `guided_decoding_guide`; empty: no guide."""
+    guided_decoding_guide: str | None = None
+    """What the text conforms to; `json` needs none."""
+    priority: int | None = None
+    """Lower ones get a free slot first, equal ones in order of arrival; Triton's own queue doesn't know it."""
+    stream_interval_ms: int | None = None
+    """Milliseconds between two chunks of a completion at least; the first and the last chunk do not wait."""
     exclude_input_in_output: bool | None = True
     """False returns the prompt in front of the completion."""
+    return_log_probs: bool | None = None
+    """True returns `output_log_probs` and `cum_log_probs`."""
+    num_logprobs: int | None = None
+    """Returns `logprobs`, with that many of the likeliest tokens beside each generated one."""
+    prompt_logprobs: int | None = None
+    """Returns the output `prompt_logprobs`, with that many of the likeliest tokens beside each one of the prompt."""
+    return_perf_metrics: bool | None = None
+    """True returns the four times of the request and `num_cached_tokens`."""
+    pad_id: int | None = None
+    """Without effect: nothing is padded."""
+    beam_width: int | None = None
+    """1: there is no beam search."""
+    length_penalty: float | None = None
+    """Without effect: it is beam search's."""
+    return_finish_reason: bool | None = None
+    """Without effect: the output is always present."""
+    return_num_input_tokens: bool | None = None
+    """Without effect: the output is always present."""
+    return_num_output_tokens: bool | None = None
+    """Without effect: the output is always present."""
 
     @classmethod
     def from_checkpoint(cls) -> SamplingParams:

@@ -17,7 +17,7 @@ from typing import SupportsFloat
 
 from triton_llama.completion import Completion, Piece
 from triton_llama.errors import RejectedInputError, ServerError
-from triton_llama.sampling_params import SamplingParams
+from triton_llama.sampling_params import INPUTS, SamplingParams
 
 OUTPUT_NAMES = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 
@@ -82,11 +82,12 @@ def prepare(prompt: str, params: SamplingParams, *, stream: bool = False) -> Pre
         RejectedInputError: a value that its tensor can't hold; the message names field, value and bound.
     """
     seed = secrets.randbits(64) if params.seed is None else params.seed
-    tensors = [Tensor("text_input", "BYTES", _strings("text_input", [prompt]))]
-    for name, datatype, check in _INPUTS:
+    tensors = [Tensor("text_input", "BYTES", (_string("text_input", prompt),))]
+    for name, (type_, is_list) in INPUTS.items():
         value = seed if name == "seed" else getattr(params, name)
         if value is not None:
-            tensors.append(Tensor(name, datatype, check(name, value)))
+            values = _list(name, value, type_) if is_list else (_CHECKS[type_](name, value),)
+            tensors.append(Tensor(name, "BYTES" if type_ == "STRING" else type_, values))
     if stream:
         tensors.append(Tensor("stream", "BOOL", (True,)))
     return PreparedRequest(uuid.uuid4().hex, int(seed), tuple(tensors))
@@ -132,21 +133,21 @@ def _count(outputs: Mapping[str, object], name: str) -> int:
     return value
 
 
-def _integer(bits: int, signed: bool) -> Callable[[str, object], tuple[Value, ...]]:
+def _integer(bits: int, signed: bool) -> Callable[[str, object], Value]:
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
-    def check(name: str, value: object) -> tuple[Value, ...]:
+    def check(name: str, value: object) -> Value:
         # NumPy's integers are Integral.
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise RejectedInputError(f"{name} is {value!r}, must be an integer")
         if not low <= int(value) <= high:
             raise RejectedInputError(f"{name} is {value}, must lie in {low} ... {high}")
-        return (int(value),)
+        return int(value)
 
     return check
 
 
-def _fp32(name: str, value: object) -> tuple[Value, ...]:
+def _fp32(name: str, value: object) -> Value:
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, SupportsFloat):
         raise RejectedInputError(f"{name} is {value!r}, must be a number")
     try:
@@ -157,48 +158,47 @@ def _fp32(name: str, value: object) -> tuple[Value, ...]:
     if math.isfinite(number) and abs(number) > _FP32_MAX:
         raise RejectedInputError(f"{name} is {value!r}, must lie in {-_FP32_MAX:g} ... {_FP32_MAX:g} (32-bit float)")
     # Rounded here: JSON then carries the same number as the binary form.
-    return struct.unpack("<f", struct.pack("<f", number))
+    (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    return float(rounded)
 
 
-def _bool(name: str, value: object) -> tuple[Value, ...]:
+def _bool(name: str, value: object) -> Value:
     # NumPy's bool is no bool, but has its dtype.
     if not isinstance(value, bool) and getattr(value, "dtype", None) != "bool":
         raise RejectedInputError(f"{name} is {value!r}, must be True or False")
-    return (bool(value),)
+    return bool(value)
 
 
-def _strings(name: str, texts: Sequence[object]) -> tuple[Value, ...]:
-    for text in texts:
-        if not isinstance(text, str):
-            raise RejectedInputError(f"{name} is {text!r}, must be a string")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RejectedInputError(
-                f"{name} has {text[error.start]!r} at character {error.start}, must be text that UTF-8 can encode"
-            ) from error
-    return tuple(str(text) for text in texts)
+def _string(name: str, value: object) -> Value:
+    if not isinstance(value, str):
+        raise RejectedInputError(f"{name} is {value!r}, must be a string")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RejectedInputError(
+            f"{name} has {value[error.start]!r} at character {error.start}, must be text that UTF-8 can encode"
+        ) from error
+    return value
 
 
-def _words(name: str, value: object) -> tuple[Value, ...]:
+def _list(name: str, value: object, type_: str) -> tuple[Value, ...]:
+    elements, padding = _LISTS[type_]
     # A string is a sequence too, of its letters: certainly a mistake.
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise RejectedInputError(f"{name} is {value!r}, must be a list of strings")
-    return _strings(name, value or [""])
+        raise RejectedInputError(f"{name} is {value!r}, must be a list of {elements}")
+    return tuple(_CHECKS[type_](name, item) for item in value) or (padding,)
 
 
-_int32, _uint64 = _integer(32, signed=True), _integer(64, signed=False)
-_INPUTS: tuple[tuple[str, str, Callable[[str, object], tuple[Value, ...]]], ...] = (
-    ("max_tokens", "INT32", _int32),
-    ("min_tokens", "INT32", _int32),
-    ("temperature", "FP32", _fp32),
-    ("top_k", "INT32", _int32),
-    ("top_p", "FP32", _fp32),
-    ("repetition_penalty", "FP32", _fp32),
-    ("frequency_penalty", "FP32", _fp32),
-    ("presence_penalty", "FP32", _fp32),
-    ("seed", "UINT64", _uint64),
-    ("stop_words", "BYTES", _words),
-    ("bad_words", "BYTES", _words),
-    ("exclude_input_in_output", "BOOL", _bool),
-)
+_CHECKS: Mapping[str, Callable[[str, object], Value]] = {
+    "STRING": _string,
+    "INT32": _integer(32, signed=True),
+    "UINT64": _integer(64, signed=False),
+    "FP32": _fp32,
+    "BOOL": _bool,
+}
+_LISTS: Mapping[str, tuple[str, Value]] = {
+    "STRING": ("strings", ""),
+    "INT32": ("integers", -1),
+    "FP32": ("numbers", 0.0),
+}
+"""The elements of a list in words, and the only one of an empty list, which the server ignores."""

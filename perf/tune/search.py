@@ -18,7 +18,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from llama_engine.settings import BOUNDS, Integer
+from llama_engine.bounds import Integer
+from llama_engine.settings import BOUNDS
 
 from perf.course import Budget
 from perf.tune.points import Knobs, Measurement, Noise, Point, best
@@ -152,4 +153,6 @@ def up_to(slots: int) -> tuple[int, ...]:
 def _bounded(setting: str, value: float, most: int | None = None) -> int:
     bound = BOUNDS[setting]
     assert isinstance(bound, Integer)
+    assert bound.low is not None
+    assert bound.high is not None
     return max(bound.low, min(int(value), bound.high, most or bound.high))

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from contract.code_blocks import ROOT, blocks
 from contract.monitoring_files import DASHBOARD, MONITORING
-from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX, Integer
+from llama_engine.bounds import Integer
+from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
 from triton_llama_openai import settings as endpoint_settings
 from triton_supervisor.settings import FLUSH_S, STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings, with_model_defaults
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
-from contract.configs import FILES, read_config
-from llama_engine.api.fields import ALIASES, FIELDS
+from contract.configs import FILES, MODEL, read_config
 from llama_engine.settings import Settings
-from tritonclient.grpc.model_config_pb2 import DataType
+from tritonclient.grpc.model_config_pb2 import DataType, ModelInput
 
 INFLIGHT = {"quantization": "int8", "scheduling": "inflight"}
 INT8 = {"quantization": "int8", "scheduling": "batch"}
@@ -20,6 +23,54 @@ TABLE: dict[str, tuple[int, list[int], dict[str, str]]] = {
     "batched_fp16": (8, [4, 8], FP16),
     "naive_fp16": (1, [], FP16),
 }
+
+WIRE = """
+text_input STRING
+input_ids INT32 list
+max_tokens INT32
+min_tokens INT32
+min_length INT32
+truncate_max_tokens BOOL
+temperature FP32
+top_k INT32
+top_p FP32
+min_p FP32
+repetition_penalty FP32
+frequency_penalty FP32
+presence_penalty FP32
+logit_bias STRING
+embedding_bias_words STRING list
+embedding_bias_weights FP32 list
+allowed_token_ids INT32 list
+seed UINT64
+random_seed UINT64
+n INT32
+num_return_sequences INT32
+stop_words STRING list
+stop STRING list
+stop_token_ids INT32 list
+end_id INT32
+ignore_eos BOOL
+bad_words STRING list
+guided_decoding_guide_type STRING
+guided_decoding_guide STRING
+priority INT32
+stream BOOL
+stream_interval_ms INT32
+exclude_input_in_output BOOL
+return_log_probs BOOL
+num_logprobs INT32
+prompt_logprobs INT32
+return_perf_metrics BOOL
+pad_id INT32
+beam_width INT32
+length_penalty FP32
+return_finish_reason BOOL
+return_num_input_tokens BOOL
+return_num_output_tokens BOOL
+sampling_parameters STRING
+"""
+"""Each input with its type, in order."""
 
 
 def test_the_configs_are_those_of_the_table() -> None:
@@ -49,17 +100,28 @@ def test_a_config_is_the_default_one_but_for_its_row_of_the_table(name: str) -> 
     assert config == default
 
 
-def test_the_inputs_are_the_fields_and_their_aliases_all_optional() -> None:
+def test_the_inputs_are_those_that_clients_know() -> None:
+    inputs = read_config("config").input
+    assert [_line(item) for item in inputs] == WIRE.split("\n")[1:-1]
+
+
+def test_every_input_is_optional() -> None:
     """The prompt may come as text or as tokens, so that neither can be required."""
-    inputs = {item.name: item for item in read_config("config").input}
-    assert set(inputs) == {*FIELDS, *ALIASES}
-    for name, item in inputs.items():
-        field = FIELDS[ALIASES.get(name, name)]
-        assert DataType.Name(item.data_type) == f"TYPE_{field.type}", name
-        assert list(item.dims) == ([-1] if field.is_list else [1]), name
-        # Otherwise inputs of unequal length split a batch.
-        assert item.allow_ragged_batch == field.is_list, name
-        assert item.optional, name
+    assert all(item.optional for item in read_config("config").input)
+
+
+def _line(item: ModelInput) -> str:
+    # Without allow_ragged_batch, inputs of unequal length split a batch.
+    is_list = (list(item.dims), item.allow_ragged_batch) == ([-1], True)
+    assert is_list or (list(item.dims), item.allow_ragged_batch) == ([1], False), item.name
+    return f"{item.name} {DataType.Name(item.data_type).removeprefix('TYPE_')}{' list' * is_list}"
+
+
+def test_what_make_configs_writes_is_up_to_date() -> None:
+    path = os.pathsep.join([str(MODEL / "1"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    program = [sys.executable, str(MODEL.with_name("write_configs.py")), "--check"]
+    check = subprocess.run(program, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
 
 
 def test_every_output_has_a_value_for_each_choice() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llama_engine.api.defaults import GenerationDefaults
-from llama_engine.api.fields import ALIASES, FIELDS
+from llama_engine.api.parameters import NAMES, PARAMETERS
 from llama_engine.api.request_parser import GenerationRequest, RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 
 MAX_MODEL_LEN = 64
 DEFAULTS = GenerationDefaults(
-    max_tokens=16, min_tokens=2, temperature=0.5, top_k=7, top_p=0.75, repetition_penalty=1.25, min_p=0.25
-)
+    {
+        "max_tokens": 16, "min_tokens": 2, "temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25,
+        "repetition_penalty": 1.25,
+    }
+)  # fmt: skip
 DTYPES: Mapping[str, type[np.generic]] = {
     "STRING": np.object_, "INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_,
 }  # fmt: skip
@@ -23,7 +26,7 @@ DTYPES: Mapping[str, type[np.generic]] = {
 
 def dtype_of(name: str) -> type[np.generic]:
     """The type of a field, by its name or alias."""
-    return DTYPES[FIELDS[ALIASES.get(name, name)].type]
+    return DTYPES[PARAMETERS[NAMES[name]].type]
 
 
 def tensor(name: str, rows: list[Any]) -> NDArray[Any]:

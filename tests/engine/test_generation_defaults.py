@@ -4,11 +4,14 @@ import math
 
 import pytest
 from llama_engine.api.defaults import GenerationDefaults
+from llama_engine.api.parameters import PARAMETERS
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import Checkpoint
 from transformers import GenerationConfig
 
 VOCABULARY = 1000
+SAMPLED: dict[str, object] = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.1}
+OTHERS: dict[str, object] = {"repetition_penalty": 1.1, "max_new_tokens": 7, "min_new_tokens": 3}
 
 
 def _defaults(default_max_tokens: int = 128, /, **values: object) -> GenerationDefaults:
@@ -20,32 +23,41 @@ def _defaults(default_max_tokens: int = 128, /, **values: object) -> GenerationD
 
 
 def test_every_value_of_the_config_is_used() -> None:
-    sampled = {"temperature": 0.6, "top_p": 0.9, "top_k": 40}
-    others = {"repetition_penalty": 1.1, "max_new_tokens": 7, "min_new_tokens": 3, "eos_token_id": [2, 5]}
-    ends = frozenset({2, 5})
-    assert _defaults(do_sample=True, **sampled, **others) == GenerationDefaults(7, 3, 0.6, 40, 0.9, 1.1, ends)
-    # A greedy config ignores its sampling values.
-    assert _defaults(do_sample=False, **sampled, **others) == GenerationDefaults(7, 3, 0.0, 0, 1.0, 1.1, ends)
+    defaults = _defaults(do_sample=True, **SAMPLED, **OTHERS, eos_token_id=[2, 5])
+    assert defaults.values == {"max_tokens": 7, "min_tokens": 3, "repetition_penalty": 1.1, **SAMPLED}
+    assert defaults.end_tokens == {2, 5}
 
 
-def test_an_empty_config_gives_the_contracts_defaults() -> None:
-    assert _defaults(9, eos_token_id=0) == GenerationDefaults(9, 0, 0.0, 0, 1.0, 1.0, frozenset({0}))
-    assert _defaults(do_sample=True) == GenerationDefaults(128, 0, 1.0)
+def test_a_greedy_config_ignores_its_sampling_values() -> None:
+    defaults = _defaults(do_sample=False, **SAMPLED, **OTHERS)
+    greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert defaults.values == {"max_tokens": 7, "min_tokens": 3, "repetition_penalty": 1.1, **greedy}
+
+
+def test_an_empty_config_gives_the_defaults_of_the_table() -> None:
+    defaults = _defaults(9, eos_token_id=0)
+    table = {name: row.default for name, row in PARAMETERS.items() if row.checkpoint}
+    assert defaults.values == {**table, "max_tokens": 9}
+    assert defaults.end_tokens == {0}
+
+
+def test_sampling_without_a_temperature_is_at_one() -> None:
+    assert _defaults(do_sample=True, temperature=None).values["temperature"] == 1.0
 
 
 @pytest.mark.parametrize(
     ("name", "values", "bound"),
     [
-        ("max_new_tokens", [0], "at least 1"),
-        ("min_new_tokens", [-1], "at least 0"),
-        ("temperature", [-0.1, 2.1, math.nan], "from 0 to 2"),
-        ("top_k", [-1], "at least 0"),
-        ("top_p", [0.0, 1.1, math.nan], r"in \(0, 1\]"),
+        ("max_new_tokens", [0], "a whole number, at least 1"),
+        ("min_new_tokens", [-1], "a whole number, at least 0"),
+        ("temperature", [-0.1, 2.1, math.nan], "a finite number, at least 0 and at most 2"),
+        ("top_k", [-1], "a whole number, at least 0"),
+        ("top_p", [-0.1, 1.1, math.nan], "a finite number, at least 0 and at most 1"),
         ("eos_token_id", [-1, 1000], "below 1000"),
-        ("repetition_penalty", [0.0, math.inf, math.nan], "a finite number above 0"),
+        ("repetition_penalty", [0.0, math.inf, math.nan], "a finite number, greater than 0"),
     ],
 )
-def test_a_value_outside_the_contract_is_refused(name: str, values: list[float], bound: str) -> None:
+def test_a_value_beyond_its_bound_is_refused(name: str, values: list[float], bound: str) -> None:
     for value in values:
         with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {name} is {value}; it must be {bound}$"):
             _defaults(do_sample=True, **{name: value})

@@ -1,12 +1,13 @@
 """Fields that depend on the vocabulary or on each other, aliases, request parameters and `sampling_parameters`."""
 
 import json
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 from engine.parsing import DEFAULTS, MAX_MODEL_LEN, parse, parse_rows, refusal, tensor
-from llama_engine.api.fields import ALIASES, FIELDS
+from llama_engine.api.parameters import ALIASES, NAMES
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.sampling.philox import choice_seed
@@ -81,9 +82,10 @@ def test_a_field_may_be_given_twice_with_one_value_and_not_with_two(
     assert message.endswith(f"; {ONE_VALUE}")
 
 
-def test_the_fields_of_other_backends_have_no_effect(tokenizer: Tokenizer) -> None:
+def test_the_parameters_of_other_backends_change_no_other_one(tokenizer: Tokenizer) -> None:
     neutral = {"pad_id": -1, "beam_width": 1, "length_penalty": 2.0, "end_id": -1, "return_finish_reason": True}
-    assert parse(tokenizer, seed=1, **neutral) == parse(tokenizer, seed=1)
+    changed = parse(tokenizer, seed=1, **neutral)
+    assert changed == replace(parse(tokenizer, seed=1), pad_id=-1, length_penalty=2.0)
 
 
 def test_an_end_id_is_one_more_stop_token(tokenizer: Tokenizer) -> None:
@@ -183,7 +185,7 @@ def test_a_bad_guide_is_refused_by_name_value_and_bound(
     assert refusal(tokenizer, **values).startswith(message)
 
 
-@pytest.mark.parametrize("name", [*FIELDS, *ALIASES])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_field(tokenizer: Tokenizer, name: str) -> None:
     for wrong in ({"a": 1}, [[1]], None):
         message = refusal(tokenizer, {name: wrong})

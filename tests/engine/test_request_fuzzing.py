@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from llama_engine.api.defaults import GenerationDefaults
-from llama_engine.api.fields import ALIASES, FIELDS, SAMPLING_PARAMETERS
+from llama_engine.api.parameters import NAMES, PARAMETERS, SAMPLING_PARAMETERS
 from llama_engine.api.request_parser import GenerationRequest, RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ _values: SearchStrategy[object] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts | st.just("1"), inner, max_size=3),
     max_leaves=6,
 )
-_names = st.sampled_from([*FIELDS, *ALIASES])
+_names = st.sampled_from(list(NAMES))
 _ELEMENTS: dict[str, SearchStrategy[Any]] = {
     "STRING": st.binary(max_size=8) | _texts.map(lambda text: text.encode("utf-8", "surrogatepass")),
     "INT32": st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 40),
@@ -55,7 +55,7 @@ def _tensors(draw: st.DrawFn) -> dict[str, NDArray[Any]]:
     """Return inputs of their types and shapes, with any values."""
     tensors: dict[str, NDArray[Any]] = {}
     for name in draw(st.lists(_names, max_size=4, unique=True)):
-        field = FIELDS[ALIASES.get(name, name)]
+        field = PARAMETERS[NAMES[name]]
         columns = draw(st.integers(0, 4)) if field.is_list else 1
         row = [draw(_ELEMENTS[field.type]) for _ in range(columns)]
         tensors[name] = np.array([row], dtype=dtype_of(name)).reshape(1, columns)
@@ -64,7 +64,7 @@ def _tensors(draw: st.DrawFn) -> dict[str, NDArray[Any]]:
 
 def _check(tokenizer: Tokenizer, inputs: dict[str, NDArray[Any]], parameters: dict[str, object]) -> None:
     """Parse; the result keeps its bounds, or the message names a field that was given."""
-    parser = RequestParser(tokenizer, GenerationDefaults(max_tokens=16), MAX_MODEL_LEN)
+    parser = RequestParser(tokenizer, GenerationDefaults({"max_tokens": 16}), MAX_MODEL_LEN)
     try:
         (request,) = parser.parse(inputs, parameters)
     except InvalidRequest as error:

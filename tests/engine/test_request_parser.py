@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from engine.parsing import DEFAULTS, MAX_MODEL_LEN, dtype_of, parse, parse_rows, refusal, tensor
-from llama_engine.api.fields import FIELDS
+from llama_engine.api.parameters import PARAMETERS
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
 
 LONGEST_PROMPT = MAX_MODEL_LEN - 1
-LISTS = {name for name, field in FIELDS.items() if field.is_list}
+LISTS = {name for name, field in PARAMETERS.items() if field.is_list}
 WORDS = {"stop_words": 16, "bad_words": 64}
 """How many words each list may have."""
 
@@ -78,7 +78,7 @@ EVERY: dict[str, list[object]] = {
 }
 """Three rows with every input that sets an attribute of its name."""
 
-TENSORS = sorted(set(FIELDS) - {"input_ids"})
+TENSORS = sorted(set(PARAMETERS) - {"input_ids"})
 
 
 def _prompt_of(tokens: int, tokenizer: Tokenizer) -> str:
@@ -132,8 +132,7 @@ def test_min_tokens_is_bounded_by_max_tokens_and_defaults_by_the_room_left_too(t
 
 def test_a_missing_input_gets_its_default_and_a_seed_is_drawn_for_each_row(tokenizer: Tokenizer) -> None:
     request = parse(tokenizer)
-    for name in ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
-        assert getattr(request, name) == getattr(DEFAULTS, name), name
+    assert {name: getattr(request, name) for name in DEFAULTS.values} == DEFAULTS.values
     assert (request.frequency_penalty, request.presence_penalty) == (0.0, 0.0)
     assert (request.stop_words, request.bad_words, request.exclude_input_in_output) == ((), (), True)
     seeds = {request.seed for request in parse_rows(tokenizer, text_input=["def f"] * 50)}
@@ -204,7 +203,6 @@ def test_a_list_of_words_is_bounded_in_length_and_bytes_and_empty_words_are_igno
 
 
 def test_every_row_gets_its_own_values(tokenizer: Tokenizer) -> None:
-    assert set(EVERY) == {"text_input", *(name for name, field in FIELDS.items() if field.attribute)}
     requests = parse_rows(tokenizer, **EVERY)
     assert [request.prompt for request in requests] == EVERY["text_input"]
     assert [request.prompt_tokens for request in requests] == [tokenizer.encode(request.prompt) for request in requests]

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
-from llama_engine.api.fields import ALIASES, FIELDS
+from llama_engine.api.parameters import NAMES, PARAMETERS
 from numpy.typing import NDArray
 from server.servers import HTTP, ROOT, TIMEOUT_S
 from triton_local.server import LocalTriton
@@ -34,7 +34,7 @@ SECRET = "cuda:0 is on fire at 10.0.0.1"
 FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 """Accepted for compatibility."""
 
-DTYPES = {name: FIELDS[ALIASES.get(name, name)].type.replace("STRING", "BYTES") for name in (*FIELDS, *ALIASES)}
+DTYPES = {name: PARAMETERS[row].type.replace("STRING", "BYTES") for name, row in NAMES.items()}
 OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 
 Inputs = Mapping[str, object]

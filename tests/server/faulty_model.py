@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import real_model  # type: ignore[import-not-found]  # the name that model.py has beside a shim
 import torch
-from llama_engine.api.raw_rows import Parameters, RawInputs
+from llama_engine.api.raw_rows import RawInputs, RequestValues
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
@@ -58,7 +58,7 @@ class FaultyEngine(Engine):
             _fail(row, "step", after=3)
 
 
-def _check_parse(parser: RequestParser, inputs: RawInputs, parameters: Parameters) -> None:
+def _check_parse(parser: RequestParser, inputs: RawInputs, parameters: RequestValues) -> None:
     if any(b"fault parse" in prompt for prompt in inputs["text_input"].ravel()):
         raise RuntimeError(SECRET)
 

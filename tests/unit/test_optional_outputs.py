@@ -29,7 +29,7 @@ TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "l
 
 def _sequence(tokens: int, **values: object) -> Sequence:
     """A sequence of three prompt tokens whose n-th token has the log probability -n."""
-    request = GenerationRequest("abc", (5, 6, 7), 9, **values)  # type: ignore[arg-type]  # values are fields
+    request = GenerationRequest("abc", (5, 6, 7), max_tokens=9, **values)  # type: ignore[arg-type]  # values are fields
     checker = StopChecker(min_tokens=0, max_tokens=tokens, stop_words=[], end_tokens=[])
     sequence = Sequence(request, checker)
     for token in range(tokens):

@@ -129,7 +129,7 @@ def test_a_row_is_complete_when_its_guide_is_finished() -> None:
 
 
 def _request(**values: object) -> GenerationRequest:
-    return GenerationRequest("", (1,), 9, **values)  # type: ignore[arg-type]  # values are fields
+    return GenerationRequest("", (1,), max_tokens=9, **values)  # type: ignore[arg-type]  # values are fields
 
 
 @pytest.mark.parametrize(

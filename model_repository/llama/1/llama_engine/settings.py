@@ -7,71 +7,14 @@ depend on the checkpoint, such as a `max_model_len` beyond its positions, are ch
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from llama_engine.bounds import Bound, BoundError, Choice, Integer, Name, Real
 from llama_engine.errors import InvalidSettings
 
 ENVIRONMENT_PREFIX = "LLAMA_"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of a fixed set of words."""
-
-    words: tuple[str, ...]
-
-    def parse(self, text: str) -> str:
-        """Return the word, or raise ValueError with the bound."""
-        if text not in self.words:
-            raise ValueError(f"must be one of {', '.join(self.words)}")
-        return text
-
-
-@dataclass(frozen=True)
-class Integer:
-    """An integer in [low, high]."""
-
-    low: int
-    high: int
-
-    def parse(self, text: str) -> int:
-        """Return the integer, or raise ValueError with the bound."""
-        # int() also accepts "1_000" and " 7 ", which are more likely mistakes.
-        if not re.fullmatch(r"[0-9]{1,18}", text) or not self.low <= int(text) <= self.high:
-            raise ValueError(f"must be a whole number from {self.low} to {self.high}")
-        return int(text)
-
-
-@dataclass(frozen=True)
-class Float:
-    """A finite number in [low, high]."""
-
-    low: float
-    high: float
-
-    def parse(self, text: str) -> float:
-        """Return the number, or raise ValueError with the bound."""
-        # float() also accepts "1_000", " 7 ", "nan" and the digits of other scripts.
-        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?(e-?[0-9]{1,3})?", text) or not self.low <= float(text) <= self.high:
-            raise ValueError(f"must be a number from {self.low:g} to {self.high:g}")
-        return float(text)
-
-
-@dataclass(frozen=True)
-class Text:
-    """A non-empty string."""
-
-    def parse(self, text: str) -> str:
-        """Return the string, or raise ValueError."""
-        if not text.strip():
-            raise ValueError("must not be empty")
-        return text.strip()
-
-
-Bound = Choice | Integer | Float | Text
 
 
 @dataclass(frozen=True)
@@ -87,17 +30,17 @@ class Settings:
     dtype: of unquantized weights. auto: float16 on CUDA, float32 on a CPU.
     kv_cache_dtype: of keys and values. auto: bfloat16 for INT8 weights with the compiled kernels, else the dtype.
     device: auto is the GPU that Triton assigned to the instance, or the CPU if it assigned none.
-    kernels: the engine's own, verified against their references when the model loads; a kernel that fails falls back to
-        stock. auto: compiled kernels for INT8 weights on a CPU, stock on a GPU. fused: on both. stock: PyTorch's and
+    kernels: fused ones are verified against their references when the model loads; one that fails falls back to stock.
+        auto: compiled kernels for INT8 weights on a CPU, stock on a GPU. fused: on both. stock: PyTorch's and
         bitsandbytes' only.
     cuda_graphs: on captures the decode steps as CUDA graphs when the model loads (on a GPU) and replays them; falls
         back to launching kernels if capture fails.
     scheduling: inflight adds and removes sequences between decode steps; batch runs each Triton batch to its end.
     slots: sequences decoded together; None is the config's max_batch_size.
-    max_model_len: prompt + completion, in tokens; None is the checkpoint's own, at most 4096.
+    max_model_len: prompt + completion, in tokens; None is the checkpoint's, at most 4096.
     default_max_tokens: for requests without max_tokens, unless the checkpoint sets max_new_tokens.
     truncate_max_tokens: on cuts a request's max_tokens to the room that its prompt leaves; off, because a text cut for
-        want of room looks like one that ended at max_tokens, refuses it. A request may say otherwise.
+        want of room looks like one that ended at max_tokens, refuses it. The parameter of a request overrides it.
     prefill_tokens: prompt tokens per prefill pass; longer prompts are read in chunks.
     stream_interval: tokens per chunk of a stream, after the first token; more cost less processor time per token.
     drain_seconds: time for running sequences to finish after the model starts unloading.
@@ -136,20 +79,20 @@ class Settings:
 
         Raises InvalidSettings naming the key, the value, its source and the bound.
         """
-        given = {name: (f"parameter {name!r} of the config", value) for name, value in parameters.items()}
+        texts = {name: (f"parameter {name!r} of the config", value) for name, value in parameters.items()}
         for key, value in environment.items():
             if key.startswith(ENVIRONMENT_PREFIX):
-                given[key.removeprefix(ENVIRONMENT_PREFIX).lower()] = (f"environment variable {key}", value)
+                texts[key.removeprefix(ENVIRONMENT_PREFIX).lower()] = (f"environment variable {key}", value)
         values: dict[str, object] = {}
-        for name, (source, text) in given.items():
+        for name, (source, text) in texts.items():
             if name not in BOUNDS:
                 near = get_close_matches(name, BOUNDS, 1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise InvalidSettings(f"{source}: unknown setting{hint}; known are {', '.join(sorted(BOUNDS))}")
             try:
                 values[name] = BOUNDS[name].parse(text)
-            except ValueError as error:
-                raise InvalidSettings(f"{source}: {name} {error}, got {text!r}") from None
+            except BoundError as error:
+                raise InvalidSettings(f"{source}: {name} must be {error.bound}, got {text!r}") from None
         return cls(**values)  # type: ignore[arg-type]  # BOUNDS parsed each value to its field's type
 
     def describe(self) -> str:
@@ -158,10 +101,10 @@ class Settings:
 
 
 BOUNDS: Mapping[str, Bound] = {
-    "model": Text(),
-    "revision": Text(),
+    "model": Name(),
+    "revision": Name(),
     "quantization": Choice(("int8", "nf4", "none", "checkpoint")),
-    "int8_threshold": Float(0.0, 1000.0),
+    "int8_threshold": Real(low=0.0, high=1000.0),
     "int8_terms": Integer(1, 2),
     "dtype": Choice(("auto", "float32", "float16", "bfloat16")),
     "kv_cache_dtype": Choice(("auto", "float32", "bfloat16", "int8")),
@@ -177,7 +120,7 @@ BOUNDS: Mapping[str, Bound] = {
     "stream_interval": Integer(1, 64),
     "drain_seconds": Integer(0, 3600),
     "stuck_seconds": Integer(0, 3600),
-    "memory_fraction": Float(0.05, 1.0),
+    "memory_fraction": Real(low=0.05, high=1.0),
     "log_requests": Choice(("none", "summary", "prompts")),
     "log_format": Choice(("text", "json")),
 }

@@ -1,8 +1,8 @@
 """Parse raw inputs into validated requests.
 
-The bounds of single fields are in `api.fields`; here are those that depend on the server, the tokenizer, or two fields.
-That of `stream` depends on Triton's config and is checked by its caller. A violation raises InvalidRequest, which names
-the field, the value and the bound.
+The bounds of single parameters are in the table, `api.parameters`; here are those that depend on the server, the
+tokenizer, or two parameters. Whether `stream` is allowed depends on the Triton config and is checked by the caller. A
+violation raises InvalidRequest, which names the parameter, the value and the bound.
 """
 
 from __future__ import annotations
@@ -14,27 +14,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llama_engine.api.compound_types import count_ids, read_object
+from llama_engine.api.compound_bounds import count_ids, read_object
 from llama_engine.api.defaults import GenerationDefaults
-from llama_engine.api.fields import GUIDE_TYPES, MAX_COMPLETIONS
 from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.api.raw_rows import Parameters, RawInputs, RawRow, raw_rows
-from llama_engine.api.value_types import BoundError
+from llama_engine.api.parameters import GUIDE_TYPES, MAX_COMPLETIONS
+from llama_engine.api.raw_rows import RawInputs, RawRow, RequestValues, raw_rows
+from llama_engine.bounds import BoundError
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
 
 __all__ = ["GenerationRequest", "RequestParser"]
-
-_DEFAULTS = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Attributes whose defaults depend on the checkpoint."""
 
 
 @dataclass(frozen=True)
 class RequestParser:
     """Parses raw inputs under one server's limits and defaults.
 
-    truncate_max_tokens: whether an explicit max_tokens beyond the room is cut instead of refused; a request may
-    say otherwise.
+    truncate_max_tokens: whether an explicit max_tokens beyond the room is cut instead of refused, for requests without
+    the parameter of that name.
     """
 
     tokenizer: Tokenizer
@@ -42,25 +39,23 @@ class RequestParser:
     max_model_len: int
     truncate_max_tokens: bool = False
 
-    def parse(self, inputs: RawInputs, parameters: Parameters | None = None) -> list[GenerationRequest]:
+    def parse(self, inputs: RawInputs, values: RequestValues | None = None) -> list[GenerationRequest]:
         """Return one request per row of the inputs. Raises InvalidRequest for the first one that violates a bound.
 
-        parameters: request parameters, taken as inputs of the same name in every row.
+        values: Triton's request parameters, taken as inputs of the same name in every row.
         """
-        rows = raw_rows(inputs, parameters or {})
+        rows = raw_rows(inputs, values or {})
         requests = [self._parse_row(row) for row in rows]
         # Rows alone are bounded by Triton's max_batch_size.
-        count, most = sum(request.n for request in requests), max(MAX_COMPLETIONS, len(rows))
-        if count > most:
-            (name, *_) = (row.given["n"].name for row in rows if "n" in row)
-            raise InvalidRequest(f"{name} is {count} in all of the request's rows; it must be at most {most} in all")
+        count, limit = sum(request.n for request in requests), max(MAX_COMPLETIONS, len(rows))
+        if count > limit:
+            (name, *_) = (row.raw["n"].name for row in rows if "n" in row)
+            raise InvalidRequest(f"{name} is {count} in all of the request's rows; it must be at most {limit} in all")
         return requests
 
     def _parse_row(self, row: RawRow) -> GenerationRequest:
-        values: dict[str, object] = {name: getattr(self.defaults, name) for name in _DEFAULTS}
-        values["seed"] = secrets.randbits(64)
         prompt, tokens = self._prompt(row)
-        values |= row.attributes()
+        values = {"seed": secrets.randbits(64), **self.defaults.values, **row.values()}
         request = GenerationRequest(prompt, tokens, **values)  # type: ignore[arg-type]  # bounds give the fields' types
         request = self._with_lengths(request, row)
         if request.top_p == 0:
@@ -70,7 +65,8 @@ class RequestParser:
         self._check_tokens(row, "stop_token_ids", request.stop_token_ids)
         self._check_tokens(row, "allowed_token_ids", request.allowed_token_ids)
         self._check_tokens(row, "logit_bias", (token for token, _ in request.logit_bias))
-        stop_token_ids = tuple(dict.fromkeys((*request.stop_token_ids, *self._end_id(row))))
+        end = self._end_tokens(request, row)
+        stop_token_ids = tuple(dict.fromkeys((*request.stop_token_ids, *end)))
         return replace(request, logit_bias=self._biases(request, row), stop_token_ids=stop_token_ids)
 
     def _prompt(self, row: RawRow) -> tuple[str, tuple[int, ...]]:
@@ -79,10 +75,10 @@ class RequestParser:
             text = row.read("text_input")
             assert isinstance(text, str)
             return text, self._encode(text, row)
-        given = row.given["input_ids"].value
-        if isinstance(given, np.ndarray):
+        raw = row.raw["input_ids"].value
+        if isinstance(raw, np.ndarray):
             # Before they are Python's: a tensor may have millions.
-            self._check_length(row, "input_ids", count_ids(given))
+            self._check_length(row, "input_ids", count_ids(raw))
         tokens = row.read("input_ids")
         assert isinstance(tokens, tuple)
         self._check_tokens(row, "input_ids", tokens)
@@ -96,7 +92,7 @@ class RequestParser:
             raise row.refusal("text_input", "''", "a text of at least one token")
         # Refuse a prompt too long for even the longest tokens before spending time on tokenization.
         size = len(prompt.encode())
-        if size > self._longest_prompt * self.tokenizer.vocabulary.longest:
+        if size > self._max_prompt * self.tokenizer.vocabulary.longest:
             raise row.refusal("text_input", f"a text of {size} bytes", self._prompt_bound)
         tokens = self.tokenizer.encode(prompt)
         self._check_length(row, "text_input", len(tokens))
@@ -111,28 +107,24 @@ class RequestParser:
         """Return the request with max_tokens and min_tokens within the room that the prompt leaves."""
         size = len(request.prompt_tokens)
         room = self.max_model_len - size
-        max_tokens = request.max_tokens
-        if max_tokens > room:
-            truncates = row.read("truncate_max_tokens") if "truncate_max_tokens" in row else None
-            # A default is cut to the room; an explicit value is refused unless the client or the server says otherwise.
-            if "max_tokens" in row and not (self.truncate_max_tokens if truncates is None else truncates):
-                raise row.refusal(
-                    "max_tokens",
-                    max_tokens,
-                    f"at most {room}: the prompt has {size} tokens, "
-                    f"and prompt and completion together may have {self.max_model_len}",
-                )
-            max_tokens = room
+        truncates = request.truncate_max_tokens
+        if truncates is None:
+            truncates = self.truncate_max_tokens
+        # A default is always cut to the room.
+        if request.max_tokens > room and "max_tokens" in row and not truncates:
+            bound = (
+                f"at most {room}: the prompt has {size} tokens, "
+                f"and prompt and completion together may have {self.max_model_len}"
+            )
+            raise row.refusal("max_tokens", request.max_tokens, bound)
+        max_tokens = min(request.max_tokens, room)
         if request.min_tokens > max_tokens and "min_tokens" in row:
             raise row.refusal("min_tokens", request.min_tokens, f"a whole number, at least 0 and at most {max_tokens}")
         return replace(request, max_tokens=max_tokens, min_tokens=min(request.min_tokens, max_tokens))
 
     def _biases(self, request: GenerationRequest, row: RawRow) -> tuple[tuple[int, float], ...]:
         """Return the biases by token id, and those of words: a word's is added to every token it consists of."""
-        words = row.read("embedding_bias_words") if "embedding_bias_words" in row else ()
-        weights = row.read("embedding_bias_weights") if "embedding_bias_weights" in row else ()
-        assert isinstance(words, tuple)
-        assert isinstance(weights, tuple)
+        words, weights = request.embedding_bias_words, request.embedding_bias_weights
         if len(weights) != len(words):
             bound = f"as long as embedding_bias_words, which is a list of {len(words)} words"
             raise row.refusal("embedding_bias_weights", f"a list of {len(weights)} numbers", bound)
@@ -144,10 +136,9 @@ class RequestParser:
                 biases[token] += weight
         return tuple(biases.items())
 
-    def _end_id(self, row: RawRow) -> tuple[int, ...]:
-        """Return the one more end token of TensorRT-LLM's clients, if there is one."""
-        token = row.read("end_id") if "end_id" in row else -1
-        assert isinstance(token, int)
+    def _end_tokens(self, request: GenerationRequest, row: RawRow) -> tuple[int, ...]:
+        """Return the additional end token of TensorRT-LLM's clients, if there is one."""
+        token = request.end_id
         if token >= self._vocabulary:
             raise row.refusal("end_id", token, f"a token id, at most {self._vocabulary - 1}, or -1 for none")
         return () if token < 0 else (token,)
@@ -158,16 +149,16 @@ class RequestParser:
             raise row.refusal(name, f"a list with token {beyond}", f"of tokens from 0 to {self._vocabulary - 1}")
 
     def _check_length(self, row: RawRow, name: str, count: int) -> None:
-        if count > self._longest_prompt:
+        if count > self._max_prompt:
             raise row.refusal(name, f"{count} tokens", self._prompt_bound)
 
     @property
-    def _longest_prompt(self) -> int:
+    def _max_prompt(self) -> int:
         return self.max_model_len - 1
 
     @property
     def _prompt_bound(self) -> str:
-        return f"at most {self._longest_prompt} tokens (max_model_len - 1)"
+        return f"at most {self._max_prompt} tokens (max_model_len - 1)"
 
     @property
     def _vocabulary(self) -> int:

@@ -1,7 +1,8 @@
-"""What single values a field of a request may have, and their Python form; `compound_types` has lists and objects.
+"""Bounds of single values, for settings and request parameters: what a value may be, and its Python form.
 
-A value comes from a tensor (NumPy scalars, bytes; arrays for lists) or from JSON. JSON's numbers and flags may also be
-strings, as the clients of Triton's vLLM backend send them. A violation raises BoundError with the value and the bound.
+A value comes from a setting (a string), a tensor (NumPy scalars, bytes) or JSON. Numbers and flags may be strings, as
+settings are, and as the clients of Triton's vLLM backend send them. A violation raises BoundError with the value and
+the bound.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-SHOWN_CHARACTERS = 100
+MAX_SHOWN_CHARACTERS = 100
 """Of a value in an error message."""
 
+# int() and float() also accept "1_000", " 7 ", "nan" and the digits of other scripts.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?[0-9.]{1,40}([eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
@@ -27,35 +30,32 @@ class BoundError(ValueError):
         super().__init__(f"is {value}; it must be {bound}")
 
 
-def show(value: object) -> str:
-    """Return a value as a message shows it: cut, and strings in quotes."""
-    # str: format() would print a float32 of 2.1 with float64's digits, as 2.0999999046325684.
-    try:
-        shown = repr(value[: SHOWN_CHARACTERS + 1]) if isinstance(value, (str, bytes)) else str(value)
-    except RecursionError:
-        shown = "a value of too many levels"
-    return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
-
-
 class Bound(Protocol):
-    """The bound of a field."""
+    """The values that a setting or a request parameter may have."""
+
+    @property
+    def description(self) -> str:
+        """The bound in words, as in "it must be ..."."""
 
     def parse(self, value: object) -> object:
         """Return the value in its Python form, or raise BoundError."""
 
 
 @dataclass(frozen=True)
-class Whole:
+class Integer:
     """A whole number in [low, high]."""
 
     low: int | None = None
     high: int | None = None
 
+    @property
+    def description(self) -> str:
+        """The bound in words."""
+        return f"a whole number{_limits(self.low, None, self.high)}"
+
     def parse(self, value: object) -> int:
         """Return the number, or raise BoundError."""
-        number = value
-        if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,20}", value, re.ASCII):
-            number = int(value)
+        number = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
         inside = (
             isinstance(number, (int, np.integer))
             and not isinstance(number, bool)
@@ -63,7 +63,7 @@ class Whole:
             and (self.high is None or number <= self.high)
         )
         if not inside:
-            raise BoundError(show(value), f"a whole number{_limits(self.low, None, self.high)}")
+            raise BoundError(show(value), self.description)
         assert isinstance(number, (int, np.integer))
         return int(number)
 
@@ -75,6 +75,11 @@ class Real:
     low: float | None = None
     above: float | None = None
     high: float | None = None
+
+    @property
+    def description(self) -> str:
+        """The bound in words."""
+        return f"a finite number{_limits(self.low, self.above, self.high)}"
 
     def parse(self, value: object) -> float:
         """Return the number, or raise BoundError."""
@@ -89,7 +94,7 @@ class Real:
             and (self.high is None or number <= self.high)
         )
         if not inside:
-            raise BoundError(show(value), f"a finite number{_limits(self.low, self.above, self.high)}")
+            raise BoundError(show(value), self.description)
         return number
 
 
@@ -97,41 +102,76 @@ class Real:
 class Flag:
     """True or false."""
 
+    description = "true or false"
+
     def parse(self, value: object) -> bool:
         """Return the flag, or raise BoundError."""
         if isinstance(value, (bool, np.bool_)):
             return bool(value)
         if value in ("true", "True", "false", "False"):
             return value in ("true", "True")
-        raise BoundError(show(value), "true or false")
+        raise BoundError(show(value), self.description)
 
 
 @dataclass(frozen=True)
 class Text:
-    """UTF-8 text of at most `longest` bytes."""
+    """UTF-8 text of at most `max_bytes` bytes."""
 
-    longest: int | None = None
+    max_bytes: int | None = None
+
+    @property
+    def description(self) -> str:
+        """The bound in words."""
+        return "UTF-8 text" if self.max_bytes is None else f"UTF-8 text of at most {self.max_bytes} bytes"
 
     def parse(self, value: object) -> str:
         """Return the text, or raise BoundError."""
         text = decode(value)
-        if self.longest is not None and len(text.encode()) > self.longest:
-            raise BoundError(f"a text of {len(text.encode())} bytes", f"at most {self.longest} bytes")
+        if self.max_bytes is not None and len(text.encode()) > self.max_bytes:
+            raise BoundError(f"a text of {len(text.encode())} bytes", f"at most {self.max_bytes} bytes")
         return text
 
 
 @dataclass(frozen=True)
-class OneOf:
+class Name:
+    """A text that is not empty, without the spaces around it."""
+
+    description = "a text that is not empty"
+
+    def parse(self, value: object) -> str:
+        """Return the text, or raise BoundError."""
+        if not (text := decode(value).strip()):
+            raise BoundError(show(value), self.description)
+        return text
+
+
+@dataclass(frozen=True)
+class Choice:
     """One of some words; an empty one among them means none."""
 
     words: tuple[str, ...]
+
+    @property
+    def description(self) -> str:
+        """The bound in words."""
+        return f"one of {', '.join(filter(None, self.words))}"
 
     def parse(self, value: object) -> str:
         """Return the word, or raise BoundError."""
         text = decode(value)
         if text not in self.words:
-            raise BoundError(show(text), f"one of {', '.join(filter(None, self.words))}")
+            raise BoundError(show(text), self.description)
         return text
+
+
+def show(value: object) -> str:
+    """Return a value as a message shows it: cut, and strings in quotes."""
+    # str: format() would print a float32 of 2.1 with float64's digits, as 2.0999999046325684.
+    try:
+        shown = repr(value[: MAX_SHOWN_CHARACTERS + 1]) if isinstance(value, (str, bytes)) else str(value)
+    except RecursionError:
+        shown = "a value of too many levels"
+    return shown if len(shown) <= MAX_SHOWN_CHARACTERS else f"{shown[:MAX_SHOWN_CHARACTERS]}..."
 
 
 def decode(value: object) -> str:
@@ -160,10 +200,9 @@ def _float(value: object) -> float:
 
 
 def _limits(low: float | None, above: float | None, high: float | None) -> str:
-    limits = [
-        f"at least {low:g}" if low is not None else "",
-        f"greater than {above:g}" if above is not None else "",
-        f"at most {high:g}" if high is not None else "",
+    limits = (("at least", low), ("greater than", above), ("at most", high))
+    # An int in full, a float without the zero behind its point.
+    texts = [
+        f"{words} {limit if isinstance(limit, int) else f'{limit:g}'}" for words, limit in limits if limit is not None
     ]
-    given = " and ".join(filter(None, limits))
-    return f", {given}" if given else ""
+    return f", {' and '.join(texts)}" if texts else ""

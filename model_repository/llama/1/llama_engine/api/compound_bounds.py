@@ -1,4 +1,4 @@
-"""What lists and JSON objects a field of a request may have, and their Python form."""
+"""Bounds of lists and JSON objects: what a request parameter may be, and its Python form."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_engine.api.value_types import BoundError, Real, decode, show
+from llama_engine.bounds import BoundError, Real, decode, show
 
-JSON_CHARACTERS = 1 << 20
+MAX_JSON_CHARACTERS = 1 << 20
 """Of a value in JSON: beyond every use, and parsed in some milliseconds."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """Up to `limit` words of at most `longest` bytes, and `together` in all. Empty words, which clients pad rows with,
-    are left out, unless the words correspond to another list.
+    """Up to `limit` words of at most `max_bytes` each, and `max_total_bytes` in all.
+
+    Empty words, which clients pad rows with, are left out, unless the words correspond to another list.
     """
 
     limit: int
-    longest: int = 1024
-    together: int | None = None
+    max_bytes: int = 1024
+    max_total_bytes: int | None = None
     keeps_empty: bool = False
+
+    @property
+    def description(self) -> str:
+        """The bound in words."""
+        total = "" if self.max_total_bytes is None else f", of {self.max_total_bytes} bytes together"
+        return f"at most {self.limit} words of at most {self.max_bytes} bytes{total}"
 
     def parse(self, value: object) -> tuple[bytes, ...]:
         """Return the words in UTF-8, or raise BoundError."""
@@ -36,34 +43,38 @@ class Words:
         if len(words) > self.limit:
             raise BoundError(f"a list of {len(words)} words", f"at most {self.limit} words")
         for word in words:
-            if len(word) > self.longest:
+            if len(word) > self.max_bytes:
                 raise BoundError(
                     f"a list with a word of {len(word)} bytes",
-                    f"of words of at most {self.longest} bytes",
+                    f"of words of at most {self.max_bytes} bytes",
                 )
         size = sum(map(len, words))
-        if self.together is not None and size > self.together:
-            raise BoundError(f"a list of words of {size} bytes together", f"at most {self.together} bytes")
+        if self.max_total_bytes is not None and size > self.max_total_bytes:
+            raise BoundError(f"a list of words of {size} bytes together", f"at most {self.max_total_bytes} bytes")
         return tuple(words)
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Up to `limit` finite numbers in [-largest, largest]."""
+    """Up to `limit` finite numbers within `bound`."""
 
     limit: int
-    largest: float
+    bound: Real
+
+    @property
+    def description(self) -> str:
+        """The bound in words."""
+        return f"at most {self.limit} numbers, each {self.bound.description}"
 
     def parse(self, value: object) -> tuple[float, ...]:
         """Return the numbers, or raise BoundError."""
-        bound = Real(low=-self.largest, high=self.largest)
         items = _items(value, "a list of numbers")
         if len(items) > self.limit:
             raise BoundError(f"a list of {len(items)} numbers", f"at most {self.limit} numbers")
         numbers = []
         for item in items:
             try:
-                numbers.append(bound.parse(item))
+                numbers.append(self.bound.parse(item))
             except BoundError as error:
                 raise BoundError(f"a list with {error.value}", f"a list, each {error.bound}") from None
         return tuple(numbers)
@@ -74,6 +85,11 @@ class TokenIds:
     """Up to `limit` ids of tokens. -1 is ignored: rows of unequal length are padded with it."""
 
     limit: int | None = None
+
+    @property
+    def description(self) -> str:
+        """The bound in words."""
+        return "token ids" if self.limit is None else f"at most {self.limit} token ids"
 
     def parse(self, value: object) -> tuple[int, ...]:
         """Return the ids, which may lie beyond the vocabulary, or raise BoundError."""
@@ -102,10 +118,15 @@ def count_ids(ids: NDArray[np.int32]) -> int:
 
 @dataclass(frozen=True)
 class TokenBias:
-    """A JSON object of up to `limit` token ids, each with a number in [-largest, largest]."""
+    """A JSON object of up to `limit` token ids, each with a number within `bound`."""
 
     limit: int
-    largest: float
+    bound: Real
+
+    @property
+    def description(self) -> str:
+        """The bound in words."""
+        return f"a JSON object of at most {self.limit} token ids, each with {self.bound.description}"
 
     def parse(self, value: object) -> tuple[tuple[int, float], ...]:
         """Return the pairs, whose ids may lie beyond the vocabulary, or raise BoundError."""
@@ -118,7 +139,7 @@ class TokenBias:
             if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key, re.ASCII):
                 raise BoundError(f"an object with the key {show(key)}", "of token ids")
             try:
-                pairs[int(key)] = Real(low=-self.largest, high=self.largest).parse(number)
+                pairs[int(key)] = self.bound.parse(number)
             except BoundError as error:
                 raise BoundError(f"an object with {error.value} for {key}", f"of numbers, each {error.bound}") from None
         return tuple(pairs.items())
@@ -127,8 +148,8 @@ class TokenBias:
 def read_object(value: object) -> Mapping[str, object]:
     """Return the JSON object in a string. Raises BoundError for other JSON, and for a key that is there twice."""
     text = decode(value)
-    if len(text) > JSON_CHARACTERS:
-        raise BoundError(f"a text of {len(text)} characters", f"JSON of at most {JSON_CHARACTERS} characters")
+    if len(text) > MAX_JSON_CHARACTERS:
+        raise BoundError(f"a text of {len(text)} characters", f"JSON of at most {MAX_JSON_CHARACTERS} characters")
     try:
         read: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:

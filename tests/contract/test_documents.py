@@ -71,7 +71,7 @@ def test_the_configs_declare_what_the_api_page_lists(kind: str) -> None:
     """The page is the contract with clients."""
     declared = getattr(read_config("config"), kind)
     rows = [*table(API_PAGE, kind), *(table(API_PAGE, "optional output") if kind == "output" else [])]
-    listed = [(name, type_) for names, type_, _ in rows for name in names.split(", ")]
+    listed = [(name, type_) for names, type_, *_ in rows for name in names.split(", ")]
     # Every output has a value for each completion.
     suffix = {(1,): "", (-1,): " list" if kind == "input" else ""}
     types = [DataType.Name(one.data_type).removeprefix("TYPE_") + suffix[tuple(one.dims)] for one in declared]

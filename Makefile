@@ -34,9 +34,8 @@ GPU ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.ready
-# In C++, optional: kernels for a CPU, and what keeps a malformed request from failing its batch.
+# In C++, optional: kernels for a CPU.
 CPU_KERNELS := model_repository/llama/1/llama_engine/kernels/cpu
-BATCH_STRATEGY := PYTHONPATH=model_repository/llama/1 $(BIN)/python -B -m llama_engine.triton.batch_strategy.build
 COMPILED := cpu-kernels
 READY := $(INSTALLED) $(COMPILED)
 READY_PERF := .venv/.ready-perf
@@ -155,7 +154,7 @@ train: $(READY) ## train the embedded checkpoint again (about an hour on two cor
 	@$(BIN)/python -m models.train_pydoc_llama --out models/pydoc-llama
 
 clean: ## remove the virtual environment, compiled kernels and leftovers of tests and training
-	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info $(CPU_KERNELS)/build model_repository/*/1/batchstrategy.so model_repository/*/1/.batchstrategy-*
+	rm -rf .venv .work .pytest_cache .mypy_cache .ruff_cache client/*.egg-info *.egg-info $(CPU_KERNELS)/build
 
 # Versions are from constraints.txt. The stamp comes last, so that an interrupted set-up is repeated.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -165,11 +164,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 # Checked each time, in a twentieth of a second: what is missing, damaged or of other sources is compiled. Without a compiler
-# (CXX, else g++, c++ or clang++) each run prints a line for each: the model runs on PyTorch's kernels, and a malformed request
-# fails its whole batch.
+# (CXX, else g++, c++ or clang++) each run prints a line, and the model runs on PyTorch's kernels.
 $(COMPILED): | $(INSTALLED)
 	@$(BIN)/python $(CPU_KERNELS)/build.py --optional --quiet
-	@$(BATCH_STRATEGY) --optional --quiet
 
 # Additions for benchmarks and their tests: the load generator, the baselines, the plots.
 $(READY_PERF): $(INSTALLED) | $(COMPILED)

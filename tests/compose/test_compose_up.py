@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import urllib.request
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from compose.conftest import NewProject
 from compose.engine import BUILD_AND_START_S, GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
-from llama_engine.triton.batch_strategy.build import is_built
 from triton_llama import LlamaClient
 from triton_llama.health import Address
 from triton_llama.model_info import read_model_info
@@ -73,15 +71,6 @@ def test_the_container_computes_with_the_kernels_that_were_compiled_from_its_sou
     (one,) = read_model_info(Address.parse(served.address(METRICS), METRICS), "llama")
     assert one.computation.startswith("exact INT8 ")
     assert one.computation.endswith(" kernels")
-
-
-@pytest.mark.skipif(not is_built(), reason="this checkout has no batchstrategy.so: no C++ compiler")
-def test_the_container_isolates_malformed_requests_of_both_models(served: ComposeProject) -> None:
-    """Triton logs each library that it loads, the model that one is missing."""
-    log = served.compose("logs", "--no-color", SERVICE).stdout
-    loaded = re.findall(r"Loading custom batching strategy library \S+ for model (\w+)", log)
-    assert set(loaded) == {"llama", "llama_unary"}
-    assert "no batchstrategy.so" not in log
 
 
 def test_the_endpoint_streams_a_guided_chat_on_its_published_port(served: ComposeProject) -> None:

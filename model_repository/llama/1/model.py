@@ -25,7 +25,6 @@ from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.scheduler import Scheduler
 from llama_engine.settings import Settings
-from llama_engine.triton.batch_strategy.build import folders_without_library
 from llama_engine.triton.config import (
     QueuePolicy,
     gpu_of,
@@ -98,9 +97,6 @@ class TritonPythonModel:
         if settings.log_format == "json":
             write_json(logging.getLogger("llama_engine"))
         _log.info("settings: %s", settings.describe())
-        if "dynamic_batching" in model_config and (lacking := folders_without_library()):
-            folders = " and ".join(map(str, lacking))
-            _log.warning("no batchstrategy.so of these sources in %s: a malformed request fails its batch", folders)
         decoupled, inflight = is_decoupled(model_config), settings.scheduling == "inflight"
         if decoupled and not inflight:
             raise InvalidSettings(f"scheduling is {settings.scheduling!r}; a decoupled config needs 'inflight'")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -30,12 +29,6 @@ from llama_engine.triton.tensors import choice_tensor, chunk_tensors, completion
 
 HARMLESS_PARAMETERS = frozenset({"id"})
 """Request parameters that are ignored: the id of a request to /generate arrives as one."""
-
-MALFORMED_INPUT = "malformed_input"
-"""Request parameter: the error of an input whose texts are replaced by empty ones before Triton forms a batch, because
-its own would fail the batch (batch_strategy/batchstrategy.cpp)."""
-
-_MALFORMED = re.compile(r"\w+ has an element(?:'s length)? of \d+ bytes, of which \d+ arrived", re.ASCII)
 
 TOKENS_AT_ONCE = 128
 """Whose log probabilities are written between the responses of other requests: with 20 others each, some ms."""
@@ -79,9 +72,6 @@ class RequestDecoder:
         if forwarded is not None:
             parameters = forwarded.parameters
             response.forward(forwarded)
-        # One in other words is a client's own, and refused as any other parameter.
-        if _MALFORMED.fullmatch(malformed := str(parameters.get(MALFORMED_INPUT, ""))):
-            raise InvalidRequest(malformed)
         deadline = self.queue_policy.deadline(request.timeout())
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         rows = self.parser.parse(

@@ -1,6 +1,6 @@
 """The connection to Triton: one gRPC stream for each request, and the chunks of its responses.
 
-A stream of its own makes a request's cancellation cheap and certain: closing it frees the request's slots after a few
+A separate stream makes a request's cancellation cheap and certain: closing it frees the request's slots after a few
 steps, also for an answer that isn't streamed to the client. All streams share one HTTP/2 connection.
 """
 
@@ -28,22 +28,22 @@ TokenLogprobs = dict[str, dict[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk of one choice. An answer that isn't streamed is one chunk a choice.
-
-    index: of the choice, over all prompts of the request. finish_reason: stop, length, or empty while the choice goes
-    on. stop_reason: the stop string, the decimal id of the stop token, or empty. num_cached_tokens: only where the
-    metrics were requested.
-    """
+    """A chunk of one choice. An answer that isn't streamed is one chunk a choice."""
 
     index: int
+    """Of the choice, over all prompts of the request."""
     text: str
     finish_reason: str
+    """stop, length, or empty while the choice goes on."""
     num_input_tokens: int
     num_output_tokens: int
+    """The chunk's own."""
     stop_reason: str = ""
+    """The stop string, the decimal id of the stop token, or empty."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int | None = None
+    """Tokens of the prompt that were cached; only where the metrics were requested."""
 
 
 class EngineClient:
@@ -180,7 +180,7 @@ def _chunk(outputs: dict[str, list[str] | list[int]], row: int, index: int) -> C
 
 
 def _decode(name: str, datatype: str, content: bytes) -> list[str] | list[int]:
-    """Return an output's values, whatever its shape: Triton's binary form says where each string ends."""
+    """Return an output's values; Triton's binary form has each string's length."""
     try:
         if datatype == "BYTES":
             return _strings(content)

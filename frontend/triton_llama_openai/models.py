@@ -39,7 +39,7 @@ class ServedModel:
     _fingerprint_time: float = 0.0
 
     async def fingerprint(self) -> str | None:
-        """Return what names the model's configuration, read once a minute; None without an answer of Triton.
+        """Return the `system_fingerprint`, read once a minute; None without an answer of Triton.
 
         It changes with the checkpoint's tokenizer and template, the model's config in Triton and this version.
         """

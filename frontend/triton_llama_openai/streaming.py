@@ -61,7 +61,7 @@ async def _disconnect(request: Request) -> None:
 
 
 class Events(ABC):
-    """Makes the events of one streamed answer. What they all have, `head`, is encoded once."""
+    """Makes the events of one streamed answer. Their common fields, `head`, are encoded once."""
 
     def __init__(self, generation: Generation, head: Json) -> None:
         options = generation.request.stream_options
@@ -107,11 +107,8 @@ async def stream_answer(request: Request, generation: Generation, events: Events
         ClientLeftError: the client has left before the first chunk; the request is cancelled in the engine.
     """
     chunks = generation.chunks()
-    try:
-        first = await until_disconnect(request, anext(chunks, []))
-    except BaseException:
-        await chunks.aclose()
-        raise
+    # An error or a cancellation within the generator ends it, and with it the request in the engine.
+    first = await until_disconnect(request, anext(chunks, []))
     return EventStream(first, chunks, events, generation)
 
 

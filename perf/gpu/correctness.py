@@ -41,7 +41,7 @@ BOUNDS: Mapping[Weights, Mapping[str, float]] = {
 """Of means over all tokens. error: of the logits, relative to their spread; divergence: in nats.
 
 INT8 rounds activations to 8 bits: a difference in the last bit before may become a whole step after. Its bounds are
-those of the tests on a CPU (test_int8_linear).
+those of the tests on a CPU (test_gpu_int8_linear).
 """
 
 _ENGINES: Sequence[tuple[int, Mapping[str, str]]] = ((8, {}), (3, {}), (8, {"prefill_tokens": "256"}))

@@ -1,4 +1,4 @@
-"""INT8 linear layers on random weights, and what holds for them on every processor.
+"""PyTorch's INT8 linear layers on random weights, and what holds for them on every processor.
 
 As a program it checks all of it and prints what the layers are: a test runs it with fewer instructions.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from llama_engine.model.exact_int8 import ExactInt8Linear, Int8Packer
+from llama_engine.model.onednn_int8 import OneDnnInt8Linear, OneDnnPacker
 from llama_engine.model.weights import LinearWeight
 
 # (out, in): the demo checkpoint's kind, odd ones, and one that is wider than any block of a kernel.
@@ -57,7 +57,7 @@ def threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def check_rows_are_independent(layer: ExactInt8Linear) -> None:
+def check_rows_are_independent(layer: OneDnnInt8Linear) -> None:
     """Assert that a row's bits are the same alone, in batches, permuted, and on one or two threads."""
     activations = random_rows(100, layer.in_features)
     with threads(1):
@@ -74,15 +74,14 @@ def check_rows_are_independent(layer: ExactInt8Linear) -> None:
 def main() -> None:
     """Check layers of all shapes with two terms and of one shape with one; print what they are."""
     for terms, shapes in ((2, SHAPES), (1, SHAPES[:1])):
-        packer = Int8Packer(terms)
+        packer = OneDnnPacker(terms)
         for outputs, inputs in shapes:
             weight = random_weight(outputs, inputs, bias=True)
             layer = packer(weight)
-            assert isinstance(layer, ExactInt8Linear)
             check_rows_are_independent(layer)
             activations = random_rows(20, inputs)
             error = relative_error(layer(activations), in_float64(activations, weight))
-            assert error < BOUNDS[layer.form.bits, terms], error
+            assert error < BOUNDS[layer.bits, terms], error
         print(packer.describe())
 
 

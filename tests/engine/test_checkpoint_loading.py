@@ -14,6 +14,7 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.gpu_kernels import Kernels
+from llama_engine.model import onednn_int8
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.model_runner import Chunk
 from llama_engine.model.precision import choose_device
@@ -57,34 +58,27 @@ def test_the_info_is_that_of_the_weights(fp32: Checkpoint, int8: Checkpoint) -> 
         assert f"layers {len(linears)} in int8, outlier threshold 0, {quantized.product}; " in quantized.describe()
 
 
-def _never(*_: object) -> None:
-    """Select no form of integer terms, as on a processor where none is exact."""
-
-
 @pytest.mark.parametrize(
-    ("quantization", "parameters", "exact", "computation"),
+    ("quantization", "parameters", "computation"),
     [
-        ("int8", {}, True, r"exact INT8 [^:]* by compiled AVX\S+ kernels"),
-        ("int8", {"int8_terms": "1"}, True, r"exact INT8 [^:]*one term by compiled AVX\S+ kernels"),
-        ("int8", {"kernels": "stock"}, True, "exact INT8, two terms, oneDNN [^:]*"),
+        ("int8", {}, r"exact INT8 [^:]* by compiled AVX\S+ kernels"),
+        ("int8", {"int8_terms": "1"}, r"exact INT8 [^:]*one term by compiled AVX\S+ kernels"),
+        ("int8", {"kernels": "stock"}, "exact INT8, two terms, oneDNN [^:]*"),
         (
-            "int8", {"kernels": "stock", "dtype": "bfloat16"}, True,
+            "int8", {"kernels": "stock", "dtype": "bfloat16"},
             "exact INT8, two terms, oneDNN [^:]*: bits depend on the batch",
         ),
-        ("int8", {"kernels": "stock"}, False, "INT8 weights widened to float32: bits depend on the batch"),
-        ("none", {}, True, "float32 weights: bits depend on the batch"),
-        ("none", {"dtype": "bfloat16"}, True, "bfloat16 weights: bits depend on the batch"),
-        ("int8", {"int8_threshold": "6"}, True, "float32 and int8 weights: bits depend on the batch"),
+        ("none", {}, "float32 weights: bits depend on the batch"),
+        ("none", {"dtype": "bfloat16"}, "bfloat16 weights: bits depend on the batch"),
+        ("int8", {"int8_threshold": "6"}, "float32 and int8 weights: bits depend on the batch"),
     ],
 )  # fmt: skip
-def test_the_info_names_how_the_model_computes_and_what_its_bits_depend_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, parameters: dict[str, str], exact: bool,
-    computation: str,
+def test_the_info_names_the_product(
+    folder: Path, quantization: str, parameters: dict[str, str], computation: str
+
 ) -> None:  # fmt: skip
     if "compiled" in computation:
         needs_compiled_kernels()
-    if not exact:
-        monkeypatch.setattr("llama_engine.model.exact_int8.select_form", _never)
     engine = engine_of(load(quantization, model=str(folder), **parameters), 1)
     labels = engine.info_labels()
     assert re.fullmatch(computation, labels["computation"])
@@ -92,9 +86,17 @@ def test_the_info_names_how_the_model_computes_and_what_its_bits_depend_on(
     assert labels["kv_cache_dtype"] == str(engine.plan.shape.dtype).removeprefix("torch.")
 
 
+def test_int8_weights_without_an_exact_product_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn_int8, "refusal", lambda *_: "sums of 1 rows are wrong by 3.0% of the largest")
+    assert re.match(
+        r"INT8 weights of \d+ x \d+ \(outputs x inputs\) have no exact product on this CPU: with oneDNN sums of 1 rows",
+        _refusal(folder, "int8", kernels="stock"),
+    )
+
+
 def test_a_cache_that_the_fused_attention_cannot_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fused = Kernels(attention=gpu_reference.decode_attention)
-    monkeypatch.setattr("llama_engine.model.loader.install_kernels", lambda *_: fused)
+    monkeypatch.setattr("llama_engine.model.products.install_kernels", lambda *_: fused)
     assert _refusal(folder, "nf4", kv_cache_dtype="int8").startswith(
         "kv_cache_dtype is 'int8'; the fused attention of kernels 'fused' reads a cache in the model's float32: "
     )

@@ -80,7 +80,7 @@ def test_without_compiled_kernels_they_are_the_same_bits_in_any_mix(
     [
         ((), "by compiled AVX2 kernels", 20),
         pytest.param((), "by compiled AVX2 kernels", 2000, marks=long),
-        pytest.param(("--kernels=stock",), "oneDNN with unsigned 7-bit terms", 50, marks=long),
+        pytest.param(("--kernels=stock",), "oneDNN with 7-bit terms", 50, marks=long),
     ],
     ids=["compiled", "compiled, many", "stock"],
 )

@@ -119,10 +119,9 @@ def test_the_random_model_is_the_same_in_each_requested_precision_whatever_was_b
     for precision, stock in ((INT8, True), (FP32, False), (INT8, False), (INT8_OUTLIERS, False), (INT8, True)):
         made = llama.at(precision, stock)
         assert ("int8" in made.info.linears, made.info.threshold) == (precision != FP32, precision.threshold)
-        # Stock layers are bitsandbytes'; at threshold 0 the engine has its own, which round no activations.
-        own = precision == INT8 and not stock
-        assert any(type(module) is Linear8bitLt for module in llama.module.modules()) is (precision != FP32 and not own)
-        assert made.info.rounds_activations is (precision == INT8_OUTLIERS or (precision == INT8 and stock))
+        # Fused ones, which round no activations, are a GPU's.
+        assert any(type(module) is Linear8bitLt for module in llama.module.modules()) is (precision != FP32)
+        assert made.info.rounds_activations is (precision != FP32)
         request = GenerationRequest(prompt="", prompt_tokens=(5, 6, 7), max_tokens=6)
         text = completions(engine_of(made, 1), [request])[0].text
         assert len(tokens_in(text)) == 6

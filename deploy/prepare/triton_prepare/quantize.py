@@ -20,7 +20,7 @@ from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.llama_config import read_config
 from llama_engine.model.loader import loading
 from llama_engine.model.precision import choose_device
-from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
+from llama_engine.model.transformers_reader import load_with_transformers
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import read_tokenizer
 from transformers import GenerationConfig, LlamaForCausalLM
@@ -89,9 +89,7 @@ def _load(folder: Path, dtype: str, device: torch.device) -> LlamaForCausalLM:
     with loading(str(folder), show_progress=sys.stderr.isatty()):
         config = read_config(folder, str(folder))
         read_tokenizer(folder, config)  # A checkpoint without one can't be served.
-        model = load_with_transformers(str(folder), config, settings, device, getattr(torch, dtype))
-    install_kernels(model, "stock")
-    return model
+        return load_with_transformers(str(folder), config, settings, device, getattr(torch, dtype))
 
 
 @torch.inference_mode()

@@ -1,14 +1,12 @@
 """Loads a checkpoint: model, tokenizer and generation config, in the precision and on the device of the settings.
 
-Loads safetensors only and never runs code from a checkpoint. On a CPU, floats and INT8 weights are read straight from
-the files; nf4, LLM.int8()'s outliers and everything on a GPU go through transformers' modules.
+Loads safetensors only and never runs code from a checkpoint. `products` decides what computes with the weights.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,23 +17,19 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels
-from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.checkpoint_files import check_files
-from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner, build_compiled_llama
-from llama_engine.model.exact_int8 import Int8Packer
+from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.hub import resolve_folder
-from llama_engine.model.kv_cache import BLOCK, KVCacheShape, gathered_bytes
+from llama_engine.model.kv_cache import KVCacheShape, gathered_bytes
 from llama_engine.model.llama import Llama
 from llama_engine.model.llama_config import read_config
 from llama_engine.model.manifest import Manifest, verified_manifest
-from llama_engine.model.model_info import BATCH, ModelInfo, read_model_info
+from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.model_runner import ModelRunner
-from llama_engine.model.precision import choose_cache_dtype, choose_dtype, choose_quantization
-from llama_engine.model.rope import rope_tables
+from llama_engine.model.precision import choose_cache_dtype
+from llama_engine.model.products import load_model
 from llama_engine.model.torch_runner import TorchRunner
-from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
-from llama_engine.model.weight_reader import WeightReader
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import read_tokenizer
 
@@ -47,7 +41,7 @@ if TYPE_CHECKING:
 EMBEDDED = Path(__file__).resolve().parents[5] / "models" / "pydoc-llama"
 """The embedded checkpoint, beside the model repository."""
 
-LONGEST_DEFAULT = 4096
+MAX_DEFAULT_MODEL_LEN = 4096
 """Cap of the default max_model_len: a 128k-token checkpoint would otherwise need a huge cache by accident."""
 
 
@@ -157,11 +151,11 @@ def _load_files(
     """Load everything. Raises CheckpointError, and whatever the libraries raise."""
     config = read_config(folder, name)
     positions = config.max_position_embeddings
-    max_model_len = settings.max_model_len or min(positions, LONGEST_DEFAULT)
+    max_model_len = settings.max_model_len or min(positions, MAX_DEFAULT_MODEL_LEN)
     if max_model_len > positions:
         raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
     tokenizer = read_tokenizer(folder, config)
-    model, info, kernels = _load_model(name, folder, config, settings, device, max_model_len)
+    model, info, kernels = load_model(name, folder, config, settings, device, max_model_len)
     return Checkpoint(
         name=name,
         config=config,
@@ -173,70 +167,6 @@ def _load_files(
         prepared=manifest,
         kernels=kernels,
     )
-
-
-def _load_model(
-    name: str, folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, max_model_len: int
-) -> tuple[Llama | CompiledLlama, ModelInfo, Kernels]:
-    """Load the weights, and choose and verify how they are computed with."""
-    # A cache in whole blocks, and the spare position of padding rows.
-    tables = rope_tables(config, -(-(max_model_len + 1) // BLOCK) * BLOCK)
-    dtype = choose_dtype(settings.dtype, device)
-    quantization, threshold = choose_quantization(name, config, settings)
-    int8 = quantization == "int8"
-    if device.type != "cpu" or quantization == "nf4" or threshold:
-        loaded = load_with_transformers(str(folder), config, settings, device, dtype)
-        kernels = install_kernels(loaded, settings.kernels, settings.slots or 0)
-        if (
-            kernels.attention is not None
-            and choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype) != dtype
-        ):
-            raise CheckpointError(
-                f"kv_cache_dtype is {settings.kv_cache_dtype!r}; the fused attention of kernels 'fused' reads a cache "
-                f"in the model's {str(dtype).removeprefix('torch.')}: set kernels to 'stock' or that to 'auto'"
-            )
-        return llama_around(loaded, tables), read_model_info(loaded), kernels
-    reader = WeightReader(folder, config, dtype, int8)
-    read = ReadWeights()
-    model: Llama | CompiledLlama
-    if not int8:
-        model, product, bits_depend_on = build_llama(reader, config, tables, float_linear, read), "", BATCH
-    elif compiled := _compiled(reader, config, tables, settings, read):
-        model, product, bits_depend_on = compiled, compiled.describe(), ""
-    else:
-        packer = Int8Packer(settings.int8_terms)
-        model, product = build_llama(reader, config, tables, packer, read), packer.describe()
-        # Around the products torch computes in the dtype: only in float32 are a row's bits its own.
-        bits_depend_on = "" if packer.exact and dtype == torch.float32 else BATCH
-    _return_freed_memory()
-    info = ModelInfo(
-        dict(read.linears),
-        read.bytes,
-        dtype,
-        device,
-        threshold,
-        rounds_activations=False,
-        product=product,
-        bits_depend_on=bits_depend_on,
-    )
-    return model, info, STOCK
-
-
-def _return_freed_memory() -> None:
-    """Return the memory of weights before their packing to the system: glibc would keep up to as much again."""
-    with suppress(AttributeError):
-        # Other C libraries have no such function, and no such habit.
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _compiled(
-    reader: WeightReader, config: LlamaConfig, tables: Tables, settings: Settings, read: ReadWeights
-) -> CompiledLlama | None:
-    """Return the model in the form of the compiled kernels, None without them."""
-    if settings.kernels == "stock":
-        return None
-    dtype = choose_cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=torch.float32)
-    return build_compiled_llama(reader, config, tables, settings.int8_terms, dtype, read)
 
 
 def _generation_config(folder: Path, config: LlamaConfig) -> GenerationConfig:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from llama_engine.kernels.gpu.int8_linear import Int8Linear
 from llama_engine.libraries import Linear4bit, Linear8bitLt
-from llama_engine.model.int8_linear import Int8Linear
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

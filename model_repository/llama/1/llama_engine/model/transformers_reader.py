@@ -12,9 +12,9 @@ import torch
 
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels, choose_kernels
+from llama_engine.kernels.gpu.int8_linear import replace_int8_layers
 from llama_engine.libraries import Int8Params, Linear8bitLt, import_modelling
 from llama_engine.model.heads import head_dim, key_value_heads
-from llama_engine.model.int8_linear import replace_int8_layers
 from llama_engine.model.model_info import read_model_info
 from llama_engine.settings import Settings
 
@@ -80,20 +80,18 @@ def load_with_transformers(
 
 
 def install_kernels(model: LlamaForCausalLM, setting: str, slots: int = 0) -> Kernels:
-    """Install the 8-bit layers for the setting `kernels`, stock or fused, in a loaded model; return the kernels.
+    """Choose the kernels of a GPU for the setting `kernels`, and install its 8-bit layers in a loaded model.
 
-    slots: most rows of a decode step, where they are known.
+    slots: maximum rows of a decode step, where they are known.
     """
-    on_cpu = model.device.type == "cpu"
+    if setting != "fused":
+        return STOCK
+    group = model.config.num_attention_heads // key_value_heads(model.config)
     # At other thresholds bitsandbytes' own product extracts the outliers of all rows together.
-    unrounded = read_model_info(model).threshold == 0
-    kernels = STOCK
-    if setting == "fused":
-        group = model.config.num_attention_heads // key_value_heads(model.config)
-        shapes = _eight_bit_shapes(model) if unrounded else ()
-        kernels = choose_kernels(model.device, model.dtype, head_dim(model.config), group, shapes)
-    if unrounded and (on_cpu or kernels.few_rows is not None):
-        replace_int8_layers(model, None if on_cpu else kernels, slots)
+    shapes = _eight_bit_shapes(model) if read_model_info(model).threshold == 0 else ()
+    kernels = choose_kernels(model.device, model.dtype, head_dim(model.config), group, shapes)
+    if kernels.few_rows is not None:
+        replace_int8_layers(model, kernels, slots)
         # New modules start in training mode, and nothing trains.
         model.train(False)
     return kernels

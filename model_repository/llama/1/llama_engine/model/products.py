@@ -1,0 +1,114 @@
+"""Decides what multiplies by a checkpoint's weights, and loads them for it: `load_model`.
+
+| weights | product | a row's bits depend on |
+|---|---|---|
+| floats on a CPU | PyTorch's | the batch |
+| INT8 on a CPU | the compiled kernels (`kernels.cpu`) where they are built and verify | its own request alone |
+| | else, or with `kernels` stock, oneDNN's (`onednn_int8`) where it verifies | its own request alone, in float32 |
+| INT8 with an outlier threshold or nf4 on a CPU | bitsandbytes' | the batch |
+| any on a GPU | PyTorch's or bitsandbytes'; with `kernels` fused the engine's own (`kernels.gpu`) | the batch |
+
+INT8 weights on a CPU whose product is exact with neither are refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from llama_engine.errors import CheckpointError
+from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels
+from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
+from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
+from llama_engine.model.kv_cache import BLOCK
+from llama_engine.model.llama import Llama
+from llama_engine.model.model_info import BATCH, ModelInfo, read_model_info
+from llama_engine.model.onednn_int8 import OneDnnPacker
+from llama_engine.model.precision import choose_cache_dtype, choose_dtype, choose_quantization
+from llama_engine.model.rope import rope_tables
+from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
+from llama_engine.model.weight_reader import WeightReader
+from llama_engine.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
+Loaded = tuple[Llama | CompiledLlama, ModelInfo, Kernels]
+"""A model, its precision and size, and the kernels of its decode steps on a GPU."""
+
+
+def load_model(
+    name: str, folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, max_model_len: int
+) -> Loaded:
+    """Load the weights of a checkpoint's folder for the product that the table above names.
+
+    Raises CheckpointError for settings that exclude each other and for INT8 weights without an exact product, and
+    whatever the libraries raise.
+    """
+    # A cache in whole blocks, and the spare position of padding rows.
+    tables = rope_tables(config, -(-(max_model_len + 1) // BLOCK) * BLOCK)
+    dtype = choose_dtype(settings.dtype, device)
+    quantization, threshold = choose_quantization(name, config, settings)
+    if device.type != "cpu" or quantization == "nf4" or threshold:
+        return _load_with_transformers(folder, config, settings, device, dtype, tables)
+    reader, read = WeightReader(folder, config, dtype, quantization == "int8"), ReadWeights()
+    model: Llama | CompiledLlama
+    if quantization != "int8":
+        model, product, bits_depend_on = build_llama(reader, config, tables, float_linear, read), "", BATCH
+    elif compiled := _load_compiled(reader, config, tables, settings, read):
+        model, product, bits_depend_on = compiled, compiled.describe(), ""
+    else:
+        packer = OneDnnPacker(settings.int8_terms)
+        model, product = build_llama(reader, config, tables, packer, read), packer.describe()
+        # Around the products torch computes in the dtype: only in float32 does nothing else change a row's bits.
+        bits_depend_on = "" if dtype == torch.float32 else BATCH
+    _return_freed_memory()
+    info = ModelInfo(
+        dict(read.linears),
+        read.bytes,
+        dtype,
+        device,
+        threshold,
+        rounds_activations=False,
+        product=product,
+        bits_depend_on=bits_depend_on,
+    )
+    return model, info, STOCK
+
+
+def _load_with_transformers(
+    folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype, tables: Tables
+) -> Loaded:
+    """Return the model around transformers' modules, with the kernels of the settings."""
+    modules = load_with_transformers(str(folder), config, settings, device, dtype)
+    kernels = install_kernels(modules, settings.kernels, settings.slots or 0)
+    if (
+        kernels.attention is not None
+        and choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype) != dtype
+    ):
+        raise CheckpointError(
+            f"kv_cache_dtype is {settings.kv_cache_dtype!r}; the fused attention of kernels 'fused' reads a cache "
+            f"in the model's {str(dtype).removeprefix('torch.')}: set kernels to 'stock' or that to 'auto'"
+        )
+    return llama_around(modules, tables), read_model_info(modules), kernels
+
+
+def _load_compiled(
+    reader: WeightReader, config: LlamaConfig, tables: Tables, settings: Settings, read: ReadWeights
+) -> CompiledLlama | None:
+    """Return the model in the form of the compiled kernels, None without them."""
+    if settings.kernels == "stock":
+        return None
+    dtype = choose_cache_dtype(settings.kv_cache_dtype, compiled=True, dtype=torch.float32)
+    return build_compiled_llama(reader, config, tables, settings.int8_terms, dtype, read)
+
+
+def _return_freed_memory() -> None:
+    """Return the memory of weights before their packing to the system: glibc would keep up to as much again."""
+    with suppress(AttributeError):
+        # Other C libraries have no such function, and no such habit.
+        ctypes.CDLL(None).malloc_trim(0)

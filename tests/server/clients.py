@@ -84,11 +84,11 @@ def infer(
     server: LocalTriton, inputs: Inputs, binary: bool = True, request_id: str = "", model: str = MODEL
 ) -> list[Answer] | Refusal:
     """Ask /infer with tritonclient; its tensors are JSON lists, or bytes behind the JSON."""
-    asked = tensors(tritonclient.http.InferInput, inputs, binary_data=binary)
+    request = tensors(tritonclient.http.InferInput, inputs, binary_data=binary)
     outputs = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in OUTPUTS]
     with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=TIMEOUT_S) as client:
         try:
-            return answers(client.infer(model, asked, request_id=request_id, outputs=outputs))
+            return answers(client.infer(model, request, request_id=request_id, outputs=outputs))
         except tritonclient.utils.InferenceServerException as error:
             return Refusal(BAD if error.status() == "400" else str(error.status()), str(error.message()))
 
@@ -96,9 +96,9 @@ def infer(
 def grpc(server: LocalTriton, inputs: Inputs, request_id: str = "", model: str = MODEL) -> list[Answer] | Refusal:
     """Ask over gRPC with tritonclient."""
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-        asked = tensors(tritonclient.grpc.InferInput, inputs)
+        request = tensors(tritonclient.grpc.InferInput, inputs)
         try:
-            return answers(client.infer(model, asked, request_id=request_id, client_timeout=TIMEOUT_S))
+            return answers(client.infer(model, request, request_id=request_id, client_timeout=TIMEOUT_S))
         except tritonclient.utils.InferenceServerException as error:
             kind = BAD if error.status() == "StatusCode.INVALID_ARGUMENT" else str(error.status())
             return Refusal(kind, str(error.message()))
@@ -141,8 +141,8 @@ def answers(result: tritonclient.http.InferResult | tritonclient.grpc.InferResul
     columns = [result.as_numpy(name) for name in OUTPUTS]
     assert all(column.ndim == 1 for column in columns)
     return [
-        Answer(_text(text), _text(reason), int(taken), int(given))
-        for text, reason, taken, given in zip(*columns, strict=True)
+        Answer(_text(text), _text(reason), int(prompt_tokens), int(tokens))
+        for text, reason, prompt_tokens, tokens in zip(*columns, strict=True)
     ]
 
 

@@ -108,8 +108,8 @@ def copy_repository(folder: Path, shim: str = "", queue_policy: str = "", beside
         shutil.copy(Path(__file__).parent / f"{shim}.py", model / "1" / "model.py")
     if queue_policy:
         for config in (model / "config.pbtxt", model / "configs" / "streaming.pbtxt"):
-            text, found = _QUEUE_POLICY.subn(f"default_queue_policy {{ {queue_policy} }}", config.read_text())
-            assert found == 1
+            text, count = _QUEUE_POLICY.subn(f"default_queue_policy {{ {queue_policy} }}", config.read_text())
+            assert count == 1
             config.write_text(text)
     for name in beside:
         shutil.copytree(ROOT / "compatibility" / name, repository / name)

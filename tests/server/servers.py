@@ -136,8 +136,8 @@ def model_process(server: LocalTriton, model: str = "llama") -> ModelProcess:
     def is_its(process: ModelProcess) -> bool:
         return f"/{model}/1/model.py" in Path(f"/proc/{process.pid}/cmdline").read_text()
 
-    (found,) = filter(is_its, model_processes(server.pid))
-    return found
+    (process,) = filter(is_its, model_processes(server.pid))
+    return process
 
 
 def line_of_death(server: LocalTriton) -> str:

@@ -106,9 +106,9 @@ class GrpcStream(_GrpcConnection):
 
         options: of `async_stream_infer`.
         """
-        asked = tensors(tritonclient.grpc.InferInput, inputs)
+        request = tensors(tritonclient.grpc.InferInput, inputs)
         self._client.async_stream_infer(
-            model, asked, request_id=request_id, enable_empty_final_response=empty_final, **options
+            model, request, request_id=request_id, enable_empty_final_response=empty_final, **options
         )
 
     def next(self) -> Response:
@@ -159,14 +159,14 @@ class Call(_GrpcConnection):
     ) -> None:
         """Send the request. timeout_us: its Triton timeout, the time it may wait for a slot."""
         super().__init__(server)
-        asked = tensors(tritonclient.grpc.InferInput, inputs)
+        request = tensors(tritonclient.grpc.InferInput, inputs)
         self._call: Any = None
         if model == MODEL and is_decoupled(server):
             self._client.start_stream(self._take)
-            self._client.async_stream_infer(model, asked, request_id=request_id, timeout=timeout_us)
+            self._client.async_stream_infer(model, request, request_id=request_id, timeout=timeout_us)
         else:
             self._call = self._client.async_infer(
-                model, asked, self._take, request_id=request_id, timeout=timeout_us, client_timeout=TIMEOUT_S
+                model, request, self._take, request_id=request_id, timeout=timeout_us, client_timeout=TIMEOUT_S
             )
 
     def cancel(self) -> None:

@@ -136,7 +136,7 @@ def test_a_stream_whose_client_leaves_frees_its_slot(
 
 def test_streams_that_are_never_read_do_not_block_others(streaming: LocalTriton) -> None:
     neighbours = [NEIGHBOUR | {"seed": seed} for seed in range(4)]
-    alone = [ask(streaming, generate, **one) for one in neighbours]
+    alone = [ask(streaming, generate, **neighbour) for neighbour in neighbours]
     metrics = Metrics(streaming)
     host, port = streaming.http_url.split(":")
     body = json.dumps(UNREAD).encode()
@@ -148,12 +148,14 @@ def test_streams_that_are_never_read_do_not_block_others(streaming: LocalTriton)
         client.start_stream(lambda result, error: read_on.wait())
         for _ in range(2):
             client.async_stream_infer(MODEL, tensors(tritonclient.grpc.InferInput, UNREAD))
-            one = unread.enter_context(socket.socket())
+            connection = unread.enter_context(socket.socket())
             # The smallest window that the kernel gives.
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-            one.connect((host, int(port)))
-            one.sendall(head + body)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            connection.connect((host, int(port)))
+            connection.sendall(head + body)
         metrics.wait(lambda now: now.grown("llama_prompt_tokens_total") > 0, "they run")
-        jobs = [partial(whole, streaming, STREAM_WIRES[index % 2], one) for index, one in enumerate(neighbours)]
+        jobs = [
+            partial(whole, streaming, STREAM_WIRES[index % 2], neighbour) for index, neighbour in enumerate(neighbours)
+        ]
         assert at_once(jobs) == alone
         metrics.wait_for(4 + len(alone), "llama_requests_total", finish_reason="length")

@@ -120,8 +120,8 @@ def _load(server: LocalTriton, openai: Endpoint) -> Iterator[None]:
             yield
         finally:
             enough.set()
-        for one in asking:
-            one.result()
+        for client in asking:
+            client.result()
 
 
 def _values(prometheus: Prometheus, expression: str) -> list[float]:
@@ -145,7 +145,7 @@ def test_every_alert_queries_series_that_exist(prometheus: Prometheus, alert: mo
     _values(prometheus, alert.expr)
     for selector in monitoring.selectors(alert.expr):
         if not monitoring.metrics_of(selector) <= monitoring.GPU_METRICS:
-            until(lambda asked=selector: bool(_values(prometheus, asked)), lambda: f"{alert} has series")  # type: ignore[misc]  # mypy doesn't see a lambda's default
+            until(lambda query=selector: bool(_values(prometheus, query)), lambda: f"{alert} has series")  # type: ignore[misc]  # mypy doesn't see a lambda's default
 
 
 def test_no_alert_is_active_under_normal_load(prometheus: Prometheus) -> None:
@@ -172,7 +172,9 @@ def test_queries_without_data_here_are_valid(prometheus: Prometheus) -> None:
     """Without a GPU only the syntax of its panels is tested; contract tests check the names of the series."""
     (annotation,) = monitoring.DASHBOARD["annotations"]["list"]
     assert _values(prometheus, annotation["expr"]) == []
-    choices = [one["definition"] for one in monitoring.DASHBOARD["templating"]["list"] if one["type"] == "query"]
+    choices = [
+        variable["definition"] for variable in monitoring.DASHBOARD["templating"]["list"] if variable["type"] == "query"
+    ]
     assert choices == ["label_values(llama_slots, model)", 'label_values(llama_slots{model=~"$model"}, instance)']
     _has_data(prometheus, 'count by (model, instance) (llama_slots{model=~".+"})')
     for query in monitoring.queries():

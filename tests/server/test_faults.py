@@ -26,7 +26,7 @@ NEIGHBOURS: list[dict[str, object]] = [
 @pytest.fixture(scope="module")
 def alone(failing: LocalTriton) -> list[str]:
     """What each neighbour gets by itself."""
-    return [ask(failing, generate, **one).text for one in NEIGHBOURS]
+    return [ask(failing, generate, **request).text for request in NEIGHBOURS]
 
 
 def _faulty(fault: str) -> list[dict[str, object]]:

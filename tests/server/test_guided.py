@@ -90,7 +90,7 @@ GOOD = [
 
 def _endless(count: int) -> str:
     """Return a schema whose automaton is exponential: more than 10 s and 1 GB."""
-    patterns = [{"type": "string", "pattern": f".*{one}.{{{count}}}"} for one in string.ascii_lowercase]
+    patterns = [{"type": "string", "pattern": f".*{letter}.{{{count}}}"} for letter in string.ascii_lowercase]
     return json.dumps({"allOf": patterns})
 
 
@@ -111,13 +111,13 @@ def _answer(server: LocalTriton, inputs: dict[str, object], number: int = 0) -> 
 
 
 def test_texts_conform_to_their_guides_whatever_is_beside_them(either: LocalTriton) -> None:
-    asked = [(guided, guided.inputs(seed)) for seed in range(4) for guided in KINDS]
-    jobs = [partial(_answer, either, inputs, number) for number, (_, inputs) in enumerate(asked)]
+    requests = [(guided, guided.inputs(seed)) for seed in range(4) for guided in KINDS]
+    jobs = [partial(_answer, either, inputs, number) for number, (_, inputs) in enumerate(requests)]
     good = [_answer(either, inputs) for inputs in GOOD]
     answers = at_once([*jobs, *(partial(_answer, either, inputs) for inputs in GOOD)])
     assert answers[len(jobs) :] == good
     finished = set()
-    for (guided, inputs), answer in zip(asked, answers, strict=False):
+    for (guided, inputs), answer in zip(requests, answers, strict=False):
         if answer.finish_reason == "stop":
             assert guided.conforms(answer.text), answer
             finished.add(guided)
@@ -125,7 +125,7 @@ def test_texts_conform_to_their_guides_whatever_is_beside_them(either: LocalTrit
             assert answer.num_output_tokens == inputs["max_tokens"]
     assert len(finished) == len(KINDS), finished
     # Alone as among others.
-    assert _answer(either, asked[1][1]) == answers[1]
+    assert _answer(either, requests[1][1]) == answers[1]
 
 
 def _refused(server: LocalTriton, name: str) -> str:

@@ -31,7 +31,7 @@ def test_every_metric_is_on_the_page_as_declared(narrow: LocalTriton, metrics: M
         for name in parts if metric.kind == "histogram" else [metric.name]:
             for value in metric.values:
                 labels = {"model": "llama", "version": "1"} | ({metric.label: value} if metric.label else {})
-                assert any(found == name and labels.items() <= own for found, own in series), (name, labels)
+                assert any(other == name and labels.items() <= pairs for other, pairs in series), (name, labels)
     # Otherwise the last of several instances would overwrite the others; counters of all instances add up.
     gauges = {metric.name for metric in METRICS if metric.kind == "gauge"}
     labelled = {line.partition("{")[0] for line in page.splitlines() if 'model_instance="llama_0_0"' in line}

@@ -49,16 +49,20 @@ def _chat(served: Endpoint, **fields: object) -> list[Json]:
 
 def _streamed(served: Endpoint, **fields: object) -> dict[int, tuple[str, str, str]]:
     """Return, of each choice of a streamed chat, its text, its calls' arguments and its finish reason."""
-    found: dict[int, tuple[str, str, str]] = {}
+    choices: dict[int, tuple[str, str, str]] = {}
     for event in events_of(served.chat(stream=True, **fields)):
         assert isinstance(event["choices"], list)
         for choice in event["choices"]:
-            text, arguments, reason = found.get(choice["index"], ("", "", ""))
+            text, arguments, reason = choices.get(choice["index"], ("", "", ""))
             delta = choice["delta"]
             calls = delta.get("tool_calls", [])
             arguments += "".join(call["function"].get("arguments", "") for call in calls)
-            found[choice["index"]] = (text + (delta.get("content") or ""), arguments, choice["finish_reason"] or reason)
-    return found
+            choices[choice["index"]] = (
+                text + (delta.get("content") or ""),
+                arguments,
+                choice["finish_reason"] or reason,
+            )
+    return choices
 
 
 def _message(choice: Json) -> Json:
@@ -103,9 +107,9 @@ def test_a_prompt_beyond_the_context_is_refused_in_openais_words(served: Endpoin
 
 
 def test_usage_is_the_same_streamed_or_not(served: Endpoint) -> None:
-    asked: dict[str, object] = {"prompt": [[5, 6, 7], [8, 9]], "n": 2, "max_tokens": 5, "ignore_eos": True}
-    usage = served.complete(**asked).json()["usage"]
-    events = events_of(served.complete(stream=True, stream_options={"include_usage": True}, **asked))
+    request: dict[str, object] = {"prompt": [[5, 6, 7], [8, 9]], "n": 2, "max_tokens": 5, "ignore_eos": True}
+    usage = served.complete(**request).json()["usage"]
+    events = events_of(served.complete(stream=True, stream_options={"include_usage": True}, **request))
     assert events[-1]["usage"] == usage
     assert usage["completion_tokens"] == 4 * 5
     assert usage["prompt_tokens"] == 3 + 2
@@ -141,16 +145,16 @@ def test_a_structured_text_has_its_form(served: Endpoint, fields: dict[str, obje
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "make"}}])
 def test_a_forced_call_has_valid_arguments_streamed_or_not(served: Endpoint, choice: object) -> None:
-    asked = {"tools": [TOOL], "tool_choice": choice, "temperature": 1, "seed": 3, "max_tokens": 280}
-    (found,) = _chat(served, parallel_tool_calls=False, **asked)
-    calls = _message(found)["tool_calls"]
+    request = {"tools": [TOOL], "tool_choice": choice, "temperature": 1, "seed": 3, "max_tokens": 280}
+    (answer,) = _chat(served, parallel_tool_calls=False, **request)
+    calls = _message(answer)["tool_calls"]
     assert isinstance(calls, list)
     (call,) = calls
     assert call["function"]["name"] == "make"
     assert json.loads(call["function"]["arguments"]) in ANSWERS
-    assert found["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
-    streamed = _streamed(served, parallel_tool_calls=False, **asked)[0]
-    assert streamed == ("", call["function"]["arguments"], found["finish_reason"])
+    assert answer["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
+    streamed = _streamed(served, parallel_tool_calls=False, **request)[0]
+    assert streamed == ("", call["function"]["arguments"], answer["finish_reason"])
 
 
 @pytest.mark.parametrize("stream", [False, True])

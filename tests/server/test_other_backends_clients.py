@@ -39,10 +39,10 @@ def ask_model(
     stream.ask(inputs, model=model, outputs=wanted, parameters=parameters)
 
 
-def responses(server: LocalTriton, model: str, inputs: Arrays, *asked: Any) -> list[dict[str, NDArray[Any]]]:  # noqa: ANN401 - as of ask_model
+def responses(server: LocalTriton, model: str, inputs: Arrays, *options: Any) -> list[dict[str, NDArray[Any]]]:  # noqa: ANN401 - as of ask_model
     """Ask over a stream; return the outputs of all responses. asked: outputs and parameters of `ask_model`."""
     with GrpcStream(server) as stream:
-        ask_model(stream, model, inputs, *asked)
+        ask_model(stream, model, inputs, *options)
         return stream.outputs()
 
 
@@ -84,8 +84,8 @@ def test_an_ensemble_answers_tensorrt_llms_client_as_llama_does(narrow: LocalTri
     assert whole["text_output"].shape == (1,)
     assert whole["text_output"][0].decode()
     assert whole["text_output"].tolist() == same["text_output"].tolist()
-    asked = tensorrt_llm() | {"return_log_probs": np.array([[True]])}
-    (logged,) = responses(narrow, "ensemble", asked, ("text_output", "cum_log_probs", "output_log_probs"))
+    inputs = tensorrt_llm() | {"return_log_probs": np.array([[True]])}
+    (logged,) = responses(narrow, "ensemble", inputs, ("text_output", "cum_log_probs", "output_log_probs"))
     assert logged["cum_log_probs"].shape == (1,)
     assert np.isclose(logged["output_log_probs"].sum(), logged["cum_log_probs"][0], rtol=1e-4)
 
@@ -193,12 +193,12 @@ def greedy(narrow_streaming: LocalTriton) -> Answer:
 
 @pytest.mark.parametrize("where", ["both", "tensor", "parameters"])
 def test_vllm_backends_client_gets_llamas_text(narrow_streaming: LocalTriton, greedy: Answer, where: str) -> None:
-    own = {} if where == "parameters" else {"sampling_parameters": sampling()}
+    tensor = {} if where == "parameters" else {"sampling_parameters": sampling()}
     parameters = None if where == "tensor" else PARAMETERS
-    (whole,) = responses(narrow_streaming, "vllm_model", vllm(False, **own), ("text_output",), parameters)
+    (whole,) = responses(narrow_streaming, "vllm_model", vllm(False, **tensor), ("text_output",), parameters)
     # Without `stream` the prompt precedes the text, as there.
     assert whole["text_output"].tolist() == [(PROMPT + greedy.text).encode()]
-    chunks = responses(narrow_streaming, "vllm_model", vllm(True, **own), ("text_output",), parameters)
+    chunks = responses(narrow_streaming, "vllm_model", vllm(True, **tensor), ("text_output",), parameters)
     assert len(chunks) > 1
     assert b"".join(chunk["text_output"][0] for chunk in chunks).decode() == greedy.text
 
@@ -226,8 +226,8 @@ def test_vllm_backends_curl_is_answered_by_either_model(narrow: LocalTriton) -> 
     parameters = {"stream": False, "temperature": 0, "max_tokens": TOKENS}
     body = {"text_input": PROMPT, "parameters": parameters}
     urls = [f"http://{narrow.http_url}/v2/models/{model}/generate" for model in ("llama", "vllm_model")]
-    own, theirs = (HTTP.post(url, json=body).json()["text_output"] for url in urls)
-    assert theirs == PROMPT + own
+    llama, vllm_model = (HTTP.post(url, json=body).json()["text_output"] for url in urls)
+    assert vllm_model == PROMPT + llama
 
 
 def test_an_error_of_vllm_model_keeps_its_message(narrow_streaming: LocalTriton) -> None:

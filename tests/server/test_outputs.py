@@ -19,7 +19,7 @@ TWELVE: dict[str, object] = {
     "text_input": PROMPT, "max_tokens": 12, "ignore_eos": True, "temperature": 0.0, "repetition_penalty": 1.0,
 }  # fmt: skip
 HOT = {**TWELVE, "temperature": 1.5, "seed": 5}
-ASKED = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
+OPTIONS = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
 TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
 ALWAYS = {"text_output", "finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens"}
 OPTIONAL = {"output_log_probs", "cum_log_probs", "logprobs", "prompt_logprobs", "num_cached_tokens", *TIMES}
@@ -46,18 +46,18 @@ def test_only_requested_outputs_are_returned(triton: LocalTriton) -> None:
     plain = _outputs(triton, **TWELVE)
     assert set(plain) == ALWAYS
     assert {output.shape for output in plain.values()} == {(1,)}
-    asked = _outputs(triton, **TWELVE, **ASKED)
-    assert set(asked) == ALWAYS | OPTIONAL
-    assert asked["text_output"].tolist() == plain["text_output"].tolist()
-    shapes = {name: output.shape for name, output in asked.items()}
-    assert shapes == {**dict.fromkeys(asked, (1,)), "output_log_probs": (1, 12)}
-    assert math.isclose(asked["cum_log_probs"][0], asked["output_log_probs"].sum(), rel_tol=1e-5)
-    likeliest = [next(iter(entries.values())) for entries in json.loads(asked["logprobs"][0])]
-    assert np.allclose([entry["logprob"] for entry in likeliest], asked["output_log_probs"][0], atol=1e-6)
-    nothing, *of_prompt = json.loads(asked["prompt_logprobs"][0])
+    requested = _outputs(triton, **TWELVE, **OPTIONS)
+    assert set(requested) == ALWAYS | OPTIONAL
+    assert requested["text_output"].tolist() == plain["text_output"].tolist()
+    shapes = {name: output.shape for name, output in requested.items()}
+    assert shapes == {**dict.fromkeys(requested, (1,)), "output_log_probs": (1, 12)}
+    assert math.isclose(requested["cum_log_probs"][0], requested["output_log_probs"].sum(), rel_tol=1e-5)
+    likeliest = [next(iter(entries.values())) for entries in json.loads(requested["logprobs"][0])]
+    assert np.allclose([entry["logprob"] for entry in likeliest], requested["output_log_probs"][0], atol=1e-6)
+    nothing, *of_prompt = json.loads(requested["prompt_logprobs"][0])
     assert nothing is None
     assert len(of_prompt) == plain["num_input_tokens"][0] - 1
-    times = [int(asked[name][0]) for name in TIMES]
+    times = [int(requested[name][0]) for name in TIMES]
     assert times == sorted(times)
 
 
@@ -92,7 +92,7 @@ def test_a_stream_of_several_choices_names_the_choice_of_each_chunk(streaming: L
 
 
 def test_the_chunks_of_a_stream_carry_their_own_tokens_log_probabilities(streaming: LocalTriton) -> None:
-    (chunks,) = _chunks(streaming, **TWELVE, **ASKED).values()
+    (chunks,) = _chunks(streaming, **TWELVE, **OPTIONS).values()
     whole = [value for chunk in chunks for value in _listed(chunk["output_log_probs"])]
     assert len(whole) == 12
     assert [len(json.loads(chunk["logprobs"])) for chunk in chunks] == [chunk["num_output_tokens"] for chunk in chunks]

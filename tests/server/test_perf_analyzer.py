@@ -45,9 +45,9 @@ def test_one_failed_request_fails_the_run(triton: LocalTriton) -> None:
 
 def test_only_the_configuration_that_runs_passes_its_check(triton: LocalTriton) -> None:
     runs = read_back(triton)
-    for one in configurations():
-        if one.key == "inflight_int8":
-            check(one, runs)
+    for configuration in configurations():
+        if configuration.key == "inflight_int8":
+            check(configuration, runs)
         else:
-            with pytest.raises(MismatchError, match=f"{one.key} is to be measured"):
-                check(one, runs)
+            with pytest.raises(MismatchError, match=f"{configuration.key} is to be measured"):
+                check(configuration, runs)

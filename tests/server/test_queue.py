@@ -71,18 +71,25 @@ def _check_counts(metrics: Metrics, answered: int) -> None:
         assert metrics.grown("nv_inference_request_failure", reason=reason) == 0
 
 
+def test_a_full_queue_refuses(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
+    with ExitStack() as calls:
+        with all_slots_taken(narrow, metrics, SLOTS):
+            waiting = _queue_up(narrow, metrics, calls)
+            # A gRPC stream shows no status.
+            wires = (generate, *UNARY_WIRES) if is_decoupled(narrow) else WIRES
+            assert [refusal for wire in wires if not _is_full(refusal := wire(narrow, REQUEST))] == []
+            if is_decoupled(narrow):
+                for stream_wire in STREAM_WIRES:
+                    assert "Exceeds maximum queue size" in str(stream_wire(narrow, REQUEST).error)
+                with sse_response(narrow, REQUEST) as refused:
+                    assert refused.status_code == 503
+        assert [call.outcome() for call in waiting] == [alone] * len(waiting)
+
+
 def test_a_full_queue_answers_what_it_holds_in_order(narrow: LocalTriton, alone: Answer, metrics: Metrics) -> None:
     """All that wait go through one slot while a long request keeps the other."""
     with ExitStack() as calls, all_slots_taken(narrow, metrics, SLOTS) as long:
         waiting = _queue_up(narrow, metrics, calls)
-        # A gRPC stream shows no status.
-        wires = (generate, *UNARY_WIRES) if is_decoupled(narrow) else WIRES
-        assert [refusal for wire in wires if not _is_full(refusal := wire(narrow, REQUEST))] == []
-        if is_decoupled(narrow):
-            for stream_wire in STREAM_WIRES:
-                assert "Exceeds maximum queue size" in str(stream_wire(narrow, REQUEST).error)
-            with sse_response(narrow, REQUEST) as refused:
-                assert refused.status_code == 503
         metrics.wait_for_slots(SLOTS, waiting=1 + QUEUE)
         assert not any(call.done() for call in waiting)
         long[0].cancel()

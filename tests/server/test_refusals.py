@@ -75,18 +75,18 @@ MALFORMED = [
 def test_bad_requests_of_a_batch_harm_no_good_one(triton: LocalTriton) -> None:
     good = [{**FULL_SET, "text_input": f"Good {index}", "temperature": 1.0, "seed": index} for index in range(8)]
     alone = [[ask(triton, **request)] for request in good]
-    bad = [(one, wire) for one in VALUES for wire in one.wires]
+    bad = [(value, wire) for value in VALUES for wire in value.wires]
     jobs = [
         *(partial(WIRES[index % 4], triton, request) for index, request in enumerate(good)),
         *(
-            partial(wire, triton, {**FULL_SET, "text_input": PROMPT, "max_tokens": 4, one.name: one.value})
-            for one, wire in bad
+            partial(wire, triton, {**FULL_SET, "text_input": PROMPT, "max_tokens": 4, value.name: value.value})
+            for value, wire in bad
         ),
     ]
     results, batches = in_one_batch(triton, jobs)
     assert results[: len(good)] == alone
-    for (one, _), refusal in zip(bad, results[len(good) :], strict=True):
-        one.check(refusal)
+    for (value, _), refusal in zip(bad, results[len(good) :], strict=True):
+        value.check(refusal)
     assert max(batches) >= 16, "the requests were to share batches"
 
 
@@ -134,9 +134,9 @@ def test_a_request_has_at_most_thirty_two_rows(triton: LocalTriton) -> None:
     }
     for wire in TENSOR_WIRES:
         Bad("batch-size", 33, ("must be <= 32",)).check(wire(triton, rows))
-    most: dict[str, object] = {name: values[:-1] for name, values in rows.items()}
+    rows_allowed: dict[str, object] = {name: values[:-1] for name, values in rows.items()}
     for wire in TENSOR_WIRES:
-        answers = wire(triton, most)
+        answers = wire(triton, rows_allowed)
         assert not isinstance(answers, Refusal)
         assert [answer.num_output_tokens for answer in answers] == [1] * 32
 

@@ -52,9 +52,9 @@ def key(triton: LocalTriton) -> str:
     """The server's key, from the one place where it is visible."""
     command = Path(f"/proc/{triton.pid}/cmdline").read_text().split("\0")
     over_http, over_grpc = (word for word in command if word.startswith(("--http-restricted-", "--grpc-restricted-")))
-    _, _, found = over_http.rpartition("=")
-    assert over_grpc.endswith(f":{HTTP_HEADER}={found}")
-    return found
+    _, _, key = over_http.rpartition("=")
+    assert over_grpc.endswith(f":{HTTP_HEADER}={key}")
+    return key
 
 
 def _wrong(key: str) -> list[str]:

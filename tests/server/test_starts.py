@@ -5,7 +5,9 @@ hub, writes nothing, and has the texts of the original. What else is refused is 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from server.clients import ask, generate
@@ -48,20 +50,42 @@ def _content(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-@pytest.mark.long
-def test_a_prepared_checkpoint_answers_as_the_original(tmp_path: Path, triton: LocalTriton) -> None:
-    folder = tmp_path / "pydoc-llama-int8"
+class Prepared(NamedTuple):
+    """A server of a prepared checkpoint; before: the files' content before it started."""
+
+    server: LocalTriton
+    folder: Path
+    before: dict[str, tuple[str, int]]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+    folder = tmp_path_factory.mktemp("prepared") / "pydoc-llama-int8"
     prepare(str(EMBEDDED), None, folder, "cpu")
     before = _content(folder)
     offline = new_server(environment={"LLAMA_MODEL": str(folder), "HF_HUB_OFFLINE": "1"})
-    with offline as prepared, in_use("prepared", prepared):
-        # One at a time: sums of floats may round differently in a batch of another size.
-        answers = [[ask(server, generate, **inputs) for inputs in REQUESTS] for server in (triton, prepared)]
-        assert answers[1] == answers[0]
-        assert all(answer.num_output_tokens > 1 for answer in answers[0])
-        # The same weights in the same precision, and at the same threshold.
-        assert facts(prepared).partition("llama: loaded ")[2] == facts(triton).partition("llama: loaded ")[2]
-        quantized = "llama: prepared checkpoint, quantized from the folder pydoc-llama revision sha256:"
-        assert quantized in prepared.log_text()
+    with offline as server, in_use("prepared", server):
+        yield Prepared(server, folder, before)
+
+
+@pytest.mark.long
+def test_a_prepared_checkpoint_answers_as_the_original(prepared: Prepared, triton: LocalTriton) -> None:
+    # One at a time: sums of floats may round differently in a batch of another size.
+    answers = [[ask(server, generate, **inputs) for inputs in REQUESTS] for server in (triton, prepared.server)]
+    assert answers[1] == answers[0]
+    assert all(answer.num_output_tokens > 1 for answer in answers[0])
+    # The same weights in the same precision, and at the same threshold.
+    assert facts(prepared.server).partition("llama: loaded ")[2] == facts(triton).partition("llama: loaded ")[2]
+
+
+@pytest.mark.long
+def test_the_log_names_a_prepared_checkpoint(prepared: Prepared, triton: LocalTriton) -> None:
+    quantized = "llama: prepared checkpoint, quantized from the folder pydoc-llama revision sha256:"
+    assert quantized in prepared.server.log_text()
     assert "llama: prepared checkpoint" not in triton.log_text()
-    assert _content(folder) == before
+
+
+@pytest.mark.long
+def test_a_prepared_checkpoint_is_not_written_to(prepared: Prepared) -> None:
+    ask(prepared.server, generate, **REQUESTS[0])
+    assert _content(prepared.folder) == prepared.before

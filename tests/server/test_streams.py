@@ -22,7 +22,7 @@ every_wire = pytest.mark.parametrize("wire", STREAM_WIRES, ids=lambda wire: wire
 
 @every_wire
 @pytest.mark.parametrize(
-    ("inputs", "most"),
+    ("inputs", "max_tokens"),
     [
         (GREEDY | {"stop_words": ["\n", "the argument"]}, 24),
         (HOT | {"text_input": "Wäre 🐍 in", "seed": 2**64 - 1, "exclude_input_in_output": False}, 60),
@@ -31,14 +31,14 @@ every_wire = pytest.mark.parametrize("wire", STREAM_WIRES, ids=lambda wire: wire
     ids=["with stop strings", "with its prompt", "one token"],
 )
 def test_the_chunks_of_a_stream_are_the_text_of_one_response(
-    streaming: LocalTriton, wire: StreamWire, inputs: Inputs, most: int
+    streaming: LocalTriton, wire: StreamWire, inputs: Inputs, max_tokens: int
 ) -> None:
     whole = ask(streaming, generate, **inputs)
-    assert whole.num_output_tokens <= most
+    assert whole.num_output_tokens <= max_tokens
     streamed = wire(streaming, inputs)
     assert streamed.whole == whole
     *before, last = streamed.chunks
-    assert bool(before) == (most > 1)
+    assert bool(before) == (max_tokens > 1)
     assert all(chunk.text for chunk in before), "only the last chunk may be empty"
     assert {(chunk.finish_reason, chunk.num_input_tokens) for chunk in before} <= {("", last.num_input_tokens)}
     assert all(chunk.num_output_tokens >= 1 for chunk in streamed.chunks)

@@ -72,8 +72,8 @@ def test_texts_do_not_depend_on_the_traffic(server: LocalTriton, requests: int, 
                 runs.append((index, clients.submit(partial(_send, server, pool[index], number, pause))))
         for index, run in runs:
             assert run.result() == alone[index], pool[index]
-        for one in leaving:
-            one.result()
+        for client in leaving:
+            client.result()
     metrics.wait(Metrics.idle, "all slots are free")
     cancelled = metrics.grown("llama_cancellations_total")
     note(f"traffic: {len(runs)} answers, {len(leaving)} clients left, {cancelled:.0f} were cancelled in time")

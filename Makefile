@@ -20,16 +20,12 @@ BUDGET ?=
 SLO_P95_MS ?=
 TEXT ?=
 BENCH ?=
-SWEEP ?=
 TUNE ?=
 QUALITY ?=
 PREPARE ?=
 WHEELS ?=
 LOCK_PYTHON ?= 3.12
 MINUTES ?= 30
-SOAK ?=
-STOPS ?=
-STARTS ?=
 GPU ?=
 
 BIN := .venv/bin
@@ -86,42 +82,27 @@ test-clients: .room-clients ## LiteLLM, LangChain, LlamaIndex, lm_eval and opena
 .room-clients: $(READY_CLIENTS)
 .room-kernels: $(READY_KERNELS)
 
-bench: $(READY_ANALYZER) ## the article's table, mixed lengths, the baselines, the roofline, where the time goes (BUDGET minutes, BENCH options)
+bench: $(READY_ANALYZER) ## the article's table, mixed lengths, other servers at 1 to 128 users, a larger model, each beside the roofline (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
 
-sweep: $(READY_ANALYZER) ## tokens/s and latency at 1 to 128 requests at a time (BUDGET minutes, SWEEP servers)
-	@$(PERF) perf.bench.sweep $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(SWEEP)
+bench-vllm: $(READY_PERF) ## install vLLM, for make bench to compare with, into .work/vllm
+	@$(PERF) perf.servers.vllm_environment
 
-bench-vllm: $(READY_PERF) ## install vLLM, one of the baselines, into an environment of its own (.work/vllm)
-	@$(PERF) perf.baselines.vllm_environment
-
-tune: $(READY_PERF) ## find the config for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
+tune: $(READY_PERF) ## slots, queue delay and preferred sizes for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
 	@test -n '$(SLO_P95_MS)' || { echo "SLO_P95_MS is not set: the 95th percentile of latency to meet, in milliseconds, such as make tune SLO_P95_MS=20000" >&2; exit 2; }
 	@$(PERF) perf.tune --slo-p95-ms '$(SLO_P95_MS)' $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
 
 quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
-soak: $(READY_PERF) ## mixed load for MINUTES (30): flat memory, every request answered and counted (MODEL, SOAK options)
-	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
+soak: $(READY_PERF) ## mixed load over gRPC, HTTP and OpenAI's protocol for MINUTES (30): every request answered, flat memory (MODEL)
+	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)')
 
-stops: $(READY_PERF) ## every stop in every situation, and what became of each request: docs/operations.md (at most BUDGET minutes, 25; STOPS options)
-	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m server.stops $(if $(BUDGET),--budget '$(BUDGET)') $(STOPS)
-
-starts: $(READY) ## how often tritonserver crashes in its own start: 300 starts (STARTS options, such as --product)
-	@$(PERF) perf.starts $(STARTS)
-
-report: $(READY_PERF) ## write tables and plots of README.md and docs/ from perf/results/, without measuring
+report: $(READY_PERF) ## write the tables and the plot of docs/benchmarks.md from perf/results/
 	@$(PERF) perf.report
 
-bench-inflight: $(READY_PERF) ## in-flight batching against batches, the prefill bound (minutes)
-	@OMP_NUM_THREADS=1 $(PERF) perf.inflight
-
-bench-openai: $(READY_PERF) ## what the OpenAI endpoint costs at 32 streams, beside gRPC streams of the same server (4 minutes)
-	@$(PERF) perf.openai_overhead
-
-bench-gpu: $(READY_ANALYZER) ## on a GPU: correctness, memory plan, distance from the limit (BUDGET minutes, GPU options, such as --smoke)
-	@PYTHONPATH=model_repository/llama/1:.:tests $(BIN)/python -m perf.gpu $(if $(BUDGET),--budget '$(BUDGET)') $(GPU)
+bench-gpu: $(READY_PERF) ## on a GPU: tokens against generate(), memory plan, distance from the limit (GPU options, such as --device cpu)
+	@$(PERF) perf.gpu $(GPU)
 
 check: $(READY_PERF) ## ruff, mypy --strict, and whether make configs is due
 	@PYTHONPATH=model_repository/llama/1 $(BIN)/python model_repository/write_configs.py --check

@@ -6,13 +6,12 @@ import argparse
 import math
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perf.course import Budget, Course
-from perf.results_file import PARTIAL, Results
-from perf.roofline.device import SECONDS, measured_once
+from perf.results_file import Results
+from perf.roofline.device import measure_rates
 from perf.roofline.rates import DeviceRates
 
 CORES = len(os.sched_getaffinity(0))
@@ -34,7 +33,8 @@ def count(text: str) -> int:
     return value
 
 
-def _checkpoint(text: str) -> Path:
+def existing_checkpoint(text: str) -> Path:
+    """Parse the folder of a checkpoint, for argparse."""
     if not (Path(text) / "config.json").is_file():
         raise argparse.ArgumentTypeError(
             f"{text} is not a folder with a config.json (download a checkpoint of the hub first)"
@@ -47,41 +47,24 @@ def run_parser(prog: str, description: str | None, minutes: int, output: str) ->
     parser = argparse.ArgumentParser(prog=prog, description=description)
     add = parser.add_argument
     add("--budget", type=positive, default=minutes, metavar="MINUTES", help=f"for all of it (default {minutes})")
-    add("--model", type=_checkpoint, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
-    add("--resume", action="store_true", help="measure only what the output file lacks")
+    add("--model", type=existing_checkpoint, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
     add("--output", type=Path, default=Path(output), metavar="FILE", help=f"default {output}")
     return parser
 
 
 def begin(
-    kind: str,
-    options: argparse.Namespace,
-    settings: Mapping[str, object],
-    command: str,
-    folder: Path = PARTIAL,
-    rates_s: float = SECONDS,
+    kind: str, options: argparse.Namespace, settings: Mapping[str, object], command: str
 ) -> tuple[Course, DeviceRates]:
-    """Return the course of a long run and the device's rates; a file that can't be resumed ends the program.
-
-    settings: a run is resumed under the same ones; the model and the threads are among them. command: repeats the run.
-    folder: for the file written during the run. rates_s: seconds for each of the rates.
-    """
-    try:
-        results = Results(options.output, kind, settings, options.resume, folder)
-    except ValueError as error:
-        sys.exit(f"{kind}: {error}")
-    # The commands that made the file, resumed ones first.
-    before = results.get("command") or ""
-    if command not in before.split("; "):
-        results.section("command", f"{before}; {command}".removeprefix("; "))
-    course = Course(results, Budget(60 * options.budget))
-    course.budget.say(f"{results.device}; {settings['model']}; {CORES} threads")
-    rates = measured_once(results, CORES, rates_s)
+    """Return the course of a long run and the device's rates. command: repeats the run."""
+    course = Course(Results(options.output, kind, settings, command), Budget(60 * options.budget))
+    course.budget.say(f"{course.results.device}; {settings['model']}; {CORES} threads")
+    rates = measure_rates(CORES)
+    course.results.section("rates", rates.to_json())
     course.budget.say(rates.describe())
     return course, rates
 
 
-def given(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> list[str]:
+def typed_options(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """Return those of the options of these names that differ from their default, as typed."""
     words: list[str] = []
     for name in names:

@@ -60,49 +60,46 @@ class Course:
     budget: Budget
 
     def measure(self, key: str, name: Mapping[str, object], task: Callable[[], Measurement]) -> None:
-        """Run the task unless its result exists; name: the entry's fields if the task fails ("server", "title", …).
+        """Run the task; name: the entry's fields if the task fails ("server", "title", …).
 
         The measurement also gets the steal time during the task.
         """
 
         def timed(_: None) -> Measurement:
             steal = StealTime()
-            found = task()
-            return {**found, "stolen_share": round(steal.share(), 4)}
+            measurement = task()
+            return {**measurement, "stolen_share": round(steal.share(), 4)}
 
-        self.measure_on_one(name, {key: timed}, nullcontext, least=0.0)
+        self.measure_on_one(name, {key: timed}, nullcontext, min_seconds=0.0)
 
     def measure_on_one(
         self,
         name: Mapping[str, object],
         loads: Mapping[str, Callable[[Started], Measurement]],
         start: Callable[[], AbstractContextManager[Started]],
-        least: float = START_S,
+        min_seconds: float = START_S,
     ) -> None:
-        """Start a server, apply the loads that the results lack, stop it; every load has an entry afterwards.
+        """Start a server, apply the loads, stop it; every load has an entry afterwards.
 
         What ends the server's measurements is the reason of all loads that are left: it can't run, or it has not
-        answered a load in time and may still be computing it. least: seconds without which it is not started.
+        answered a load in time and may still be computing it. min_seconds: without them it is not started.
         """
-        # A task that could not run is tried again.
-        there = {key for key, found in self.results.measurements.items() if "not_run" not in found}
-        left = {key: load for key, load in loads.items() if key not in there}
-        if not left:
-            self.budget.say(f"{', '.join(loads)}: there already")
-            return
+        left = dict(loads)
         try:
-            self.refuse_without(least)
+            self.refuse_without(min_seconds)
             with start() as started:
                 for key, load in [*left.items()]:
                     self.budget.say(f"{key} …")
                     try:
-                        found = load(started)
+                        measurement = load(started)
                     except SkippedError as error:
-                        found = {**name, "not_run": reason(error)}
-                    self.note(key, found)
+                        measurement = {**name, "not_run": reason(error)}
+                    self.note(key, measurement)
                     del left[key]
-                    if found.get("unanswered"):
-                        raise RuntimeError(f"{found['unanswered']} requests of the last load weren't answered in time")
+                    if measurement.get("unanswered"):
+                        raise RuntimeError(
+                            f"{measurement['unanswered']} requests of the last load weren't answered in time"
+                        )
         except Exception as error:  # noqa: BLE001 - any library may raise; the reason is recorded and printed
             for key in left:
                 self.note(key, {**name, "not_run": reason(error)})
@@ -115,15 +112,15 @@ class Course:
         if seconds > left:
             raise NoTimeError(f"the smallest measurement takes {seconds:.0f} s; {left:.0f} s are left of --budget")
 
-    def note(self, key: str, found: Measurement) -> None:
-        """Write a measurement and print it in a line: its own `in_short`, if it has one."""
-        self.results.add(key, found)
-        latency = found.get("latency_ms")
+    def note(self, key: str, measurement: Measurement) -> None:
+        """Write a measurement and print it in a line."""
+        self.results.add(key, measurement)
+        latency = measurement.get("latency_ms")
         p95 = f", p95 {latency['p95'] / 1e3:,.1f} s" if isinstance(latency, Mapping) else ""
-        line = f"{found.get('tokens_per_second')} tokens/s{p95}, {found.get('errors')} errors"
-        if "not_run" in found:
-            line = f"not run: {found['not_run']}"
-        self.budget.say(f"{key}: {found.get('in_short', line)}")
+        line = f"{measurement.get('tokens_per_second')} tokens/s{p95}, {measurement.get('errors')} errors"
+        if "not_run" in measurement:
+            line = f"not run: {measurement['not_run']}"
+        self.budget.say(f"{key}: {line}")
 
 
 def reason(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -17,9 +16,6 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 
 _PACKAGES = ("torch", "transformers", "bitsandbytes", "nvidia-pytriton", "tritonclient", "aiohttp", "fastapi")
-
-CARRIED = Path(".work") / "gpu" / "sources.json"
-"""Under ROOT: what `sources` returned where a copy without the repository was made; the copy's results repeat it."""
 
 # Written by runs and by `make report`; no figure depends on them.
 _WRITTEN = ("perf/results", "README.md", "docs")
@@ -40,8 +36,7 @@ def describe() -> dict[str, object]:
 def sources() -> dict[str, object]:
     """Return what identifies the running code: the commit, and whether files differ from it.
 
-    Documents and results do not count. A copy without a readable git repository names what it was copied from, if that
-    was carried along.
+    Documents and results do not count.
     """
     # Git itself would look for a repository in the folders above, too.
     if (ROOT / ".git").exists():
@@ -49,10 +44,7 @@ def sources() -> dict[str, object]:
         with suppress(FileNotFoundError, subprocess.CalledProcessError):
             changed = _git("status", "--porcelain", "--", ".", *(f":(exclude){path}" for path in _WRITTEN))
             return {"commit": _git("rev-parse", "HEAD").strip(), "uncommitted_changes": bool(changed)}
-    found: dict[str, object] = {"commit": "unknown", "uncommitted_changes": True}
-    if (ROOT / CARRIED).exists():
-        found = json.loads((ROOT / CARRIED).read_text())
-    return found
+    return {"commit": "unknown", "uncommitted_changes": True}
 
 
 def device() -> str:

@@ -6,7 +6,7 @@ FP16 many times slower than FP32, and the table of equal lengths shows that cost
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,16 +28,12 @@ def tables(
     rates: DeviceRates,
     mixes: Sequence[Mix],
     seconds: float,
-    ordered: Callable[[Sequence[Configuration]], Sequence[Configuration]] = tuple,
 ) -> None:
-    """Measure every configuration under every mix, `seconds` for all of them together.
-
-    ordered: reorders the configurations from the article's order.
-    """
+    """Measure every configuration under every mix, `seconds` for all of them together."""
     tasks = [
         (mix, one)
         for mix in mixes
-        for one in ordered(configurations())
+        for one in configurations()
         if mix == "equal" or one.weights != "fp16" or torch.cuda.is_available()
     ]
     until = course.budget.spent + seconds

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,24 +24,24 @@ from perf import workload
 from perf.analyzer import run as analyzer
 from perf.analyzer.binary import VERSION
 from perf.bench.counters import Samples, sampled
-from perf.course import Course, NoTimeError
+from perf.course import Course
 from perf.environment import memory_of
 from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.protocols import Request
 from perf.load.records import Run
-from perf.load.summary import SLO, describe, summarize
+from perf.load.summary import describe, summarize
 from perf.roofline.physics import roofline
 from perf.roofline.rates import DeviceRates
 from perf.servers.running import NotRunError, Running, Server
 from perf.servers.triton import Configuration, Served
 
 Measurement = dict[str, object]
-LEAST = 32
-MOST_WAVES = 3
+MIN_REQUESTS = 32
+MAX_WAVES = 3
 _SHORT, _LONG = 4, 20
 """Mean lengths, in tokens, of the two waves that the pace is measured with."""
-_FEWEST_FOR_PACE = 4
+_MIN_FOR_PACE = 4
 PACE_S = 3600.0
 """Upper bound for a wave of the pace."""
 _SLACK_S = 120.0
@@ -74,7 +74,7 @@ def measured_pace(
     """
 
     def seconds(mean: int) -> float:
-        count = max(concurrency, _FEWEST_FOR_PACE)
+        count = max(concurrency, _MIN_FOR_PACE)
         requests = workload.requests(checkpoint, mix, count, mean)
         if isinstance(running, Served):
             run, _ = analyzer.measure(running.triton.grpc_url, requests, concurrency, 0, timeout)
@@ -89,11 +89,11 @@ def measured_pace(
     return Pace(concurrency, seconds(_SHORT), long)
 
 
-def choose(seconds: float, pace: Pace, least: int = LEAST) -> int:
+def choose(seconds: float, pace: Pace) -> int:
     """Return how many requests to measure within the seconds, after a warm-up of a wave; whole waves."""
     wave = pace.concurrency
-    smallest = max(least, wave)
-    fitting = max(smallest, min(MOST_WAVES * smallest, math.floor(seconds / pace.seconds(1)) - wave))
+    smallest = max(MIN_REQUESTS, wave)
+    fitting = max(smallest, min(MAX_WAVES * smallest, math.floor(seconds / pace.seconds(1)) - wave))
     return max(fitting - fitting % wave, smallest)
 
 
@@ -105,39 +105,38 @@ def entry(
     run: Run,
     requests: Sequence[Request],
     rates: DeviceRates,
-    slo: SLO | None = None,
-    own: Mapping[str, object] | None = None,
     warmup_counts: bool = False,
+    output_rate: float | None = None,
 ) -> Measurement:
-    """Return the measurement of a run of these requests, with `own` fields in addition or instead.
+    """Return the measurement of a run of these requests.
 
-    warmup_counts: whether the prompts' mean length and the bound are of all requests, not only of the measured ones.
+    warmup_counts: whether the prompts' mean length and the limit are of all requests, not only of the measured ones.
+    output_rate: tokens/s as the server counted them, for the share of the limit, instead of the generator's.
 
-    A closed loop has the device's bound for this load in these weights, for any server (all concurrent requests may
+    A closed loop has the device's limit for this load in these weights, for any server (all concurrent requests may
     share a step); an open one has none, as the server gets what is sent.
     """
     first = 0 if warmup_counts else run.warmup
     lengths = [request.output_tokens for request in requests[run.warmup :]]
     counted = [record.prompt_tokens for record in run.records[first:] if record.prompt_tokens is not None]
     prompt = round(statistics.mean(counted)) if counted else workload.PROMPT_TOKENS
-    found: Measurement = {
+    measurement: Measurement = {
         **server.to_json(),
         "generator": "asyncio",
         "settings": dict(running.settings),
         "command": running.command,
         "load": describe(mix, run.arrivals, len(lengths), run.warmup, prompt, round(statistics.fmean(lengths), 2)),
-        **summarize(run, slo),
+        **summarize(run, None),
         **_memory(running),
-        **(own or {}),
     }
-    rate = found.get("tokens_per_second")
+    rate = measurement.get("tokens_per_second") if output_rate is None else output_rate
     if isinstance(run.arrivals, Closed) and isinstance(rate, float):
         config, rows = LlamaConfig.from_pretrained(checkpoint), run.arrivals.concurrency
         bounded = [request.output_tokens for request in requests[first:]]
         floats = server.floats if isinstance(server, Server) else None
         bound = roofline(config, server.weights, rates, rows, bounded, workload.PROMPT_TOKENS, True, floats)
-        found["limit"] = bound.beside(rate)
-    return found
+        measurement["limit"] = bound.beside(rate)
+    return measurement
 
 
 def article_entry(
@@ -149,32 +148,30 @@ def article_entry(
     concurrency: int,
     rates: DeviceRates,
     seconds: float,
-    least: int = LEAST,
-    most_s: float = math.inf,
 ) -> Measurement:
-    """Apply the load to a running server, as many requests as fit into the seconds, `least` at any rate.
+    """Apply the load to a running server, as many requests as fit into the seconds, MIN_REQUESTS at any rate.
 
-    most_s: seconds that they may take all the same. Raises NoTimeError if they take longer or the budget is less, an
-    AnalyzerError for a run that is no measurement.
+    Raises NoTimeError if the budget is less than they take, an AnalyzerError for a run that is no measurement.
     """
     pace = measured_pace(served, checkpoint, mix, concurrency)
-    count = choose(seconds, pace, least)
+    count = choose(seconds, pace)
     predicted = pace.seconds(concurrency + count)
     course.refuse_without(predicted)
-    if predicted > most_s:
-        raise NoTimeError(f"{count} requests after {concurrency} take {predicted:.0f} and not the {most_s:.0f} s")
     requests = workload.warm_and_measured(checkpoint, mix, concurrency, count)
     # A server that hangs must not use up the whole run's time.
     timeout = _SLACK_S + _SLOWER_THAN_PREDICTED * predicted
     with sampled(served.triton.metrics_url) as counters:
         run, command = analyzer.measure(served.triton.grpc_url, requests, concurrency, concurrency, timeout)
-    own = {
+    counted = _counted(counters, run, requests)
+    rate = counted["tokens_per_second"]
+    assert isinstance(rate, float)
+    return {
+        **entry(configuration, served, checkpoint, mix, run, requests, rates, warmup_counts=True, output_rate=rate),
         "generator": "perf_analyzer",
         "command": command,
         "perf_analyzer": {"version": VERSION},
-        **_counted(counters, run, requests),
+        **counted,
     }
-    return entry(configuration, served, checkpoint, mix, run, requests, rates, own=own, warmup_counts=True)
 
 
 def _memory(running: Running) -> Measurement:

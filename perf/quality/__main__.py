@@ -70,9 +70,8 @@ def _measure(options: argparse.Namespace) -> None:
         "rows": len(rows),
         "tokens": sum(len(row) - 1 for row in rows),
     }
-    results = Results(options.output, "quality", settings, resume=False)
     variables = {name.upper(): str(value) for name in ("model", "text") if (value := getattr(options, name))}
-    results.section("command", make_command("quality", variables))
+    results = Results(options.output, "quality", settings, make_command("quality", variables))
     on_cpu = device.type == "cpu"
     same_weights = weights_only(reference, head=True) if on_cpu else None
     for candidate in CANDIDATES if on_cpu else GPU_CANDIDATES:

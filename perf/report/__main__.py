@@ -10,18 +10,16 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from perf.report import plots, tables
 from perf.report.results import RESULTS, ROOT, NotMeasuredError, Result, ResultError, read_all
-from perf.report.stops import stops
 from perf.report.text import Table
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 
-DOCUMENTS = [ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/exact-int8.md", "docs/operations.md")]
+DOCUMENTS = [ROOT / "docs" / "benchmarks.md"]
 DRAWN = ROOT / "docs" / "benchmarks"
 """The plots' folder."""
 
@@ -30,54 +28,24 @@ _MARKER = re.compile(r"^<!-- *(?P<what>table|plot|end): *(?P<name>.*?) *-->$", r
 COMMANDS = {
     "bench": "make bench",
     "bench-avx2": "make bench BENCH='--output perf/results/bench-avx2.json'",
-    "sweep": "make sweep",
     "quality": "make quality",
-    "gpu": "make bench-gpu",
-    "tune": "make tune SLO_P95_MS=<milliseconds>",
-    "stops": "make stops",
 }
 """The command that writes each result of perf/results."""
 
 TABLES: Mapping[str, tuple[str, Callable[[Result], Table]]] = {
     "article": ("bench", tables.article),
     "mixed": ("bench", tables.mixed),
-    "sweep": ("sweep", tables.sweep),
-    "article-avx2": ("bench-avx2", tables.article),
-    "users-avx2": ("bench-avx2", tables.by_users),
-    "overhead-avx2": ("bench-avx2", tables.overhead),
-    "peers-closed": ("bench", tables.peers_closed),
+    "peers": ("bench", tables.peers),
     "users": ("bench", tables.by_users),
     "large": ("bench", tables.large),
-    "peers-poisson": ("bench", tables.peers_poisson),
-    "overhead": ("bench", tables.overhead),
-    "where": ("bench", tables.where),
+    "article-avx2": ("bench-avx2", tables.article),
+    "users-avx2": ("bench-avx2", tables.by_users),
     "quality": ("quality", tables.quality),
-    "gpu-decoding": ("gpu", tables.gpu_decoding),
-    "gpu-article": ("gpu", tables.article),
-    "gpu-mixed": ("gpu", tables.mixed),
-    "gpu-products": ("gpu", tables.gpu_products),
-    "tune": ("tune", tables.tune),
-    "stops-default": ("stops", partial(stops, "default")),
-    "stops-streaming": ("stops", partial(stops, "streaming")),
 }
 """By block: the result, and the table made of it."""
 
 PLOTS: Mapping[str, tuple[str, Callable[[Result], str], str]] = {
-    "latency-throughput": (
-        "sweep",
-        plots.latency,
-        "Latency at the median and the 95th percentile over tokens per second",
-    ),
-    "scaling": ("sweep", plots.scaling, "Tokens per second over the requests at a time, with the device's limit"),
     "lengths": ("bench", plots.by_lengths, "Tokens per second at equal, uniform and geometric output lengths"),
-    "peers": ("bench", plots.peers, "Tokens per second of this server and the baselines, closed loop"),
-    "streaming": (
-        "bench",
-        plots.streaming,
-        "Time to first token, inter-token latency and goodput under Poisson arrivals",
-    ),
-    "overhead": ("bench", plots.overhead, "Where the time of serving goes"),
-    "pareto": ("tune", plots.pareto, "Tokens per second over p95 latency of the tuned settings"),
 }
 """By block: the result, the plot made of it, and the picture's alternative text."""
 

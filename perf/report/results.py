@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,23 +25,6 @@ class ResultError(ValueError):
 
 class NotMeasuredError(Exception):
     """A result has nothing for a table or a plot."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of an overhead account. name: its path, so `parent` is a prefix of it; a whole's parent is empty."""
-
-    name: str
-    parent: str
-    seconds: float
-    share: float
-    per_token_us: float
-
-    @property
-    def unit(self) -> str:
-        """What the seconds are; parts of different wholes can't be compared."""
-        units = {"bare engine": "s of one run", "mean request": "s of one request", "cores": "core seconds of one run"}
-        return units.get(self.name.split("/")[0], "s")
 
 
 class Result(NamedTuple):
@@ -63,12 +45,6 @@ class Result(NamedTuple):
         reasons = [(key, entry, _reason(entry)) for key, entry in self._entries(prefixes)]
         each = dict.fromkeys(f"{entry.get('title') or key} ({why})" for key, entry, why in reasons if why is not None)
         return [f"Not run: {'; '.join(each)}."] if each else []
-
-    def section(self, name: str) -> Any:  # noqa: ANN401 - JSON
-        """Return a section beside the measurements. Raises NotMeasuredError if there is none."""
-        if not self.content.get(name):
-            raise NotMeasuredError(f"{self.file} has no {name}")
-        return self.content[name]
 
     def subject(self) -> str:
         """Return device and model, for a plot's subtitle."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 
-from perf.report.results import NotMeasuredError, Part, Result, Row
+from perf.report.results import NotMeasuredError, Result, Row
 from perf.report.text import Column, Table, at, figure, percent, several, table, terminal
 from perf.roofline.rates import DeviceRates
 
-LEAST_STEAL = 0.005
+MIN_STEAL = 0.005
 """The smallest share of steal time that is mentioned."""
-FEWEST_FOR_P99 = 100
+MIN_FOR_P99 = 100
 """With fewer requests the 99th percentile is the maximum, and the column says max."""
 WINDOW = (
     "Throughput is the steady state's: from the first request after the warm-up to the first answer after the last "
@@ -21,34 +20,6 @@ WINDOW = (
 )
 BASELINES = ("naive_fp32", "naive_fp16")
 """What the others are compared with: the first that was measured. FP16 alone would compare number formats on a CPU."""
-RUNS = {
-    "server": "through Triton",
-    "engine": "the bare engine",
-    "slot_forward": "its passes alone, through the model runner",
-    "forward": "the same passes through transformers' forward",
-}
-"""The account's runs, each with less around the same computation than the one before."""
-LEAST_SHARE = 0.01
-"""Parts with a smaller share of their whole are left out of the table."""
-DECODING = ("graph/", "decode/", "stock_engine/", "stock/")
-"""First parts of the keys of a GPU run's waves, in the order of the table."""
-_WHOLES = (
-    "Three wholes, not comparable with each other. Bare engine: the seconds of one run of all requests in one "
-    "process without a server, with the stopwatch on. Mean request: the mean seconds of one request at its client, "
-    "in the server's last run. Cores: the core seconds of that run, all cores together.",
-    "In the mean request, tokenization is the time measured in the bare engine's run; the rest is what no counter "
-    "covers: the client, HTTP, JSON and Triton's IPC.",
-)
-_PRODUCTS = {
-    "fp16": "FP16",
-    "bitsandbytes": "bitsandbytes",
-    "bitsandbytes_6": "bitsandbytes, threshold 6",
-    "w8a8": "rounded activations",
-    "dequantize": "widened, then FP16",
-    "engine_many": "ours, many rows",
-    "fused": "ours, fused",
-}
-
 Rows = Sequence[Row]
 
 
@@ -56,12 +27,6 @@ def label(row: Row) -> str:
     """Return a server's title with the weights, unless the title names them."""
     title: str = row["title"]
     return title if row["weights"] in title else f"{title}, {row['weights']}"
-
-
-def arrivals(load: Row) -> str:
-    """Return how requests arrive, in words."""
-    rate = load.get("rate_per_second")
-    return f"{load['concurrency']} requests at a time" if rate is None else f"{figure(rate)} requests/s, Poisson"
 
 
 def lengths(load: Row) -> str:
@@ -96,9 +61,6 @@ LIMIT = Column("limit, tokens/s", "limit/tokens_per_second")
 OF_LIMIT = Column("of the limit", "limit/fraction", shown=percent)
 TTFT = Column("first token p50 / p95, ms", "time_to_first_token_ms", shown=_medians)
 ITL = Column("between tokens p50 / p95, ms", "inter_token_latency_ms", shown=_medians)
-GOODPUT = Column("goodput, requests/s", "goodput/requests_per_second")
-GOOD_SHARE = Column("within the objective", "goodput/share", shown=percent)
-RATE = Column("sent, requests/s", "load/rate_per_second")
 
 
 def article(result: Result) -> Table:
@@ -128,36 +90,7 @@ def _article(result: Result, *mixes: str) -> Table:
     )
 
 
-def sweep(result: Result) -> Table:
-    """Tokens/s, p95 and share of the limit, a row per concurrency and a column per server."""
-    rows = result.measured("sweep/")
-    found = {(row["title"], row["load"]["concurrency"]): row for row in rows}
-    requests = sorted({row["requests"] for row in rows})
-    counted = " to ".join(str(count) for count in dict.fromkeys((requests[0], requests[-1])))
-
-    def column(title: str) -> Column:
-        def cell(concurrency: int) -> str | None:
-            row = found.get((title, concurrency))
-            if row is None:
-                return None
-            rate = several(row["tokens_per_second"], row["latency_ms"]["p95"] / 1e3)
-            return f"{rate} / {percent(row['limit']['fraction'])}"
-
-        return Column(f"{title}, tokens/s / p95 s / of the limit", cell)
-
-    return table(
-        [Column("concurrency", str), *(column(title) for title in dict.fromkeys(row["title"] for row in rows))],
-        sorted({row["load"]["concurrency"] for row in rows}),
-        [
-            "Load: as many requests at a time as the row says; "
-            f"new tokens: {lengths(rows[0]['load'])}; greedy; warm-up not counted.",
-            f"{counted} requests were measured for each figure. {WINDOW}",
-            *_conditions(result, rows, "sweep/"),
-        ],
-    )
-
-
-def peers_closed(result: Result) -> Table:
+def peers(result: Result) -> Table:
     """This server and the baselines in a closed loop."""
     rows = result.measured("peers/closed/")
     users = sorted({row["load"]["concurrency"] for row in rows})
@@ -219,90 +152,6 @@ def large(result: Result) -> Table:
     )
 
 
-def peers_poisson(result: Result) -> Table:
-    """This server and the baselines under Poisson arrivals."""
-    rows = result.measured("peers/poisson/")
-    slo = rows[0]["goodput"]["slo"]
-    first, inter = figure(slo["time_to_first_token_s"]), figure(1e3 * slo["inter_token_latency_s"])
-    return table(
-        [LENGTHS, RATE, SERVER, REQUESTS, TTFT, ITL, _latency(rows), TOKENS, GOODPUT, GOOD_SHARE],
-        rows,
-        [
-            "Load: Poisson arrivals; greedy; warm-up not counted. Latencies count from when a request was due. Rates "
-            "are over the whole run, from the first request due to the last answer.",
-            f"Objective: the first token within {first} s and {inter} ms between tokens in the mean; an unstreamed "
-            f"answer within {first} s and {inter} ms for each further token.",
-            *_conditions(result, rows, "peers/poisson/"),
-        ],
-    )
-
-
-def overhead(result: Result) -> Table:
-    """Tokens/s of the same load with less and less around the forward pass."""
-    account = result.section("overhead")
-    speeds = {
-        title: account["runs"][name]["tokens_per_second"] for name, title in RUNS.items() if name in account["runs"]
-    }
-    below, last, steps = dict(pairwise(speeds)), list(speeds)[-1], account["steps"]
-
-    def over(title: str, other: str | None) -> str | None:
-        return None if other is None or other == title else percent(speeds[title] / speeds[other])
-
-    return table(
-        [
-            Column("the same load", str, right=False),
-            Column("tokens/s", speeds.__getitem__),
-            Column("of the next row's", lambda title: over(title, below.get(title))),
-            Column("of the last row's", lambda title: over(title, last)),
-        ],
-        list(speeds),
-        [
-            f"Load: {account_load(account)}.",
-            f"A decode step of {steps['rows']} rows in the bare engine takes {figure(steps['step_ms'])} ms, of which "
-            f"{figure(steps['passes_ms'])} ms are the model's passes and {percent(steps['rest_share'])} are sampling, "
-            "texts and rows. Reading weights and cached positions at the measured bandwidth takes "
-            f"{figure(steps['limit_ms'])} ms: {percent(steps['share_of_limit'])} of that limit are reached.",
-            result.origin(),
-        ],
-    )
-
-
-def account_load(account: Row) -> str:
-    """Return the load of an overhead account in words."""
-    load = account["settings"]
-    rows = f"{load['slots']} rows at a time, quantization {load['quantization']}"
-    return f"{load['requests']} requests of {load['mix']} lengths, {rows}"
-
-
-def where(result: Result) -> Table:
-    """The parts of each whole of the account, indented below their parents."""
-    account = result.section("overhead")
-    parts = [Part(**part) for part in account["parts"]]
-    shown = [part for part in parts if part.share >= LEAST_SHARE]
-    left_out = f"{len(parts) - len(shown)} of {len(parts)} parts"
-    load = f"Load: {account_load(account)}. Not shown, at less than {100 * LEAST_SHARE:.0f} % each: {left_out}."
-    return parts_table(shown, [load, *_WHOLES, result.origin()])
-
-
-def parts_table(parts: Sequence[Part], notes: Sequence[str]) -> Table:
-    """The parts of an account, indented below their parents."""
-
-    def name(part: Part) -> str:
-        # No-break spaces: Markdown keeps them.
-        return "\u00a0" * 4 * part.name.count("/") + part.name.rsplit("/", 1)[-1]
-
-    return table(
-        [
-            Column("where the time goes", name, right=False),
-            Column("time", lambda part: f"{figure(part.seconds)} {part.unit}"),
-            Column("share of its whole", lambda part: percent(part.share)),
-            Column("µs per token", lambda part: part.per_token_us),
-        ],
-        parts,
-        notes,
-    )
-
-
 def quality(result: Result) -> Table:
     """The unquantized weights and each quantization's distance from them."""
     rows, settings = result.measured(""), result.content["settings"]
@@ -333,120 +182,12 @@ def quality(result: Result) -> Table:
     )
 
 
-def tuned(result: Result) -> list[Row]:
-    """Return the points of a search that worked, by falling throughput, each with whether it is "recommended"."""
-    chosen = at(result.content, "recommended/settings")
-    points = [
-        {**point, "recommended": point["settings"] == chosen}
-        for point in result.section("points")
-        if point.get("failure") is None
-    ]
-    if not points:
-        raise NotMeasuredError(f"{result.file} has no point that worked")
-    return sorted(points, key=lambda point: -point["tokens_per_second"])
-
-
-def setting_texts(point: Row) -> dict[str, str]:
-    """Return a point's settings as text, without those that the config doesn't have."""
-    return {
-        name: " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-        for name, value in point["settings"].items()
-        if value is not None
-    }
-
-
-def tune(result: Result) -> Table:
-    """The Pareto front and the recommended point."""
-    points = tuned(result)
-    shown = [point for point in points if point["pareto"] or point["recommended"]]
-
-    def setting(name: str) -> Column:
-        return Column(name, lambda point: setting_texts(point).get(name))
-
-    load = result.content["settings"]["load"]
-    bound = f"a p95 of at most {figure(result.content['slo_p95_ms'] / 1e3)} s"
-    verdict = f"None of them has {bound}."
-    if any(point["recommended"] for point in shown):
-        better = "what is better by more than two measurements of one point differ, if anything"
-        verdict = f"Recommended for {bound}: {better}."
-    return table(
-        [
-            *(setting(name) for name in setting_texts(shown[0])),
-            Column("latency p50 / p95, s", lambda point: several(point["p50_ms"] / 1e3, point["p95_ms"] / 1e3)),
-            TOKENS,
-            Column("", lambda point: "recommended" if point["recommended"] else "", right=False),
-        ],
-        shown,
-        [
-            f"Load: {arrivals(load)}; new tokens: {lengths(load)}. {len(points)} points were measured; "
-            f"of these no other one has as much throughput at as low a p95. {verdict}",
-            result.origin(),
-        ],
-    )
-
-
-def gpu_decoding(result: Result) -> Table:
-    """Waves of rows that decode together: the engine's, and generate()'s."""
-    rows, settings = result.measured(*DECODING), result.content["settings"]
-
-    # As reported by the engine: kernels that were requested may not have been used.
-    def what(row: Row) -> str:
-        steps = row.get("steps")
-        return "generate(), one batch" if steps is None else f"the engine, {steps.removeprefix('decode steps: ')}"
-
-    return table(
-        [
-            Column("what", what, right=False),
-            Column("weights", "title", right=False),
-            Column("rows", "rows", shown=str),
-            REQUESTS_RATE,
-            TOKENS,
-            Column("step p50, ms", "step_ms/p50"),
-            Column("limit per step, ms", "step_limit_ms"),
-            LIMIT,
-            OF_LIMIT,
-            Column("VRAM at most, MiB", "vram_mib"),
-        ],
-        rows,
-        [
-            f"Prompts of {settings['prompt_tokens']} tokens, {settings['output_tokens']} new ones; "
-            "all rows of a wave begin and end together.",
-            *result.missing(*DECODING),
-            result.origin(),
-        ],
-    )
-
-
-def gpu_products(result: Result) -> Table:
-    """Each way to multiply with an 8-bit weight, a row per matrix and number of rows."""
-    rows = result.measured("products/")
-
-    def way(name: str, title: str) -> Column:
-        return Column(title, lambda row: at(row, f"ways/{name}/graph_us") or at(row, f"ways/{name}/eager_us"))
-
-    return table(
-        [
-            Column("matrix", lambda row: f"{row['outputs']} x {row['inputs']}", right=False),
-            Column("rows", "rows", shown=str),
-            *(way(name, title) for name, title in _PRODUCTS.items()),
-            Column("reading it, INT8 / FP16", "bandwidth_us", shown=lambda us: several(us["int8"], us["fp16"])),
-        ],
-        rows,
-        [
-            "Microseconds per product, replayed as a CUDA graph where it can be captured, else launched from Python.",
-            *result.missing("products/"),
-            result.origin(),
-        ],
-    )
-
-
 def summary(result: Result) -> str:
     """Return the tables that a run of `make bench` ends with, for a terminal."""
     titles: dict[str, Callable[[Result], Table]] = {
         "The article's setting": article,
         "The same at mixed lengths": mixed,
-        "Baselines, closed loop": peers_closed,
-        "Baselines, Poisson arrivals": peers_poisson,
+        "Other servers, closed loop": peers,
         "By users": by_users,
         "A larger model": large,
     }
@@ -465,7 +206,7 @@ def _memory(rows: Rows) -> Column:
 
 
 def _latency(rows: Rows) -> Column:
-    last = "max" if min(row["requests"] - row["errors"] for row in rows) < FEWEST_FOR_P99 else "p99"
+    last = "max" if min(row["requests"] - row["errors"] for row in rows) < MIN_FOR_P99 else "p99"
 
     def cell(row: Row) -> str:
         return several(*(row["latency_ms"][name] / 1e3 for name in ("p50", "p95", last)))
@@ -526,7 +267,7 @@ def _rates(result: Result, rows: Rows) -> list[str]:
 def _steal(rows: Rows) -> list[str]:
     shares = [(row["stolen_share"], row["title"]) for row in rows if "stolen_share" in row]
     most, title = max(shares, default=(0.0, ""))
-    if most < LEAST_STEAL:
+    if most < MIN_STEAL:
         return []
     mean = sum(share for share, _ in shares) / len(shares)
     return [f"Steal time: {percent(mean)} of the processors' time in the mean; at most {percent(most)}, with {title}."]

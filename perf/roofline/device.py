@@ -22,7 +22,6 @@ from llama_engine.kernels.cpu.trial import choose_cpu_kernels
 from llama_engine.model.weights import LinearWeight
 
 from perf.checkpoint import DTYPES
-from perf.results_file import Results
 from perf.roofline.rates import WIDTHS, DeviceRates, Weights
 
 CPU_SIZES = tuple(size << 20 for size in (4, 8, 16, 32, 64, 128, 256))
@@ -34,16 +33,7 @@ _EDGES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 _DTYPES: dict[Weights, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPES.items()}
 
 
-def measured_once(results: Results, threads: int, seconds: float = SECONDS) -> DeviceRates:
-    """Return the rates of a run: from its results, or measured and added to them."""
-    if found := results.get("rates"):
-        return DeviceRates.from_json(found)
-    measured = measure(threads, seconds)
-    results.section("rates", measured.to_json())
-    return measured
-
-
-def measure(threads: int, seconds: float = SECONDS) -> DeviceRates:
+def measure_rates(threads: int, seconds: float = SECONDS) -> DeviceRates:
     """Measure the GPU, or the CPU with `threads` threads where there is none. seconds: for each single measurement."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = CPU_SIZES

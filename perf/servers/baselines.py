@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from perf.baselines import vllm_environment
 from perf.checkpoint import DTYPES, fastest, mebibytes, unquantized, w8a8
 from perf.environment import ROOT
 from perf.load.protocols import Protocol, Target
 from perf.roofline.rates import BYTES, Weights
+from perf.servers import vllm_environment
 from perf.servers.running import HOST, Running, Server, held_port, running, shown
 from perf.servers.triton import Configuration, serving
 
@@ -104,7 +104,7 @@ def _baseline(
 
 
 def _fastapi(checkpoint: Path, threads: int, port: int, batch: list[str]) -> _Launch:
-    command = [sys.executable, "-m", "perf.baselines.fastapi_server", "--model", str(checkpoint)]
+    command = [sys.executable, "-m", "perf.servers.fastapi_server", "--model", str(checkpoint)]
     command += ["--dtype", DTYPES[unquantized()], "--threads", str(threads), "--port", str(port), *batch]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
     versions = _versions("fastapi", "uvicorn", "transformers", "torch")

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import socket
+import subprocess
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-from triton_local.command import ServerCommand
-from triton_local.process import GuardedProcess, Guarding
 
 from perf.environment import ROOT
 from perf.load.arrivals import Closed
@@ -108,30 +106,36 @@ def running(target: Target, command: Sequence[str], environment: Mapping[str, st
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{target.name}.log"
-    with log.open("w", buffering=1) as lines:
-        process = GuardedProcess(
-            ServerCommand(tuple(command), {**os.environ, **environment}),
-            # A prefix for shared memory that no baseline uses: theirs has other names.
-            f"baseline_{uuid.uuid4().hex[:12]}_",
-            Guarding(grace=_GRACE_S, longest_end=_GRACE_S),
-            lambda line: print(line, file=lines),
+    with log.open("w") as output:
+        # A group of its own, so that the baseline's children end with it.
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True
         )
-        try:
-            if (failure := _failure(process, target, ready_s)) is not None:
-                said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-                last = f"{said[-1][:300]} ({str(log).replace(f'{ROOT}/', '')})" if said else "its log is empty"
-                raise NotRunError(f"{target.name} {failure}: {last}")
-            yield process.pid
-        finally:
-            process.stop()
+    try:
+        if (failure := _failure(process, target, ready_s)) is not None:
+            lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            last = f"{lines[-1][:300]} ({str(log).replace(f'{ROOT}/', '')})" if lines else "its log is empty"
+            raise NotRunError(f"{target.name} {failure}: {last}")
+        yield process.pid
+    finally:
+        _end_group(process)
 
 
-def _failure(process: GuardedProcess, target: Target, ready_s: float) -> str | None:
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process and its group: SIGTERM, and SIGKILL after _GRACE_S."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signum)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+
+
+def _failure(process: subprocess.Popen[bytes], target: Target, ready_s: float) -> str | None:
     """Wait until the server listens, and have it complete a token; return what failed."""
     deadline = time.monotonic() + ready_s
     port = int(target.url.rpartition(":")[2])
     while True:
-        if (code := process.exit_code()) is not None:
+        if (code := process.poll()) is not None:
             return f"ended with code {code} before it was ready"
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             if probe.connect_ex((HOST, port)) == 0:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from clients.environments import FOLDER, environment, program
-
 from perf.soak.libraries import LIBRARIES, Library, LibraryError
 
 

@@ -18,9 +18,6 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "perf" 
 # Measured before the results had a form of their own, and not yet again.
 OLDER_FORM = {"inflight.json": "make bench-inflight"}
 
-# Of programs that are gone: perf/LOG.md quotes them.
-PAST = {"hostile.json"}
-
 
 def test_tables_and_plots_are_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--check"])
@@ -39,7 +36,7 @@ def test_a_result_says_where_it_comes_from(file: Path) -> None:
     assert re.match(r"\d{4}-\d{2}-\d{2}T", content["date"])
 
 
-@pytest.mark.parametrize("file", [file for file in RESULTS if file.name not in PAST], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
 def test_a_result_says_which_command_makes_it_again(file: Path) -> None:
     command = OLDER_FORM.get(file.name) or json.loads(file.read_text())["command"]
     program = re.fullmatch(r"make (?P<target>[a-z-]+).*|python -m (?:perf\.)?(?P<package>\w+).*", command)

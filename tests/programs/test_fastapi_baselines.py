@@ -12,8 +12,8 @@ import httpx
 import pytest
 import torch
 from fastapi import FastAPI
-
 from perf.baselines.fastapi_server import Completion, Pretrained, batching, naive
+
 from perf.bench.measure import entry
 from perf.checkpoint import EMBEDDED
 from perf.load.arrivals import Closed

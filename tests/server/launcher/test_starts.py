@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from perf.starts import start
 from server.launcher.launching import Launch, generate, own_lines
 from server.servers import HTTP, ROOT
 from triton_local import command
 from triton_local.errors import StartFailedError
 from triton_local.server import LocalTriton
-
-from perf.starts import start
 
 CRASH = "terminate called after throwing an instance of 'boost::interprocess::lock_exception'"
 

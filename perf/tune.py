@@ -1,0 +1,181 @@
+"""Find slots, queue delay and preferred batch sizes for a load: the highest throughput whose p95 latency meets the SLO.
+
+Each point of a grid is a server of its own under the load generator. The load is a closed loop of uniform lengths. What
+the budget leaves no time for is not measured, so the grid's order is by importance: slots first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from triton_local.repository import MODEL_NAME
+
+from perf.checkpoint import default_checkpoint, described
+from perf.command import CORES, count, existing_checkpoint, make_command, positive
+from perf.course import Budget
+from perf.environment import ROOT
+from perf.load.arrivals import Closed
+from perf.load.generator import drive
+from perf.load.protocols import Target
+from perf.load.summary import percentiles, summarize
+from perf.report.text import Column, Table, table, terminal
+from perf.results_file import Results
+from perf.servers.triton import local_triton
+from perf.workload import warm_and_measured
+
+SLOTS = (32, 16, 64, 8)
+DELAYS_US = (10_000, 0)
+PREFERRED: tuple[tuple[int, ...], ...] = ((4, 8, 16, 32), ())
+REPOSITORY = ROOT / "model_repository"
+_LOAD_S = 900.0
+
+
+class Point(NamedTuple):
+    """A config's tuned settings. preferred: batch sizes; empty is Triton's default, the full batch."""
+
+    slots: int
+    delay_us: int
+    preferred: tuple[int, ...]
+
+
+class Figures(NamedTuple):
+    """What a point was measured with: tokens/s in steady state, p95 of the latency in ms, failed requests."""
+
+    tokens_per_second: float
+    p95_ms: float
+    errors: int
+
+
+def grid() -> list[Point]:
+    """Return all points, with preferred sizes up to the slots, the most important first."""
+    points = (
+        Point(slots, delay, tuple(size for size in preferred if size <= slots))
+        for delay, preferred, slots in product(DELAYS_US, PREFERRED, SLOTS)
+    )
+    return list(dict.fromkeys(points))
+
+
+def configured(config: str, point: Point) -> str:
+    """Return a config.pbtxt with the point's settings in place of its own, all else unchanged.
+
+    Raises ValueError if one of the settings is not there exactly once, at the beginning of a line.
+    """
+    sizes = ", ".join(map(str, point.preferred or (point.slots,)))
+    fields = {
+        r"max_batch_size\s*:\s*\d+": f"max_batch_size: {point.slots}",
+        r"preferred_batch_size\s*:\s*\[[^\]]*\]": f"preferred_batch_size: [ {sizes} ]",
+        r"max_queue_delay_microseconds\s*:\s*\d+": f"max_queue_delay_microseconds: {point.delay_us}",
+    }
+    for pattern, field in fields.items():
+        config, changes = re.subn(rf"^([ \t]*){pattern}", rf"\g<1>{field}", config, flags=re.MULTILINE)
+        if changes != 1:
+            raise ValueError(f"the config has {changes} lines of the form {pattern}, not one")
+    return config
+
+
+def best(measured: Sequence[tuple[Point, Figures]], slo_p95_ms: float) -> Point | None:
+    """Return the point with the highest throughput of those without errors that meet the SLO; None if none does."""
+    met = [(figures.tokens_per_second, point) for point, figures in measured if _meets(figures, slo_p95_ms)]
+    return max(met, default=(0.0, None))[1]
+
+
+def _meets(figures: Figures, slo_p95_ms: float) -> bool:
+    return figures.errors == 0 and figures.p95_ms <= slo_p95_ms
+
+
+@contextmanager
+def repository(point: Point) -> Iterator[Path]:
+    """Yield a copy of the model repository whose default config has the point's settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "model_repository"
+        shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        config = copy / MODEL_NAME / "config.pbtxt"
+        config.write_text(configured(config.read_text(), point))
+        yield copy
+
+
+def measure(point: Point, options: argparse.Namespace, checkpoint: Path) -> Figures:
+    """Put the load on a server of the point."""
+    requests = warm_and_measured(checkpoint, "uniform", options.users, options.requests, options.output_tokens)
+    with (
+        repository(point) as folder,
+        local_triton(
+            variant="default",
+            model=str(checkpoint),
+            model_repository=folder,
+            environment={"OMP_NUM_THREADS": str(CORES)},
+        ) as triton,
+    ):
+        target = Target("tuned", "triton_generate", f"http://{triton.http_url}", MODEL_NAME)
+        run = drive(target, requests, Closed(options.users), options.users, _LOAD_S)
+    summary = summarize(run, None)
+    rate, errors = summary.get("tokens_per_second"), summary["errors"]
+    latencies = [record.latency for record in run.measured if not record.error]
+    p95 = percentiles(latencies)["p95"] if latencies else float("inf")
+    assert isinstance(errors, int)
+    return Figures(rate if isinstance(rate, float) else 0.0, p95, errors)
+
+
+def main() -> None:
+    """Measure the grid within the budget, write the result and print the best config."""
+    parser = argparse.ArgumentParser(prog="make tune", description=__doc__)
+    add = parser.add_argument
+    add("--slo-p95-ms", type=positive, required=True, help="the 95th percentile of latency to meet, in milliseconds")
+    add("--budget", type=positive, default=30.0, metavar="MINUTES", help="default 30")
+    add("--model", type=existing_checkpoint, help="a Llama in safetensors (default: random weights)")
+    add("--users", type=count, default=32, help="default 32")
+    add("--requests", type=count, default=64, help="measured, after one per user (default 64)")
+    add("--output-tokens", type=count, default=100, help="mean of the uniform lengths (default 100)")
+    add("--output", type=Path, default=Path("perf/results/tune.json"), metavar="FILE")
+    options = parser.parse_args()
+    checkpoint = options.model or default_checkpoint()
+    settings = {name: value for name, value in vars(options).items() if isinstance(value, int | float)}
+    variables = {"SLO_P95_MS": f"{options.slo_p95_ms:g}", "BUDGET": f"{options.budget:g}"}
+    command = make_command("tune", variables | ({"MODEL": options.model.name} if options.model else {}))
+    results = Results(options.output, "tune", {"model": described(checkpoint), **settings}, command)
+    budget, measured, longest = Budget(60 * options.budget), list[tuple[Point, Figures]](), 0.0
+    for point in grid():
+        if measured and longest > budget.left:
+            budget.say(f"{point}: not measured: a point takes {longest:.0f} s, {max(budget.left, 0):.0f} s are left")
+            continue
+        began = budget.spent
+        figures = measure(point, options, checkpoint)
+        longest = max(longest, budget.spent - began)
+        measured.append((point, figures))
+        results.add(f"point/{len(measured)}", {**point._asdict(), **figures._asdict()})
+        budget.say(f"{point}: {figures}")
+    chosen = best(measured, options.slo_p95_ms)
+    results.section("best", None if chosen is None else chosen._asdict())
+    results.finish()
+    print(f"\n{terminal(_table(measured))}\n\nwritten to {options.output}")
+    if chosen is None:
+        sys.exit(f"tune: no point has a p95 of at most {options.slo_p95_ms:g} ms; fewer users, or a higher SLO")
+    config = configured((REPOSITORY / MODEL_NAME / "config.pbtxt").read_text(), chosen)
+    print(f"\nthe best within {options.slo_p95_ms:g} ms, for config.pbtxt:\n")
+    tuned = re.compile("max_batch_size|preferred_batch_size|max_queue_delay_microseconds")
+    print(*filter(tuned.search, config.splitlines()), sep="\n")
+
+
+def _table(measured: Sequence[tuple[Point, Figures]]) -> Table:
+    columns = [
+        Column("slots", lambda row: str(row[0].slots)),
+        Column("queue delay, µs", lambda row: str(row[0].delay_us)),
+        Column("preferred", lambda row: " ".join(map(str, row[0].preferred)) or "none"),
+        Column("tokens/s", lambda row: row[1].tokens_per_second),
+        Column("p95, s", lambda row: row[1].p95_ms / 1e3),
+        Column("errors", lambda row: str(row[1].errors)),
+    ]
+    return table(columns, measured, [])
+
+
+if __name__ == "__main__":
+    main()

@@ -41,7 +41,7 @@ READY_KERNELS := .venv/.ready-kernels
 CLIENTS := langchain litellm llama_index lm_eval
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 # Folders of tests/, the longest first. Two at a time, because starting servers is mostly waiting; a room's output comes at its end.
-ROOMS := server engine programs frontend unit contract
+ROOMS := server engine programs frontend unit perf contract
 IN_PAIRS := $(MAKE) --jobs=2 --keep-going --output-sync --no-print-directory
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 

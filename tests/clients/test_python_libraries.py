@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from clients.environments import FOLDER, environment, program
-from perf.soak.libraries import LIBRARIES, Library, LibraryError
 
 
 @pytest.mark.parametrize("client", ["langchain", "litellm", "llama_index"])
@@ -27,17 +26,3 @@ def test_a_library_passes_its_checks(client: str, base_url: str, tmp_path: Path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " passed" in ended.stdout
     assert " skipped" not in ended.stdout
-
-
-@pytest.mark.parametrize("client", LIBRARIES)
-async def test_a_librarys_process_in_a_soak_counts_the_tokens_of_a_chat(client: str, base_url: str) -> None:
-    program(client, "python")
-    library = Library(client, base_url, "pydoc-llama")
-    try:
-        whole, streamed = [await library.ask("What is a list?", 12, 0.0, streamed) for streamed in (False, True)]
-        assert whole == streamed
-        assert (whole.num_output_tokens, whole.finish_reason) == (12, "length")
-        with pytest.raises(LibraryError, match="2000"):
-            await library.ask("What is a list?", 2000, 0.0, False)
-    finally:
-        await library.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crashes: int) -> Pat
 
     monkeypatch.setattr("triton_local.server.server_arguments", crashing)
     return starts
+
+
+def start(repository: Path) -> Counter[str]:
+    """Start a server until it is ready, and kill it; return how often it crashed and was started again."""
+    server = LocalTriton(model_repository=repository)
+    server.start()
+    server.kill()
+    server.wait()
+    lines = server.log_text().splitlines()
+    server.stop()
+    return Counter(
+        starts=1,
+        lock_exceptions=sum("boost::interprocess::lock_exception" in line for line in lines),
+        started_again=sum("tritonserver is started again" in line for line in lines),
+    )
 
 
 @pytest.mark.parametrize("crashes", [1])

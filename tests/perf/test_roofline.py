@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig
 
 from perf.roofline import device
-from perf.roofline.device import CPU_SIZES, measure
+from perf.roofline.device import CPU_SIZES, measure_rates
 from perf.roofline.physics import Costs, Roofline, roofline
 from perf.roofline.rates import DeviceRates, Weights
 
@@ -179,7 +179,7 @@ def test_rates_survive_a_result_s_file() -> None:
 
 def test_a_measurement_has_every_rate_and_keeps_the_threads() -> None:
     before = torch.get_num_threads()
-    rates = measure(threads=1, seconds=0.001)
+    rates = measure_rates(threads=1, seconds=0.001)
     assert torch.get_num_threads() == before
     assert (rates.device, rates.threads) == ("cuda" if torch.cuda.is_available() else "cpu", 1)
     if rates.device == "cpu":

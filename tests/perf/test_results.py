@@ -1,0 +1,41 @@
+"""A run's result file: complete or partial, and with the state of the code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perf.environment import ROOT
+from perf.results_file import Results
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "made_up.json", "made_up", {"setting": 1}, "make made_up")
+
+
+def test_a_run_replaces_the_last_result_only_when_it_finishes(results: Results, tmp_path: Path) -> None:
+    file = tmp_path / "made_up.json"
+    file.write_text("{}")
+    results.add("new", {"value": 2})
+    assert file.read_text() == "{}"
+    results.finish()
+    assert json.loads(file.read_text())["measurements"] == {"new": {"value": 2}}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_result_names_its_machine_commit_and_command(results: Results, tmp_path: Path) -> None:
+    results.finish()
+    content = json.loads((tmp_path / "made_up.json").read_text())
+    assert content["command"] == "make made_up"
+    assert {"commit", "device", "cores", "versions", "uncommitted_changes"} <= content["machine"].keys()
+
+
+def test_the_report_imports_neither_torch_nor_transformers() -> None:
+    program = "import sys, perf.report.__main__; print(sorted({'torch', 'transformers', 'triton'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"

@@ -1,0 +1,23 @@
+"""`make soak`: what counts as growth."""
+
+from __future__ import annotations
+
+import os
+
+from perf.soak import by_process, grown, memory_mib
+
+
+def test_growth_in_the_first_half_does_not_count() -> None:
+    assert grown([10.0, 50.0, 90.0, 100.0, 100.0, 100.0, 100.0, 100.0]) == 0.0
+
+
+def test_growth_at_the_end_counts() -> None:
+    assert grown([100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 110.0, 130.0]) == 30.0
+
+
+def test_a_process_that_is_not_in_every_sample_is_left_out() -> None:
+    assert by_process([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": [1.0, 3.0]}
+
+
+def test_the_memory_of_a_process_is_sampled_by_its_name() -> None:
+    assert all(mib > 1.0 for mib in memory_mib(os.getpid()).values())

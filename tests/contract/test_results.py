@@ -13,10 +13,8 @@ from perf.report.__main__ import SAME, main
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "perf" / "results").glob("*.json"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "perf" / "LOG.md"]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-# Measured before the results had a form of their own, and not yet again.
-OLDER_FORM = {"inflight.json": "make bench-inflight"}
 
 
 def test_tables_and_plots_are_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +36,7 @@ def test_a_result_says_where_it_comes_from(file: Path) -> None:
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
 def test_a_result_says_which_command_makes_it_again(file: Path) -> None:
-    command = OLDER_FORM.get(file.name) or json.loads(file.read_text())["command"]
+    command = json.loads(file.read_text())["command"]
     program = re.fullmatch(r"make (?P<target>[a-z-]+).*|python -m (?:perf\.)?(?P<package>\w+).*", command)
     assert program is not None, command
     if program["target"]:

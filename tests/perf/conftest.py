@@ -1,10 +1,7 @@
+"""The embedded checkpoint, as tests/engine loads it."""
+
 from __future__ import annotations
 
-import pytest
-from engine.engines import load
-from llama_engine.model.loader import Checkpoint
+from engine.checkpoints import fp32, tokenizer
 
-
-@pytest.fixture(scope="package")
-def fp32() -> Checkpoint:
-    return load("none")
+__all__ = ["fp32", "tokenizer"]

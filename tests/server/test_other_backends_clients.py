@@ -1,7 +1,7 @@
 """What clients of other backends send, as they send it: to llama, and to `ensemble` and `vllm_model` of compatibility/.
 
 Names, types, shapes and what is read of the answers are those of TensorRT-LLM's `end_to_end_grpc_client.py`,
-LlamaIndex's `NvidiaTriton` and vllm_backend's `client.py`; docs/clients.md has runs of the programs themselves.
+LlamaIndex's `NvidiaTriton` and vllm_backend's `client.py`; docs/api.md has runs of the programs themselves.
 """
 
 from __future__ import annotations

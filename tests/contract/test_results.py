@@ -16,7 +16,6 @@ RESULTS = sorted((ROOT / "perf" / "results").glob("*.json"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-
 def test_tables_and_plots_are_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--check"])
     assert capsys.readouterr().err == ""

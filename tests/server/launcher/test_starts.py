@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from perf.starts import start
 from server.launcher.launching import Launch, generate, own_lines
 from server.servers import HTTP, ROOT
 from triton_local import command

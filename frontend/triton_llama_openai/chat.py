@@ -18,7 +18,7 @@ from triton_llama_openai.responses import Json, dumps, response_head, stop_reaso
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.streaming import Events, check_stream, stream_answer, until_disconnect
 from triton_llama_openai.tool_calls import Part, ToolCall
-from triton_llama_openai.tools import ToolUse, tool_use
+from triton_llama_openai.tool_choice import ToolUse, tool_use
 
 
 async def answer_chat(request: Request, chat: ChatRequest, models: Models, settings: Settings) -> Response:

@@ -8,7 +8,7 @@ from triton_llama_openai.limits import check_messages
 from triton_llama_openai.models import ServedModel
 from triton_llama_openai.protocol import DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.responses import Json
-from triton_llama_openai.tools import template_tool
+from triton_llama_openai.tool_choice import template_tool
 
 
 def tokenize(model: ServedModel, request: TokenizeRequest, max_messages: int) -> Json:

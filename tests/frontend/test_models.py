@@ -1,11 +1,14 @@
-"""Questions to Triton about the models: at the same time, and one for simultaneous requests."""
+"""The served models: their list, their readiness, their fingerprints."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 
-from frontend.endpoints import EMBEDDED
-from triton_llama.endpoint import Endpoint
+import triton_llama.endpoint
+from frontend.endpoints import EMBEDDED, HOST, Endpoint, endpoint, error_of
+from frontend.fake_triton import FakeTriton, fake_triton
 from triton_llama_openai.checkpoint import load_checkpoint
 from triton_llama_openai.engine_client import EngineClient
 from triton_llama_openai.models import Models, ServedModel
@@ -15,7 +18,7 @@ class _Engine(EngineClient):
     """Answers once all expected questions have come."""
 
     def __init__(self, together: asyncio.Barrier) -> None:
-        super().__init__(Endpoint.parse("localhost:1", "grpc"), "llama")
+        super().__init__(triton_llama.endpoint.Endpoint.parse("localhost:1", "grpc"), "llama")
         self._together = together
         self.configs = 0
 
@@ -57,3 +60,41 @@ def test_simultaneous_requests_share_a_fingerprint() -> None:
         assert str(fingerprints.pop()).startswith("fp_")
 
     asyncio.run(ask())
+
+
+def test_the_models_are_listed_with_their_context(served: Endpoint) -> None:
+    (model,) = served.http.get("/v1/models").json()["data"]
+    assert model["id"] == "pydoc-llama"
+    assert model["max_model_len"] == 512
+    assert served.http.get("/v1/models/pydoc-llama").json() == model
+    assert error_of(served.http.get("/v1/models/other"))["code"] == "model_not_found"
+
+
+def test_several_checkpoints_are_served_by_name(triton: FakeTriton, tmp_path: Path) -> None:
+    with fake_triton() as other:
+        other.tokens = [" Other"]
+        file = tmp_path / "models.json"
+        entries = [
+            {"served_name": "org/first", "triton": f"{HOST}:{triton.port}", "tokenizer": str(EMBEDDED)},
+            {"served_name": "second", "triton": f"{HOST}:{other.port}", "tokenizer": str(EMBEDDED)}
+            | {"max_model_len": 64},
+        ]
+        file.write_text(json.dumps(entries))
+        with endpoint(0, models_file=file) as served:
+            listed = served.http.get("/v1/models").json()["data"]
+            assert [(model["id"], model["max_model_len"]) for model in listed] == [("org/first", 512), ("second", 64)]
+            assert served.http.get("/v1/models/org/first").status_code == 200
+            assert served.complete(model="org/first").json()["choices"][0]["text"] == " Hello, world."
+            assert served.complete(model="second").json()["choices"][0]["text"] == " Other"
+            assert error_of(served.http.post("/tokenize", json={"prompt": "a"}))["param"] == "model"
+
+
+def test_the_endpoint_lives_without_a_triton() -> None:
+    with fake_triton() as gone:
+        port = gone.port
+    with endpoint(port) as served:
+        assert served.http.get("/health/live").status_code == 200
+        response = served.chat()
+        assert response.status_code == 503
+        assert error_of(response)["code"] == "engine_unavailable"
+        assert served.http.get("/health").status_code == 503

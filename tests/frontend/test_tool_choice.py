@@ -21,7 +21,7 @@ def _tokens(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "most", "content", "arguments", "reason"),
+    ("text", "max_tokens", "content", "arguments", "reason"),
     [
         (f"One moment. {CALL}", 100, "One moment. ", '{"a": 1}', "tool_calls"),
         (CALL, 100, None, '{"a": 1}', "tool_calls"),
@@ -31,10 +31,16 @@ def _tokens(text: str) -> list[str]:
     ids=["text and a call", "a call alone", "cut off", "no call"],
 )
 def test_a_call_in_the_text_is_one_of_the_answer(
-    served: Endpoint, triton: FakeTriton, text: str, most: int, content: str | None, arguments: str | None, reason: str
+    served: Endpoint,
+    triton: FakeTriton,
+    text: str,
+    max_tokens: int,
+    content: str | None,
+    arguments: str | None,
+    reason: str,
 ) -> None:
     triton.tokens = _tokens(text)
-    (choice,) = served.chat(tools=[ADD, CLOCK], max_tokens=most).json()["choices"]
+    (choice,) = served.chat(tools=[ADD, CLOCK], max_tokens=max_tokens).json()["choices"]
     message = choice["message"]
     assert (message["content"], choice["finish_reason"]) == (content, reason)
     calls = [(call["type"], call["function"]) for call in message.get("tool_calls", [])]

@@ -1,0 +1,78 @@
+"""/tokenize, /detokenize and /tokenizer_info."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from frontend.endpoints import EMBEDDED, Endpoint, error_of
+from transformers import AutoTokenizer
+from triton_llama_openai.checkpoint import load_checkpoint
+
+
+@pytest.mark.parametrize("text", ["Return a list of", "Grüße 👋", "", "<s>a</s>"])
+@pytest.mark.parametrize("special", [True, False])
+def test_tokens_are_those_of_the_tokenizer(served: Endpoint, text: str, special: bool) -> None:
+    answer = served.http.post("/tokenize", json={"prompt": text, "add_special_tokens": special}).json()
+    expected = AutoTokenizer.from_pretrained(EMBEDDED)(text, add_special_tokens=special)["input_ids"]
+    assert answer["tokens"] == expected
+    assert answer["count"] == len(expected)
+    assert answer["max_model_len"] == 512
+    back = served.http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"]
+    assert back == ("<s>" if special else "") + text
+
+
+def test_python_goes_on_while_a_large_text_is_tokenized_in_a_thread() -> None:
+    checkpoint = load_checkpoint(str(EMBEDDED), None, None)
+    tokens = checkpoint.encode("a" * 100_000, add_special_tokens=False) * 20
+    for work in (lambda: checkpoint.encode("a" * 400_000, add_special_tokens=False), lambda: checkpoint.decode(tokens)):
+        thread = threading.Thread(target=work)
+        thread.start()
+        turns = 0
+        while thread.is_alive():
+            time.sleep(0.001)
+            turns += 1
+        assert turns > 10
+
+
+def test_the_tokenizer_is_described_as_vllm_does(served: Endpoint) -> None:
+    info = served.http.get("/tokenizer_info").json()
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    assert (info["bos_token"], info["eos_token"]) == (tokenizer.bos_token, tokenizer.eos_token)
+    assert info["chat_template"] == tokenizer.chat_template
+    assert info["max_model_len"] == 512
+    assert error_of(served.http.get("/tokenizer_info?model=other"))["param"] == "model"
+
+
+def test_a_conversation_is_tokenized_as_its_prompt(served: Endpoint) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    answer = served.http.post("/tokenize", json={"messages": messages, "return_token_strs": True}).json()
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert answer["tokens"] == tokenizer(str(prompt), add_special_tokens=False)["input_ids"]
+    assert answer["token_strs"][0] == "<s>"
+
+
+_TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [_TOOL] * 129}, "tools"),
+        ("/detokenize", {"tokens": [99999]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
+        ("/detokenize", {}, "tokens"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+    ],
+)
+def test_bad_token_requests_are_refused_by_name(
+    served: Endpoint, path: str, fields: dict[str, object], param: str
+) -> None:
+    response = served.http.post(path, json=fields)
+    assert response.status_code in (400, 404)
+    assert error_of(response)["param"] == param

@@ -6,11 +6,8 @@ import ast
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
 from contract.code_blocks import ROOT
 from contract.configs import MODEL, parsed, read_config
-from triton_supervisor.answers import FILES
-from triton_supervisor.shared_memory import CANCELLATIONS
 from tritonclient.grpc.model_config_pb2 import DataType, ModelInput, ModelOutput
 
 UNARY = MODEL.with_name("llama_unary")
@@ -45,24 +42,15 @@ def test_llama_unary_has_the_tensors_rows_and_queue_of_the_streaming_config() ->
     assert not (UNARY / "configs").exists()
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.parents[1].name)
-def test_a_model_its_supervisor_and_llama_have_the_same_constants(model: Path) -> None:
-    mine, theirs = _definitions(model), _definitions(ENGINE / "triton" / "forwarded.py")
-    for name in ("FORWARDED", "CANCELLATIONS", "UNSUPERVISED"):
-        assert mine[name] == theirs[name]
-    assert mine["CANCELLATIONS"] == repr(CANCELLATIONS)
-    assert "self._name = secrets.token_hex(16)\n" in model.read_text(), "128 random bits"
-
-
-def test_the_supervisor_llama_and_llama_unary_agree_on_the_request_counts() -> None:
-    files = (MODELS[0], ENGINE / "observability" / "request_counts.py")
-    assert {_definitions(path)["FILES"] for path in files} == {repr(FILES)}
+def test_the_models_and_llama_name_the_request_parameter_alike() -> None:
+    decoder = ENGINE / "triton" / "request_decoder.py"
+    assert {_definitions(path)["FORWARDED"] for path in (*MODELS, decoder)} == {"'llama_unary'"}
 
 
 def test_both_models_tell_the_code_of_an_error_by_the_same_source() -> None:
     """Each model's folder stands alone, so both have a copy."""
     first, second = map(_definitions, MODELS)
-    for name in ("CODES", "_UNAVAILABLE", "_with_code", "_error", "_id"):
+    for name in ("_UNAVAILABLE", "_with_code", "_error"):
         assert first[name] == second[name]
 
 

@@ -25,7 +25,8 @@ PACKAGES = {
 # From the bottom up: none of them imports a later one, directly or through others.
 LAYERS = (
     *("errors", "settings", "text.stop_checker", "model.kv_cache", "model.cpu_runner", "api.request_parser"),
-    *("sequence", "sampling.sampler", "slot_batch", "prefill", "engine", "scheduler", "triton.requests"),
+    *("sequence", "sampling.sampler", "slot_batch", "prefill", "engine", "scheduler"),
+    *("triton.response", "triton.request_decoder"),
 )
 
 # The six packages of the server, by the names they are imported by.
@@ -43,7 +44,7 @@ USES_GUIDES = GUIDES | {"sampling.guided"}
 
 # Triton's backend API.
 BACKEND = "triton_python_backend_utils"
-USES_BACKEND = {"triton.requests", "triton.tensors", "triton.forwarded"}
+USES_BACKEND = {"triton.request_decoder", "triton.response", "triton.tensors"}
 
 
 def _imports(path: Path, nested: bool = True) -> list[str]:

@@ -132,17 +132,17 @@ def install() -> None:
 
 install()
 
-from llama_engine.triton import requests  # noqa: E402 - imports what is installed above
+from llama_engine.triton.request_decoder import RequestDecoder  # noqa: E402 - imports what is installed above
 from llama_engine.triton.tensors import release_tensors  # noqa: E402 - as above
 
 
 @contextmanager
-def decoding(engine: Engine, stats: Stats, log_level: str) -> Iterator[requests.RequestDecoder]:
+def decoding(engine: Engine, stats: Stats, log_level: str) -> Iterator[RequestDecoder]:
     """A decoder of an engine's requests whose responses are sent at the latest at the end."""
     dispatcher, counts = ResponseDispatcher(), RequestCounts({}, "llama")
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
     try:
-        yield requests.RequestDecoder(
+        yield RequestDecoder(
             engine, parser, QueuePolicy(), True, True, RequestLog(log_level), stats, counts, dispatcher
         )
     finally:

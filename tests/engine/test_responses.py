@@ -18,9 +18,8 @@ from llama_engine.errors import Cancelled
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.stats import Stats
 from llama_engine.sequence import Chunk, Event, Sequence
-from llama_engine.triton import requests
-from llama_engine.triton.forwarded import FORWARDED
-from llama_engine.triton.requests import RequestDecoder, Response
+from llama_engine.triton.request_decoder import FORWARDED, RequestDecoder
+from llama_engine.triton.response import Response
 from numpy.typing import NDArray
 
 PROMPT = "Return a list of"
@@ -171,7 +170,7 @@ def test_the_log_probabilities_of_many_tokens_are_written_between_other_response
     inputs |= {"min_tokens": limit, "seed": np.array([[5]], dtype=np.uint64)}
     whole = Request("", **inputs, stream=_flag(False))
     expected = _answer(decoder, whole)[output]
-    monkeypatch.setattr(requests, "TOKENS_AT_ONCE", 4)
+    monkeypatch.setattr("llama_engine.triton.response.MAX_TOKENS_AT_ONCE", 4)
     request = Request("", **inputs, stream=_flag(False))
     response, other = _decode(decoder, request), _Other(request)
     results: list[Event] = []
@@ -186,17 +185,24 @@ def test_the_log_probabilities_of_many_tokens_are_written_between_other_response
     assert other.before == [0]
 
 
-class _Cancelled(Request):
-    """A request whose client has cancelled."""
+def _refusal(decoder: RequestDecoder, own: dict[str, object], streams: bool) -> str:
+    """Return the error of a forwarded request for a stream."""
+    forwarded = json.dumps({FORWARDED: json.dumps([own, streams])})
+    request = Request(forwarded, text_input=text(PROMPT), stream=_flag(True))
+    _decode(decoder, request)
+    assert decoder.dispatcher.close(60)
+    ((sent, _),) = request.sent
+    return str(sent.error)
 
-    def is_cancelled(self) -> bool:
-        return True
+
+def test_an_error_of_a_forwarded_request_begins_with_its_code(decoder: RequestDecoder) -> None:
+    message = "INVALID_ARG: top_p is 2.5; it must be a finite number, at least 0 and at most 1"
+    assert _refusal(decoder, {"top_p": 2.5}, streams=True) == message
 
 
-def test_a_request_that_was_not_forwarded_but_says_so_can_be_cancelled(decoder: RequestDecoder) -> None:
-    forged = json.dumps({FORWARDED: json.dumps(["0" * 32, {}])})
-    assert _decode(decoder, _Cancelled(forged, text_input=text(PROMPT))).is_cancelled()
-    assert not _decode(decoder, Request(forged, text_input=text(PROMPT))).is_cancelled()
+def test_a_forwarded_request_for_one_response_gets_no_stream(decoder: RequestDecoder) -> None:
+    message = "INVALID_ARG: stream is true; it must be false: llama_unary answers in one response"
+    assert _refusal(decoder, {}, streams=False) == message
 
 
 def test_a_choice_that_fails_ends_the_stream_with_its_error_after_what_came_before(decoder: RequestDecoder) -> None:

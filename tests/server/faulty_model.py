@@ -14,7 +14,7 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import Chunk
 from llama_engine.sequence import Sequence
 from llama_engine.settings import Settings
-from llama_engine.triton.requests import Response
+from llama_engine.triton.response import Response
 
 SECRET = "cuda:0 is on fire at 10.0.0.1"
 

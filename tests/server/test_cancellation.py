@@ -14,7 +14,7 @@ from functools import partial
 
 import pytest
 import tritonclient.grpc
-from server.clients import MODEL, UNARY, Answer, ask, at_once, generate, tensors
+from server.clients import MODEL, Answer, ask, at_once, generate, tensors
 from server.metrics import LASTING, PENDING, Metrics, all_slots_taken
 from server.streams import STREAM_WIRES, Call, GrpcStream, events, sse_response, whole
 from triton_local.server import LocalTriton
@@ -30,7 +30,7 @@ UNREAD = {"text_input": "a", "max_tokens": 500, "min_tokens": 500, "stream": Tru
 
 every_way = pytest.mark.parametrize(
     ("narrow", "model"),
-    [("narrow_default", MODEL), ("narrow_streaming", MODEL), ("narrow_streaming", UNARY)],
+    [("narrow_default", MODEL), ("narrow_streaming", MODEL)],
     indirect=["narrow"],
 )
 

@@ -15,7 +15,6 @@ import pytest
 import tritonclient.grpc
 from numpy.typing import NDArray
 from server.clients import Answer, ask, generate
-from server.metrics import LASTING, Metrics
 from server.servers import HTTP
 from server.streams import GrpcStream
 from triton_local.server import LocalTriton
@@ -141,18 +140,6 @@ def vllm(stream: bool, **more: NDArray[Any]) -> dict[str, NDArray[Any]]:
 def sampling(**values: object) -> NDArray[Any]:
     """Return its tensor of sampling parameters."""
     return np.array([json.dumps(PARAMETERS | values).encode()], np.object_)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_vllm_model_frees_its_slot(narrow_streaming: LocalTriton, stream: bool) -> None:
-    metrics = Metrics(narrow_streaming)
-    lasting = {name: value for name, value in LASTING.items() if name != "text_input"}
-    with GrpcStream(narrow_streaming) as running:
-        ask_model(running, "vllm_model", vllm(stream, sampling_parameters=sampling(**lasting)))
-        metrics.wait(lambda now: now.now("llama_slots_in_use") == 1, "it runs")
-        running.cancel()
-    metrics.wait_for(1, "llama_cancellations_total")
-    metrics.wait(Metrics.idle, "the slot is free")
 
 
 KSERVE = {"temperature": 0.0, "top_p": 0.9, "max_tokens": TOKENS, "stop": ["snowman"], "frequency_penalty": 0.5}

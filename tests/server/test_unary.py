@@ -1,6 +1,6 @@
 """/infer and unary gRPC beside streams from one set of weights: llama_unary passes requests on to a streaming llama.
 
-Cancellation and the full queue are tested with those of llama itself.
+The full queue is tested with that of llama itself.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_request_parameters_reach_the_model(streaming: LocalTriton, value: objec
     assert refused.json()["error"].startswith("'temprature' is no input of this model")
 
 
-@pytest.mark.parametrize("forged", ["{}", '["../../proc/1/root", {}]', f'["{32 * "0"}", 1]', "x", 10_000 * "["])
+@pytest.mark.parametrize("forged", ["{}", "[1, true]", "[{}, 1]", "x", 10_000 * "["])
 def test_a_forged_request_is_refused_as_one_with_an_unknown_parameter(streaming: LocalTriton, forged: str) -> None:
     refused = generate(streaming, {"text_input": "a", UNARY: forged})
     assert isinstance(refused, Refusal)

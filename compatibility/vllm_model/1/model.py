@@ -4,34 +4,26 @@ What differs from llama: tensors have no dimension of rows; `sampling_parameters
 instead of joining them; without `stream` the prompt precedes the text; outputs other than the text only where a
 `return_*` asks for them, the counts of tokens in UINT32.
 
-A request goes on to llama through Triton as those of llama_unary do, whose model.py explains the parameter FORWARDED,
-the cancellation's file and the codes of errors.
+A request goes on to llama through Triton as those of llama_unary do, whose model.py explains the parameter FORWARDED
+and the codes of errors.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 MODEL = "llama"
 FORWARDED = "llama_unary"
-CANCELLATIONS = "TRITON_LLAMA_CANCELLATIONS"
-UNSUPERVISED = "/dev/shm/llama_unary-cancelled-"
-CODES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")
 # Triton's own words for what it refuses in front of llama, where the code is lost.
 _UNAVAILABLE = ("Exceeds maximum queue size", "Request timeout expired", "is not ready", "is not at ready state")
 
-CONCURRENT_REQUESTS = 32
-"""Requests under way together: each holds a thread of Triton's pool for this instance, which has as many by default."""
-
-POLL_SECONDS = 0.05
+MAX_CONCURRENT_REQUESTS = 32
+"""Each holds a thread of Triton's pool for this instance, which has as many by default."""
 
 OUTPUTS = (
     "text_output",
@@ -49,12 +41,8 @@ class Passed:
     """One request under way."""
 
     def __init__(self, request: pb_utils.InferenceRequest) -> None:
-        self._name = secrets.token_hex(16)
-        self._cancellation = Path(os.environ.get(CANCELLATIONS, UNSUPERVISED) + self._name)
         self._request: pb_utils.InferenceRequest | None = request
         self._sender: pb_utils.InferenceResponseSender | None = request.get_response_sender()
-        # Triton crashes when it is asked about a request that is answered, or just being answered.
-        self._sending = threading.Lock()
         self._returned: set[str] = set()
         # Triton's sender leaves other outputs out, too, but frees them while other threads run Python: on 2.51 that
         # corrupts the process's memory.
@@ -80,12 +68,6 @@ class Passed:
             message = "the request could not be passed on; the server's log has the reason"
             self._send(_error("INTERNAL", message), final=True)
 
-    def pass_cancellation_on(self) -> None:
-        """Ask Triton whether the client has cancelled the request, and if so let llama know."""
-        with self._sending:
-            if self._sender is not None and self._sender.is_cancelled():
-                self._cancellation.touch()
-
     def _to_llama(self) -> pb_utils.InferenceRequest:
         """Return the request as llama takes it. Raises ValueError for parameters that are no JSON."""
         request = self._request
@@ -106,7 +88,7 @@ class Passed:
             request_id=_id(request),
             inputs=[pb_utils.Tensor(name, value) for name, value in inputs.items()],
             requested_output_names=list(OUTPUTS),
-            parameters={FORWARDED: json.dumps([self._name, {}, True])},
+            parameters={FORWARDED: json.dumps([{}, True])},
             timeout=request.timeout(),
         )
 
@@ -128,19 +110,17 @@ class Passed:
 
     def _send(self, response: pb_utils.InferenceResponse | None, final: bool) -> None:
         """Send a response, none for the final flag alone; nothing after that flag."""
-        with self._sending:
-            if self._sender is None:
-                return
-            sender = self._sender
-            if final:
-                # A request that is destroyed with the interpreter ends the process.
-                self._sender = self._request = None
-                self._cancellation.unlink(missing_ok=True)
-            flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-            if response is None:
-                sender.send(flags=flags)
-            else:
-                sender.send(response, flags=flags)
+        if self._sender is None:
+            return
+        sender = self._sender
+        if final:
+            # A request that is destroyed with the interpreter ends the process.
+            self._sender = self._request = None
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        if response is None:
+            sender.send(flags=flags)
+        else:
+            sender.send(response, flags=flags)
 
 
 class TritonPythonModel:
@@ -148,28 +128,18 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the threads."""
-        self._free = threading.Semaphore(CONCURRENT_REQUESTS)
-        self._under_way: set[Passed] = set()
-        self._changed = threading.Lock()
-        self._ending = threading.Event()
-        self._threads = ThreadPoolExecutor(CONCURRENT_REQUESTS, "forward")
-        self._polling = threading.Thread(target=self._poll, name="cancellation", daemon=True)
-        self._polling.start()
+        self._free = threading.Semaphore(MAX_CONCURRENT_REQUESTS)
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS, "forward")
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         """Pass the requests on, and return when each has its thread: until then the queue stays Triton's."""
         for request in requests:
             self._free.acquire()
-            passed = Passed(request)
-            with self._changed:
-                self._under_way.add(passed)
-            self._threads.submit(self._answer, passed)
+            self._threads.submit(self._answer, Passed(request))
 
     def finalize(self) -> None:
         """Wait for the last answers. Triton unloads the model only when they are sent."""
         self._threads.shutdown()
-        self._ending.set()
-        self._polling.join()
 
     def _answer(self, passed: Passed) -> None:
         try:
@@ -177,19 +147,7 @@ class TritonPythonModel:
         except Exception as error:  # noqa: BLE001 - the thread's end would go unnoticed
             pb_utils.Logger.log_error(f"vllm_model: a response could not be sent: {type(error).__name__}: {error}")
         finally:
-            with self._changed:
-                self._under_way.discard(passed)
             self._free.release()
-
-    def _poll(self) -> None:
-        while not self._ending.wait(POLL_SECONDS):
-            with self._changed:
-                under_way = list(self._under_way)
-            for passed in under_way:
-                try:
-                    passed.pass_cancellation_on()
-                except Exception as error:  # noqa: BLE001 - the others are asked about, too
-                    pb_utils.Logger.log_error(f"vllm_model: a cancellation can't be passed on: {error}")
 
 
 def _id(request: pb_utils.InferenceRequest) -> str:
@@ -203,7 +161,7 @@ def _id(request: pb_utils.InferenceRequest) -> str:
 def _with_code(message: str) -> pb_utils.InferenceResponse:
     """Return an error of llama, or of Triton in front of it, with its code."""
     code, separator, rest = message.partition(": ")
-    if separator and code in CODES:
+    if separator and code.isupper() and hasattr(pb_utils.TritonError, code):
         return _error(code, rest)
     return _error("UNAVAILABLE" if any(text in message for text in _UNAVAILABLE) else "INTERNAL", message)
 

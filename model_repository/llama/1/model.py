@@ -34,7 +34,7 @@ from llama_engine.triton.config import (
     settings_parameters,
 )
 from llama_engine.triton.metrics import TritonMetrics
-from llama_engine.triton.requests import RequestDecoder
+from llama_engine.triton.request_decoder import RequestDecoder
 from llama_engine.triton.tensors import release_tensors
 
 CLOSE_SECONDS = 10.0

@@ -1,101 +1,29 @@
-"""A request on Triton's side: decoded to sequences, or refused; and its response, encoded and sent.
+"""The response to a request: its chunks and results, encoded as Triton's and sent.
 
-Chunks and results reach a response through the dispatcher; a response sender, or `execute`, passes it to the client.
+They reach a response through the dispatcher; a response sender, or `execute`, passes it to the client.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import Counter
-from dataclasses import dataclass
 
 import triton_python_backend_utils as pb_utils
 
-from llama_engine.api.request_parser import RequestParser
-from llama_engine.engine import Engine
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log import RequestLog
 from llama_engine.observability.request_counts import RequestCounts
-from llama_engine.observability.stats import Stats
 from llama_engine.optional_outputs import Span, write_json
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.sequence import Chunk, Completion, Event, Sequence
 from llama_engine.text.tokenizer import Tokenizer
-from llama_engine.triton.config import QueuePolicy
-from llama_engine.triton.forwarded import Forwarded
 from llama_engine.triton.tensors import choice_tensor, chunk_tensors, completion_tensors, optional_tensors
 
-HARMLESS_PARAMETERS = frozenset({"id"})
-"""Request parameters that are ignored: the id of a request to /generate arrives as one."""
-
-TOKENS_AT_ONCE = 128
+MAX_TOKENS_AT_ONCE = 128
 """Whose log probabilities are written between the responses of other requests: with 20 others each, some ms."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RequestDecoder:
-    """Decodes the requests of one instance. inflight: responses go through response senders."""
-
-    engine: Engine
-    parser: RequestParser
-    queue_policy: QueuePolicy
-    decoupled: bool
-    inflight: bool
-    log: RequestLog
-    stats: Stats
-    counts: RequestCounts
-    dispatcher: ResponseDispatcher
-
-    def decode(self, request: pb_utils.InferenceRequest) -> Response:
-        """Return the request's response, with one sequence per row, or with its error if the request is invalid."""
-        name = self.log.name(_request_id(request))
-        response = Response(
-            request, self.log, self.counts, name, self.engine.tokenizer, self.dispatcher if self.inflight else None
-        )
-        try:
-            response.add(self._sequences(request, response))
-        except InvalidRequest as error:
-            self._refuse(response, error)
-        except Exception:  # noqa: BLE001 - Triton would fail the whole batch, and show the client a traceback
-            _log.exception("request %s could not be read; its client gets an error", response.name)
-            self._refuse(response, GenerationError("the request could not be read; the server's log has the reason"))
-        return response
-
-    def _sequences(self, request: pb_utils.InferenceRequest, response: Response) -> list[Sequence]:
-        # A misspelled input of /generate arrives as a parameter, and is refused as one.
-        parameters = _parameters(request)
-        forwarded = Forwarded.read(parameters)
-        if forwarded is not None:
-            parameters = forwarded.parameters
-            response.forward(forwarded)
-        deadline = self.queue_policy.deadline(request.timeout())
-        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        rows = self.parser.parse(
-            inputs, {name: value for name, value in parameters.items() if name not in HARMLESS_PARAMETERS}
-        )
-        stream = any(row.stream for row in rows)
-        unary = forwarded is not None and not forwarded.streams
-        if stream and (unary or not self.decoupled):
-            what = "llama_unary" if unary else "this config"
-            raise InvalidRequest(f"stream is true; it must be false: {what} answers in one response")
-        if stream and len(rows) > 1:
-            raise InvalidRequest(f"stream is true for {len(rows)} rows; it must be false, or the request one row")
-        response.stream = stream
-        return [
-            sequence for row in rows for sequence in self.engine.choices(row, response.name, response, stream, deadline)
-        ]
-
-    def _refuse(self, response: Response, error: RequestError) -> None:
-        # The frames of an error's traceback refer to the request, and the response to the error: such a cycle may last
-        # until the interpreter's end, where a request ends the process with signal 11.
-        error.__traceback__ = error.__cause__ = error.__context__ = None
-        response.error = error
-        self.stats.record_refused(error)
-        self.dispatcher.post([(response, error)])
 
 
 class Response:
@@ -122,29 +50,26 @@ class Response:
         # The request with its tensors is kept only where there is no sender to ask.
         self._cancellable: pb_utils.InferenceResponseSender | pb_utils.InferenceRequest | None
         self._cancellable = self._sender or request
-        self._forwarded: Forwarded | None = None
         self._complete = False
         # Triton crashes when it is asked about a request whose final response is sent, or just being sent.
         self._sending = threading.Lock()
         self.stream = False
+        self.names_codes = False
+        """Whether an error begins with its code: Triton loses the code on the way to a model that forwards."""
         self.sequences: list[Sequence] = []
         # Of a stream: choices that go on, and how many tokens of each have been sent.
         self._unfinished = 0
         self._sent: Counter[int] = Counter()
-        # Sequences that are asked for the likeliest tokens, and events that wait for their JSON.
-        self._asked: list[Sequence] = []
+        # Sequences with the likeliest tokens as an output, and events that wait for their JSON.
+        self._with_json: list[Sequence] = []
         self._held: list[Event] = []
         self.error: RequestError | None = None
         """Replaces the sequences' results: the request was refused, or its response could not be sent."""
 
-    def forward(self, forwarded: Forwarded) -> None:
-        """Answer llama_unary: it knows about cancellation, and Triton loses the code of an error on the way there."""
-        self._forwarded = forwarded
-
     def add(self, sequences: list[Sequence]) -> None:
         """Take the sequences that this is the response to, before any of them is scheduled."""
         self.sequences, self._unfinished = sequences, len(sequences)
-        self._asked = [
+        self._with_json = [
             sequence
             for sequence in sequences
             if sequence.request.prompt_logprobs is not None or sequence.request.num_logprobs is not None
@@ -156,7 +81,7 @@ class Response:
             return
         try:
             self._held += events
-            if self._asked and not self._write_json():
+            if self._with_json and not self._write_json():
                 self._dispatcher.post_again(self)
                 return
             held, self._held = self._held, []
@@ -174,8 +99,8 @@ class Response:
 
         A part at a time, so that the chunks of other streams don't wait for thousands of tokens.
         """
-        computed = [sequence for sequence in self._asked if sequence.num_output_tokens]
-        return all(write_json(sequence, self._tokenizer, TOKENS_AT_ONCE) for sequence in computed)
+        computed = [sequence for sequence in self._with_json if sequence.num_output_tokens]
+        return all(write_json(sequence, self._tokenizer, MAX_TOKENS_AT_ONCE) for sequence in computed)
 
     def build(self) -> pb_utils.InferenceResponse:
         """Return the response of a request whose sequences have all finished, for Triton to send."""
@@ -186,22 +111,19 @@ class Response:
         return response
 
     def is_cancelled(self) -> bool:
-        """Ask Triton, and llama_unary if the request comes from there, whether the client has cancelled the request.
+        """Return whether the client has cancelled the request, as Triton says.
 
         After the final response, which may be the error of one choice, nothing reads its other sequences.
         """
         with self._sending:
-            if self._complete or (self._forwarded is not None and self._forwarded.is_cancelled()):
-                return True
-            # Of a forwarded request, too: a client may have forged the parameter.
-            return self._cancellable is not None and self._cancellable.is_cancelled()
+            return self._complete or (self._cancellable is not None and self._cancellable.is_cancelled())
 
     def _end(self) -> None:
         """Count and log the answered request, and drop what it refers to."""
         self._counts.add_answered()
         self._log.record(self.name, self.sequences, self.stream, self.error)
         # Each sequence refers to its sink: without the cycle both are freed at once.
-        self.sequences, self._asked = [], []
+        self.sequences, self._with_json = [], []
         # A request and its sender that are destroyed with the interpreter end the process with signal 11, and the
         # engine still refers to the sequences of its last step.
         self._sender = self._cancellable = None
@@ -219,7 +141,7 @@ class Response:
 
     def _error(self, error: RequestError) -> pb_utils.InferenceResponse:
         code = _code(error)
-        message = f"{code}: {error}" if self._forwarded else str(error)
+        message = f"{code}: {error}" if self.names_codes else str(error)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))
 
     def _send_events(self, sender: pb_utils.InferenceResponseSender, events: list[Event]) -> None:
@@ -234,10 +156,10 @@ class Response:
                 error = error or event
             else:
                 of_choices.setdefault(event.choice, []).append(event)
-        for choice, own in of_choices.items():
-            self._unfinished -= isinstance(own[-1], Completion)
+        for choice, its_events in of_choices.items():
+            self._unfinished -= isinstance(its_events[-1], Completion)
             # The last one of these is sent last: choices that finished before have no events any more.
-            self._send(sender, self._chunk(choice, own), final=error is None and self._unfinished == 0)
+            self._send(sender, self._chunk(choice, its_events), final=error is None and self._unfinished == 0)
         if error is not None:
             self._send(sender, self._error(error), final=True)
 
@@ -261,7 +183,7 @@ class Response:
         """Return a response of the tensors whose outputs the client requests.
 
         Triton's sender leaves the others out, too, but destroys them while other threads run Python: on 2.51 that
-        corrupts the process's memory, and one request in tens of thousands ends it (perf/LOG.md).
+        corrupts the process's memory, and one request in tens of thousands ends it.
         """
         return pb_utils.InferenceResponse([tensor for tensor in tensors if tensor.name() in self._requested])
 
@@ -272,25 +194,6 @@ class Response:
             # First: nothing may follow a final flag, not even after a failure to send it.
             self._complete = final
             sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
-
-
-def _parameters(request: pb_utils.InferenceRequest) -> dict[str, object]:
-    """Return a request's parameters by name. Raises InvalidRequest where they aren't UTF-8."""
-    try:
-        parameters: dict[str, object] = json.loads(request.parameters() or "{}")
-    except ValueError as error:
-        # Triton passes on whatever bytes were sent.
-        raise InvalidRequest("the request has parameters that are not UTF-8") from error
-    return parameters
-
-
-def _request_id(request: pb_utils.InferenceRequest) -> str:
-    """Return the client's id of a request, empty without one."""
-    try:
-        return request.request_id()
-    except UnicodeDecodeError:
-        # Over HTTP it may be any bytes; bytes that aren't text are no id.
-        return ""
 
 
 def _code(error: RequestError) -> str:

@@ -31,7 +31,7 @@ def _definitions(path: Path) -> dict[str, str]:
     return found
 
 
-def test_llama_unary_has_the_tensors_rows_and_queue_of_the_streaming_config() -> None:
+def test_llama_unary_has_the_contract_of_the_streaming_config() -> None:
     unary, streaming = parsed(UNARY / "config.pbtxt"), read_config("streaming")
     assert list(unary.input) == list(streaming.input)
     assert list(unary.output) == list(streaming.output)
@@ -42,7 +42,7 @@ def test_llama_unary_has_the_tensors_rows_and_queue_of_the_streaming_config() ->
     assert not (UNARY / "configs").exists()
 
 
-def test_the_models_and_llama_name_the_request_parameter_alike() -> None:
+def test_all_models_name_the_request_parameter_alike() -> None:
     decoder = ENGINE / "triton" / "request_decoder.py"
     assert {_definitions(path)["FORWARDED"] for path in (*MODELS, decoder)} == {"'llama_unary'"}
 

@@ -18,10 +18,13 @@ WORDS, WEIGHTS = "embedding_bias_words", "embedding_bias_weights"
 ONE_VALUE = "the field must have one value"
 
 
-def test_a_prompt_of_tokens_is_taken_as_it_is_and_rows_of_unequal_length_are_padded(tokenizer: Tokenizer) -> None:
+def test_a_prompt_of_tokens_is_taken_as_it_is(tokenizer: Tokenizer) -> None:
     tokens = list(tokenizer.encode("def f")[1:])
     request = parse(tokenizer, input_ids=tokens)
     assert (request.prompt_tokens, request.prompt) == (tuple(tokens), "def f")
+
+
+def test_the_padding_of_prompts_of_tokens_is_ignored(tokenizer: Tokenizer) -> None:
     rows = parse_rows(tokenizer, input_ids=[[5, 6, 7], [8, -1, -1]])
     assert [row.prompt_tokens for row in rows] == [(5, 6, 7), (8,)]
 
@@ -72,11 +75,11 @@ def test_an_alias_is_the_field(tokenizer: Tokenizer, alias: str, value: object) 
         ("min_tokens", 3, "min_length", "3", 4),
     ],
 )
-def test_a_field_may_be_given_twice_with_one_value_and_not_with_two(
+def test_a_parameter_that_comes_twice_must_have_one_value(
     tokenizer: Tokenizer, name: str, first: object, other: str, second: object, different: object
 ) -> None:
-    given = {"seed": 7}
-    assert parse(tokenizer, {other: second, **given}, **{name: first}) == parse(tokenizer, {**given}, **{name: first})
+    seed: dict[str, object] = {"seed": 7}
+    assert parse(tokenizer, {other: second, **seed}, **{name: first}) == parse(tokenizer, seed, **{name: first})
     message = refusal(tokenizer, {other: different}, **{name: first})
     assert message.startswith(f"{name} is ")
     assert message.endswith(f"; {ONE_VALUE}")
@@ -107,7 +110,7 @@ def test_a_words_bias_is_added_to_every_token_of_the_word(tokenizer: Tokenizer) 
 @pytest.mark.parametrize(
     ("kind", "guide"), [("", ""), ("json", ""), ("json", '{"type": "array"}'), ("regex", "a" * 131_072)]
 )
-def test_the_type_json_needs_no_guide_and_two_empty_ones_are_none(tokenizer: Tokenizer, kind: str, guide: str) -> None:
+def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: str) -> None:
     request = parse(tokenizer, **{KIND: kind, GUIDE: guide})
     assert (request.guided_decoding_guide_type, request.guided_decoding_guide) == (kind, guide)
     assert parse(tokenizer, guided_decoding_guide_type="json").guided_decoding_guide == ""
@@ -158,9 +161,7 @@ def test_the_type_json_needs_no_guide_and_two_empty_ones_are_none(tokenizer: Tok
          "logit_bias is an object of 1025 entries; it must be at most 1024 entries"),
     ],
 )  # fmt: skip
-def test_a_bad_value_is_refused_by_name_value_and_bound(
-    tokenizer: Tokenizer, values: dict[str, object], message: str
-) -> None:
+def test_a_bad_value_is_refused_with_its_bound(tokenizer: Tokenizer, values: dict[str, object], message: str) -> None:
     assert len(tokenizer.vocabulary.token_bytes) == 3072
     assert refusal(tokenizer, **values).startswith(message)
 
@@ -179,9 +180,7 @@ def test_a_bad_value_is_refused_by_name_value_and_bound(
         ({KIND: "regex", GUIDE: "a" * 131_073}, f"{GUIDE} is a text of 131073 bytes; it must be at most 131072 bytes"),
     ],
 )
-def test_a_bad_guide_is_refused_by_name_value_and_bound(
-    tokenizer: Tokenizer, values: dict[str, object], message: str
-) -> None:
+def test_a_bad_guide_is_refused_with_its_bound(tokenizer: Tokenizer, values: dict[str, object], message: str) -> None:
     assert refusal(tokenizer, **values).startswith(message)
 
 
@@ -221,7 +220,7 @@ def test_request_parameters_are_inputs_of_the_same_name_in_every_row(tokenizer: 
         ({"text_input": "def g"}, f"text_input is b'def f' and text_input is 'def g'; {ONE_VALUE}"),
     ],
 )
-def test_a_bad_request_parameter_is_refused_by_name_value_and_bound(
+def test_a_bad_request_parameter_is_refused_with_its_bound(
     tokenizer: Tokenizer, parameters: dict[str, object], message: str
 ) -> None:
     assert refusal(tokenizer, parameters).startswith(message)
@@ -268,7 +267,7 @@ def test_a_row_with_bad_sampling_parameters_is_named(tokenizer: Tokenizer) -> No
         parse_rows(tokenizer, text_input=["def f"] * 2, sampling_parameters=["{}", '{"x": 1}'])
 
 
-def test_choices_differ_in_their_seeds_only_and_the_first_has_the_requests_own(tokenizer: Tokenizer) -> None:
+def test_each_choice_has_a_seed_derived_from_the_requests(tokenizer: Tokenizer) -> None:
     choices = parse(tokenizer, n=16, seed=7).choices()
     assert [choice.choice for choice in choices] == list(range(16))
     seeds = [choice.seed for choice in choices]

@@ -12,7 +12,7 @@ from llama_engine.api.request_parser import RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.text.tokenizer import Tokenizer
 
-LONGEST_PROMPT = MAX_MODEL_LEN - 1
+MAX_PROMPT = MAX_MODEL_LEN - 1
 LISTS = {name for name, field in PARAMETERS.items() if field.is_list}
 WORDS = {"stop_words": 16, "bad_words": 64}
 """How many words each list may have."""
@@ -95,53 +95,66 @@ def test_a_value_on_the_bound_is_accepted_unchanged(tokenizer: Tokenizer, name: 
 @pytest.mark.parametrize(
     ("name", "value", "bound"), [(name, value, bound) for name, (bound, _, off) in BOUNDS.items() for value in off]
 )
-def test_a_value_beyond_the_bound_is_refused_by_name_value_with_the_digits_of_its_type_and_bound(
+def test_a_value_beyond_its_bound_is_refused_with_all_digits(
     tokenizer: Tokenizer, name: str, value: float, bound: str
 ) -> None:
     assert refusal(tokenizer, **{name: value}) == f"{name} is {value!s}; it must be {bound}"
 
 
-def test_max_tokens_beyond_the_room_left_is_refused_or_cut_where_the_server_or_the_request_says_so(
-    tokenizer: Tokenizer,
-) -> None:
-    prompt = len(tokenizer.encode("def f"))
-    room = MAX_MODEL_LEN - prompt
+@pytest.fixture
+def room(tokenizer: Tokenizer) -> int:
+    """Tokens that the prompt of `parse` leaves."""
+    return MAX_MODEL_LEN - len(tokenizer.encode("def f"))
+
+
+def test_max_tokens_beyond_the_room_is_refused(tokenizer: Tokenizer, room: int) -> None:
     assert parse(tokenizer, max_tokens=room).max_tokens == room
-    refused = (
-        f"max_tokens is {room + 1}; it must be at most {room}: the prompt has {prompt} tokens, "
+    assert refusal(tokenizer, max_tokens=room + 1) == (
+        f"max_tokens is {room + 1}; it must be at most {room}: the prompt has {MAX_MODEL_LEN - room} tokens, "
         f"and prompt and completion together may have {MAX_MODEL_LEN}"
     )
-    assert refusal(tokenizer, max_tokens=room + 1) == refused
+
+
+def test_max_tokens_beyond_the_room_is_cut_where_the_server_says_so(tokenizer: Tokenizer, room: int) -> None:
     assert parse(tokenizer, None, True, max_tokens=2000).max_tokens == room
+
+
+def test_the_request_overrides_whether_max_tokens_is_cut(tokenizer: Tokenizer, room: int) -> None:
     assert parse(tokenizer, truncate_max_tokens=True, max_tokens=2000).max_tokens == room
     assert parse(tokenizer, truncate_max_tokens=True, max_tokens=3).max_tokens == 3
     with pytest.raises(InvalidRequest, match=f"^max_tokens is 2000; it must be at most {room}: "):
         parse(tokenizer, None, True, truncate_max_tokens=False, max_tokens=2000)
 
 
-def test_min_tokens_is_bounded_by_max_tokens_and_defaults_by_the_room_left_too(tokenizer: Tokenizer) -> None:
+def test_min_tokens_is_bounded_by_max_tokens(tokenizer: Tokenizer) -> None:
     assert parse(tokenizer, max_tokens=5, min_tokens=5).min_tokens == 5
     message = refusal(tokenizer, max_tokens=5, min_tokens=6)
     assert message == "min_tokens is 6; it must be a whole number, at least 0 and at most 5"
+
+
+def test_default_lengths_are_cut_to_the_room(tokenizer: Tokenizer) -> None:
     assert parse(tokenizer, max_tokens=1).min_tokens == 1
-    for length in (LONGEST_PROMPT, LONGEST_PROMPT - 1, LONGEST_PROMPT - 20):
+    for length in (MAX_PROMPT, MAX_PROMPT - 1, MAX_PROMPT - 20):
         request = parse(tokenizer, text_input=_prompt_of(length, tokenizer))
         assert request.max_tokens == min(16, MAX_MODEL_LEN - length)
         assert request.min_tokens == min(2, request.max_tokens)
 
 
-def test_a_missing_input_gets_its_default_and_a_seed_is_drawn_for_each_row(tokenizer: Tokenizer) -> None:
+def test_a_missing_input_gets_its_default(tokenizer: Tokenizer) -> None:
     request = parse(tokenizer)
     assert {name: getattr(request, name) for name in DEFAULTS.values} == DEFAULTS.values
-    assert (request.frequency_penalty, request.presence_penalty) == (0.0, 0.0)
-    assert (request.stop_words, request.bad_words, request.exclude_input_in_output) == ((), (), True)
+    table = {name: row.default for name, row in PARAMETERS.items() if name not in {*DEFAULTS.values, "seed"}}
+    assert {name: getattr(request, name) for name in table} == table
+
+
+def test_a_missing_seed_is_drawn_for_each_row(tokenizer: Tokenizer) -> None:
     seeds = {request.seed for request in parse_rows(tokenizer, text_input=["def f"] * 50)}
     assert len(seeds) == 50
     assert max(seeds) >= 2**32
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
-def test_the_prompt_is_kept_and_encoded_as_by_the_tokenizer(tokenizer: Tokenizer) -> None:
+def test_the_prompt_is_encoded_as_by_the_tokenizer(tokenizer: Tokenizer) -> None:
     request = parse(tokenizer, text_input="Grüße 🙂\n")
     assert request.prompt == "Grüße 🙂\n"
     assert request.prompt_tokens == tuple(tokenizer.pretrained("Grüße 🙂\n")["input_ids"])
@@ -149,15 +162,18 @@ def test_the_prompt_is_kept_and_encoded_as_by_the_tokenizer(tokenizer: Tokenizer
     assert parse(tokenizer, text_input=" ").prompt == " "
 
 
-def test_a_prompt_is_required_and_bounded_in_tokens(tokenizer: Tokenizer) -> None:
+def test_a_prompt_is_required(tokenizer: Tokenizer) -> None:
     missing = r"^text_input is missing, and so is input_ids: a request must have one of them$"
     with pytest.raises(InvalidRequest, match=missing):
         parse_rows(tokenizer)
     assert refusal(tokenizer, text_input="") == "text_input is ''; it must be a text of at least one token"
-    longest = parse(tokenizer, text_input=_prompt_of(LONGEST_PROMPT, tokenizer))
-    assert len(longest.prompt_tokens) == LONGEST_PROMPT
-    assert refusal(tokenizer, text_input=_prompt_of(LONGEST_PROMPT + 1, tokenizer)) == (
-        f"text_input is {LONGEST_PROMPT + 1} tokens; it must be at most {LONGEST_PROMPT} tokens (max_model_len - 1)"
+
+
+def test_a_prompt_is_bounded_in_tokens(tokenizer: Tokenizer) -> None:
+    longest = parse(tokenizer, text_input=_prompt_of(MAX_PROMPT, tokenizer))
+    assert len(longest.prompt_tokens) == MAX_PROMPT
+    assert refusal(tokenizer, text_input=_prompt_of(MAX_PROMPT + 1, tokenizer)) == (
+        f"text_input is {MAX_PROMPT + 1} tokens; it must be at most {MAX_PROMPT} tokens (max_model_len - 1)"
     )
 
 
@@ -169,19 +185,19 @@ class _NeverUsed(Tokenizer):
         raise AssertionError(f"{len(text)} characters were tokenized")
 
 
-def test_a_prompt_too_long_for_the_longest_tokens_is_refused_without_tokenization(tokenizer: Tokenizer) -> None:
-    size = LONGEST_PROMPT * tokenizer.vocabulary.longest + 1
+def test_a_prompt_too_long_for_the_longest_tokens_is_not_tokenized(tokenizer: Tokenizer) -> None:
+    size = MAX_PROMPT * tokenizer.vocabulary.longest + 1
     message = refusal(_NeverUsed(tokenizer.pretrained, tokenizer.vocabulary), text_input="x" * size)
-    assert message.startswith(f"text_input is a text of {size} bytes; it must be at most {LONGEST_PROMPT} tokens")
+    assert message.startswith(f"text_input is a text of {size} bytes; it must be at most {MAX_PROMPT} tokens")
     # One of the longest tokens has as many bytes and is accepted.
     longest = max(tokenizer.vocabulary.token_bytes, key=len).decode()
-    prompt = longest * ((LONGEST_PROMPT - 1) // (len(tokenizer.encode(longest)) - 1))
+    prompt = longest * ((MAX_PROMPT - 1) // (len(tokenizer.encode(longest)) - 1))
     assert parse(tokenizer, text_input=prompt).prompt == prompt
 
 
 @pytest.mark.parametrize(("invalid", "offset"), [(b"\xff", 0), (b"ok \xc3", 3), (b"\xed\xa0\x80", 0), (b"\xc0\xaf", 0)])
 @pytest.mark.parametrize("name", ["text_input", *WORDS])
-def test_invalid_utf8_is_refused_with_byte_and_offset(
+def test_invalid_utf8_is_refused_with_its_position(
     tokenizer: Tokenizer, name: str, invalid: bytes, offset: int
 ) -> None:
     position = f"byte 0x{invalid[offset]:02x} at offset {offset}"
@@ -189,15 +205,22 @@ def test_invalid_utf8_is_refused_with_byte_and_offset(
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_a_list_of_words_is_bounded_in_length_and_bytes_and_empty_words_are_ignored(
-    tokenizer: Tokenizer, name: str
-) -> None:
-    longest = "é" * 512
-    words = [longest, *(f"w{index}" for index in range(1, WORDS[name]))]
+def test_empty_words_are_ignored(tokenizer: Tokenizer, name: str) -> None:
+    words = [f"w{index}" for index in range(WORDS[name])]
     assert getattr(parse(tokenizer, **{name: []}), name) == getattr(parse(tokenizer, **{name: [""]}), name) == ()
     assert getattr(parse(tokenizer, **{name: ["", *words, ""]}), name) == tuple(word.encode() for word in words)
-    message = refusal(tokenizer, **{name: [*words, "one more"]})
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_list_of_words_is_bounded(tokenizer: Tokenizer, name: str) -> None:
+    message = refusal(tokenizer, **{name: ["w"] * (WORDS[name] + 1)})
     assert message == f"{name} is a list of {WORDS[name] + 1} words; it must be at most {WORDS[name]} words"
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_word_is_bounded_in_bytes(tokenizer: Tokenizer, name: str) -> None:
+    longest = "é" * 512
+    assert getattr(parse(tokenizer, **{name: [longest]}), name) == (longest.encode(),)
     message = refusal(tokenizer, **{name: ["a", longest + "."]})
     assert message == f"{name} is a list with a word of 1025 bytes; it must be of words of at most 1024 bytes"
 

@@ -76,7 +76,7 @@ def _answer(decoder: RequestDecoder, request: Request) -> dict[str, list[Any]]:
     return response.values()
 
 
-def test_a_response_has_rows_and_their_choices_in_order(decoder: RequestDecoder) -> None:
+def test_a_response_has_the_choices_of_each_row_in_order(decoder: RequestDecoder) -> None:
     limits = _int32(3, 5)
     greedy = np.zeros((2, 1), dtype=np.float32)
     inputs = {"max_tokens": limits, "min_tokens": limits, "n": _int32(1, 3), "temperature": greedy}
@@ -162,7 +162,7 @@ class _Other:
 
 
 @pytest.mark.parametrize(("name", "output"), [("prompt_logprobs", "prompt_logprobs"), ("num_logprobs", "logprobs")])
-def test_the_log_probabilities_of_many_tokens_are_written_between_other_responses(
+def test_many_log_probabilities_are_written_between_other_responses(
     decoder: RequestDecoder, monkeypatch: pytest.MonkeyPatch, name: str, output: str
 ) -> None:
     limit = _int32(30)
@@ -205,7 +205,7 @@ def test_a_forwarded_request_for_one_response_gets_no_stream(decoder: RequestDec
     assert _refusal(decoder, {}, streams=False) == message
 
 
-def test_a_choice_that_fails_ends_the_stream_with_its_error_after_what_came_before(decoder: RequestDecoder) -> None:
+def test_a_choice_that_fails_ends_the_stream_with_its_error(decoder: RequestDecoder) -> None:
     request = Request('{"max_tokens": 9}', text_input=text(PROMPT), n=_int32(2), stream=_flag(True))
     response = _decode(decoder, request)
     for sequence in response.sequences:

@@ -34,7 +34,7 @@ def _bad(bound: Bound) -> tuple[str, ...]:
     return ("", " \t")
 
 
-def test_every_setting_has_a_bound_and_the_bounds_are_these() -> None:
+def test_every_setting_has_a_bound() -> None:
     assert {field.name for field in fields(Settings)} == set(BOUNDS)
     for name, message in (
         ("slots", "a whole number, at least 1 and at most 1024"),
@@ -52,7 +52,7 @@ def test_a_value_within_its_bound_is_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a_bad_value_is_refused_in_a_line_by_source_name_and_value(name: str) -> None:
+def test_a_bad_value_is_refused_in_a_line(name: str) -> None:
     for text in _bad(BOUNDS[name]):
         for source, given in (
             (f"parameter {name!r} of the config", ({name: text}, {})),

@@ -45,7 +45,7 @@ def triton() -> _Triton:
     return _Triton()
 
 
-def test_instances_share_counters_and_histograms_and_have_gauges_of_their_own(triton: _Triton) -> None:
+def test_an_instance_shares_all_series_but_gauges(triton: _Triton) -> None:
     instances = ["llama_0_0_gpu0", "llama_0_0_gpu1"]
     for instance in instances:
         TritonMetrics(triton, LABELS, instance, INFO)
@@ -59,7 +59,7 @@ def test_instances_share_counters_and_histograms_and_have_gauges_of_their_own(tr
         assert all((one.buckets is not None) == (metric.kind == "histogram") for one in family.series)
 
 
-def test_series_and_families_outlive_closed_metrics(triton: _Triton) -> None:
+def test_series_outlive_closed_metrics(triton: _Triton) -> None:
     metrics = TritonMetrics(triton, LABELS, "llama_0_0", INFO)
     kept = [weakref.ref(one) for family in triton.families.values() for one in [family, *family.series]]
     metrics.close()

@@ -116,14 +116,14 @@ def table() -> str:
 def sampling_params() -> str:
     """Return the client's module."""
     sent = [parameter for name, parameter in PARAMETERS.items() if name not in NOT_SAMPLING]
-    types = {one.name: f"Sequence[{_PYTHON[one.type]}]" if one.is_list else _PYTHON[one.type] for one in sent}
-    defaults = {one.name: repr(one.default if one.name in SENT_BY_DEFAULT else None) for one in sent}
+    types = {row.name: f"Sequence[{_PYTHON[row.type]}]" if row.is_list else _PYTHON[row.type] for row in sent}
+    defaults = {row.name: repr(row.default if row.name in SENT_BY_DEFAULT else None) for row in sent}
     return _CLIENT.format(
-        inputs="\n".join(f'    "{one.name}": ("{one.type}", {one.is_list}),' for one in sent),
+        inputs="\n".join(f'    "{row.name}": ("{row.type}", {row.is_list}),' for row in sent),
         options="\n".join(f"    {name}: {type_} | None" for name, type_ in types.items()),
         fields="\n".join(
-            f"    {one.name}: {types[one.name]} | None = {defaults[one.name]}\n    {_docstring(one.meaning)}"
-            for one in sent
+            f"    {row.name}: {types[row.name]} | None = {defaults[row.name]}\n    {_docstring(row.meaning)}"
+            for row in sent
         ),
     )
 

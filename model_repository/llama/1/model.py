@@ -56,7 +56,7 @@ class TritonPythonModel:
         try:
             # In a thread that ends: on a CPU every thread that computes gets PyTorch threads of its own. This thread's
             # would stay beside those of the engine's thread, and with more of them than cores none spins while it
-            # waits: steps took a fifth to a half longer (perf/LOG.md).
+            # waits: steps took a fifth to a half longer.
             with ThreadPoolExecutor(1, "load") as loading:
                 loading.submit(self._load, json.loads(args["model_config"]), args).result()
         except EngineError as error:

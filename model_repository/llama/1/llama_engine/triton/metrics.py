@@ -73,16 +73,16 @@ class TritonMetrics:
             family = make_family(name=metric.name, description=metric.help, kind=kinds[metric.kind])
             self._families.append(family)
             for value in metric.values:
-                own = {
+                series_labels = {
                     **labels,
                     **({metric.label: value} if metric.label else {}),
                     **({INSTANCE_LABEL: instance} if metric.kind == "gauge" else {}),
                     **{name: info[name] for name in metric.info},
                 }
                 self._series[metric, value] = (
-                    family.Metric(labels=own, buckets=list(metric.buckets))
+                    family.Metric(labels=series_labels, buckets=list(metric.buckets))
                     if metric.kind == "histogram"
-                    else family.Metric(labels=own)
+                    else family.Metric(labels=series_labels)
                 )
 
     def add(self, metric: Metric, amount: float, value: str = "") -> None:
@@ -103,5 +103,5 @@ class TritonMetrics:
         Destroyed at the interpreter's end, they end the process with signal 11 on Triton 2.51: their channel to Triton
         is gone by then. Destroyed sooner, they would take the last counts of an unloaded model off the endpoint.
         """
-        for kept in [*self._series.values(), *self._families]:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        for referenced in [*self._series.values(), *self._families]:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(referenced))

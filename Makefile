@@ -67,11 +67,11 @@ prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickl
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
-	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(IN_PAIRS) $(ROOMS:%=.room-%) MARKED='not long and not campaign')
+	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(IN_PAIRS) $(ROOMS:%=.room-%) MARKED='not long')
 
 # Kernels come last: they install the Triton language, which other tests must not find.
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose, clients of others and the GPU's kernels too: what continuous integration runs
-	@failed=0; $(IN_PAIRS) $(ROOMS:%=.room-%) .room-compose .room-clients MARKED='not campaign' || failed=1; \
+	@failed=0; $(IN_PAIRS) $(ROOMS:%=.room-%) .room-compose .room-clients || failed=1; \
 	  $(MAKE) --no-print-directory .room-kernels || failed=1; exit "$$failed"
 
 test-clients: .room-clients ## LiteLLM, LangChain, LlamaIndex, lm_eval and openai against the OpenAI endpoint (installs them: 1.3 GB)

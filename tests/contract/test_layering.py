@@ -9,8 +9,10 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from contract.code_blocks import ROOT
 from contract.configs import MODEL
 
+TESTS = ROOT / "tests"
 VERSION = MODEL / "1"
 PACKAGE = VERSION / "llama_engine"
 MODULES = {
@@ -101,3 +103,20 @@ def test_a_module_imports_only_the_servers_packages(name: str) -> None:
 def test_a_module_imports_without_optional_packages(name: str) -> None:
     optional = {"triton", "llguidance", *(f"llama_engine.{module}" for module in KERNELS | GUIDES)}
     assert not optional & set(_imports(MODULES[name], nested=False))
+
+
+def _offenders(folder: Path, forbidden: set[str]) -> list[str]:
+    """Return the files of a folder that import one of these packages."""
+    files = [path for path in sorted(folder.rglob("*.py")) if "__pycache__" not in path.parts]
+    return [
+        str(path.relative_to(ROOT)) for path in files if {name.split(".")[0] for name in _imports(path)} & forbidden
+    ]
+
+
+def test_perf_does_not_import_tests() -> None:
+    assert _offenders(ROOT / "perf", {path.stem for path in TESTS.iterdir()} - {"perf"}) == []
+
+
+@pytest.mark.parametrize("room", sorted(path.name for path in TESTS.iterdir() if path.is_dir() and path.name != "perf"))
+def test_a_room_does_not_import_perf(room: str) -> None:
+    assert _offenders(TESTS / room, {"perf"}) == []

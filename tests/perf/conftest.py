@@ -1,7 +1,24 @@
-"""The embedded checkpoint, as tests/engine loads it."""
+"""The embedded checkpoint, as tests/engine loads it, and the servers that tests/server plans."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from engine.checkpoints import fp32, tokenizer
+from server.plans import running
+from triton_local.server import LocalTriton
 
 __all__ = ["fp32", "tokenizer"]
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
+    with running("triton", tmp_path_factory.mktemp("triton")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
+    with running("streaming", tmp_path_factory.mktemp("streaming")) as server:
+        yield server

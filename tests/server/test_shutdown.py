@@ -99,9 +99,7 @@ def _shut_down_under_load(number: int) -> tuple[int, list[str]]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "times", [pytest.param(8, marks=pytest.mark.long), pytest.param(100, marks=pytest.mark.campaign)]
-)
+@pytest.mark.parametrize("times", [pytest.param(8, marks=pytest.mark.long)])
 def test_no_accepted_request_is_lost_in_many_shutdowns(times: int, note: Note) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         late, ends = zip(*pool.map(_shut_down_under_load, range(times)), strict=True)

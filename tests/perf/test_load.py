@@ -1,4 +1,4 @@
-"""The load generator against a real Triton; tests/programs has each protocol with a small server."""
+"""The load generator against a real Triton; test_load_generator.py has each protocol with a small server."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bitsandbytes.nn.modules import Int8Params
 from engine.triton_device import DEVICE, assert_near, normal, randomness
 from llama_engine.kernels.gpu import gpu_reference
-from llama_engine.libraries import Int8Params
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from bitsandbytes.functional import int8_vectorwise_quant
 from engine.checkpoints import save_small
 from llama_engine.errors import CheckpointError
-from llama_engine.libraries import int8_vectorwise_quant
 from llama_engine.model import weight_reader
 from llama_engine.model.weight_reader import WeightReader
 from llama_engine.text.tokenizer import Tokenizer

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from bitsandbytes.functional import int8_vectorwise_quant
 from engine.oracle import oracle
 from engine.prompts import random_prompt
-from llama_engine.libraries import int8_vectorwise_quant
 from llama_engine.model.loader import Checkpoint
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-
-from llama_engine.kernels.gpu.int8_linear import Int8Linear
-from llama_engine.libraries import Linear4bit, Linear8bitLt
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
 
 BATCH = "the batch"
 """On which the bits of float products depend: matrix libraries choose the order of summation by the number of rows."""
@@ -53,25 +45,3 @@ class ModelInfo:
             f"loaded {self.weight_bytes / 2**20:,.1f} MiB of weights: linear layers {linears}{threshold}; "
             f"everything else {str(self.dtype).removeprefix('torch.')}; on {self.device}"
         )
-
-
-def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
-    """Read the info from the model's layers and weights."""
-    linears: Counter[str] = Counter()
-    thresholds: set[float] = set()
-    rounds = False
-    size = 0
-    for module in model.modules():
-        if isinstance(module, Linear8bitLt):
-            thresholds.add(module.state.threshold)
-            rounds |= not isinstance(module, Int8Linear)
-            # The row scales are an attribute of the 8-bit weight, not a parameter.
-            scales = getattr(module.weight, "SCB", None)
-            size += 0 if scales is None else scales.nbytes
-        if isinstance(module, torch.nn.Linear):
-            nf4 = isinstance(module, Linear4bit)
-            linears["nf4" if nf4 else str(module.weight.dtype).removeprefix("torch.")] += 1
-    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
-    size += sum(tensor.nbytes for tensor in tensors.values())
-    embedding = model.model.embed_tokens.weight
-    return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None), rounds)

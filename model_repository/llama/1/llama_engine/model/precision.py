@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from llama_engine.errors import CheckpointError
-from llama_engine.model.transformers_reader import saved_quantization
 from llama_engine.settings import Settings
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
+
+
+_THRESHOLD = 6.0
+"""bitsandbytes' default outlier threshold."""
+
+
+def saved_quantization(config: LlamaConfig) -> tuple[str, float]:
+    """Return the saved precision, none, int8, nf4 or the name of another method, and bitsandbytes' outlier threshold.
+
+    The threshold is 0 unless the weights are saved in INT8.
+    """
+    saved = getattr(config, "quantization_config", None)
+    if saved is None:
+        return "none", 0.0
+    values: dict[str, Any] = saved if isinstance(saved, dict) else vars(saved)
+    if values.get("load_in_8bit"):
+        return "int8", float(values.get("llm_int8_threshold", _THRESHOLD))
+    kind = values.get("bnb_4bit_quant_type") if values.get("load_in_4bit") else values.get("quant_method")
+    return str(kind), 0.0
 
 
 def choose_device(setting: str, gpu: int | None) -> torch.device:

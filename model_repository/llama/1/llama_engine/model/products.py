@@ -26,11 +26,10 @@ from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_l
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.kv_cache import BLOCK
 from llama_engine.model.llama import Llama
-from llama_engine.model.model_info import BATCH, ModelInfo, read_model_info
+from llama_engine.model.model_info import BATCH, ModelInfo
 from llama_engine.model.onednn_int8 import OneDnnPacker
 from llama_engine.model.precision import choose_cache_dtype, choose_dtype, choose_quantization
 from llama_engine.model.rope import rope_tables
-from llama_engine.model.transformers_reader import install_kernels, load_with_transformers
 from llama_engine.model.weight_reader import WeightReader
 from llama_engine.settings import Settings
 
@@ -84,6 +83,9 @@ def _load_with_transformers(
     folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype, tables: Tables
 ) -> Loaded:
     """Return the model around transformers' modules, with the kernels of the settings."""
+    # bitsandbytes and transformers' modelling code take 2 s, which other checkpoints don't need.
+    from llama_engine.model.transformers_reader import install_kernels, load_with_transformers, read_model_info
+
     modules = load_with_transformers(str(folder), config, settings, device, dtype)
     kernels = install_kernels(modules, settings.kernels, settings.slots or 0)
     if (

@@ -1,43 +1,37 @@
 """Loads a checkpoint into transformers' modules: 4-bit weights, LLM.int8() with outliers, and everything on a GPU.
 
-Other checkpoints are read by `WeightReader`. transformers' modelling code is imported at the first use, because its
-import takes longer than reading a small checkpoint.
+Other checkpoints are read by `WeightReader`. Import this module for such a checkpoint only: bitsandbytes and
+transformers' modelling code take seconds.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+import logging
+from collections import Counter
+from typing import Any, cast
 
 import torch
+from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from llama_engine.errors import CheckpointError
 from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels, choose_kernels
-from llama_engine.kernels.gpu.int8_linear import replace_int8_layers
-from llama_engine.libraries import Int8Params, Linear8bitLt, import_modelling
+from llama_engine.kernels.gpu.int8_linear import Int8Linear, replace_int8_layers
 from llama_engine.model.heads import head_dim, key_value_heads
-from llama_engine.model.model_info import read_model_info
+from llama_engine.model.model_info import ModelInfo
+from llama_engine.model.precision import saved_quantization
 from llama_engine.settings import Settings
 
-if TYPE_CHECKING:
-    from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-_THRESHOLD = 6.0
-"""bitsandbytes' default outlier threshold."""
+def _drop(logger: str, text: str) -> None:
+    """Drop the records of a logger whose message contains the text."""
+    logging.getLogger(logger).addFilter(lambda record: text not in str(record.msg))
 
 
-def saved_quantization(config: LlamaConfig) -> tuple[str, float]:
-    """Return the saved precision, none, int8, nf4 or the name of another method, and bitsandbytes' outlier threshold.
-
-    The threshold is 0 unless the weights are saved in INT8.
-    """
-    saved = getattr(config, "quantization_config", None)
-    if saved is None:
-        return "none", 0.0
-    values: dict[str, Any] = saved if isinstance(saved, dict) else vars(saved)
-    if values.get("load_in_8bit"):
-        return "int8", float(values.get("llm_int8_threshold", _THRESHOLD))
-    kind = values.get("bnb_4bit_quant_type") if values.get("load_in_4bit") else values.get("quant_method")
-    return str(kind), 0.0
+# On CPUs with AVX512-BF16: that the optional package `kernels`, a faster 4-bit product, is missing.
+_drop("bitsandbytes.backends.cpu.ops", "Failed to load CPU gemm_4bit_forward")
+# At every 8-bit product of a model that isn't in float16.
+_drop("bitsandbytes.autograd._functions", "inputs will be cast")
 
 
 def load_with_transformers(
@@ -48,9 +42,6 @@ def load_with_transformers(
     name: folder or hub id. dtype: of unquantized parameters. Raises CheckpointError for missing weights, and whatever
     transformers, safetensors, bitsandbytes and accelerate raise.
     """
-    import_modelling()
-    from transformers import AutoModelForCausalLM
-
     quantization = _quantization_now(settings, config, dtype)
     loaded = AutoModelForCausalLM.from_pretrained(
         name,
@@ -97,12 +88,32 @@ def install_kernels(model: LlamaForCausalLM, setting: str, slots: int = 0) -> Ke
     return kernels
 
 
+def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
+    """Read the info from the model's layers and weights."""
+    linears: Counter[str] = Counter()
+    thresholds: set[float] = set()
+    rounds = False
+    size = 0
+    for module in model.modules():
+        if isinstance(module, Linear8bitLt):
+            thresholds.add(module.state.threshold)
+            rounds |= not isinstance(module, Int8Linear)
+            # The row scales are an attribute of the 8-bit weight, not a parameter.
+            scales = getattr(module.weight, "SCB", None)
+            size += 0 if scales is None else scales.nbytes
+        if isinstance(module, torch.nn.Linear):
+            nf4 = isinstance(module, Linear4bit)
+            linears["nf4" if nf4 else str(module.weight.dtype).removeprefix("torch.")] += 1
+    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    size += sum(tensor.nbytes for tensor in tensors.values())
+    embedding = model.model.embed_tokens.weight
+    return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None), rounds)
+
+
 def _quantization_now(settings: Settings, config: LlamaConfig, dtype: torch.dtype) -> BitsAndBytesConfig | None:
     """Return how to quantize while loading; None keeps the saved precision."""
     if settings.quantization in ("checkpoint", saved_quantization(config)[0]):
         return None
-    from transformers import BitsAndBytesConfig
-
     if settings.quantization == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=settings.int8_threshold or 0.0)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)

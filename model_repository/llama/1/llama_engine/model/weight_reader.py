@@ -188,8 +188,7 @@ class WeightReader:
 def quantize_rows(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a float16 matrix in INT8, and the float32 scale of each row: its largest magnitude.
 
-    The arithmetic, and so the bits, of bitsandbytes' `int8_vectorwise_quant` on a CPU, whose first call imports
-    TorchDynamo: 0.8 s of processor time.
+    The arithmetic, and so the bits, of bitsandbytes' `int8_vectorwise_quant` on a CPU, whose import takes seconds.
     """
     scales = block.abs().amax(dim=1).float()
     return torch.round(block * (127.0 / scales[:, None])).to(torch.int8), scales

@@ -7,9 +7,9 @@ widens the weight inside the fused kernel instead, or before the product of a pr
 from __future__ import annotations
 
 import torch
+from bitsandbytes.nn.modules import Linear8bitLt
 
 from llama_engine.kernels.gpu.gpu_kernels import Int8Product, Kernels
-from llama_engine.libraries import Linear8bitLt
 
 MIN_MANY_ROWS = 65
 """Rows from which the product for many rows is used, unless a decode step has as many slots."""

@@ -3,7 +3,7 @@
 Independent of Triton except for `triton/`; `model.py` beside this package is the Python backend's entry point.
 
 settings, errors   configuration and exceptions
-libraries          torch, transformers and bitsandbytes, imported quickly and quietly
+libraries          torch and transformers, imported with short OpenMP spinning
 sequence           one request in the engine
 scheduler          the waiting queue, admission, cancellation, deadlines, shutdown
 engine             the step: prefill, decode, append, remove

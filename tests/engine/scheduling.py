@@ -16,7 +16,7 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.scheduler import Scheduler
-from llama_engine.sequence import Chunk, Event, Result, Sequence
+from llama_engine.sequence import Chunk, Event, RequestContext, Result, Sequence
 
 SECONDS = 60.0
 """How long a test waits for another thread before it fails."""
@@ -104,8 +104,8 @@ class Running:
 
     def add(self, *requests: GenerationRequest, stream: bool = False, deadline: float = math.inf) -> list[Sequence]:
         """Add sequences together, each with a client of its own."""
-        make = partial(self.engine.sequence, stream=stream, deadline=deadline)
-        sequences = [make(request, sink=Client()) for request in requests]
+        context = partial(RequestContext, stream=stream, deadline=deadline)
+        sequences = [self.engine.sequence(request, context(Client())) for request in requests]
         self.scheduler.add(sequences)
         return sequences
 

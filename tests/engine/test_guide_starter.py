@@ -18,7 +18,7 @@ from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unav
 from llama_engine.guide_starter import MAX_WAITING_GUIDES
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling import guided as guides_module
-from llama_engine.sequence import Completion, Sequence, Status
+from llama_engine.sequence import Completion, RequestContext, Sequence, Status
 
 PLAIN = GenerationRequest("", tuple(range(40, 52)), max_tokens=40, temperature=1.0, seed=3)
 
@@ -52,7 +52,7 @@ def texts_of(sequences: list[Sequence]) -> list[str]:
 
 def choices_of(scheduled: Running, request: GenerationRequest) -> list[Sequence]:
     """The choices of a request that shares one client."""
-    return scheduled.engine.choices(request, sink=Client())
+    return scheduled.engine.choices(request, RequestContext(Client()))
 
 
 def complete(scheduled: Running, sequences: list[Sequence]) -> list[str]:

@@ -6,7 +6,6 @@ A sequence's tokens depend on that sequence alone: its prompt, its parameters, i
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from llama_engine.model.memory_plan import plan_memory
 from llama_engine.prefill import Prefill
 from llama_engine.sampling.guided import Guides
 from llama_engine.sampling.sampler import FAILED, Sampler
-from llama_engine.sequence import PromptShare, ResponseSink, Result, Sequence, Status, names_of
+from llama_engine.sequence import PromptShare, RequestContext, Result, Sequence, Status, names_of
 from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import DecodeStep, SlotBatch
@@ -117,37 +116,24 @@ class Engine:
         kernels = self._checkpoint.kernels.describe() if on_gpu else self._checkpoint.info.computation
         return f"decode steps: {kernels}, {graphs}"
 
-    def sequence(
-        self,
-        request: GenerationRequest,
-        name: str = "",
-        sink: ResponseSink | None = None,
-        stream: bool = False,
-        deadline: float = math.inf,
-    ) -> Sequence:
+    def sequence(self, request: GenerationRequest, context: RequestContext | None = None) -> Sequence:
         """Make a sequence of a request. Any thread may call it, so that its cost doesn't delay a step.
 
-        name, sink, stream, deadline: as in `Sequence`; None discards the responses. A sequence that is not ready needs
-        `start_guide`. Raises InvalidRequest for a guide that was refused before.
+        Without a context its responses are discarded. A sequence that is not ready needs `start_guide`. Raises
+        InvalidRequest for a guide that was refused before.
         """
-        return self._builder.build(request, name, sink, stream, deadline)
+        return self._builder.build(request, context or RequestContext())
 
-    def choices(
-        self,
-        request: GenerationRequest,
-        name: str = "",
-        sink: ResponseSink | None = None,
-        stream: bool = False,
-        deadline: float = math.inf,
-    ) -> list[Sequence]:
+    def choices(self, request: GenerationRequest, context: RequestContext | None = None) -> list[Sequence]:
         """Make a sequence of each of the completions that a request asks for; otherwise as `sequence`."""
         if request.n == 1:
-            return [self._builder.build(request, name, sink, stream, deadline)]
+            return [self.sequence(request, context)]
+        context = context or RequestContext()
         share = PromptShare()
         first, *others = request.choices()
-        sequence = self._builder.build(first, name, sink, stream, deadline, share)
+        sequence = self._builder.build(first, context, share)
         like = sequence.processor
-        return [sequence, *(self._builder.build(one, name, sink, stream, deadline, share, like) for one in others)]
+        return [sequence, *(self._builder.build(one, context, share, like) for one in others)]
 
     def starts_soon(self, sequence: Sequence) -> bool:
         """Whether `start_guide` takes some milliseconds at most. Any thread may call it."""

@@ -103,6 +103,20 @@ class DiscardingSink:
         return False
 
 
+@dataclass(frozen=True)
+class RequestContext:
+    """What a request has beside its parameters, the same for all of its sequences.
+
+    sink: takes their events. name: the request's id in the log, one printable line. stream: the sink takes chunks, too.
+    deadline: latest time to get a slot, on the monotonic clock.
+    """
+
+    sink: ResponseSink = field(default_factory=DiscardingSink)
+    name: str = ""
+    stream: bool = False
+    deadline: float = math.inf
+
+
 class PromptShare:
     """The prompt that the choices of one request share: it is computed for one of them, and the others copy it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.sampling.guided import Guides
 from llama_engine.sampling.row_processor import RowProcessor, row_processor
-from llama_engine.sequence import DiscardingSink, PromptShare, ResponseSink, Sequence
+from llama_engine.sequence import PromptShare, RequestContext, Sequence
 from llama_engine.text.stop_checker import StopChecker
 from llama_engine.text.tokenizer import Vocabulary
 
@@ -28,10 +27,7 @@ class SequenceBuilder:
     def build(
         self,
         request: GenerationRequest,
-        name: str = "",
-        sink: ResponseSink | None = None,
-        stream: bool = False,
-        deadline: float = math.inf,
+        context: RequestContext,
         share: PromptShare | None = None,
         like: RowProcessor | None = None,
     ) -> Sequence:
@@ -40,8 +36,7 @@ class SequenceBuilder:
 
         Raises InvalidRequest for a guide that was refused before.
 
-        name, sink, stream, deadline, share: as in `Sequence`; no sink discards the responses. like: the processor of
-        another choice of the request, which has not begun.
+        share: as in `Sequence`. like: the processor of another choice of the request, which has not begun.
         """
         kind, text = request.guided_decoding_guide_type, request.guided_decoding_guide
         guide = self.guides.start_soon(kind, text) if kind and request.choice == 0 else None
@@ -61,10 +56,10 @@ class SequenceBuilder:
                 stop_tokens=frozenset(request.stop_token_ids),
             ),
             processor,
-            sink or DiscardingSink(),
-            name,
-            stream,
-            deadline,
+            context.sink,
+            context.name,
+            context.stream,
+            context.deadline,
             self.stream_interval,
             share,
             is_ready=not kind or guide is not None,

@@ -15,7 +15,7 @@ from llama_engine.observability.log import RequestLog
 from llama_engine.observability.request_counts import RequestCounts
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
-from llama_engine.sequence import Sequence
+from llama_engine.sequence import RequestContext, Sequence
 from llama_engine.triton.config import QueuePolicy
 from llama_engine.triton.response import Response
 
@@ -77,9 +77,8 @@ class RequestDecoder:
         if stream and len(rows) > 1:
             raise InvalidRequest(f"stream is true for {len(rows)} rows; it must be false, or the request one row")
         response.stream = stream
-        return [
-            sequence for row in rows for sequence in self.engine.choices(row, response.name, response, stream, deadline)
-        ]
+        context = RequestContext(response, response.name, stream, deadline)
+        return [sequence for row in rows for sequence in self.engine.choices(row, context)]
 
     def _refuse(self, response: Response, error: RequestError) -> None:
         # The frames of an error's traceback refer to the request, and the response to the error: such a cycle may last

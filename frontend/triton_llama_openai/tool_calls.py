@@ -137,7 +137,8 @@ class HermesReader(_CallReader):
         if self._held.startswith(OPEN):
             body = self._held.removeprefix(OPEN).lstrip()
             if call := _parse(body, self._names, may_be_cut_off=True):
-                return self._call(call)
+                rest = body[call.length :].strip()
+                return self._call(call) + ([] if CLOSE.startswith(rest) else self._content(rest))
         return self._content(self._held)
 
     def _content(self, text: str) -> list[Part]:

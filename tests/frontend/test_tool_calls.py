@@ -67,6 +67,8 @@ CASES: list[tuple[Form, str, Read]] = [
     ("hermes", "Just text.", ("Just text.", [])),
     ("hermes", "  Just text.", ("  Just text.", [])),
     ("hermes", '\n<tool_call>{"name": "add", "arguments": {}}', ("", [("add", "{}")])),
+    ("hermes", '<tool_call>{"name": "add"}</tool_c', ("", [("add", "{}")])),
+    ("hermes", '<tool_call>{"name": "add"} Done.', ("Done.", [("add", "{}")])),
     ("hermes", '<tool_call>{"name": "add"} x</tool_call>', ('<tool_call>{"name": "add"} x</tool_call>', [])),
     ("hermes", "<tool_call>[1]</tool_call> is", ("<tool_call>[1]</tool_call> is", [])),
     (

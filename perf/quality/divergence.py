@@ -56,8 +56,7 @@ class Forward:
         if isinstance(self._model, Llama):
             tokens = torch.tensor(row, device=self._device)
             return self._model.forward(tokens, torch.arange(len(row), device=self._device), _attend)
-        # A runner returns the last state of a chunk, so each token is one.
-        return self._runner.prefill([Chunk(0, position, (token,)) for position, token in enumerate(row)])
+        return self._runner.prefill([Chunk(0, 0, tuple(row))], every=True)
 
 
 def _attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

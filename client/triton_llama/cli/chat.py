@@ -81,6 +81,10 @@ def chat(
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from error
     asyncio.run(check_streaming(server))
+    if sys.stdin.isatty():
+        # Line editing and history, in interpreters that have it.
+        with suppress(ImportError):
+            import readline  # noqa: F401
     with click.open_file("-", "w", encoding="utf-8") as target:
         return _talk(server, Conversation(template, system, longest, reserve), params, target)
 
@@ -89,10 +93,6 @@ def _talk(server: Server, conversation: Conversation, params: SamplingParams, ta
     """Answer messages until there are no more; return the exit code of the first failure."""
     failure, interactive = 0, sys.stdin.isatty()
     note = partial(click.echo, err=True) if interactive else str
-    if interactive:
-        # Line editing and history, in interpreters that have it.
-        with suppress(ImportError):
-            import readline  # noqa: F401
     note("(Ctrl-C stops an answer, /reset forgets, Ctrl-D or /exit ends)")
     while True:
         try:

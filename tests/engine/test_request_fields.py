@@ -97,10 +97,10 @@ def test_an_end_id_is_one_more_stop_token(tokenizer: Tokenizer) -> None:
 
 
 def test_a_words_bias_is_added_to_every_token_of_the_word(tokenizer: Tokenizer) -> None:
-    words = ["return", "", " zebra"]
-    request = parse(tokenizer, logit_bias='{"1": 4}', **{WORDS: words, WEIGHTS: [2.0, 5.0, -3.0]})
+    words = ["return", "", " zebra", "return"]
+    request = parse(tokenizer, logit_bias='{"1": 4}', **{WORDS: words, WEIGHTS: [2.0, 5.0, -3.0, 1.5]})
     expected = {1: 4.0}
-    for word, weight in (("return", 2.0), (" zebra", -3.0)):
+    for word, weight in (("return", 3.5), (" zebra", -3.0)):
         for token in set(tokenizer.pretrained(word, add_special_tokens=False)["input_ids"]):
             expected[token] = expected.get(token, 0.0) + weight
     assert len(expected) > 3

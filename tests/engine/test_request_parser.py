@@ -225,6 +225,12 @@ def test_a_word_is_bounded_in_bytes(tokenizer: Tokenizer, name: str) -> None:
     assert message == f"{name} is a list with a word of 1025 bytes; it must be of words of at most 1024 bytes"
 
 
+def test_the_words_of_a_request_are_not_in_its_repr(tokenizer: Tokenizer) -> None:
+    """It may come into a log."""
+    request = parse(tokenizer, text_input="def secret", stop_words=["secret"], bad_words=["secret"])
+    assert "secret" not in repr(request)
+
+
 def test_every_row_gets_its_own_values(tokenizer: Tokenizer) -> None:
     requests = parse_rows(tokenizer, **EVERY)
     assert [request.prompt for request in requests] == EVERY["text_input"]

@@ -62,6 +62,11 @@ def test_a_drawn_seed_is_reported_and_differs_between_requests() -> None:
         ("exclude_input_in_output", np.bool_(False), b"\x00"),
         ("stop_words", ["\n\n", "é"], b"\x02\x00\x00\x00\n\n\x02\x00\x00\x00\xc3\xa9"),
         ("bad_words", ("a\0\U0001f40d",), b"\x06\x00\x00\x00a\0\xf0\x9f\x90\x8d"),
+        ("stop_token_ids", [2, 5], struct.pack("<2i", 2, 5)),
+        ("stop_token_ids", [], struct.pack("<i", -1)),
+        ("embedding_bias_weights", [0.5], struct.pack("<f", 0.5)),
+        ("embedding_bias_weights", [], struct.pack("<f", 0)),
+        ("logit_bias", '{"5": 1}', b'\x08\x00\x00\x00{"5": 1}'),
     ],
 )
 def test_a_value_is_encoded_in_its_wire_type_whatever_the_servers_bounds(
@@ -93,6 +98,8 @@ def test_a_number_that_is_not_finite_is_left_to_the_server() -> None:
         ({"stop_words": ["end", 3]}, "stop_words is 3, must be a string"),
         ({"bad_words": [b"x"]}, "bad_words is b'x', must be a string"),
         ({"bad_words": ["ab\ud800"]}, "bad_words has '\\ud800' at character 2, must be text that UTF-8 can encode"),
+        ({"stop_token_ids": 5}, "stop_token_ids is 5, must be a list of integers"),
+        ({"stop_token_ids": ["5"]}, "stop_token_ids is '5', must be an integer"),
         ({"exclude_input_in_output": 1}, "exclude_input_in_output is 1, must be True or False"),
     ],
 )

@@ -159,7 +159,7 @@ class Response:
         for choice, its_events in of_choices.items():
             self._unfinished -= isinstance(its_events[-1], Completion)
             # The last one of these is sent last: choices that finished before have no events any more.
-            self._send(sender, self._chunk(choice, its_events), final=error is None and self._unfinished == 0)
+            self._send(sender, self._chunk(choice, its_events), final=self._unfinished == 0)
         if error is not None:
             self._send(sender, self._error(error), final=True)
 

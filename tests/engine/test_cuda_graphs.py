@@ -38,7 +38,7 @@ def as_on_a_gpu() -> Iterator[None]:
     """Sampling that looks at no value, graphs of several spans for short sequences, and the plan of a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "on_cpu", lambda _: False)
-        patch.setattr(cuda_graphs, "LEAST_SPAN", 32)
+        patch.setattr(cuda_graphs, "MIN_SPAN", 32)
         patch.setattr(memory_plan, "unsupported_reason", lambda checkpoint: None)
         yield
 

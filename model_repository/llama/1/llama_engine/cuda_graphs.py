@@ -28,7 +28,7 @@ from llama_engine.sampling.sampler import Sampler
 from llama_engine.sampling.sampling_state import SamplingFeatures
 from llama_engine.slot_batch import SlotBatch
 
-LEAST_SPAN = 256
+MIN_SPAN = 256
 """Positions that attention reads in the smallest graphs; each next bucket reads twice as many."""
 
 FEATURE_SETS = (
@@ -59,7 +59,7 @@ def row_buckets(slots: int) -> tuple[int, ...]:
 
 def span_buckets(max_model_len: int) -> tuple[int, ...]:
     """Return the spans (positions that attention reads) with a graph, ascending."""
-    doubled = [LEAST_SPAN << power for power in range(max_model_len.bit_length())]
+    doubled = [MIN_SPAN << power for power in range(max_model_len.bit_length())]
     return (*(span for span in doubled if span < max_model_len), max_model_len)
 
 

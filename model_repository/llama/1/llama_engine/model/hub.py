@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llama_engine.errors import CheckpointError, one_line
 from llama_engine.model.checkpoint_files import INDEX, WEIGHTS, weight_files
+from llama_engine.model.llama_config import read_config
 
 _SMALL = (
     "config.json",
@@ -24,6 +25,10 @@ _SMALL = (
     "chat_template.jinja",
     "chat_template.json",
     INDEX,
+    # `triton_prepare` copies these: a licence may require it.
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
 )
 
 
@@ -32,7 +37,7 @@ def resolve_folder(name: str, revision: str | None, show_progress: bool = False)
 
     show_progress: progress bars of a download, for a terminal.
     A hub that is out of reach is no error if the cache has the files; HF_HUB_OFFLINE asks the cache alone.
-    Raises CheckpointError with the reason.
+    Raises CheckpointError with the reason; for another model than a Llama before its weights are downloaded.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -44,6 +49,7 @@ def resolve_folder(name: str, revision: str | None, show_progress: bool = False)
         disable_progress_bars()
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*_SMALL]))
+        read_config(folder, name)
         weights = weight_files(folder) or [folder / WEIGHTS]
         if not all(path.exists() for path in weights):
             # The commit, not the revision: a branch may move in between.

@@ -101,11 +101,11 @@ class Manifest:
             f"with bitsandbytes {self.versions.get('bitsandbytes', 'unknown')}"
         )
 
-    def check_revision(self, asked: str | None) -> None:
+    def check_revision(self, revision: str | None) -> None:
         """Raise CheckpointError if the requested revision is not the source's."""
-        if asked is not None and asked not in (self.source.revision, self.source.asked_revision):
+        if revision is not None and revision not in (self.source.revision, self.source.asked_revision):
             raise CheckpointError(
-                f"revision is {asked!r}, but the checkpoint was prepared from {self.source.describe()}"
+                f"revision is {revision!r}, but the checkpoint was prepared from {self.source.describe()}"
             )
 
     def check_sizes(self, folder: Path) -> None:
@@ -128,10 +128,10 @@ class Manifest:
         progress: called with the number of bytes of each read.
         """
         for name, file in self.files.items():
-            found = sha256_of(folder / name, progress)
-            if found != file.sha256:
+            digest = sha256_of(folder / name, progress)
+            if digest != file.sha256:
                 raise CheckpointError(
-                    f"{folder / name} has changed since it was prepared: its SHA-256 is {found}, not {file.sha256}"
+                    f"{folder / name} has changed since it was prepared: its SHA-256 is {digest}, not {file.sha256}"
                 )
 
     @property

@@ -31,7 +31,7 @@ class ModelInfo:
 
     @property
     def computation(self) -> str:
-        """How linear layers are computed, and on what else than its own request a row's bits depend, if on anything."""
+        """The product of the linear layers, and what else than its request a row's bits depend on, if on anything."""
         product = self.product or f"{' and '.join(sorted(self.linears))} weights"
         return f"{product}: bits depend on {self.bits_depend_on}" if self.bits_depend_on else product
 

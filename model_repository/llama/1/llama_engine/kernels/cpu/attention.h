@@ -133,7 +133,7 @@ private:
             for (int q = 0; q < QUERIES; q++) {
                 Lanes s = sums[q][0] + sums[q][1];
                 if constexpr (Head<Element>::SCALED) s = s * load(head.key_scales + at);
-                store(scores + at * QUERIES + q * BLOCK, first(held(queries[q].length, at), s, set(-INFINITY)));
+                store(scores + at * QUERIES + q * BLOCK, first(count_below(queries[q].length, at), s, set(-INFINITY)));
             }
         }
     }
@@ -144,7 +144,7 @@ private:
         for (int64_t at = 0; at < length; at += BLOCK) top = max(top, load(scores + at * QUERIES));
         const Lanes highest = set(largest_lane(top));
         for (int64_t at = 0; at < length; at += BLOCK) {
-            Lanes weights = first(held(length, at), exp(load(scores + at * QUERIES) - highest), set(0.0f));
+            Lanes weights = first(count_below(length, at), exp(load(scores + at * QUERIES) - highest), set(0.0f));
             total = total + weights;
             if constexpr (Head<Element>::SCALED) weights = weights * load(head.value_scales + at);
             store(scores + at * QUERIES, weights);
@@ -176,8 +176,8 @@ private:
             for (int j = 0; j < PARTS; j++) store(queries[q].result + i + j * LANES, mixed[q][j] * inverse[q]);
     }
 
-    // How many of the 16 positions from `at` on lie below `length`.
-    static int held(int64_t length, int64_t at) {
+    // The number of the 16 positions from `at` on that lie below `length`.
+    static int count_below(int64_t length, int64_t at) {
         return static_cast<int>(std::clamp<int64_t>(length - at, 0, BLOCK));
     }
 };

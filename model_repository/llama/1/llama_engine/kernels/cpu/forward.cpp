@@ -112,10 +112,10 @@ static void write_cache(Worker& worker, const Model& m, const Layer& layer, cons
     });
 }
 
-// How many rows from `row` on, at most `most`, are successive positions of one slot: they read the same keys and values.
-static int64_t run_length(const Tokens& tokens, int64_t row, int64_t most) {
+// The number of rows from `row` on, at most `limit`, at successive positions of one slot: they read the same keys and values.
+static int64_t run_length(const Tokens& tokens, int64_t row, int64_t limit) {
     int64_t n = 1;
-    while (n < most && row + n < tokens.rows && tokens.slots[row + n] == tokens.slots[row] &&
+    while (n < limit && row + n < tokens.rows && tokens.slots[row + n] == tokens.slots[row] &&
            tokens.positions[row + n] == tokens.positions[row] + n)
         n++;
     return n;

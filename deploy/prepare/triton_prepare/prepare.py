@@ -27,24 +27,24 @@ def prepare(model: str, revision: str | None, out: Path, device: str = "auto", f
 
     Raises PrepareError, EngineError where the server would refuse to load the source, or OSError for a file of it.
     """
-    asked = find_source(model, revision)
+    request = find_source(model, revision)
     out = out.expanduser().resolve()  # Without links: the rename must stay on one volume.
-    if (done := _finished(out, asked, force)) is not None:  # Without the lock: the volume may be read-only.
+    if (done := _finished(out, request, force)) is not None:  # Without the lock: the volume may be read-only.
         return done
     with _locked(out):
-        return _finished(out, asked, force) or _make(model, asked, out, device)
+        return _finished(out, request, force) or _make(model, request, out, device)
 
 
-def _finished(out: Path, asked: Source, force: bool) -> Manifest | None:
+def _finished(out: Path, request: Source, force: bool) -> Manifest | None:
     """Return the manifest of an existing result if it is intact and from this source; None if there is no result."""
     manifest = Manifest.read(out)
     if manifest is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PrepareError(f"{out} is there and was not prepared by this program: name another folder")
     if manifest is None or force:
         return None
-    if not is_same(asked, manifest.source):
-        found = f"{out} was prepared from {manifest.source.describe()}, not from {asked.describe()}"
-        raise PrepareError(f"{found}: name another folder, or have it replaced with --force")
+    if not is_same(request, manifest.source):
+        sources = f"{out} was prepared from {manifest.source.describe()}, not from {request.describe()}"
+        raise PrepareError(f"{sources}: name another folder, or have it replaced with --force")
     try:
         manifest.check_sizes(out)
         with stage("checking the files", manifest.bytes) as add:
@@ -55,20 +55,18 @@ def _finished(out: Path, asked: Source, force: bool) -> Manifest | None:
     return manifest
 
 
-def _make(model: str, asked: Source, out: Path, device: str) -> Manifest:
-    folder, source = fetch(model, asked)
-    kept = choose_files(model, folder)[1]
-    from triton_prepare.quantize import quantize, read_weights  # Here, as importing PyTorch takes seconds.
+def _make(model: str, request: Source, out: Path, device: str) -> Manifest:
+    folder, source = fetch(model, request)
+    copied = choose_files(model, folder)[1]
+    from triton_prepare.quantize import quantize, saved_dtype  # Here, as importing PyTorch takes seconds.
 
-    dtype, needed = read_weights(model, folder)
+    dtype = saved_dtype(model, folder)
     part, replaced = Path(f"{out}.part"), Path(f"{out}.replaced")
     with _writing(out):
-        for left in filter(Path.exists, (part, replaced)):  # First, because leftovers of a killed run take room.
-            shutil.rmtree(left)
+        for leftover in filter(Path.exists, (part, replaced)):  # Of a killed run.
+            shutil.rmtree(leftover)
         part.mkdir()
-    if (free := shutil.disk_usage(part).free) < needed:
-        raise PrepareError(f"{out} needs {needed / 1e9:.2f} GB at least, and its volume has {free / 1e9:.2f} GB left")
-    used = quantize(folder, kept, dtype, part, device)
+    used = quantize(folder, copied, dtype, part, device)
     sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
     with stage("hashing", sum(sizes.values())) as add:
         files = {name: PreparedFile(count, sha256_of(part / name, add)) for name, count in sizes.items()}

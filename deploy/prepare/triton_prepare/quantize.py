@@ -32,36 +32,32 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _Fingerprint = tuple[Mapping[str, str], torch.Tensor]
 
 
-def read_weights(model: str, folder: Path) -> tuple[str, int]:
-    """Return the dtype of the saved weights and the bytes that their INT8 files take at most. Raises PrepareError."""
+def saved_dtype(model: str, folder: Path) -> str:
+    """Return the dtype of the saved weights; float32 for several, which it holds. Raises PrepareError."""
     try:
         files = get_local_safetensors_metadata(folder).files_metadata.values()
         tensors = [item for file in files for item in file.tensors.items()]
-        # Older checkpoints also have tables of rotary frequencies, which are computed today.
-        dtypes = sorted({tensor.dtype for name, tensor in tensors if name.endswith((".weight", ".bias"))})
-        # A byte a weight, a scale in float32 a row, and a byte for the matrix's layout.
-        linear = [t.parameter_count + 4 * t.shape[0] + 1 for name, t in tensors if name.endswith("_proj.weight")]
-        other = [t.parameter_count for name, t in tensors if not name.endswith("_proj.weight")]
     except (errors.SafetensorsParsingError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise PrepareError(f"{model}: the weights can't be read: {one_line(error)}") from error
+    # Older checkpoints also have tables of rotary frequencies, which are computed today.
+    dtypes = sorted({tensor.dtype for name, tensor in tensors if name.endswith((".weight", ".bias"))})
     if not dtypes or not _DTYPES.keys() >= {*dtypes}:
-        found = ", ".join(dtypes) or "no dtype at all"
-        raise PrepareError(f"{model} has weights in {found}; {', '.join(_DTYPES)} can be quantized")
-    dtype, size = (_DTYPES[dtypes[0]], 2) if dtypes in (["F16"], ["BF16"]) else ("float32", 4)  # It holds mixed ones.
-    return dtype, sum(linear) + sum(other) * size + (64 << 20)  # Tokenizer, headers, and the file system's own.
+        names = ", ".join(dtypes) or "no dtype at all"
+        raise PrepareError(f"{model} has weights in {names}; {', '.join(_DTYPES)} can be quantized")
+    return _DTYPES[dtypes[0]] if len(dtypes) == 1 else "float32"
 
 
-def quantize(folder: Path, kept: Sequence[str], dtype: str, out: Path, setting: str) -> torch.device:
-    """Quantize a checkpoint, save it to `out`, copy the files `kept`, and verify; return the device that did it."""
+def quantize(folder: Path, copied: Sequence[str], dtype: str, out: Path, setting: str) -> torch.device:
+    """Quantize a checkpoint, save it to `out`, copy the files `copied`, and verify; return the device that did it."""
     device = choose_device(setting, 0 if setting == "auto" and torch.cuda.is_available() else None)
     with stage(f"quantizing {dtype} on {device}"):
         model = _load(folder, dtype, device)
         expected = _fingerprint(model)
         try:
-            if "generation_config.json" in kept:
+            if "generation_config.json" in copied:
                 model.generation_config = GenerationConfig()  # save_pretrained refuses some that are copied below.
             model.save_pretrained(out)
-            for name in kept:
+            for name in copied:
                 shutil.copyfile(folder / name, out / name)
         except Exception as error:  # safetensors reports a full disk in an error class of its own.
             raise PrepareError(f"{out} can't be written: {one_line(error)}") from error
@@ -72,13 +68,13 @@ def quantize(folder: Path, kept: Sequence[str], dtype: str, out: Path, setting: 
     return device
 
 
-def compare(expected: _Fingerprint, found: _Fingerprint) -> None:
+def compare(expected: _Fingerprint, saved: _Fingerprint) -> None:
     """Raise PrepareError unless the tensors are equal bit for bit, and the logits within rounding."""
     # Tensors alone don't determine logits; at other addresses equal tensors may be summed in another order.
-    if different := {name for name, _ in expected[0].items() ^ found[0].items()}:
-        total = len(expected[0].keys() | found[0].keys())
+    if different := {name for name, _ in expected[0].items() ^ saved[0].items()}:
+        total = len(expected[0].keys() | saved[0].keys())
         raise PrepareError(f"{len(different)} of {total} tensors are not what was quantized, first {min(different)}")
-    difference, deviation = (expected[1] - found[1]).abs().max().item(), expected[1].std().item()
+    difference, deviation = (expected[1] - saved[1]).abs().max().item(), expected[1].std().item()
     if not difference <= deviation / 100:  # Negated, so that a NaN on either side is refused.
         raise PrepareError(f"the logits of a forward pass are up to {difference:g} off, with a spread of {deviation:g}")
 

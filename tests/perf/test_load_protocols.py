@@ -114,7 +114,7 @@ def test_each_protocol_asks_for_the_exact_length(protocol: Protocol, where: str,
     assert fields["extra"] == 1
 
 
-def test_arrivals_are_a_poisson_process_of_the_rate_and_the_seed() -> None:
+def test_arrivals_are_a_seeded_poisson_process() -> None:
     assert Poisson(3.0, 7).moments(50)[:20] == Poisson(3.0, 7).moments(20) != Poisson(3.0, 8).moments(20)
     moments = [0.0, *Poisson(4.0, 1).moments(20_000)]
     gaps = [later - earlier for earlier, later in pairwise(moments)]

@@ -116,7 +116,7 @@ def test_tokens_of_one_event_are_all_counted() -> None:
     assert "inter_token_latency_ms" not in open_loop(row(0.0, 1)), "a single token has no ITL"
 
 
-def test_latency_and_ttft_include_the_time_before_sending() -> None:
+def test_latencies_include_the_time_before_sending() -> None:
     """The generator is 3 s late: the user has waited all the same."""
     summary = open_loop(streamed(1.0, 4.0, (4.5, 5.0, 6.5), 3))
     assert summary["latency_ms"]["max"] == 5500.0
@@ -160,7 +160,7 @@ def test_goodput_counts_only_requests_that_met_the_slo() -> None:
     }
 
 
-def test_a_unary_answer_meets_the_slo_when_a_stream_that_just_meets_it_would_end() -> None:
+def test_a_unary_answer_meets_the_slo_of_a_stream_that_just_does() -> None:
     slo = SLO(1.0, 0.5)
     assert slo.met(unary(2.0, 4.0, 3))
     assert not slo.met(unary(2.0, 4.01, 3))

@@ -95,7 +95,7 @@ def page(tmp_path: Path) -> Path:
     return page
 
 
-def test_a_report_fills_every_block_and_leaves_the_rest(page: Path, tmp_path: Path) -> None:
+def test_a_report_fills_every_block(page: Path, tmp_path: Path) -> None:
     assert report([page], RESULTS, tmp_path / "plots", check=False) == SAME
     text = page.read_text()
     assert text.startswith("before\n")

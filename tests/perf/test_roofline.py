@@ -74,20 +74,18 @@ def test_a_llama_2_7b_answers_at_most_the_documented_requests_per_second(
     ],
 )
 @pytest.mark.parametrize("tied", [False, True])
-def test_each_format_has_its_bytes_on_a_cpu_whether_embeddings_are_tied_or_not(
-    weights: Weights, expected: tuple[int, int], tied: bool
-) -> None:
+def test_each_format_has_its_bytes_on_a_cpu(weights: Weights, expected: tuple[int, int], tied: bool) -> None:
     config = LlamaConfig(**{**TINY.to_dict(), "tie_word_embeddings": tied})
     costs = Costs(config, weights, MEASURED)
     assert (costs.weight_bytes, costs.cached_bytes) == expected
 
 
-def test_int8_s_head_takes_its_operations_at_the_integer_rate_on_a_cpu_and_attention_at_the_floats() -> None:
+def test_attention_beside_an_int8_head_has_the_rate_of_floats() -> None:
     rates = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 2.0, "int8": 20.0})
     assert Costs(TINY, "int8", rates).computing(1, 1, positions=1) == pytest.approx(2 * (34 + 10) / 20 + 8 / 2)
 
 
-def test_w8a8_has_its_head_and_cache_in_floats() -> None:
+def test_w8a8_keeps_its_head_in_floats() -> None:
     costs = Costs(TINY, "int8", MEASURED, "fp32")
     assert (costs.weight_bytes, costs.cached_bytes) == (34 + 4 * 16 + 4 * 10, 16)
     rates = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 2.0, "int8": 20.0})
@@ -151,7 +149,7 @@ def test_a_load_bound_by_operations_takes_the_time_of_its_operations() -> None:
         (2, [1, 1], 1, 0, 0),
     ],
 )
-def test_passes_follow_from_rows_and_lengths(
+def test_passes_follow_from_the_rows_lengths(
     rows: int, requests: list[int], passes: int, steady: int, positions: int
 ) -> None:
     rates = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 1e9})
@@ -166,7 +164,7 @@ def test_a_size_has_the_rate_of_the_next_smaller_one_or_a_faster_larger_one() ->
     assert {size: MEASURED.read(size) for size in rates} == rates
 
 
-def test_a_format_has_the_best_rate_of_itself_and_wider_ones() -> None:
+def test_a_format_has_the_best_rate_of_any_wider_one() -> None:
     # A narrow format may be widened, where that is faster; a wide one can't be narrowed.
     formats: list[Weights] = ["fp32", "fp16", "bf16", "int8"]
     assert [MEASURED.multiply(one) for one in formats] == [95.0] * 4
@@ -177,7 +175,7 @@ def test_rates_survive_a_result_s_file() -> None:
     assert DeviceRates.from_json(json.loads(json.dumps(MEASURED.to_json()))) == MEASURED
 
 
-def test_a_measurement_has_every_rate_and_keeps_the_threads() -> None:
+def test_a_measurement_has_every_rate() -> None:
     before = torch.get_num_threads()
     rates = measure_rates(threads=1, seconds=0.001)
     assert torch.get_num_threads() == before

@@ -56,7 +56,7 @@ def _replace(path: Path, content: bytes | int | None) -> None:
         path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
 
 
-def test_a_complete_checkpoint_passes_and_other_files_are_ignored(in_two_files: Path) -> None:
+def test_other_files_of_a_checkpoint_are_ignored(in_two_files: Path) -> None:
     (in_two_files / "notes.txt").write_text("not one of its files")
     (in_two_files / "adapter.safetensors").write_text("nor this one")
     check_files(in_two_files)

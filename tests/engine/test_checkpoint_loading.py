@@ -125,9 +125,7 @@ def test_nf4_loads_and_generates(folder: Path) -> None:
     assert completions(engine_of(checkpoint, 2), [request])[0].num_output_tokens == 6
 
 
-def test_a_saved_8_bit_checkpoint_is_loaded_bit_for_bit_and_in_no_other_precision(
-    folder: Path, tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_a_saved_8_bit_checkpoint_is_loaded_bit_for_bit(folder: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
     original, path = load("int8", model=str(folder)), tmp_path / "saved"
     config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).save_pretrained(path)
@@ -182,14 +180,14 @@ def test_a_missing_or_malformed_file_is_refused_in_one_line(
     assert _refusal(folder).startswith(f"can't load {folder}: {reason}")
 
 
-def test_a_generation_config_outside_the_contract_is_refused_when_an_engine_is_made(folder: Path) -> None:
+def test_a_generation_config_out_of_bounds_is_refused(folder: Path) -> None:
     _update_json(folder / "generation_config.json", do_sample=True, top_p=1.5)
     with pytest.raises(CheckpointError, match=r"^generation_config\.json: top_p is 1\.5; it must be "):
         engine_of(load("none", model=str(folder)), 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_an_error_and_not_the_cpu() -> None:
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
     assert choose_device("auto", None) == choose_device("cpu", None) == choose_device("cpu", 3) == torch.device("cpu")
     for setting, gpu in (("cuda", None), ("cuda", 0), ("auto", 0)):
         with pytest.raises(CheckpointError, match=f"device is '{setting}' .*PyTorch sees no GPU"):

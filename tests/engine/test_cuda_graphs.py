@@ -112,7 +112,7 @@ def test_replayed_steps_end_no_text_before_min_tokens(attending: Checkpoint) -> 
     assert all(completion.num_output_tokens >= 4 for completion in replayed)
 
 
-def test_replayed_steps_serve_rows_that_ask_for_log_probabilities_biases_min_p_or_bad_words(
+def test_replayed_steps_serve_rows_with_features_of_each_row(
     attending: Checkpoint,
 ) -> None:
     requests = requests_of(attending, SLOTS, range(3, 20))
@@ -151,7 +151,7 @@ def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(of_one_slot: tu
         engine.step()
 
 
-def test_each_decode_step_is_replayed_once_and_never_launched(small: Checkpoint) -> None:
+def test_each_decode_step_is_replayed_once(small: Checkpoint) -> None:
     engine, recorder = _graphed(small)
     assert engine.describe_decode().endswith(", replayed as 24 CUDA graphs")
     launched: list[int] = []
@@ -177,9 +177,7 @@ def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(
 
 
 @pytest.mark.parametrize("failing", [*(range(number, number + 1) for number in (0, 1, 2, 3, 6)), range(1000)])
-def test_replays_that_fail_change_no_result_and_after_three_in_a_row_graphs_are_not_used(
-    small: Checkpoint, failing: range
-) -> None:
+def test_graphs_are_not_used_after_three_failures_in_a_row(small: Checkpoint, failing: range) -> None:
     requests = requests_of(small, 3, max_tokens=7)
     engine, recorder = _graphed(small)
     recorder.failing = failing
@@ -223,7 +221,7 @@ def _out_of_memory(action: Action) -> Action:
         ("off", _out_of_memory, ""),
     ],
 )
-def test_steps_that_cannot_be_captured_are_launched_and_the_log_says_why(
+def test_steps_that_cannot_be_captured_are_launched(
     small: Checkpoint, setting: str, capture: Capture | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, cuda_graphs.__name__)
@@ -271,7 +269,7 @@ def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 31, 32, 33, 128, 1000, 4096, 5000])
-def test_buckets_end_with_the_whole_and_are_not_far_larger_than_needed(count: int) -> None:
+def test_buckets_are_not_far_larger_than_needed(count: int) -> None:
     rows, spans = row_buckets(count), span_buckets(count)
     for buckets in (rows, spans):
         assert list(buckets) == sorted(set(buckets))

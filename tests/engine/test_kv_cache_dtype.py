@@ -50,7 +50,7 @@ def _logits(engine: Engine) -> torch.Tensor:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("kernels", AUTO)
-def test_the_cache_has_the_dtype_of_the_setting_and_the_bytes_of_the_plan(kernels: str, setting: str) -> None:
+def test_the_cache_has_the_dtype_of_the_setting(kernels: str, setting: str) -> None:
     engine = _engine(kernels, setting)
     expected = AUTO[kernels] if setting == "auto" else getattr(torch, setting)
     assert engine.plan.shape.dtype == expected
@@ -63,7 +63,7 @@ def test_the_cache_has_the_dtype_of_the_setting_and_the_bytes_of_the_plan(kernel
 
 @pytest.mark.parametrize("setting", BOUNDS)
 @pytest.mark.parametrize("kernels", AUTO)
-def test_a_smaller_cache_moves_the_logits_by_roundings_and_generates(kernels: str, setting: str) -> None:
+def test_a_smaller_cache_moves_the_logits_by_roundings(kernels: str, setting: str) -> None:
     engine = _engine(kernels, setting)
     expected = _logits(_engine(kernels, "float32"))
     error = ((_logits(engine) - expected).abs().max() / expected.abs().max()).item()

@@ -39,9 +39,7 @@ print(status("VmHWM") - before, checkpoint.info.weight_bytes, type(checkpoint.mo
 """
 
 
-def test_the_peak_of_loading_for_the_compiled_kernels_is_the_model_and_two_layers(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_loading_for_the_compiled_kernels_holds_two_more_layers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     needs_compiled_kernels()
     small = save_small(tmp_path / "small", tokenizer)
     wide = save_small(

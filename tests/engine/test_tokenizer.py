@@ -40,9 +40,7 @@ def test_random_tokens_decode_as_by_transformers(tokenizer: Tokenizer) -> None:
     ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast", "LlamaTokenizer", "Unknown", None],
 )
 @pytest.mark.parametrize("byte_level", [False, True])
-def test_a_tokenizer_is_of_the_class_that_transformers_chooses_and_encodes_as_it_does(
-    named: str | None, byte_level: bool, tmp_path: Path
-) -> None:
+def test_a_tokenizer_encodes_as_transformers_does(named: str | None, byte_level: bool, tmp_path: Path) -> None:
     saved = AutoTokenizer.from_pretrained(EMBEDDED) if byte_level else llama2_like()
     saved.save_pretrained(tmp_path)
     settings = tmp_path / "tokenizer_config.json"
@@ -67,7 +65,7 @@ def test_a_prompt_that_contains_the_bos_token_gets_no_second_one(tokenizer: Toke
     assert tokenizer.encode(f"{tokenizer.pretrained.bos_token}def") == tokenizer.encode("def")
 
 
-def test_a_prompt_beyond_the_tokenizers_own_limit_is_neither_cut_nor_warned_about(tokenizer: Tokenizer) -> None:
+def test_a_prompt_beyond_the_tokenizers_limit_is_not_cut(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode(" def" * 2000)) > tokenizer.pretrained.model_max_length
 
 
@@ -91,7 +89,7 @@ def test_sentencepiece_tokens_decode_as_by_transformers() -> None:
     assert text_of(vocabulary, [first_word + WORDS.index("▁def")]) == " def"
 
 
-def test_ids_that_the_tokenizer_lacks_have_no_text_and_ids_that_the_model_lacks_are_dropped(
+def test_ids_that_the_tokenizer_lacks_have_no_text(
     tokenizer: Tokenizer,
 ) -> None:
     known = tokenizer.vocabulary.token_bytes

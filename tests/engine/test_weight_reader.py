@@ -161,7 +161,7 @@ def test_the_weights_are_those_that_transformers_loads(
         (TIED, _saved_without_head),
     ],
 )
-def test_each_architecture_and_each_way_to_save_it_is_read_as_by_transformers(
+def test_a_checkpoint_is_read_as_by_transformers(
     tmp_path: Path, tokenizer: Tokenizer, changed: dict[str, object], prepare: Callable[[Path], None], int8: bool
 ) -> None:
     folder = save_small(tmp_path / "small", tokenizer, **changed)
@@ -205,7 +205,7 @@ def _threads_that_compute() -> int:
     return torch.get_num_threads()
 
 
-def test_quantizing_leaves_the_number_of_threads_to_this_thread_and_to_new_ones(folder: Path) -> None:
+def test_quantizing_leaves_the_number_of_threads(folder: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -222,9 +222,7 @@ def _status(key: str) -> int:
     return int(lines[key].split()[0]) * 1024
 
 
-def test_the_peak_of_memory_of_reading_floats_is_the_result_and_some_blocks(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_reading_floats_holds_some_blocks_more_than_the_result(tmp_path: Path, tokenizer: Tokenizer) -> None:
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
     reader = _reader(save_small(tmp_path / "wide", tokenizer, **shape))
     # Resets the peak.
@@ -252,7 +250,7 @@ def test_the_peak_of_memory_of_reading_floats_is_the_result_and_some_blocks(
         (True, False, {}, "has model.layers.0.mlp.down_proj.weight in I8, not in F64, F32, F16, BF16"),
     ],
 )  # fmt: skip
-def test_weights_that_are_missing_or_of_another_shape_dtype_or_layout_are_refused_by_name(
+def test_unusable_weights_are_refused_by_name(
     folder: Path, saved_in_int8: bool, int8: bool, tensors: dict[str, torch.Tensor | None], message: str
 ) -> None:
     if saved_in_int8:
@@ -262,7 +260,7 @@ def test_weights_that_are_missing_or_of_another_shape_dtype_or_layout_are_refuse
     assert str(refused.value) == f"{folder} {message}"
 
 
-def test_a_header_whose_sizes_disagree_and_a_file_that_ends_early_are_refused(folder: Path) -> None:
+def test_a_file_whose_sizes_disagree_is_refused(folder: Path) -> None:
     reader = _reader(folder)
     with (folder / WEIGHTS).open("r+b") as file:
         file.truncate((folder / WEIGHTS).stat().st_size - 64)

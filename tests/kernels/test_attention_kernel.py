@@ -42,7 +42,7 @@ def test_the_fused_attention_is_that_of_the_reference(heads: int, shared: int, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_alone_and_in_every_batch(dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
     query, keys, values, slots, lengths = decode_step(LENGTHS, 2, 2, 64, dtype)
     together = decode_attention(query, keys, values, slots, lengths, 0.125)
     for row, length in enumerate(LENGTHS):
@@ -53,7 +53,7 @@ def test_a_row_has_the_same_bits_alone_and_in_every_batch(dtype: torch.dtype) ->
             assert torch.equal(alone, together[one]), (length, span)
 
 
-def test_a_row_that_is_not_finite_stays_so_and_leaves_the_others_unchanged() -> None:
+def test_a_row_that_is_not_finite_leaves_the_others_unchanged() -> None:
     lengths = (5, SPAN + 9, 40)
     query, keys, values, slots, counts = decode_step(lengths, 2, 1, 64, torch.float16)
     clean = decode_attention(query, keys, values, slots, counts, 0.125)

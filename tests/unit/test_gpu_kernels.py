@@ -110,7 +110,7 @@ def test_verified_kernels_are_chosen(choose: Choose, warnings: Callable[[], list
         ),
     ],
 )
-def test_a_kernel_that_fails_verification_is_replaced_and_the_other_kept(
+def test_a_kernel_that_fails_verification_is_replaced(
     kernel: str, fused: object, reason: str, choose: Choose, warnings: Callable[[], list[str]]
 ) -> None:
     if kernel == "8-bit product":

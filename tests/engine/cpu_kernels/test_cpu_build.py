@@ -77,7 +77,7 @@ def test_a_compiler_that_knows_no_flag_skips_each_instruction_set_with_a_line(
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_objects_of_the_same_sources_are_kept_and_stale_ones_removed(sources: Path) -> None:
+def test_objects_of_other_sources_are_removed(sources: Path) -> None:
     """An image without a compiler takes those of the checkout that it is built from."""
     directory = sources / "build"
     kept = seal_stub(object_path("avx2", directory))
@@ -110,7 +110,7 @@ def test_a_damaged_object_is_compiled_again(sources: Path) -> None:
 
 
 @needs_compiler
-def test_two_builds_at_the_same_time_leave_whole_objects_and_nothing_else(sources: Path) -> None:
+def test_two_builds_at_the_same_time_leave_whole_objects(sources: Path) -> None:
     assert compiler is not None
     builds = [start_script(sources, " ".join(compiler)) for _ in range(2)]
     assert [one.communicate(timeout=120)[1] for one in builds] == ["", ""]

@@ -135,7 +135,7 @@ def test_a_sequence_reads_nothing_of_its_slots_earlier_sequence(name: str, cache
     assert torch.equal(run.logits(tokens, 0, 0), expected)
 
 
-def test_two_caches_share_weights_and_nothing_else() -> None:
+def test_two_caches_share_weights_alone() -> None:
     llama = small_llama().packed(kernels("avx2"))
     shape = small_llama().cache_shape(2, torch.bfloat16)
     first, second = CpuForward(llama, shape), CpuForward(llama, shape)

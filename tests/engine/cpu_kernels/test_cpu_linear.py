@@ -34,7 +34,7 @@ def test_the_largest_sums_are_exact(name: str, terms: int) -> None:
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_a_row_has_the_same_bits_alone_and_among_any_number_of_rows(name: str) -> None:
+def test_a_row_has_the_same_bits_among_any_number_of_rows(name: str) -> None:
     layer, x = random_weight(80, 200), random_rows(99, 200)
     together = run_linear(kernels(name), x, layer, 2)
     for rows in (1, 2, 3, 5, 6, 7, 13, 64, 97):

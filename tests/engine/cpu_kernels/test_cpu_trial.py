@@ -89,16 +89,14 @@ def test_an_instruction_set_needs_all_its_flags(
     assert allowed_instruction_sets() == list(INSTRUCTION_SETS)[3 - number :]
 
 
-def test_a_cpu_without_avx2_has_no_kernels_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cpu_without_avx2_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: {"sse4_2"})
     assert choose_cpu_kernels(PLAIN, torch.float32) is None
     assert len(caplog.messages) == 1
     assert "they need AVX2 and FMA" in caplog.messages[0]
 
 
-def test_objects_that_are_not_built_give_none_and_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_objects_that_are_not_built_give_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert choose_cpu_kernels(PLAIN, torch.float32, tmp_path) is None
     assert caplog.messages == [
         f"the CPU kernels aren't built for {allowed_instruction_sets()[0]}: run python3 {SCRIPT}"
@@ -120,9 +118,7 @@ def test_each_faster_instruction_set_that_is_not_built_is_named_in_a_line(
     ]
 
 
-def test_a_model_with_more_inputs_than_int32_sums_hold_has_no_kernels_and_the_log_says_so(
-    built: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_inputs_than_int32_sums_hold_have_no_kernels(built: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert choose_cpu_kernels(replace(PLAIN, intermediate=MAX_INPUTS + 1), torch.float32, built) is None
     assert caplog.messages
     assert all(f"ValueError: a linear layer has {MAX_INPUTS + 1} inputs" in message for message in caplog.messages)
@@ -191,7 +187,7 @@ def _after_each_product(
     return products
 
 
-def test_one_wrong_bit_in_one_product_of_any_shape_and_terms_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_wrong_bit_in_one_product_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, faulty = kernels(RUNNABLE[0]), -1
 
     def spoil(number: int, y: torch.Tensor) -> None:

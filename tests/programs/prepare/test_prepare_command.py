@@ -42,7 +42,7 @@ def test_a_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("missing", ["model", "tokenizer.json"])
-def test_a_model_that_cannot_be_prepared_is_one_line_and_code_1(
+def test_a_model_that_cannot_be_prepared_is_one_line(
     original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     model = tmp_path / "model"

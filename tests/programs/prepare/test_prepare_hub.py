@@ -18,9 +18,7 @@ from triton_prepare.source import fetch, find_source
 
 
 @pytest.mark.parametrize("revision", [None, "v1", COMMIT])
-def test_a_revision_is_resolved_to_its_commit_and_downloaded_once(
-    hub: Hub, tmp_path: Path, revision: str | None
-) -> None:
+def test_a_revision_is_resolved_to_its_commit(hub: Hub, tmp_path: Path, revision: str | None) -> None:
     manifest = prepare(MODEL, revision, tmp_path / "out", "cpu")
     assert (manifest.source.revision, manifest.source.asked_revision) == (COMMIT, revision)
     assert f"quantized from {MODEL} revision {COMMIT}, on " in manifest.describe()

@@ -48,6 +48,20 @@ def test_sequences_that_arrive_at_any_time_keep_their_texts_and_their_order(fp32
             assert list(times) == sorted(times)
 
 
+def test_the_load_is_zero_once_everything_is_answered(fp32: Checkpoint) -> None:
+    """The supervisor's drain waits for that."""
+    with running(fp32, 2) as scheduled:
+        sequences = scheduled.add(*(request_of(fp32, index, 12, 4) for index in range(5)))
+        # One is cancelled while it waits, and one while it runs.
+        scheduled.pace.let(2)
+        client_of(sequences[4]).cancel()
+        client_of(sequences[0]).cancel()
+        scheduled.finish(sequences)
+        scheduled.stats.close(SECONDS)
+        levels = scheduled.registry.levels
+    assert (levels["llama_slots_in_use"], levels["llama_waiting_rows"]) == (0, 0)
+
+
 def test_waiting_for_admission_blocks_until_a_slot_is_free_and_waits_for_no_step_while_one_is(fp32: Checkpoint) -> None:
     """Triton tells its batcher of no request while `execute` runs, and then looks half a second later."""
     with running(fp32, 2) as scheduled:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from server.terminal import CODE, COMMAND, run
+from server.client_command import CODE, COMMAND, run
 from triton_llama import Completion
 from triton_local.server import LocalTriton
 

@@ -1,9 +1,8 @@
-"""The command line's parts: prompts files, output lines, wrong use, and what a chat remembers."""
+"""The command line's parts: prompts files, output lines and wrong use."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,45 +19,10 @@ from triton_llama import (
     TritonLlamaError,
 )
 from triton_llama.cli import main
-from triton_llama.cli.chat import Conversation
 from triton_llama.cli.output import exit_code, on_one_line, outcome_as_json
 from triton_llama.cli.prompts import Job, read_jobs
-from triton_llama.tokenizer import Message
 
 DEFAULTS = SamplingParams()
-
-
-class Words:
-    """A template whose tokens are words: `role: word word | ...`."""
-
-    def render(self, messages: Sequence[Message]) -> str:
-        return " | ".join(f"{message['role']}: {message['content']}" for message in messages)
-
-    def count(self, prompt: str) -> int:
-        return len(prompt.split())
-
-
-def test_a_conversation_keeps_answered_messages_in_order() -> None:
-    conversation = Conversation(Words(), "S", context=100, max_tokens=10)
-    assert conversation.prompt("q0") == ("system: S | user: q0", 0)
-    conversation.exchanges.append(("q1", "a1"))
-    assert conversation.prompt("q2") == ("system: S | user: q1 | assistant: a1 | user: q2", 0)
-
-
-def test_the_oldest_exchanges_are_left_out_first_and_the_system_message_never() -> None:
-    conversation = Conversation(Words(), "S", 17, 3, [("q1", "a1"), ("q2", "a2")])
-    assert conversation.prompt("q3") == ("system: S | user: q2 | assistant: a2 | user: q3", 1)
-    assert conversation.prompt("q3 and much more than that") == ("system: S | user: q3 and much more than that", 1)
-    assert conversation.exchanges == []
-
-
-def test_a_message_longer_than_the_context_is_refused_and_removes_nothing() -> None:
-    conversation = Conversation(Words(), None, 8, 5, [("q", "a")])
-    refusal = r"a prompt of 4 tokens and max_tokens is 5, .* at most the context of 8"
-    with pytest.raises(RejectedInputError, match=refusal):
-        conversation.prompt("one two three")
-    assert len(conversation.exchanges) == 1
-    assert conversation.prompt("one two") == ("user: one two", 1)
 
 
 def test_a_text_file_has_one_prompt_a_line_and_keeps_line_numbers(tmp_path: Path) -> None:
@@ -137,10 +101,6 @@ def test_a_json_line_has_its_number_and_either_all_fields_or_an_error() -> None:
         (("generate", "--stream", "--prompts-file", "-"), 2, "--stream is for one PROMPT"),
         (("generate", "a", "--seed", "-1"), 5, "seed is -1, must lie in 0 ... 18446744073709551615"),
         (("generate", "\udcff"), 5, "UTF-8"),
-        (("chat",), 2, "Missing option '--tokenizer'"),
-        (("chat", "--tokenizer", "t", "--context", "1"), 2, "--context"),
-        (("chat", "--tokenizer", "t", "--chat-template", "no-such-file"), 2, "no-such-file"),
-        (("chat", "--tokenizer", "t", "--include-prompt"), 2, "No such option"),
     ],
 )
 def test_wrong_use_is_one_line_and_an_exit_code(

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import click
 
-from triton_llama.cli.chat import chat
 from triton_llama.cli.generate import generate
 from triton_llama.cli.output import INTERRUPTED, OTHER, USAGE, exit_code, report
 from triton_llama.cli.status import status
@@ -26,7 +25,7 @@ Exit codes:
   6    server overloaded; try later
   7    server error, model not found or not ready
   130  interrupted (Ctrl-C)
-With --prompts-file and in a chat, the code of the first prompt or turn that failed.
+With --prompts-file, the code of the first prompt that failed.
 health has codes of its own: 0 is yes, 1 no, and its line is on standard output.
 """
 
@@ -51,7 +50,7 @@ def health(arguments: tuple[str, ...]) -> int:
     return run_health(arguments, prog="triton-llama health")
 
 
-for command in (generate, chat, status, health):
+for command in (generate, status, health):
     cli.add_command(command)
 
 

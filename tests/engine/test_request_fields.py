@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from engine.parsing import DEFAULTS, MAX_MODEL_LEN, parse, parse_rows, refusal, tensor
-from llama_engine.api.parameters import ALIASES, NAMES
+from llama_engine.api.parameters import ALIASES, NAMES, PARAMETERS, Parameter
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.sampling.philox import choice_seed
@@ -89,6 +89,12 @@ def test_the_parameters_of_other_backends_change_no_other_one(tokenizer: Tokeniz
     neutral = {"pad_id": -1, "beam_width": 1, "length_penalty": 2.0, "end_id": -1, "return_finish_reason": True}
     changed = parse(tokenizer, seed=1, **neutral)
     assert changed == replace(parse(tokenizer, seed=1), pad_id=-1, length_penalty=2.0)
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS.values(), ids=list(PARAMETERS))
+def test_every_parameter_is_described_for_the_documentation(parameter: Parameter) -> None:
+    assert parameter.meaning.endswith(".")
+    assert parameter.bound.description
 
 
 def test_an_end_id_is_one_more_stop_token(tokenizer: Tokenizer) -> None:

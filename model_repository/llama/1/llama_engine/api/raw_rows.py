@@ -51,12 +51,7 @@ class RawRow:
         return InvalidRequest(f"{self.prefix}{shown} is ", str(value), f"; it must be {bound}")
 
     def read(self, name: str) -> object:
-        """Return a value in its Python form, parsed once, or the parameter's default if the row has none.
-
-        Raises InvalidRequest if it violates its bound.
-        """
-        if name not in self.raw:
-            return PARAMETERS[name].default
+        """Return a value of the row in its Python form, parsed once; raises InvalidRequest if it violates its bound."""
         if name not in self._parsed:
             try:
                 self._parsed[name] = PARAMETERS[name].bound.parse(self.raw[name].value)

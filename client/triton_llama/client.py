@@ -47,9 +47,9 @@ class BaseClient(Generic[TransportT]):
             url: `HOST:PORT`, or with a scheme: `http://`, `https://`, `grpc://`, `grpcs://`.
             protocol: `http` or `grpc`.
             model: the model's name in the repository.
-            timeout: seconds for one request, from connecting to the last byte; for a stream, to its last piece, the
-                caller's own time between pieces included. After it, the request is cancelled on the server, except one
-                over HTTP that isn't a stream: the server completes its text.
+            timeout: seconds. Over gRPC for a whole request or stream, after which the server cancels it. Over HTTP for
+                each wait: to connect, to send, and for the next bytes of the answer, so that a stream may take longer
+                as long as it goes on. A stream over HTTP is then cancelled on the server; another request is not.
             connect_timeout: seconds of it for making a connection.
             concurrency: requests of one list of prompts in flight at most; the number of streams is unlimited.
             headers: sent with every request (an `Authorization` for a gateway, say).
@@ -179,7 +179,10 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         return self._run(exchange, self._seconds(timeout))
 
     def close(self) -> None:
-        """Close the connections; requests and streams in flight in other threads end with a LlamaConnectionError."""
+        """Close the connections. Over gRPC, requests in flight in other threads end with a LlamaConnectionError.
+
+        Over HTTP a thread that waits for an answer goes on waiting, its timeout at most.
+        """
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -217,7 +220,7 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
             for future in [executor.submit(self._work, many, timeout) for _ in range(workers)]:
                 future.result()
         finally:
-            # After Ctrl-C, don't wait for requests in flight: closing the client ends them.
+            # After Ctrl-C, don't wait for requests in flight.
             many.stop()
             executor.shutdown(wait=False)
 

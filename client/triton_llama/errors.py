@@ -2,7 +2,7 @@
 
     TritonLlamaError
     ├── LlamaConnectionError     no connection, or it broke before the answer was complete
-    ├── LlamaTimeoutError        no connection or no complete answer within the timeout
+    ├── LlamaTimeoutError        no connection, or no answer, within the timeout
     ├── RejectedInputError       a value no tensor can hold, or the server's INVALID_ARG (HTTP 400)
     ├── OverloadedError          queue full (HTTP 503), queue timeout, server stopping or still loading; try later, or
     │                            another server

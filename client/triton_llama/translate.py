@@ -76,10 +76,10 @@ def http_errors(
 
     try:
         yield
-    except (TimeoutError, httpx.TimeoutException) as error:
+    except httpx.TimeoutException as error:
         if isinstance(error, httpx.ConnectTimeout) and connect_timeout < timeout:
             raise LlamaTimeoutError(f"no connection to {endpoint} within {connect_timeout:g} s") from error
-        raise _no_answer(endpoint, timeout) from error
+        raise LlamaTimeoutError(f"no data from {endpoint} for {timeout:g} s") from error
     except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
         # The resolver raises UnicodeError for a host with a label of more than 63 bytes.
         reason = "the client was closed" if is_closed() else _reason(error)
@@ -129,17 +129,13 @@ def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: flo
     message = _one_line(details)
     lowered = message.lower()
     if status == "DEADLINE_EXCEEDED":
-        return _no_answer(endpoint, timeout)
+        return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
     if status in ("UNAVAILABLE", "UNKNOWN", "CANCELLED", "INTERNAL"):
         if _GRPC_CONNECT_TIMEOUT in lowered:
             return LlamaTimeoutError(f"no connection to {endpoint} in time: {message}")
         if _GRPC_NO_CONNECTION.search(lowered):
             return LlamaConnectionError(f"no connection to {endpoint}: {message}")
     return _from_answer(_GRPC_STATUS.get(status, ServerError), message)
-
-
-def _no_answer(endpoint: Endpoint, timeout: float) -> LlamaTimeoutError:
-    return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
 
 
 def _from_answer(kind: type[TritonLlamaError], message: str) -> TritonLlamaError:

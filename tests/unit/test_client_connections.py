@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from types import SimpleNamespace
+from contextlib import ExitStack
 
-import httpcore
 import httpx
 import pytest
 from triton_llama import (
@@ -25,7 +22,6 @@ from triton_llama import (
     ServerError,
 )
 from triton_llama.endpoint import Protocol
-from triton_llama.http_transport import _Network, _Stream
 from unit.peers import HOST, hang_up, receive_request, respond, server, stay_silent
 from unit.streaming import both_protocols, stream_server
 
@@ -110,7 +106,7 @@ def test_a_host_that_hangs_up_or_cannot_be_found_or_asked_is_a_connection_error(
 @pytest.mark.parametrize(
     ("protocol", "limit", "message"),
     [
-        ("http", "timeout", r"within 0\.3 s"),
+        ("http", "timeout", r"no data from .* for 0\.3 s"),
         ("grpc", "timeout", r"within 0\.3 s"),
         # It never speaks gRPC.
         ("grpc", "connect_timeout", "no connection to"),
@@ -158,16 +154,16 @@ def test_a_broken_response_is_a_connection_error_and_one_outside_the_contract_a_
 
 
 @both_clients
-def test_a_response_that_trickles_ends_with_the_timeout(ask: Ask) -> None:
+def test_a_response_that_trickles_may_take_longer_than_the_timeout_of_each_wait(ask: Ask) -> None:
     def trickle(connection: socket.socket) -> None:
         connection.recv(65536)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        while True:
-            connection.sendall(b" ")
-            time.sleep(0.05)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n")
+        for _ in range(10):
+            connection.sendall(b"{}")
+            time.sleep(0.1)
 
-    with server(trickle) as port, pytest.raises(LlamaTimeoutError, match=r"within 0\.3 s"):
-        ask(port, timeout=0.3)
+    with server(trickle) as port, pytest.raises(ServerError, match="not one of Triton's inference protocol"):
+        ask(port, timeout=0.9)
 
 
 def test_a_request_has_its_tensors_after_the_json_and_the_response_too() -> None:
@@ -222,26 +218,6 @@ async def test_header_values_are_sent_as_utf_8_without_blanks_around_them_and_co
     assert not any(b"\r\ncookie:" in request.lower() for request in requests)
 
 
-async def test_the_async_client_replaces_a_connection_that_was_idle_for_15_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An idle connection may have been dropped silently on the way."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("httpcore._async.http11.time", SimpleNamespace(monotonic=lambda: clock.now))
-    connections = []
-
-    def answer(connection: socket.socket) -> None:
-        connections.append(connection)
-        answering(EMPTY, [])(connection)
-
-    with server(answer) as port:
-        async with AsyncLlamaClient(f"{HOST}:{port}") as client:
-            for clock.now, expected in [(0.0, 1), (14.0, 1), (30.0, 2)]:
-                with pytest.raises(ServerError, match="lacks the output"):
-                    await client.generate("def")
-                assert len(connections) == expected
-
-
 def test_a_connection_that_the_server_has_closed_is_replaced() -> None:
     with server(respond(EMPTY)) as port, LlamaClient(f"{HOST}:{port}") as client:
         for _ in range(3):
@@ -260,38 +236,7 @@ async def test_complete_streams_share_a_connection() -> None:
                 assert [piece.text async for piece in twin.stream("def")] == ["a", "b"]
 
 
-def test_connections_can_be_aborted_while_threads_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend connects at once, and threads are switched as often as possible, so that they meet."""
-    monkeypatch.setattr(httpcore.SyncBackend, "connect_tcp", lambda *arguments: httpcore.MockStream([]))
-    monkeypatch.setattr(_Stream, "abort", lambda stream: None)
-    network, stop = _Network(), threading.Event()
-
-    def connect() -> None:
-        streams = []
-        while not stop.is_set():
-            with suppress(httpcore.ConnectError):
-                streams.append(network.connect_tcp(HOST, 1, time.monotonic() + 60.0))
-            del streams[:-1000]
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            connecting = [threads.submit(connect) for _ in range(4)]
-            try:
-                for _ in range(200):
-                    network.abort()
-                    network._aborted = False
-            finally:
-                stop.set()
-            for one in connecting:
-                one.result()
-    finally:
-        sys.setswitchinterval(before)
-
-
-@both_protocols
-def test_closing_the_client_ends_a_request_in_another_thread(protocol: Protocol) -> None:
+def test_closing_a_grpc_client_ends_a_request_in_another_thread() -> None:
     waiting = threading.Event()
 
     def wait(connection: socket.socket) -> None:
@@ -299,7 +244,7 @@ def test_closing_the_client_ends_a_request_in_another_thread(protocol: Protocol)
         waiting.set()
 
     with server(wait) as port, ThreadPoolExecutor(1) as threads:
-        client = LlamaClient(f"{HOST}:{port}", protocol, timeout=60.0, connect_timeout=60.0)
+        client = LlamaClient(f"{HOST}:{port}", "grpc", timeout=60.0, connect_timeout=60.0)
         request = threads.submit(client.generate, "def")
         assert waiting.wait(20)
         client.close()

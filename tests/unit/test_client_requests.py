@@ -91,12 +91,6 @@ def test_a_header_that_cannot_be_sent_is_refused_without_its_value(
     assert "secret" not in str(error.value)
 
 
-def test_an_httpx_without_the_attribute_that_is_replaced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("httpx.HTTPTransport", lambda verify: object())
-    with pytest.raises(RuntimeError, match=r"httpx .* is not supported"):
-        LlamaClient("localhost")
-
-
 def completion(text: str) -> Completion:
     return Completion(text, "stop", 1, 1, "id", 0)
 

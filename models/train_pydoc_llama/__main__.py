@@ -68,7 +68,7 @@ def main() -> None:
 def train(
     trainer: Trainer, held_out: list[list[int]], tokenizer: PreTrainedTokenizerFast, state_file: Path, identity: str
 ) -> None:
-    """Train to the plan's last step, or until the process is asked to stop, and save the state.
+    """Train to the plan's last step, or until a signal stops it, and save the state.
 
     identity: of the data and the plan; a state with another one is refused.
     """
@@ -117,7 +117,7 @@ def _evaluation(trainer: Trainer, held_out: float) -> dict[str, float]:
 
 
 def _prepare_tokenizer(corpus: Corpus, work: Path) -> PreTrainedTokenizerFast:
-    """Learned from the training side, and reloaded from disk so that training sees what users will load."""
+    """Learn the tokenizer from the training side, and reload it from disk, as its users do."""
     texts = [f"{item.name}{item.signature}\n\n{item.text}" for item in corpus.training]
     texts += [f"[INST] <<SYS>>\n{system}\n<</SYS>>\n\nWhat does it do? [/INST] " for system in SYSTEM_TEXTS] * 50
     train_tokenizer(texts, CONTEXT).save_pretrained(work / "tokenizer")
@@ -125,7 +125,7 @@ def _prepare_tokenizer(corpus: Corpus, work: Path) -> PreTrainedTokenizerFast:
 
 
 def _token_counts(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
-    """The size of both sides in tokens, texts alone."""
+    """Return the number of tokens of both sides, texts alone."""
     sides = {"training": corpus.training, "held_out": corpus.held_out}
     return {
         side: sum(map(len, tokenizer([item.text for item in documents], add_special_tokens=False)["input_ids"]))
@@ -134,7 +134,7 @@ def _token_counts(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[st
 
 
 def _catch_signals() -> list[int]:
-    """The list is filled when the process is asked to stop; a second signal kills as usual."""
+    """Return a list that SIGTERM or SIGINT fills; a second signal ends the process."""
     received: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:

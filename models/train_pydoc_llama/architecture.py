@@ -9,7 +9,7 @@ LAYERS = 6
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A model with random weights (drawn from torch's global stream) for this tokenizer, in float32."""
+    """Return a model with random weights (drawn from torch's global stream) for this tokenizer, in float32."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,

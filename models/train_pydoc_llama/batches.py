@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from models.train_pydoc_llama.sources import Document
 from models.train_pydoc_llama.views import pieces, plain_view, random_view
 
-SHORTEST_REMAINDER = 24
+MIN_REMAINDER = 24
 
 
 @dataclass
@@ -37,18 +37,18 @@ class BatchSource:
         self._taken = taken
 
     def position(self) -> tuple[int, int]:
-        """What `skip_to` needs to continue from here. A batch never uses what an earlier one began."""
+        """Return the arguments with which `skip_to` continues here."""
         return self._epoch, self._taken
 
     def next_batch(self, length: int) -> Tensor:
-        """Rows of `length` tokens; none is padded."""
+        """Return rows of `length` tokens; none is padded."""
         remainders: deque[list[int]] = deque()
         rows = []
         for _ in range(self.tokens_per_batch // length):
             row = list(self._next_document())
             while len(row) < length:
                 row += remainders.popleft() if remainders else self._next_document()
-            if len(row) - length >= SHORTEST_REMAINDER:
+            if len(row) - length >= MIN_REMAINDER:
                 remainders.append(row[length:])
             rows.append(row[:length])
         return torch.tensor(rows)
@@ -68,7 +68,7 @@ class BatchSource:
 
 
 def held_out_rows(documents: list[Document], tokenizer: PreTrainedTokenizerFast, length: int) -> list[list[int]]:
-    """Every held-out document as `<s>text</s>`, cut into rows of at most `length` tokens."""
+    """Return every held-out document as `<s>text</s>`, cut into rows of at most `length` tokens."""
     rows: list[list[int]] = []
     for ids in tokenizer([plain_view(document) for document in documents], add_special_tokens=False)["input_ids"]:
         rows += [ids[start : start + length] for start in range(0, len(ids), length) if len(ids) - start > 1]

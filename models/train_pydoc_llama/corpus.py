@@ -21,13 +21,13 @@ SPECIAL_TEXT = re.compile(r"</?s>|<unk>|<pad>|<</?SYS>>|\[/?INST\]")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Both sides of the split in a fixed order. Paragraphs are separated by blank lines, and prose is unwrapped."""
+    """The two sides of the split in a fixed order. Paragraphs are separated by blank lines, and prose is unwrapped."""
 
     training: list[Document]
     held_out: list[Document]
 
     def describe(self) -> dict[str, object]:
-        """What the model card says about the data: counts, characters, SHA-256, the Python it came from."""
+        """Return the data's facts for the model card: counts, characters, SHA-256, the Python it came from."""
         everything = self.training + self.held_out
         characters: Counter[str] = Counter()
         for document in everything:
@@ -64,12 +64,15 @@ def build_corpus() -> Corpus:
 
 
 def _letters(text: str) -> str:
-    """The text without case, spaces, digits and punctuation: near-identical inherited docstrings become equal."""
+    """Return the text without case, spaces, digits and punctuation: similar inherited docstrings become equal."""
     return re.sub(r"[^a-z]", "", text.lower())
 
 
 def _is_held_out(letters: str) -> bool:
-    """Documents that begin alike fall on the same side, so that no variant of a held-out text is trained on."""
+    """Return whether a document is held out.
+
+    Those that begin alike fall on the same side, so that no variant of a held-out text is trained on.
+    """
     return (
         int.from_bytes(hashlib.sha256(f"{SPLIT_SALT}{letters[:48]}".encode()).digest()[:4], "big") % 100
         < HELD_OUT_PERCENT

@@ -10,7 +10,7 @@ TRAINING_COLOUR, HELD_OUT_COLOUR, GREY = "#2f81f7", "#d1711d", "#808890"
 
 
 def curve(log: Sequence[dict[str, float]]) -> str:
-    """`log` is training.json's: rows with step, loss and held_out_perplexity."""
+    """Return the SVG of a log: training.json's rows with step, loss and held_out_perplexity."""
     steps = [row["step"] for row in log]
     series = {
         "training": [row["loss"] for row in log],

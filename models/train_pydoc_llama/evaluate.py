@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def load(folder: Path, threshold: float | None) -> LlamaForCausalLM:
-    """The checkpoint on the CPU, in INT8 with bitsandbytes' outlier threshold; in float32 without one."""
+    """Load the checkpoint on the CPU, in INT8 with bitsandbytes' outlier threshold; in float32 without one."""
     int8 = None if threshold is None else BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(
         folder, dtype=torch.float32, quantization_config=int8, device_map=None if int8 is None else "cpu"
@@ -76,7 +76,7 @@ def load(folder: Path, threshold: float | None) -> LlamaForCausalLM:
 
 
 def samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[dict[str, str]]:
-    """Each prompt once greedily and once drawn with the checkpoint's own generation config."""
+    """Complete each prompt greedily, and once more with the checkpoint's generation config."""
     chats = [
         str(tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False))
         for question in QUESTIONS

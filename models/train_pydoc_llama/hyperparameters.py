@@ -26,11 +26,11 @@ class Plan:
     evaluate_every: int = 50
 
     def row_length(self, step: int) -> int:
-        """Short rows first (attention is cheaper), the whole context at the end."""
+        """Return the length of rows: short ones first (attention is cheaper), the whole context at the end."""
         return self.long_row if step >= self.long_from * self.steps else self.short_row
 
     def lr_factor(self, step: int) -> float:
-        """Up in `warmup` steps, flat for 15 % of the run, then straight down to zero."""
+        """Return a factor that rises in `warmup` steps, is flat for 15 % of the run, and falls straight to zero."""
         flat = 0.15 * self.steps
         decay = (self.steps - step) / (self.steps - flat) if step > flat else 1.0
         return min((step + 1) / self.warmup, decay)

@@ -49,7 +49,7 @@ class Muon:
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """[n, rows, columns] -> the same shape, singular values near one (five Newton-Schulz steps)."""
+    """Return matrices [n, rows, columns] with singular values near one (five Newton-Schulz steps)."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[1] > matrices.shape[2]
     x: Tensor = matrices.mT if tall else matrices

@@ -11,10 +11,10 @@ ROWS_PER_BATCH = 16
 
 @torch.inference_mode()
 def perplexity(model: PreTrainedModel, rows: list[list[int]], pad: int) -> float:
-    """Each row is predicted from its own beginning; its first token is given. Leaves the model in eval mode."""
+    """Return the perplexity of rows, each after its first token. Leaves the model in eval mode."""
     model.train(False)
     total, count = 0.0, 0
-    ordered = sorted(rows, key=len)  # rows of like length together: little padding
+    ordered = sorted(rows, key=len)  # rows of similar length together: little padding
     for start in range(0, len(ordered), ROWS_PER_BATCH):
         group = ordered[start : start + ROWS_PER_BATCH]
         longest = max(map(len, group))

@@ -1,4 +1,4 @@
-"""Writing a checkpoint that AutoModelForCausalLM and AutoTokenizer load, without a reader ever seeing half a file."""
+"""Writes a checkpoint that AutoModelForCausalLM and AutoTokenizer load; no reader sees half a file."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Where the text comes from: everything readable that ships with the running CPython.
+"""The documents: everything readable that ships with the running CPython.
 
 Yields raw documents, before deduplication, split and tokenization.
 """
@@ -37,7 +37,7 @@ class Document:
 
 
 def all_documents() -> Iterator[Document]:
-    """Every document, in an order that depends only on the Python installation."""
+    """Yield every document, in an order that depends only on the Python installation."""
     yield from _topics()
     yield from _idle_help()
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -121,7 +121,7 @@ def _comments(source: str, module: str) -> Iterator[Document]:
 
 
 def _comment_block(lines: list[str], module: str) -> Iterator[Document]:
-    """Prose only: commented-out code, tables and rulers are left out."""
+    """Yield a comment if it is prose: commented-out code, tables and rulers are left out."""
     text = inspect.cleandoc("\n".join(lines))
     words = re.findall(r"[A-Za-z']+", text)
     lower = sum(word.islower() for word in words)

@@ -59,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFa
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """What users get from AutoTokenizer; a TypeError if that is not the kind that was saved."""
+    """Return the tokenizer as AutoTokenizer loads it; a TypeError if that is not the kind that was saved."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TypeError(f"{folder}: expected a PreTrainedTokenizerFast, got {type(tokenizer).__name__}")

@@ -39,7 +39,7 @@ class Trainer:
                 mine.data = shared.data  # the weights are shared, the gradients are not
 
     def train_step(self) -> float:
-        """One batch, one update; returns the batch's loss in nats per token and adds it to `recent_losses`."""
+        """Update with one batch; return its loss in nats per token and add it to `recent_losses`."""
         factor = self.plan.lr_factor(self.step)
         for group in self.adam.param_groups:
             group["lr"] = self.plan.other_lr * factor
@@ -62,7 +62,7 @@ class Trainer:
             same[0].grad = torch.stack(gradients).mean(dim=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs."""
+        """Return the state of a run that resumes."""
         return {
             "model": self.model.state_dict(),
             "muon": self.muon.averages,

@@ -29,12 +29,12 @@ QUESTIONS = {
 
 
 def plain_view(document: Document) -> str:
-    """The held-out form: the text alone, between the two special tokens."""
+    """Return the held-out form: the text alone, between the two special tokens."""
     return f"{BOS}{document.text}{EOS}"
 
 
 def random_view(document: Document, draw: random.Random) -> str:
-    """One of the forms, special tokens included."""
+    """Return one of the forms, special tokens included."""
     form = draw.random()
     questions = QUESTIONS.get(document.kind)
     if questions and form < CHAT_SHARE:
@@ -47,7 +47,7 @@ def random_view(document: Document, draw: random.Random) -> str:
 
 
 def pieces(document: Document, draw: random.Random, size: int = 1800) -> list[Document]:
-    """Cut a long document at paragraphs, at other places each time, so that many of its sentences get to come first."""
+    """Cut a long document at paragraphs, at other places each time, so that many of its sentences come first."""
     paragraphs = document.text.split("\n\n")
     cut: list[Document] = []
     current: list[str] = []
@@ -63,7 +63,7 @@ def pieces(document: Document, draw: random.Random, size: int = 1800) -> list[Do
 
 
 def _from_some_paragraph(document: Document, draw: random.Random) -> str:
-    """Sometimes a heading or a signature is left away and the first sentence of prose begins the text."""
+    """Return the text, at random without a heading or signature before its first sentence."""
     head, _, rest = document.text.partition("\n\n")
     if rest and len(head) < 60 and not head.rstrip().endswith(".") and draw.random() < 0.5:
         return rest

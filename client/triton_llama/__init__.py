@@ -7,7 +7,7 @@ client does.
 
 from triton_llama.async_client import AsyncLlamaClient
 from triton_llama.client import LlamaClient
-from triton_llama.completion import AsyncCompletionStream, Completion, CompletionStream, Piece
+from triton_llama.completion import AsyncCompletionStream, Chunk, Completion, CompletionStream
 from triton_llama.errors import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -23,6 +23,7 @@ from triton_llama.status import ModelConfig, ServerStatus
 __all__ = [
     "AsyncCompletionStream",
     "AsyncLlamaClient",
+    "Chunk",
     "Completion",
     "CompletionStream",
     "LlamaClient",
@@ -31,7 +32,6 @@ __all__ = [
     "ModelConfig",
     "ModelNotFoundError",
     "OverloadedError",
-    "Piece",
     "RejectedInputError",
     "SamplingParams",
     "ServerError",

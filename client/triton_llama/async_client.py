@@ -74,11 +74,11 @@ class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
     def stream(
         self, prompt: str, params: SamplingParams | None = None, **options: Unpack[Options]
     ) -> AsyncCompletionStream:
-        """Complete a prompt piece by piece, as `LlamaClient.stream` does.
+        """Complete a prompt chunk by chunk, as `LlamaClient.stream` does.
 
         async with client.stream("A list comprehension", max_tokens=40) as stream:
-            async for piece in stream:
-                print(piece.text, end="", flush=True)
+            async for chunk in stream:
+                print(chunk.text, end="", flush=True)
         """
         chosen, seconds = self._choose(params, **options)
         request = prepare(prompt, chosen, stream=True)

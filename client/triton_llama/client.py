@@ -149,18 +149,18 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         return outcomes if return_exceptions else cast("list[Completion]", outcomes)
 
     def stream(self, prompt: str, params: SamplingParams | None = None, **options: Unpack[Options]) -> CompletionStream:
-        """Complete a prompt piece by piece, as the server generates it; it must serve the config `streaming`.
+        """Complete a prompt chunk by chunk, as the server generates it; it must serve the config `streaming`.
 
             with client.stream("A list comprehension", max_tokens=40) as stream:
-                for piece in stream:
-                    print(piece.text, end="", flush=True)
+                for chunk in stream:
+                    print(chunk.text, end="", flush=True)
 
         The first `next` sends the request. The arguments are those of `generate`; one client can run any number of
         streams, each in its own thread. Leaving the block early cancels the request.
 
         Raises:
             RejectedInputError: a value no tensor can hold. The stream raises all other errors of `generate`, before its
-                first piece or after any. A stream that ends without an error is complete.
+                first chunk or after any. A stream that ends without an error is complete.
         """
         chosen, seconds = self._choose(params, **options)
         request = prepare(prompt, chosen, stream=True)

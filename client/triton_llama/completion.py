@@ -1,4 +1,4 @@
-"""Completions: the whole answer to a prompt, its pieces while it is being generated, and streams of these pieces."""
+"""Completions: the whole answer to a prompt, its chunks while it is being generated, and streams of these chunks."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A chunk of a completion: the text generated since the piece before; `str()` of it is that text."""
+class Chunk:
+    """A part of a completion: the text generated since the chunk before; `str()` of it is that text."""
 
     text: str
-    """The text of one or several tokens; whole characters only, possibly empty in the last piece."""
+    """The text of one or several tokens; whole characters only, possibly empty in the last chunk."""
     finish_reason: str
-    """Empty until the last piece, which has `stop` (end token or stop string) or `length` (`max_tokens` reached)."""
+    """Empty until the last chunk, which has `stop` (end token or stop string) or `length` (`max_tokens` reached)."""
     num_input_tokens: int
-    """Tokens of the prompt, the same in every piece."""
+    """Tokens of the prompt, the same in every chunk."""
     num_output_tokens: int
-    """Tokens generated since the piece before; the sum over all pieces is the completion's."""
+    """Tokens generated since the chunk before; the sum over all chunks is the completion's."""
 
     def __str__(self) -> str:
         return self.text
 
 
 class _Joined:
-    """The pieces so far."""
+    """The chunks so far."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.num_output_tokens = 0
-        self.last: Piece | None = None
+        self.last: Chunk | None = None
 
-    def add(self, piece: Piece) -> Piece:
+    def add(self, chunk: Chunk) -> Chunk:
         if self.last is not None:
-            raise ServerError(f"the server sent a piece after the one with finish_reason {self.last.finish_reason!r}")
-        self.texts.append(piece.text)
-        self.num_output_tokens += piece.num_output_tokens
-        if piece.finish_reason:
-            self.last = piece
-        return piece
+            raise ServerError(f"the server sent a chunk after the one with finish_reason {self.last.finish_reason!r}")
+        self.texts.append(chunk.text)
+        self.num_output_tokens += chunk.num_output_tokens
+        if chunk.finish_reason:
+            self.last = chunk
+        return chunk
 
     def end(self) -> None:
-        # Without a last piece the text may be cut off anywhere.
+        # Without a last chunk the text may be cut off anywhere.
         if self.last is None:
-            raise ServerError(f"the stream ended after {len(self.texts)} pieces without a finish_reason")
+            raise ServerError(f"the stream ended after {len(self.texts)} chunks without a finish_reason")
 
 
 class _Stream:
@@ -86,43 +86,43 @@ class _Stream:
 
     @property
     def completion(self) -> Completion:
-        """All pieces as one completion.
+        """All chunks as one completion.
 
         Raises:
-            RuntimeError: the last piece hasn't come, or the stream was closed before it.
+            RuntimeError: the last chunk hasn't come, or the stream was closed before it.
         """
         last = self._joined.last
         if last is None:
-            raise RuntimeError("a stream has no completion before its last piece")
+            raise RuntimeError("a stream has no completion before its last chunk")
         tokens = last.num_input_tokens, self._joined.num_output_tokens
         return Completion(self.text, last.finish_reason, *tokens, self.request_id, self.seed)
 
 
 class CompletionStream(_Stream):
-    """An iterator over the pieces of one completion, for one thread.
+    """An iterator over the chunks of one completion, for one thread.
 
         with client.stream("A list comprehension", max_tokens=40) as stream:
-            for piece in stream:
-                print(piece.text, end="", flush=True)
+            for chunk in stream:
+                print(chunk.text, end="", flush=True)
         print(stream.completion.finish_reason)
 
-    The first `next` sends the request. Leaving the `with` block before the last piece cancels the request on the
+    The first `next` sends the request. Leaving the `with` block before the last chunk cancels the request on the
     server; so does `close`, and dropping the last reference to the stream.
     """
 
-    def __init__(self, pieces: Generator[Piece, None, None], request: PreparedRequest) -> None:
+    def __init__(self, chunks: Generator[Chunk, None, None], request: PreparedRequest) -> None:
         super().__init__(request)
-        self._pieces = _checked(pieces, self._joined)
+        self._chunks = _checked(chunks, self._joined)
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Piece:
-        return next(self._pieces)
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
 
     def close(self) -> None:
-        """Take no more pieces; unless the last one has come, cancel the request on the server."""
-        self._pieces.close()
+        """Take no more chunks; unless the last one has come, cancel the request on the server."""
+        self._chunks.close()
 
     def __enter__(self) -> Self:
         return self
@@ -134,19 +134,19 @@ class CompletionStream(_Stream):
 class AsyncCompletionStream(_Stream):
     """`CompletionStream` in asyncio: `async with`, `async for`, `await stream.close()`."""
 
-    def __init__(self, pieces: AsyncGenerator[Piece, None], request: PreparedRequest) -> None:
+    def __init__(self, chunks: AsyncGenerator[Chunk, None], request: PreparedRequest) -> None:
         super().__init__(request)
-        self._pieces = _checked_async(pieces, self._joined)
+        self._chunks = _checked_async(chunks, self._joined)
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Piece:
-        return await anext(self._pieces)
+    async def __anext__(self) -> Chunk:
+        return await anext(self._chunks)
 
     async def close(self) -> None:
-        """Take no more pieces; unless the last one has come, cancel the request on the server."""
-        await self._pieces.aclose()
+        """Take no more chunks; unless the last one has come, cancel the request on the server."""
+        await self._chunks.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,15 +157,15 @@ class AsyncCompletionStream(_Stream):
 
 # Functions, not methods: a generator that refers to its stream would keep an abandoned one, and its request, alive
 # until the next run of the garbage collector.
-def _checked(pieces: Generator[Piece, None, None], joined: _Joined) -> Generator[Piece, None, None]:
-    with closing(pieces):
-        for piece in pieces:
-            yield joined.add(piece)
+def _checked(chunks: Generator[Chunk, None, None], joined: _Joined) -> Generator[Chunk, None, None]:
+    with closing(chunks):
+        for chunk in chunks:
+            yield joined.add(chunk)
     joined.end()
 
 
-async def _checked_async(pieces: AsyncGenerator[Piece, None], joined: _Joined) -> AsyncGenerator[Piece, None]:
-    async with aclosing(pieces):
-        async for piece in pieces:
-            yield joined.add(piece)
+async def _checked_async(chunks: AsyncGenerator[Chunk, None], joined: _Joined) -> AsyncGenerator[Chunk, None]:
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield joined.add(chunk)
     joined.end()

@@ -12,7 +12,7 @@ import grpc
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from triton_llama import grpc_wire
-from triton_llama.completion import Piece
+from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import LlamaConnectionError
 from triton_llama.grpc_wire import GrpcRequest
@@ -61,8 +61,8 @@ class GrpcTransport(_Transport):
         with grpc_errors(self._endpoint, timeout):
             return getattr(self._stub("requests"), method)(message, timeout=timeout, metadata=self._metadata)
 
-    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Piece, None, None]:
-        """Send one request at the first `next` and yield its pieces, `timeout` seconds for all.
+    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
+        """Send one request at the first `next` and yield its chunks, `timeout` seconds for all.
 
         Closing the generator cancels the request on the server.
         """
@@ -103,8 +103,8 @@ class AsyncGrpcTransport(_Transport):
         with grpc_errors(self._endpoint, timeout):
             return await getattr(self._stub("all"), method)(message, timeout=timeout, metadata=self._metadata)
 
-    async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Piece, None]:
-        """Send one request at the first `anext` and yield its pieces, `timeout` seconds for all.
+    async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
+        """Send one request at the first `anext` and yield its chunks, `timeout` seconds for all.
 
         Closing the generator cancels the request on the server.
         """

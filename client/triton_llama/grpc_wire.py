@@ -13,10 +13,10 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]  # ships no annotations
 from tritonclient.grpc import service_pb2 as messages
 
-from triton_llama.completion import Completion, Piece
+from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.status import ServerStatus, read_status
-from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, decode, read_completion, read_piece
+from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, decode, read_chunk, read_completion
 from triton_llama.translate import from_stream_error
 
 # Makes Triton (from 24.04 on) end a failed stream with the error's status; otherwise there is only a message.
@@ -59,7 +59,7 @@ def infer_request(model: str, request: PreparedRequest) -> messages.ModelInferRe
     return message
 
 
-def read_stream_response(response: messages.ModelStreamInferResponse, *, started: bool) -> Piece:
+def read_stream_response(response: messages.ModelStreamInferResponse, *, started: bool) -> Chunk:
     """Decode one response of a stream; `started`: there was one before it.
 
     Raises:
@@ -67,7 +67,7 @@ def read_stream_response(response: messages.ModelStreamInferResponse, *, started
     """
     if response.error_message:
         raise from_stream_error(response.error_message, started=started)
-    return read_piece(_outputs(response.infer_response))
+    return read_chunk(_outputs(response.infer_response))
 
 
 def channel_options(connect_timeout: float) -> list[tuple[str, int]]:

@@ -12,9 +12,9 @@ import httpx
 from httpx_sse import EventSource
 
 from triton_llama import http_wire
-from triton_llama.completion import Piece
+from triton_llama.completion import Chunk
 from triton_llama.endpoint import Endpoint
-from triton_llama.http_wire import HttpRequest, PieceReader
+from triton_llama.http_wire import EventReader, HttpRequest
 from triton_llama.tensors import PreparedRequest
 from triton_llama.translate import from_generate_response, http_errors
 
@@ -73,8 +73,8 @@ class HttpTransport(_Transport):
         with self._errors(timeout):
             return self._send(request, timeout, stream=False)
 
-    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Piece, None, None]:
-        """Send one request at the first `next` and yield its pieces, waiting `timeout` seconds for each at most.
+    def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
+        """Send one request at the first `next` and yield its chunks, waiting `timeout` seconds for each at most.
 
         Closing the generator closes the connection, which cancels the request on the server.
         """
@@ -87,10 +87,10 @@ class HttpTransport(_Transport):
                     if len(body) > http_wire.LARGEST_ERROR:
                         break
                 raise from_generate_response(response.status_code, body)
-            reader = PieceReader(response)
+            reader = EventReader(response)
             for event in EventSource(response).iter_sse():
                 if event.data:
-                    yield reader.piece(event.data)
+                    yield reader.chunk(event.data)
 
     def close(self) -> None:
         """Close every connection. A thread that waits for an answer goes on waiting: close after its request."""
@@ -114,8 +114,8 @@ class AsyncHttpTransport(_Transport):
         with self._errors(timeout):
             return await self._send(request, timeout, stream=False)
 
-    async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Piece, None]:
-        """Send one request at the first `anext` and yield its pieces, waiting `timeout` seconds for each at most.
+    async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
+        """Send one request at the first `anext` and yield its chunks, waiting `timeout` seconds for each at most.
 
         Closing the generator closes the connection, which cancels the request on the server.
         """
@@ -129,11 +129,11 @@ class AsyncHttpTransport(_Transport):
                         if len(body) > http_wire.LARGEST_ERROR:
                             break
                     raise from_generate_response(response.status_code, body)
-                reader = PieceReader(response)
+                reader = EventReader(response)
                 async with aclosing(EventSource(response).aiter_sse()) as events:
                     async for event in events:
                         if event.data:
-                            yield reader.piece(event.data)
+                            yield reader.chunk(event.data)
 
     async def close(self) -> None:
         """Close every connection; requests in flight in other tasks end with a LlamaConnectionError."""

@@ -16,12 +16,12 @@ from urllib.parse import quote
 
 import httpx
 
-from triton_llama.completion import Completion, Piece
+from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import RejectedInputError, ServerError
 from triton_llama.sampling_params import INPUTS
 from triton_llama.status import ServerStatus, read_status
-from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, Value, decode, read_completion, read_piece
+from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, Value, decode, read_chunk, read_completion
 from triton_llama.translate import from_http_response, from_stream_error
 
 LARGEST_EVENT = 4 * 2**20
@@ -97,7 +97,7 @@ def _outputs(response: httpx.Response) -> dict[str, object]:
 
 
 def stream_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> HttpRequest:
-    """Encode a request that gets a stream of pieces.
+    """Encode a request that gets a stream of chunks.
 
     Raises:
         RejectedInputError: a number is not finite.
@@ -108,7 +108,7 @@ def stream_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> 
     return HttpRequest("POST", _url(endpoint, "models", model, "generate_stream"), headers, content)
 
 
-class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
+class EventReader(httpx.SyncByteStream, httpx.AsyncByteStream):
     """Decodes the events of one response, and bounds their size: httpx-sse itself reads an event of any size.
 
     As the response's stream it counts the bytes since the last event.
@@ -124,11 +124,11 @@ class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
         self._pending = 0
         self._started = False
         response.stream = self
-        # One character per byte, so that `piece` gets the bytes back. Events are UTF-8, whatever the response's charset
+        # One character per byte, so that `chunk` gets the bytes back. Events are UTF-8, whatever the response's charset
         # is, and httpx would replace bytes that are not.
         response.encoding = "iso-8859-1"
 
-    def piece(self, data: str) -> Piece:
+    def chunk(self, data: str) -> Chunk:
         """Decode the data of one event, one character per byte.
 
         Raises:
@@ -138,7 +138,7 @@ class PieceReader(httpx.SyncByteStream, httpx.AsyncByteStream):
         if "error" in event:
             raise from_stream_error(str(event["error"]), started=self._started)
         self._started = True
-        return read_piece(event)
+        return read_chunk(event)
 
     def __iter__(self) -> Iterator[bytes]:
         assert isinstance(self._stream, httpx.SyncByteStream)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import SupportsFloat
 
-from triton_llama.completion import Completion, Piece
+from triton_llama.completion import Chunk, Completion
 from triton_llama.errors import RejectedInputError, ServerError
 from triton_llama.sampling_params import INPUTS, SamplingParams
 
@@ -93,7 +93,7 @@ def prepare(prompt: str, params: SamplingParams, *, stream: bool = False) -> Pre
     return PreparedRequest(uuid.uuid4().hex, int(seed), tuple(tensors))
 
 
-def read_piece(outputs: Mapping[str, object]) -> Piece:
+def read_chunk(outputs: Mapping[str, object]) -> Chunk:
     """Check the four outputs of one response, by name.
 
     Raises:
@@ -102,7 +102,7 @@ def read_piece(outputs: Mapping[str, object]) -> Piece:
     missing = [name for name in OUTPUT_NAMES if name not in outputs]
     if missing:
         raise ServerError(f"the server's answer lacks the output {missing[0]}")
-    return Piece(
+    return Chunk(
         text=_text(outputs, "text_output"),
         finish_reason=_text(outputs, "finish_reason"),
         num_input_tokens=_count(outputs, "num_input_tokens"),
@@ -111,8 +111,8 @@ def read_piece(outputs: Mapping[str, object]) -> Piece:
 
 
 def read_completion(outputs: Mapping[str, object], request: PreparedRequest) -> Completion:
-    """Check the outputs of the only response to a request; raises as `read_piece`."""
-    return Completion(**vars(read_piece(outputs)), request_id=request.request_id, seed=request.seed)
+    """Check the outputs of the only response to a request; raises as `read_chunk`."""
+    return Completion(**vars(read_chunk(outputs)), request_id=request.request_id, seed=request.seed)
 
 
 def _text(outputs: Mapping[str, object], name: str) -> str:

@@ -113,9 +113,9 @@ def from_generate_response(status: int, body: bytes) -> TritonLlamaError:
 
 
 def from_stream_error(message: str, *, started: bool) -> TritonLlamaError:
-    """Return the error for a message without a status, as in streams; `started`: pieces came before it.
+    """Return the error for a message without a status, as in streams; `started`: chunks came before it.
 
-    A request with pieces was accepted, so a later error isn't its fault.
+    A request with chunks was accepted, so a later error isn't its fault.
     """
     lowered = message.lower()
     if _OVERLOADED.search(lowered):

@@ -24,16 +24,16 @@ both_protocols = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
 @both_protocols
-def test_the_command_prints_the_same_text_in_pieces(streaming: LocalTriton, protocol: str) -> None:
+def test_the_command_prints_the_same_text_in_chunks(streaming: LocalTriton, protocol: str) -> None:
     arguments = ("generate", "É The for statement", "-n", "20", "-t", "1", "--seed", "7", "--include-prompt")
     plain = run(streaming, protocol, *arguments)
     streamed = run(streaming, protocol, *arguments, "--stream")
     assert (streamed.returncode, streamed.stderr, streamed.stdout) == (0, "", plain.stdout)
     lines = run(streaming, protocol, *arguments, "--stream", "--json").stdout.splitlines()
-    pieces = [json.loads(line) for line in lines]
-    assert "".join(piece["text"] for piece in pieces) + "\n" == plain.stdout
-    assert [piece["seed"] for piece in pieces] == [7] * len(pieces)
-    assert pieces[-1]["finish_reason"]
+    chunks = [json.loads(line) for line in lines]
+    assert "".join(chunk["text"] for chunk in chunks) + "\n" == plain.stdout
+    assert [chunk["seed"] for chunk in chunks] == [7] * len(chunks)
+    assert chunks[-1]["finish_reason"]
 
 
 @both_protocols

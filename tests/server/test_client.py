@@ -148,26 +148,26 @@ async def test_the_async_twin_does_the_same_and_goes_on_after_a_cancelled_task(
 
 
 @both_protocols
-def test_pieces_joined_in_eight_threads_are_what_generate_gives(streaming: LocalTriton, protocol: Protocol) -> None:
+def test_chunks_joined_in_eight_threads_are_what_generate_gives(streaming: LocalTriton, protocol: Protocol) -> None:
     with LlamaClient(address(streaming, protocol), protocol) as client, ThreadPoolExecutor(8) as threads:
 
         def check(prompt: str, params: SamplingParams) -> None:
             with client.stream(prompt, params) as stream:
-                pieces = list(stream)
-            assert stream.text == "".join(piece.text for piece in pieces)
-            assert [bool(piece.finish_reason) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+                chunks = list(stream)
+            assert stream.text == "".join(chunk.text for chunk in chunks)
+            assert [bool(chunk.finish_reason) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
             assert same(stream.completion, client.generate(prompt, params))
 
         list(threads.map(check, PROMPTS, REQUESTS * 2))
 
 
 @both_protocols
-async def test_pieces_joined_in_eight_tasks_are_what_generate_gives(streaming: LocalTriton, protocol: Protocol) -> None:
+async def test_chunks_joined_in_eight_tasks_are_what_generate_gives(streaming: LocalTriton, protocol: Protocol) -> None:
     async with AsyncLlamaClient(address(streaming, protocol), protocol) as client:
 
         async def check(prompt: str, params: SamplingParams) -> None:
             async with client.stream(prompt, params) as stream:
-                texts = [piece.text async for piece in stream]
+                texts = [chunk.text async for chunk in stream]
             assert stream.text == "".join(texts)
             assert same(stream.completion, await client.generate(prompt, params))
 

@@ -62,7 +62,7 @@ def _send_until_refused(server: LocalTriton, protocol: Protocol, streams: bool) 
             unloaded = "llama: model unloaded" in server.log_text()
             try:
                 if streams:
-                    tokens = sum(piece.num_output_tokens for piece in llama.stream("The list class", SHORT))
+                    tokens = sum(chunk.num_output_tokens for chunk in llama.stream("The list class", SHORT))
                 else:
                     tokens = llama.generate("The list class", SHORT).num_output_tokens
             except (OverloadedError, LlamaConnectionError) as error:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import grpc
 import pytest
-from triton_llama import AsyncLlamaClient, Completion, LlamaClient, Piece, TritonLlamaError
+from triton_llama import AsyncLlamaClient, Chunk, Completion, LlamaClient, TritonLlamaError
 from triton_llama.endpoint import Protocol
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 from unit.grpc_peers import Responses, grpc_server, response
@@ -21,31 +21,31 @@ from unit.peers import HOST, receive_request, send_chunk, send_head, server
 
 
 class Streamed(NamedTuple):
-    """The texts of a stream's pieces, and its end."""
+    """The texts of a stream's chunks, and its end."""
 
     texts: list[str]
     outcome: Completion | TritonLlamaError
 
 
-OnPiece = Callable[[Piece], object]
+OnChunk = Callable[[Chunk], object]
 Stream = Callable[..., Streamed]
 
 
-def stream(port: int, protocol: Protocol = "http", *, timeout: float = 20.0, on_piece: OnPiece = str) -> Streamed:
-    """Stream with the synchronous client; `on_piece` is called with each piece."""
+def stream(port: int, protocol: Protocol = "http", *, timeout: float = 20.0, on_chunk: OnChunk = str) -> Streamed:
+    """Stream with the synchronous client; `on_chunk` is called with each chunk."""
     texts = []
     with LlamaClient(f"{HOST}:{port}", protocol, timeout=timeout) as client, client.stream("def") as running:
         try:
-            for piece in running:
-                texts.append(str(piece))
-                on_piece(piece)
+            for chunk in running:
+                texts.append(str(chunk))
+                on_chunk(chunk)
         except TritonLlamaError as error:
             assert running.text == "".join(texts)
             return Streamed(texts, error)
         return Streamed(texts, running.completion)
 
 
-def stream_async(port: int, protocol: Protocol = "http", *, timeout: float = 20.0, on_piece: OnPiece = str) -> Streamed:
+def stream_async(port: int, protocol: Protocol = "http", *, timeout: float = 20.0, on_chunk: OnChunk = str) -> Streamed:
     """Stream with the asyncio client."""
 
     async def run() -> Streamed:
@@ -53,9 +53,9 @@ def stream_async(port: int, protocol: Protocol = "http", *, timeout: float = 20.
         url = f"{HOST}:{port}"
         async with AsyncLlamaClient(url, protocol, timeout=timeout) as client, client.stream("def") as running:
             try:
-                async for piece in running:
-                    texts.append(str(piece))
-                    on_piece(piece)
+                async for chunk in running:
+                    texts.append(str(chunk))
+                    on_chunk(chunk)
             except TritonLlamaError as error:
                 assert running.text == "".join(texts)
                 return Streamed(texts, error)
@@ -69,14 +69,14 @@ both_protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
 
 
 def event(text: str, reason: str = "", *, tokens: int = 1) -> bytes:
-    """A piece as Triton's event."""
+    """A chunk as Triton's event."""
     fields = {"text_output": text, "finish_reason": reason, "num_input_tokens": 3, "num_output_tokens": tokens}
     return b"data: " + json.dumps({**fields, "model_name": "llama"}, ensure_ascii=False).encode() + b"\n\n"
 
 
 @dataclass
 class StreamServer:
-    """A server that streams. begun: it has sent its pieces. left: the client has cancelled or closed."""
+    """A server that streams. begun: it has sent its chunks. left: the client has cancelled or closed."""
 
     port: int = 0
     begun: threading.Event = field(default_factory=threading.Event)
@@ -87,7 +87,7 @@ class StreamServer:
 def stream_server(
     protocol: Protocol, *texts: str, last: str | None = None, after_each: Callable[[], object] = str
 ) -> Iterator[StreamServer]:
-    """Answer with a piece for each text; then with `last`, which ends the stream, or with nothing until `left`."""
+    """Answer with a chunk for each text; then with `last`, which ends the stream, or with nothing until `left`."""
     state = StreamServer()
 
     def over_http(connection: socket.socket) -> None:

@@ -233,7 +233,7 @@ async def test_complete_streams_share_a_connection() -> None:
             assert ["".join(map(str, client.stream("def"))) for _ in range(3)] == ["ab"] * 3
         async with AsyncLlamaClient(f"{HOST}:{peer.port}") as twin:
             for _ in range(3):
-                assert [piece.text async for piece in twin.stream("def")] == ["a", "b"]
+                assert [chunk.text async for chunk in twin.stream("def")] == ["a", "b"]
 
 
 def test_closing_a_grpc_client_ends_a_request_in_another_thread() -> None:

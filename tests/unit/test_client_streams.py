@@ -1,4 +1,4 @@
-"""Streams over both protocols: pieces, their order, faults and cancellation, on real sockets and real gRPC servers."""
+"""Streams over both protocols: chunks, their order, faults and cancellation, on real sockets and real gRPC servers."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ FULL = "Exceeds maximum queue size"
 
 @both_protocols
 @both_clients
-def test_pieces_come_one_by_one_and_add_up_to_a_completion(stream: Stream, protocol: Protocol) -> None:
+def test_chunks_come_one_by_one_and_add_up_to_a_completion(stream: Stream, protocol: Protocol) -> None:
     has_come = threading.Semaphore(0)
 
     def wait_for_the_reader() -> None:
-        assert has_come.acquire(timeout=20), "the piece before was handed out"
+        assert has_come.acquire(timeout=20), "the chunk before was handed out"
 
     with stream_server(protocol, "a\n", " b🙂", last=" é", after_each=wait_for_the_reader) as peer:
-        streamed = stream(peer.port, protocol, on_piece=lambda _: has_come.release())
+        streamed = stream(peer.port, protocol, on_chunk=lambda _: has_come.release())
     assert streamed.texts == ["a\n", " b🙂", " é"]
     assert isinstance(streamed.outcome, Completion)
     assert (streamed.outcome.text, streamed.outcome.finish_reason) == ("a\n b🙂 é", "length")
@@ -79,7 +79,7 @@ HALF = "x" * (LARGEST_EVENT // 2)
     ids=["byte by byte", "several lines", "no data", "long", "keep-alives", "keep-alives CR", "keep-alives CR LF"],
 )
 @both_clients
-def test_events_are_pieces_however_they_are_written(stream: Stream, chunks: list[bytes], texts: list[str]) -> None:
+def test_events_are_chunks_however_they_are_written(stream: Stream, chunks: list[bytes], texts: list[str]) -> None:
     """The bound on one event is none on the stream, and keep-alives don't count."""
     with server(answer_with(*chunks)) as port:
         assert stream(port).texts == texts
@@ -108,7 +108,7 @@ def test_events_are_utf_8_whatever_the_charset_says(charset: str) -> None:
 
 @pytest.mark.parametrize("cut", [b"", b"5\r\nda", b"10", b"4\r\ndata\r\n"])
 @both_clients
-def test_a_connection_that_breaks_is_a_connection_error_after_the_pieces_before(stream: Stream, cut: bytes) -> None:
+def test_a_connection_that_breaks_is_a_connection_error_after_the_chunks_before(stream: Stream, cut: bytes) -> None:
     def die(connection: socket.socket) -> None:
         receive_request(connection)
         send_head(connection)
@@ -125,20 +125,20 @@ def test_a_connection_that_breaks_is_a_connection_error_after_the_pieces_before(
 @pytest.mark.parametrize(
     ("garbage", "message"),
     [
-        (b"", "the stream ended after 1 pieces without a finish_reason"),
+        (b"", "the stream ended after 1 chunks without a finish_reason"),
         (b"data: nonsense\n\n", "an event that is not JSON"),
         (event("X").replace(b"X", b"\xff"), "an event that is not JSON"),
         (b"data: []\n\n", "must be a JSON object"),
         (b"data: {}\n\n", "lacks the output text_output"),
         (b"data: " + b"[" * 100_000 + b"\n\n", "an event that is not JSON"),
         (event("x").replace(b'"x"', b'"\\ud83d"'), "text_output has half a character"),
-        (LAST + event("x"), "a piece after the one with finish_reason 'length'"),
+        (LAST + event("x"), "a chunk after the one with finish_reason 'length'"),
         (b"data: " + b"x" * (LARGEST_EVENT + 1), "an event of more than 4194304 bytes"),
         (b"data\n" * (LARGEST_EVENT // 5 + 1), "an event of more than 4194304 bytes"),
     ],
     ids=lambda value: repr(value[:40]),
 )
-def test_an_event_outside_the_contract_is_a_server_error_after_the_pieces_before(garbage: bytes, message: str) -> None:
+def test_an_event_outside_the_contract_is_a_server_error_after_the_chunks_before(garbage: bytes, message: str) -> None:
     with server(answer_with(event("a"), garbage)) as port:
         streamed = stream(port)
     assert streamed.texts[0] == "a"
@@ -173,7 +173,7 @@ def test_an_answer_that_is_no_stream_is_the_error_of_its_status_or_words(
 @pytest.mark.parametrize(("before", "kind"), [(0, RejectedInputError), (1, ServerError)])
 @both_protocols
 @both_clients
-def test_an_error_message_in_a_stream_is_the_requests_fault_only_before_its_first_piece(
+def test_an_error_message_in_a_stream_is_the_requests_fault_only_before_its_first_chunk(
     stream: Stream, protocol: Protocol, before: int, kind: type[TritonLlamaError]
 ) -> None:
     over_http = answer_with(*[event("a")] * before, f'data: {{"error":"{REFUSED}"}}\n\n'.encode())
@@ -224,9 +224,9 @@ def broken(change: Callable[[ModelStreamInferResponse], object]) -> ModelStreamI
         [broken(lambda answer: answer.infer_response.raw_output_contents.pop())],
         [broken(lambda answer: answer.infer_response.raw_output_contents.__setitem__(2, b"x"))],
     ],
-    ids=["no last piece", "empty", "no output", "no content", "count"],
+    ids=["no last chunk", "empty", "no output", "no content", "count"],
 )
-def test_a_grpc_response_outside_the_contract_is_a_server_error_after_the_pieces_before(
+def test_a_grpc_response_outside_the_contract_is_a_server_error_after_the_chunks_before(
     garbage: list[ModelStreamInferResponse],
 ) -> None:
     with grpc_server(saying(response("a"), *garbage)) as port:
@@ -236,7 +236,7 @@ def test_a_grpc_response_outside_the_contract_is_a_server_error_after_the_pieces
 
 
 @both_clients
-def test_a_grpc_request_asks_for_pieces_and_for_errors_with_a_status(stream: Stream) -> None:
+def test_a_grpc_request_asks_for_chunks_and_for_errors_with_a_status(stream: Stream) -> None:
     seen: list[tuple[ModelInferRequest, dict[str, str]]] = []
 
     def look(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
@@ -263,14 +263,14 @@ async def test_leaving_the_block_cancels_the_request(protocol: Protocol) -> None
         assert peer.left.wait(20)
         assert list(stream) == []
         assert stream.text == "a"
-        with pytest.raises(RuntimeError, match="before its last piece"):
+        with pytest.raises(RuntimeError, match="before its last chunk"):
             _ = stream.completion
     with stream_server(protocol, "a") as peer:
         async with AsyncLlamaClient(f"{HOST}:{peer.port}", protocol) as twin:
             async with twin.stream("def") as other:
                 assert (await anext(other)).text == "a"
             assert await asyncio.to_thread(peer.left.wait, 20)
-            assert [piece async for piece in other] == []
+            assert [chunk async for chunk in other] == []
 
 
 @both_protocols
@@ -343,7 +343,7 @@ def test_leaving_one_of_nine_grpc_streams_leaves_the_others_alone() -> None:
 
         def read(_: int) -> str:
             with client.stream("short") as stream:
-                return "".join(piece.text for piece in stream)
+                return "".join(chunk.text for chunk in stream)
 
         others = [threads.submit(read, number) for number in range(8)]
         with client.stream("endless") as stream:
@@ -397,7 +397,7 @@ def test_after_ctrl_c_in_a_grpc_stream_a_client_still_streams_and_its_close_stil
             ctrl_c.join()
             again.set()
             with client.stream("def") as stream:
-                assert [piece.text for piece in stream] == [" é"]
+                assert [chunk.text for chunk in stream] == [" é"]
         assert not left.is_set()
         client.close()
         assert isinstance(request.exception(timeout=20), LlamaConnectionError)
@@ -412,7 +412,7 @@ async def test_a_stream_that_is_not_read_sends_nothing(protocol: Protocol) -> No
         assert unread_too.text == ""
 
 
-def test_a_value_no_tensor_can_hold_is_refused_at_once_and_one_json_lacks_at_the_first_piece() -> None:
+def test_a_value_no_tensor_can_hold_is_refused_at_once_and_one_json_lacks_at_the_first_chunk() -> None:
     with LlamaClient(HOST) as client:
         with pytest.raises(RejectedInputError, match="seed is -1"):
             client.stream("def", seed=-1)

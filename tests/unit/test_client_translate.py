@@ -110,7 +110,7 @@ def test_an_error_without_a_status_is_classified_by_the_models_own_words(
         (UNLOADED, False, OverloadedError),
     ],
 )
-def test_an_unknown_message_is_the_requests_fault_only_before_its_first_piece(
+def test_an_unknown_message_is_the_requests_fault_only_before_its_first_chunk(
     message: str, started: bool, kind: type[TritonLlamaError]
 ) -> None:
     assert type(from_stream_error(message, started=started)) is kind

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from triton_llama.async_client import AsyncLlamaClient
 from triton_llama.cli.options import Server, include_prompt_option, sampling_options, server_options
-from triton_llama.cli.output import as_json, exit_code, on_one_line, outcome_as_json, piece_as_json, report
+from triton_llama.cli.output import as_json, chunk_as_json, exit_code, on_one_line, outcome_as_json, report
 from triton_llama.cli.prompts import Job, read_jobs, read_prompt
 from triton_llama.completion import Completion
 from triton_llama.errors import RejectedInputError, ServerError, TritonLlamaError
@@ -33,7 +33,7 @@ _AHEAD = 16
 )
 @click.option("--output", "-o", default="-", type=click.Path(dir_okay=False, allow_dash=True), help="[default: stdout]")
 @click.option("--json", "json_lines", is_flag=True, help="One JSON object a line: text, counts, finish_reason, seed.")
-@click.option("--stream", "streamed", is_flag=True, help="Print the text as it comes; with --json, an object a piece.")
+@click.option("--stream", "streamed", is_flag=True, help="Print the text as it comes; with --json, an object a chunk.")
 @click.option(
     "--concurrency", type=click.IntRange(min=1), default=32, show_default=True, help="Requests at a time, for a file."
 )
@@ -107,8 +107,8 @@ async def check_streaming(server: Server) -> None:
 async def _stream(server: Server, prompt: str, params: SamplingParams, target: IO[str], json_lines: bool) -> None:
     async with server.open_async() as client, client.stream(prompt, params) as stream:
         try:
-            async for piece in stream:
-                target.write(f"{piece_as_json(piece, stream)}\n" if json_lines else piece.text)
+            async for chunk in stream:
+                target.write(f"{chunk_as_json(chunk, stream)}\n" if json_lines else chunk.text)
                 target.flush()
         except RejectedInputError:
             # If the server refuses streams, that is the better message.

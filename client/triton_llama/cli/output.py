@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from triton_llama.completion import AsyncCompletionStream, Completion, Piece
+from triton_llama.completion import AsyncCompletionStream, Chunk, Completion
 from triton_llama.errors import (
     LlamaConnectionError,
     LlamaTimeoutError,
@@ -38,9 +38,9 @@ def as_json(completion: Completion) -> str:
     return json.dumps(asdict(completion), ensure_ascii=False)
 
 
-def piece_as_json(piece: Piece, stream: AsyncCompletionStream) -> str:
-    """Return a piece's fields as one line of JSON, with its stream's request id and seed."""
-    return json.dumps({**asdict(piece), "request_id": stream.request_id, "seed": stream.seed}, ensure_ascii=False)
+def chunk_as_json(chunk: Chunk, stream: AsyncCompletionStream) -> str:
+    """Return a chunk's fields as one line of JSON, with its stream's request id and seed."""
+    return json.dumps({**asdict(chunk), "request_id": stream.request_id, "seed": stream.seed}, ensure_ascii=False)
 
 
 def outcome_as_json(line: int, result: Completion | TritonLlamaError) -> str:

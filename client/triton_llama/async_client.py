@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self, Unpack, cast, overload
 
-from triton_llama.client import BaseClient, Exchange, Prompts, Result
+from triton_llama.client import BaseClient, Exchange, Prompts, Result, prepare_all
 from triton_llama.completion import AsyncCompletionStream, Completion
-from triton_llama.errors import TritonLlamaError
-from triton_llama.many import ManyRequests
+from triton_llama.errors import RejectedInputError, TritonLlamaError
 from triton_llama.sampling_params import Options, SamplingParams
 from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest, prepare
@@ -62,13 +61,15 @@ class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
         return_exceptions: bool = False,
         **options: Unpack[Options],
     ) -> Completion | list[Completion] | list[Completion | TritonLlamaError]:
-        """Complete a prompt, or each prompt of a list, as `LlamaClient.generate` does."""
+        """Complete a prompt, or each prompt of a list, as `LlamaClient.generate` does.
+
+        Unless `return_exceptions`, the first error to come is raised, and cancels the list's other requests.
+        """
         chosen, seconds = self._choose(params, **options)
         if isinstance(prompt, str):
             return await self._infer(prepare(prompt, chosen), seconds)
-        many = ManyRequests(prompt, chosen, keep_errors=return_exceptions)
-        await self._send(many, seconds)
-        outcomes = many.outcomes()
+        requests = prepare_all(prompt, chosen, keep_errors=return_exceptions)
+        outcomes = await self._send(requests, seconds, return_exceptions)
         return outcomes if return_exceptions else cast("list[Completion]", outcomes)
 
     def stream(
@@ -119,23 +120,30 @@ class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
         except StopIteration as end:
             return cast(Result, end.value)
 
-    async def _send(self, many: ManyRequests, timeout: float) -> None:
-        workers = [asyncio.create_task(self._work(many, timeout)) for _ in range(min(len(many), self._concurrency))]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            # Unfinished only if this task was cancelled, or a worker raised an error of this package's own.
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+    async def _send(
+        self, requests: Sequence[PreparedRequest | RejectedInputError], timeout: float, keep_errors: bool
+    ) -> list[Completion | TritonLlamaError]:
+        slots = asyncio.Semaphore(self._concurrency)
 
-    async def _work(self, many: ManyRequests, timeout: float) -> None:
-        while (next_one := many.take()) is not None:
-            index, request = next_one
-            try:
-                many.record(index, await self._infer(request, timeout))
-            except TritonLlamaError as error:
-                many.record(index, error)
+        async def outcome(index: int, request: PreparedRequest | RejectedInputError) -> Completion | TritonLlamaError:
+            if isinstance(request, RejectedInputError):
+                return request
+            async with slots:
+                try:
+                    return await self._infer(request, timeout)
+                except TritonLlamaError as error:
+                    error.prompt_index = index
+                    if keep_errors:
+                        return error
+                    raise
+
+        tasks = [asyncio.create_task(outcome(index, request)) for index, request in enumerate(requests)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> AsyncHttpTransport | AsyncGrpcTransport:
         # Imported here: each brings a large library, and a client needs one of them.

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, 
 
 from triton_llama.completion import Completion, CompletionStream
 from triton_llama.endpoint import Endpoint, Protocol, check_headers, check_seconds
-from triton_llama.errors import TritonLlamaError
-from triton_llama.many import ManyRequests
+from triton_llama.errors import RejectedInputError, TritonLlamaError
 from triton_llama.sampling_params import Options, SamplingOptions, SamplingParams
 from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest, prepare
@@ -83,6 +82,26 @@ class BaseClient(Generic[TransportT]):
         return self._timeout if timeout is None else check_seconds("timeout", timeout)
 
 
+def prepare_all(
+    prompts: Sequence[str], params: SamplingParams, *, keep_errors: bool
+) -> list[PreparedRequest | RejectedInputError]:
+    """Prepare the requests of a list of prompts, or put the error of one that can't be sent in its place.
+
+    Raises:
+        RejectedInputError: a prompt can't be sent, unless `keep_errors`.
+    """
+    requests: list[PreparedRequest | RejectedInputError] = []
+    for index, prompt in enumerate(prompts):
+        try:
+            requests.append(prepare(prompt, params))
+        except RejectedInputError as error:
+            error.prompt_index = index
+            if not keep_errors:
+                raise
+            requests.append(error)
+    return requests
+
+
 class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
     """A client of one model on one server; threads may share it.
 
@@ -131,9 +150,8 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         Args:
             prompt: one prompt, or a list or tuple of them.
             params: how to sample; default `SamplingParams()`.
-            return_exceptions: with a list, put a failed prompt's error in its place and go on. Otherwise a failure
-                stops the sending, and once no request is in flight the first failed prompt's error is raised, with its
-                `prompt_index`.
+            return_exceptions: with a list, put a failed prompt's error in its place and go on. Otherwise the error of
+                the first failed prompt is raised, with its `prompt_index`, and prompts that wait are not sent.
             **options: fields of `SamplingParams`, over those of `params`; and `timeout`, seconds for each request, in
                 place of the client's.
 
@@ -143,9 +161,7 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         chosen, seconds = self._choose(params, **options)
         if isinstance(prompt, str):
             return self._infer(prepare(prompt, chosen), seconds)
-        many = ManyRequests(prompt, chosen, keep_errors=return_exceptions)
-        self._send(many, seconds)
-        outcomes = many.outcomes()
+        outcomes = self._send(prepare_all(prompt, chosen, keep_errors=return_exceptions), seconds, return_exceptions)
         return outcomes if return_exceptions else cast("list[Completion]", outcomes)
 
     def stream(self, prompt: str, params: SamplingParams | None = None, **options: Unpack[Options]) -> CompletionStream:
@@ -211,26 +227,29 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         except StopIteration as end:
             return cast(Result, end.value)
 
-    def _send(self, many: ManyRequests, timeout: float) -> None:
-        workers = min(len(many), self._concurrency)
-        if not workers:
-            return
-        executor = ThreadPoolExecutor(workers, thread_name_prefix="triton-llama")
+    def _send(
+        self, requests: Sequence[PreparedRequest | RejectedInputError], timeout: float, keep_errors: bool
+    ) -> list[Completion | TritonLlamaError]:
+        def outcome(index: int, request: PreparedRequest | RejectedInputError) -> Completion | TritonLlamaError:
+            if isinstance(request, RejectedInputError):
+                return request
+            try:
+                return self._infer(request, timeout)
+            except TritonLlamaError as error:
+                error.prompt_index = index
+                if keep_errors:
+                    return error
+                raise
+
+        executor = ThreadPoolExecutor(self._concurrency, thread_name_prefix="triton-llama")
         try:
-            for future in [executor.submit(self._work, many, timeout) for _ in range(workers)]:
-                future.result()
+            return list(executor.map(outcome, range(len(requests)), requests))
+        except TritonLlamaError:
+            executor.shutdown(cancel_futures=True)
+            raise
         finally:
             # After Ctrl-C, don't wait for requests in flight.
-            many.stop()
-            executor.shutdown(wait=False)
-
-    def _work(self, many: ManyRequests, timeout: float) -> None:
-        while (next_one := many.take()) is not None:
-            index, request = next_one
-            try:
-                many.record(index, self._infer(request, timeout))
-            except TritonLlamaError as error:
-                many.record(index, error)
+            executor.shutdown(wait=False, cancel_futures=True)
 
     def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> HttpTransport | GrpcTransport:
         # Imported here: each brings a large library, and a client needs one of them.

@@ -19,7 +19,9 @@ from triton_llama import (
     LlamaClient,
     LlamaConnectionError,
     LlamaTimeoutError,
+    RejectedInputError,
     ServerError,
+    TritonLlamaError,
 )
 from triton_llama.endpoint import Protocol
 from unit.peers import HOST, hang_up, receive_request, respond, server, stay_silent
@@ -285,3 +287,34 @@ def test_a_list_names_the_prompt_that_failed_and_an_empty_one_sends_nothing(prot
         kept = client.generate(["a", "b"], return_exceptions=True)
         assert [type(one) for one in kept] == [LlamaConnectionError, LlamaConnectionError]
         assert client.generate([]) == []
+
+
+@both_protocols
+async def test_kept_errors_are_in_the_places_of_their_prompts(protocol: Protocol, dead_port: int) -> None:
+    prompts, kinds = ["a", "\ud800", "c"], [LlamaConnectionError, RejectedInputError, LlamaConnectionError]
+    with LlamaClient(f"{HOST}:{dead_port}", protocol, concurrency=1) as client:
+        errors = client.generate(prompts, return_exceptions=True)
+    async with AsyncLlamaClient(f"{HOST}:{dead_port}", protocol, concurrency=1) as twin:
+        async_errors = await twin.generate(prompts, return_exceptions=True)
+    for outcomes in (errors, async_errors):
+        assert [type(error) for error in outcomes] == kinds
+        assert [error.prompt_index for error in outcomes if isinstance(error, TritonLlamaError)] == [0, 1, 2]
+
+
+def test_a_failure_stops_the_sending_of_prompts_that_wait() -> None:
+    requests: list[bytes] = []
+    with server(answering(EMPTY, requests)) as port, LlamaClient(f"{HOST}:{port}", concurrency=1) as client:
+        with pytest.raises(ServerError) as error:
+            client.generate(["def"] * 200)
+        assert error.value.prompt_index == 0
+    assert len(requests) < 200
+
+
+async def test_a_failure_cancels_the_other_requests_of_an_async_list() -> None:
+    requests: list[bytes] = []
+    with server(answering(EMPTY, requests)) as port:
+        async with AsyncLlamaClient(f"{HOST}:{port}", concurrency=1) as client:
+            with pytest.raises(ServerError) as error:
+                await client.generate(["def"] * 200)
+    assert error.value.prompt_index == 0
+    assert len(requests) < 200

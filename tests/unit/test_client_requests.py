@@ -8,15 +8,11 @@ import pytest
 import triton_llama
 from triton_llama import (
     AsyncLlamaClient,
-    Completion,
     LlamaClient,
-    OverloadedError,
     RejectedInputError,
-    SamplingParams,
     ServerError,
 )
 from triton_llama.endpoint import Endpoint, Protocol
-from triton_llama.many import ManyRequests
 from triton_llama.status import ModelConfig, read_config
 
 
@@ -91,34 +87,9 @@ def test_a_header_that_cannot_be_sent_is_refused_without_its_value(
     assert "secret" not in str(error.value)
 
 
-def completion(text: str) -> Completion:
-    return Completion(text, "stop", 1, 1, "id", 0)
-
-
-def test_outcomes_are_in_the_order_of_the_prompts_and_a_failure_stops_the_sending() -> None:
-    many = ManyRequests(["a", "b", "c", "d"], SamplingParams(), keep_errors=False)
-    many.take(), many.take(), many.take()
-    many.record(2, ServerError("third"))
-    assert many.take() is None
-    many.record(1, OverloadedError("second"))
-    many.record(0, completion("first"))
-    with pytest.raises(OverloadedError, match="second") as error:
-        many.outcomes()
-    assert error.value.prompt_index == 1
-
-
-def test_kept_errors_are_in_their_positions_and_stop_nothing() -> None:
-    many = ManyRequests(["a", "\ud800", "c"], SamplingParams(), keep_errors=True)
-    many.record(0, ServerError("first"))
-    taken = [many.take(), many.take()]
-    assert [one[0] for one in taken if one is not None] == [0, 2]
-    many.record(2, completion("third"))
-    assert [type(outcome) for outcome in many.outcomes()] == [ServerError, RejectedInputError, Completion]
-
-
 def test_a_list_with_an_unsendable_prompt_is_refused_before_anything_is_sent() -> None:
-    with pytest.raises(RejectedInputError) as error:
-        ManyRequests(["a", "\ud800"], SamplingParams(), keep_errors=False)
+    with LlamaClient("no-such-host.invalid") as client, pytest.raises(RejectedInputError) as error:
+        client.generate(["a", "\ud800"])
     assert error.value.prompt_index == 1
 
 

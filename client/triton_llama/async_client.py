@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self, Unpack, cast, overload
 
-from triton_llama.client import BaseClient, Exchange, Prompts, Result, prepare_all
+from triton_llama.client import BaseClient, Prompts, prepare_all
 from triton_llama.completion import AsyncCompletionStream, Completion
 from triton_llama.errors import RejectedInputError, TritonLlamaError
 from triton_llama.sampling_params import Options, SamplingParams
@@ -87,8 +87,7 @@ class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
 
     async def status(self, *, timeout: float | None = None) -> ServerStatus:
         """Ask for the state of server and model, and for the live configuration, as `LlamaClient.status` does."""
-        exchange: Exchange[ServerStatus] = self._transport.wire.status(self.endpoint, self.model)
-        return await self._run(exchange, self._seconds(timeout))
+        return await self._transport.status(self.model, self._seconds(timeout))
 
     async def close(self) -> None:
         """Close the connections; streams in other tasks end with a LlamaConnectionError."""
@@ -102,23 +101,14 @@ class AsyncLlamaClient(BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
 
     async def _infer(self, request: PreparedRequest, timeout: float) -> Completion:
         if not self._decoupled:
-            exchange: Exchange[Completion] = self._transport.wire.infer(self.endpoint, self.model, request)
             try:
-                return await self._run(exchange, timeout)
+                return await self._transport.infer(self.model, request, timeout)
             except DecoupledModelError:
                 self._decoupled = True
         async with AsyncCompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
             async for _ in stream:
                 pass
         return stream.completion
-
-    async def _run(self, exchange: Exchange[Result], timeout: float) -> Result:
-        try:
-            request = next(exchange)
-            while True:
-                request = exchange.send(await self._transport.send(request, timeout))
-        except StopIteration as end:
-            return cast(Result, end.value)
 
     async def _send(
         self, requests: Sequence[PreparedRequest | RejectedInputError], timeout: float, keep_errors: bool

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
 from triton_llama.completion import Completion, CompletionStream
 from triton_llama.endpoint import Endpoint, Protocol, check_headers, check_seconds
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
     from triton_llama.http_transport import HttpTransport
 
 Prompts = list[str] | tuple[str, ...]
-Result = TypeVar("Result")
 TransportT = TypeVar("TransportT")
-# Yields the requests of its protocol, and gets their responses: what to ask and what to make of the answers is the same
-# for both clients.
-Exchange = Generator[Any, Any, Result]
 
 
 class BaseClient(Generic[TransportT]):
@@ -191,8 +187,7 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
         Raises:
             TritonLlamaError: no server answers there.
         """
-        exchange: Exchange[ServerStatus] = self._transport.wire.status(self.endpoint, self.model)
-        return self._run(exchange, self._seconds(timeout))
+        return self._transport.status(self.model, self._seconds(timeout))
 
     def close(self) -> None:
         """Close the connections. Over gRPC, requests in flight in other threads end with a LlamaConnectionError.
@@ -209,23 +204,14 @@ class LlamaClient(BaseClient["HttpTransport | GrpcTransport"]):
 
     def _infer(self, request: PreparedRequest, timeout: float) -> Completion:
         if not self._decoupled:
-            exchange: Exchange[Completion] = self._transport.wire.infer(self.endpoint, self.model, request)
             try:
-                return self._run(exchange, timeout)
+                return self._transport.infer(self.model, request, timeout)
             except DecoupledModelError:
                 self._decoupled = True
         with CompletionStream(self._transport.stream(self.model, request, timeout), request) as stream:
             for _ in stream:
                 pass
         return stream.completion
-
-    def _run(self, exchange: Exchange[Result], timeout: float) -> Result:
-        try:
-            request = next(exchange)
-            while True:
-                request = exchange.send(self._transport.send(request, timeout))
-        except StopIteration as end:
-            return cast(Result, end.value)
 
     def _send(
         self, requests: Sequence[PreparedRequest | RejectedInputError], timeout: float, keep_errors: bool

@@ -12,10 +12,11 @@ import grpc
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from triton_llama import grpc_wire
-from triton_llama.completion import Chunk
+from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import LlamaConnectionError
 from triton_llama.grpc_wire import GrpcRequest
+from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest
 from triton_llama.translate import grpc_errors
 
@@ -23,7 +24,6 @@ from triton_llama.translate import grpc_errors
 class _Transport:
     """Channels to one endpoint, by their use; gRPC connects at the first request."""
 
-    wire = grpc_wire
     _library: ModuleType
 
     def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
@@ -60,6 +60,17 @@ class GrpcTransport(_Transport):
         method, message = request
         with grpc_errors(self._endpoint, timeout):
             return getattr(self._stub("requests"), method)(message, timeout=timeout, metadata=self._metadata)
+
+    def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
+        """Complete a prompt in one exchange."""
+        response = self.send(("ModelInfer", grpc_wire.infer_request(model, request)), timeout)
+        return grpc_wire.read_infer_response(response, request)
+
+    def status(self, model: str, timeout: float) -> ServerStatus:
+        """Ask for the state of server and model."""
+        responses: list[Any] = [self.send(question, timeout) for question in grpc_wire.status_requests(model)]
+        config = self.send(grpc_wire.config_request(model), timeout) if responses[-1].ready else None
+        return grpc_wire.read_status_responses(self._endpoint, model, responses, config)
 
     def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
         """Send one request at the first `next` and yield its chunks, `timeout` seconds for all.
@@ -102,6 +113,17 @@ class AsyncGrpcTransport(_Transport):
         method, message = request
         with grpc_errors(self._endpoint, timeout):
             return await getattr(self._stub("all"), method)(message, timeout=timeout, metadata=self._metadata)
+
+    async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
+        """Complete a prompt in one exchange."""
+        response = await self.send(("ModelInfer", grpc_wire.infer_request(model, request)), timeout)
+        return grpc_wire.read_infer_response(response, request)
+
+    async def status(self, model: str, timeout: float) -> ServerStatus:
+        """Ask for the state of server and model."""
+        responses: list[Any] = [await self.send(question, timeout) for question in grpc_wire.status_requests(model)]
+        config = await self.send(grpc_wire.config_request(model), timeout) if responses[-1].ready else None
+        return grpc_wire.read_status_responses(self._endpoint, model, responses, config)
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
         """Send one request at the first `anext` and yield its chunks, `timeout` seconds for all.

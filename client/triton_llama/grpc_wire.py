@@ -7,7 +7,7 @@ carries any number of them on one connection.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]  # ships no annotations
@@ -27,25 +27,34 @@ GrpcRequest = tuple[str, object]
 """A method's name and its message."""
 
 
-def infer(
-    endpoint: Endpoint, model: str, request: PreparedRequest
-) -> Generator[GrpcRequest, messages.ModelInferResponse, Completion]:
-    """Complete a prompt in one exchange; raises as `read_completion` if the response violates the contract."""
-    response = yield "ModelInfer", infer_request(model, request)
+def read_infer_response(response: messages.ModelInferResponse, request: PreparedRequest) -> Completion:
+    """Decode the response of `ModelInfer`; raises as `read_completion` if it violates the contract."""
     return read_completion(_outputs(response), request)
 
 
-def status(endpoint: Endpoint, model: str) -> Generator[GrpcRequest, Any, ServerStatus]:
-    """Ask five questions about server and model; the one for the configuration only if the model is ready."""
-    live = yield "ServerLive", messages.ServerLiveRequest()
-    ready = yield "ServerReady", messages.ServerReadyRequest()
-    server = yield "ServerMetadata", messages.ServerMetadataRequest()
-    config = None
-    if (yield "ModelReady", messages.ModelReadyRequest(name=model)).ready:
-        answer = yield "ModelConfig", messages.ModelConfigRequest(name=model)
-        config = MessageToDict(answer.config, preserving_proto_field_name=True)
-    facts = MessageToDict(server, preserving_proto_field_name=True)
-    return read_status(endpoint, model, live.live, ready.ready, facts, config)
+def status_requests(model: str) -> list[GrpcRequest]:
+    """Return four questions about server and model; `config_request` is the fifth, if the model is ready."""
+    return [
+        ("ServerLive", messages.ServerLiveRequest()),
+        ("ServerReady", messages.ServerReadyRequest()),
+        ("ServerMetadata", messages.ServerMetadataRequest()),
+        ("ModelReady", messages.ModelReadyRequest(name=model)),
+    ]
+
+
+def config_request(model: str) -> GrpcRequest:
+    """Ask for the configuration of a ready model."""
+    return "ModelConfig", messages.ModelConfigRequest(name=model)
+
+
+def read_status_responses(
+    endpoint: Endpoint, model: str, responses: Sequence[Any], config: messages.ModelConfigResponse | None
+) -> ServerStatus:
+    """Decode the responses to `status_requests`, in their order, and to `config_request`, or None."""
+    live, ready, server, _ = responses
+    metadata = MessageToDict(server, preserving_proto_field_name=True)
+    fields = None if config is None else MessageToDict(config.config, preserving_proto_field_name=True)
+    return read_status(endpoint, model, live.live, ready.ready, metadata, fields)
 
 
 def infer_request(model: str, request: PreparedRequest) -> messages.ModelInferRequest:

@@ -12,9 +12,10 @@ import httpx
 from httpx_sse import EventSource
 
 from triton_llama import http_wire
-from triton_llama.completion import Chunk
+from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.http_wire import EventReader, HttpRequest
+from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest
 from triton_llama.translate import from_generate_response, http_errors
 
@@ -34,8 +35,6 @@ class _Options(TypedDict):
 
 class _Transport:
     """Settings of both transports."""
-
-    wire = http_wire
 
     def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
         self._endpoint = endpoint
@@ -72,6 +71,16 @@ class HttpTransport(_Transport):
         """Send one request and return its whole response; no wait for its next bytes exceeds `timeout` seconds."""
         with self._errors(timeout):
             return self._send(request, timeout, stream=False)
+
+    def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
+        """Complete a prompt in one exchange."""
+        wire_request = http_wire.infer_request(self._endpoint, model, request)
+        return http_wire.read_infer_response(self.send(wire_request, timeout), request)
+
+    def status(self, model: str, timeout: float) -> ServerStatus:
+        """Ask for the state of server and model."""
+        responses = [self.send(question, timeout) for question in http_wire.status_requests(self._endpoint, model)]
+        return http_wire.read_status_responses(self._endpoint, model, responses)
 
     def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
         """Send one request at the first `next` and yield its chunks, waiting `timeout` seconds for each at most.
@@ -113,6 +122,18 @@ class AsyncHttpTransport(_Transport):
         """Send one request and return its whole response; no wait for its next bytes exceeds `timeout` seconds."""
         with self._errors(timeout):
             return await self._send(request, timeout, stream=False)
+
+    async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
+        """Complete a prompt in one exchange."""
+        wire_request = http_wire.infer_request(self._endpoint, model, request)
+        return http_wire.read_infer_response(await self.send(wire_request, timeout), request)
+
+    async def status(self, model: str, timeout: float) -> ServerStatus:
+        """Ask for the state of server and model."""
+        responses = [
+            await self.send(question, timeout) for question in http_wire.status_requests(self._endpoint, model)
+        ]
+        return http_wire.read_status_responses(self._endpoint, model, responses)
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
         """Send one request at the first `anext` and yield its chunks, waiting `timeout` seconds for each at most.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -43,10 +43,8 @@ class HttpRequest(NamedTuple):
     content: bytes | None = None
 
 
-def infer(
-    endpoint: Endpoint, model: str, request: PreparedRequest
-) -> Generator[HttpRequest, httpx.Response, Completion]:
-    """Complete a prompt in one exchange; raises as `read_completion` if the response violates the contract."""
+def infer_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> HttpRequest:
+    """Encode a request for /infer, which gets one response."""
     contents = [tensor.encode() for tensor in request.tensors]
     inputs = [
         {
@@ -61,16 +59,26 @@ def infer(
     header = json.dumps({"id": request.request_id, "inputs": inputs, "outputs": outputs}).encode()
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
     url = _url(endpoint, "models", model, "infer")
-    response = yield HttpRequest("POST", url, headers, b"".join([header, *contents]))
+    return HttpRequest("POST", url, headers, b"".join([header, *contents]))
+
+
+def read_infer_response(response: httpx.Response, request: PreparedRequest) -> Completion:
+    """Decode a response of /infer.
+
+    Raises:
+        TritonLlamaError: it is an error, or violates the contract.
+    """
     return read_completion(_outputs(response), request)
 
 
-def status(endpoint: Endpoint, model: str) -> Generator[HttpRequest, httpx.Response, ServerStatus]:
-    """Ask five questions about server and model."""
+def status_requests(endpoint: Endpoint, model: str) -> list[HttpRequest]:
+    """Return five questions about server and model."""
     paths = (("health", "live"), ("health", "ready"), ("models", model, "ready"), (), ("models", model, "config"))
-    responses = []
-    for path in paths:
-        responses.append((yield HttpRequest("GET", _url(endpoint, *path), {})))
+    return [HttpRequest("GET", _url(endpoint, *path), {}) for path in paths]
+
+
+def read_status_responses(endpoint: Endpoint, model: str, responses: Sequence[httpx.Response]) -> ServerStatus:
+    """Decode the responses to `status_requests`, in their order."""
     live, ready, model_ready = (response.status_code == 200 for response in responses[:3])
     config = _object(responses[4]) if model_ready else None
     return read_status(endpoint, model, live, ready, _object(responses[3]), config)

@@ -1,6 +1,6 @@
 """Client of a Llama served by Triton: `LlamaClient` and `AsyncLlamaClient`, their parameters, results and errors.
 
-The command line is in `triton_llama.cli`, the health probe in `triton_llama.health`; `triton_llama.errors` draws the
+The command line is in `triton_llama.cli`; `triton_llama.errors` draws the
 error tree. Importing this package needs neither httpx nor tritonclient, since the probe runs without them; creating a
 client does.
 """

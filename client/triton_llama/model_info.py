@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
-from triton_llama.endpoint import DEFAULT_PORT, Endpoint
-from triton_llama.health import METRICS_PORT, METRICS_SECONDS, Address, NoAnswerError, exchange, series
+import httpx
 
-MODEL_INFO = "llama_model_info"
+from triton_llama.endpoint import DEFAULT_PORT, Endpoint
+
+METRICS_PORT = 8002
+_TIMEOUT_S = 2.0
+_SERIES = re.compile(r"^llama_model_info\{(.*)\} 1(?:\.0)?$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class NoModelInfoError(Exception):
+    """The metrics page doesn't answer, or has no such model; the message is one line."""
 
 
 class InstanceInfo(NamedTuple):
@@ -19,23 +28,28 @@ class InstanceInfo(NamedTuple):
     device: str
 
 
-def metrics_address(endpoint: Endpoint) -> Address:
+def metrics_address(endpoint: Endpoint) -> str:
     """Return Triton's default address for metrics: the same host, as far above the endpoint's port as by default."""
-    return Address(endpoint.host, endpoint.port + METRICS_PORT - DEFAULT_PORT[endpoint.protocol])
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return f"{host}:{endpoint.port + METRICS_PORT - DEFAULT_PORT[endpoint.protocol]}"
 
 
-def read_model_info(page: Address, model: str) -> list[InstanceInfo]:
-    """Return the instances of a model, at least one.
+def read_model_info(address: str, model: str) -> list[InstanceInfo]:
+    """Return the instances of a model, at least one. address: host:port of the metrics.
 
     Raises:
-        NoAnswerError: the page doesn't answer, or has no such model.
+        NoModelInfoError: the page doesn't answer, or has no such model.
     """
-    response = exchange(page, "GET", "/metrics", METRICS_SECONDS)
-    found = [
+    try:
+        page = httpx.get(f"http://{address}/metrics", timeout=_TIMEOUT_S, trust_env=False).raise_for_status().text
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise NoModelInfoError(f"{address} has no metrics: {error}") from error
+    every = [dict(_LABEL.findall(labels)) for labels in _SERIES.findall(page)]
+    instances = [
         InstanceInfo(labels["model_instance"], labels["computation"], labels["kv_cache_dtype"], labels["device"])
-        for _, labels, metric, _ in series(response.body, model)
-        if metric == MODEL_INFO and labels.keys() >= {"model_instance", *InstanceInfo._fields[1:]}
+        for labels in every
+        if labels.get("model") == model and labels.keys() >= {"model_instance", *InstanceInfo._fields[1:]}
     ]
-    if response.status != 200 or not found:
-        raise NoAnswerError(f"{page} has no {MODEL_INFO} of the model {model}")
-    return found
+    if not instances:
+        raise NoModelInfoError(f"{address} has no llama_model_info of the model {model}")
+    return instances

@@ -1,4 +1,4 @@
-"""The health probe as a process: a script without site-packages, a module, and a command of `triton-llama`."""
+"""The health probe as a process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from pathlib import Path
 import pytest
 from unit.tritons import DEAD, FakeTriton, fake_triton, refusal
 
-SCRIPT = Path(__file__).resolve().parents[2] / "client" / "triton_llama" / "health.py"
-PROGRAMS = {
-    "script": (sys.executable, "-I", "-S", "-W", "error", str(SCRIPT)),
-    "module": (sys.executable, "-W", "error", "-m", "triton_llama.health"),
-    "command": (sys.executable, "-W", "error", "-c", "from triton_llama.cli import main; main()", "health"),
-}
+SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "docker" / "bin" / "health"
+MODULE = (sys.executable, "-W", "error", "-m", "triton_supervisor.health")
 
 
 @pytest.fixture
@@ -28,9 +24,8 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=False)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_every_way_to_start_the_probe_is_the_same_program(triton: FakeTriton, program: str) -> None:
-    command = (*PROGRAMS[program], "--url", str(triton.endpoint))
+def test_the_probe_answers_by_its_exit_code_in_one_line(triton: FakeTriton) -> None:
+    command = (*MODULE, "--url", str(triton.endpoint))
     triton.step(ago=95)
     yes = _run(*command, "--step-age", "1000", "--ready")
     assert (yes.returncode, yes.stderr) == (0, "")
@@ -39,14 +34,13 @@ def test_every_way_to_start_the_probe_is_the_same_program(triton: FakeTriton, pr
     no = _run(*command)
     assert (no.returncode, no.stderr, len(no.stdout.splitlines())) == (1, "", 1)
     assert no.stdout.startswith("unhealthy: HTTP 400: ")
-    wrong = _run(*command, "--live", "--ready")
+
+
+def test_wrong_usage_is_one_line_and_code_2(triton: FakeTriton) -> None:
+    wrong = _run(*MODULE, "--live", "--ready")
     assert (wrong.returncode, wrong.stdout, len(wrong.stderr.splitlines())) == (2, "", 1)
-    assert "--step-age SECONDS" in _run(*command, "-h").stdout
 
 
-def test_the_file_is_the_images_executable_and_imports_the_standard_library_only() -> None:
-    assert SCRIPT.read_text().startswith("#!/usr/bin/env -S python3 -I -S\n")
-    program = f"import runpy, sys; runpy.run_path({str(SCRIPT)!r}); print(*sys.modules)"
-    modules = _run(sys.executable, "-I", "-S", "-W", "error", "-c", program).stdout.split()
-    assert "http.client" in modules
-    assert {name.split(".")[0] for name in modules} <= set(sys.stdlib_module_names) | {"__main__"}
+def test_the_images_script_runs_the_probe(triton: FakeTriton) -> None:
+    triton.step()
+    assert _run(str(SCRIPT), "--url", str(triton.endpoint)).returncode == 0

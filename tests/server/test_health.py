@@ -11,8 +11,9 @@ import pytest
 from server.clients import ask, generate
 from server.metrics import PENDING, Metrics, all_slots_taken
 from server.servers import model_process
-from triton_llama.health import Address, Limits, Verdict, healthy, live, ready
 from triton_local.server import LocalTriton
+from triton_supervisor.health import Limits, Verdict, healthy, live, ready
+from triton_supervisor.triton_http import Address
 
 SHORT = {"text_input": "Return a list of the", "max_tokens": 3, "min_tokens": 3, "temperature": 0.0}
 

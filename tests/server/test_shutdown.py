@@ -22,10 +22,11 @@ from server.servers import HTTP, in_use, new_server, until
 from server.streams import GrpcStream, grpc_stream, whole
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
 from triton_llama.endpoint import Protocol
-from triton_llama.health import Address, Limits, read_state, ready
 from triton_local.installation import STUB_NAME, find_wheel
 from triton_local.process import Supervised
 from triton_local.server import LocalTriton
+from triton_supervisor.health import Limits, read_state, ready
+from triton_supervisor.triton_http import Address
 
 MOMENTS = 20
 """Numbers of requests that are answered before a shutdown."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from triton_llama.cli.status import _lines
 from triton_llama.endpoint import Endpoint, Protocol
-from triton_llama.health import Address, NoAnswerError
-from triton_llama.model_info import InstanceInfo, metrics_address, read_model_info
+from triton_llama.model_info import InstanceInfo, NoModelInfoError, metrics_address, read_model_info
 from triton_llama.status import ServerStatus
 from unit.peers import HOST, respond, server
 
@@ -39,9 +38,9 @@ def test_every_instance_of_the_model_is_read_and_a_page_without_one_is_an_error_
 ) -> None:
     body = "\n".join(["# TYPE llama_model_info gauge", *lines, 'llama_slots{model="llama"} 4', ""])
     with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
-        page = Address(HOST, port)
+        page = f"{HOST}:{port}"
         if found is None:
-            with pytest.raises(NoAnswerError, match=f"^{page} has no llama_model_info of the model llama$"):
+            with pytest.raises(NoModelInfoError, match=f"^{page} has no llama_model_info of the model llama$"):
                 read_model_info(page, "llama")
         else:
             assert read_model_info(page, "llama") == found

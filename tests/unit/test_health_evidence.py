@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from triton_llama import health
-from triton_llama.health import Address, Limits, Verdict, healthy, live, ready
-from triton_supervisor.liveness import Pace, live_probe
+from triton_supervisor import health, metrics_page
+from triton_supervisor.health import Limits, Verdict, healthy, live, ready
+from triton_supervisor.triton_http import Address
+from triton_supervisor.watch import Pace, live_probe
 from unit.peers import HOST, hang_up, respond, server, stay_silent
 from unit.tritons import DEAD, FULL, Answer, FakeTriton, Instance, fake_triton, refusal
 
@@ -205,7 +206,7 @@ def test_the_metrics_of_another_model_are_no_evidence(triton: FakeTriton) -> Non
 def test_a_page_that_cannot_be_read_leaves_the_token_as_evidence(
     triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
 ) -> None:
-    monkeypatch.setattr(health, "METRICS_SECONDS", 0.2 if answer is None else 20.0)
+    monkeypatch.setattr(metrics_page, "METRICS_S", 0.2 if answer is None else 20.0)
     with server(stay_silent if answer is None else respond(answer)) as port:
         verdict = healthy(triton.endpoint, Address(HOST, port), IN_TIME)
     assert verdict.ok
@@ -225,20 +226,6 @@ def test_every_instance_needs_a_recent_step(triton: FakeTriton) -> None:
     _assert_healthy(triton, "one token in ")
     triton.step(SECOND, ago=20)
     _assert_healthy(triton, "a step ")
-
-
-@pytest.mark.parametrize("hangs", [True, False])
-def test_an_instance_that_hangs_is_unhealthy_though_another_one_answers(
-    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, hangs: bool
-) -> None:
-    """One with a long step is healthy once the step ends."""
-    triton.instances[SECOND] = Instance(rows=2)
-    triton.step(SECOND, ago=95)
-    monkeypatch.setattr(time, "sleep", lambda _: triton.step("llama_0_0" if hangs else SECOND))
-    if hangs:
-        assert _ask(triton, SOON) == Verdict(False, f"requests wait, and rows hang in {SECOND}, {OLD}")
-    else:
-        _assert_healthy(triton, "requests wait, but a step ")
 
 
 def test_an_unreachable_server_is_unhealthy_and_named(triton: FakeTriton) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from triton_llama.health import Address, Limits, healthy, live, main, ready
+from triton_supervisor.health import Limits, healthy, live, main, ready
+from triton_supervisor.triton_http import Address
 from unit.tritons import DEAD, NOT_LOADED, FakeTriton, fake_triton, refusal
 
 LIMITS = Limits(timeout=30.0)

@@ -80,26 +80,20 @@ def test_a_held_port_is_not_free_but_can_be_listened_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "message", "supervised"),
+    ("argument", "message"),
     [
-        ("--http-port=1", "--http-port can't go to tritonserver", (True, False)),
-        ("stray", "unexpected argument 'stray'", (True, False)),
+        ("--http-port=1", "--http-port can't go to tritonserver"),
+        ("stray", "unexpected argument 'stray'"),
         # tritonserver accepts abbreviations.
-        ("--exit-timeout=5", "--exit-timeout is cut short", (True, False)),
-        ("--model-control=none", "--model-control is cut short", (True,)),
-        ("--model-control-mode=poll", "--model-control-mode .* use --unsupervised", (True,)),
-        ("--http-restricted-api=inference:k=v", "a supervised tritonserver, .*; use a proxy", (True,)),
+        ("--exit-timeout=5", "--exit-timeout is cut short"),
+        ("--model-control=none", "--model-control is cut short"),
+        ("--model-control-mode=poll", "--model-control-mode can't go to tritonserver directly"),
+        ("--http-restricted-api=inference:k=v", "use a proxy"),
     ],
 )
-def test_arguments_that_the_launcher_or_its_supervisor_sets_are_refused(
-    argument: str, message: str, supervised: tuple[bool, ...]
-) -> None:
-    for supervises in (True, False):
-        if supervises in supervised:
-            with pytest.raises(ReservedArgumentError, match=message):
-                check_extra_arguments([argument], supervises)
-        else:
-            check_extra_arguments([argument], supervises)
+def test_an_argument_that_the_launcher_sets_is_refused(argument: str, message: str) -> None:
+    with pytest.raises(ReservedArgumentError, match=message):
+        check_extra_arguments([argument])
 
 
 def test_the_last_exit_timeout_is_the_grace_period() -> None:

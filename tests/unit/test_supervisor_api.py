@@ -6,9 +6,9 @@ import socket
 
 import pytest
 from programs.supervisor.supervisors import free_port
-from triton_llama.health import Address
 from triton_local.readiness import is_ready
 from triton_supervisor.repository_api import MODEL, UNARY, ApiError, NotListeningError, RepositoryApi
+from triton_supervisor.triton_http import Address
 from unit.peers import hang_up, respond, server
 
 KEY = "k3y-" * 8

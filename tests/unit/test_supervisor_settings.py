@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from triton_llama.health import Address
-from triton_supervisor.command import Container, is_off, last_value, plan_container
+from triton_supervisor.command import is_off, last_value, plan_container
+from triton_supervisor.plan import Plan
 from triton_supervisor.settings import RefusedError, Settings, with_model_defaults
 from triton_supervisor.shared_memory import prefix_for
+from triton_supervisor.triton_http import Address
 
 KEY = "k3y-" * 8
 
@@ -30,9 +31,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _plan(repository: Path, *extra: str, **environment: str) -> Container:
+def _plan(repository: Path, *extra: str, **environment: str) -> Plan:
     given = {"PATH": os.environ["PATH"], **environment}
-    return plan_container(extra, given, Settings.of(given), KEY, prefix_for("me"), repository)
+    return plan_container(extra, given, Settings.of(given), prefix_for("me"), repository)
 
 
 def test_missing_and_empty_settings_are_the_defaults() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from triton_llama.health import read_state
+from triton_supervisor.health import read_state
 from triton_supervisor.settings import RefusedError
 from triton_supervisor.state import State, StateFile, announcement_file
 

@@ -12,7 +12,6 @@ from triton_llama.cli.generate import generate
 from triton_llama.cli.output import INTERRUPTED, OTHER, USAGE, exit_code, report
 from triton_llama.cli.status import status
 from triton_llama.errors import TritonLlamaError
-from triton_llama.health import main as run_health
 
 _EPILOG = """\b
 Exit codes:
@@ -26,7 +25,6 @@ Exit codes:
   7    server error, model not found or not ready
   130  interrupted (Ctrl-C)
 With --prompts-file, the code of the first prompt that failed.
-health has codes of its own: 0 is yes, 1 no, and its line is on standard output.
 """
 
 
@@ -39,18 +37,7 @@ def cli(settings: dict[str, bool], debug: bool) -> None:
     settings["debug"] = debug
 
 
-@click.command(
-    short_help="Tell whether the model computes: healthy, --live or --ready.",
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True},
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def health(arguments: tuple[str, ...]) -> int:
-    """Pass the arguments on: `triton_llama.health` parses them, here as in the image."""
-    return run_health(arguments, prog="triton-llama health")
-
-
-for command in (generate, status, health):
+for command in (generate, status):
     cli.add_command(command)
 
 

@@ -11,8 +11,7 @@ import click
 from triton_llama.cli.options import Server, server_options
 from triton_llama.cli.output import SERVER_ERROR
 from triton_llama.endpoint import Endpoint
-from triton_llama.health import METRICS_PORT, Address, NoAnswerError
-from triton_llama.model_info import InstanceInfo, metrics_address, read_model_info
+from triton_llama.model_info import InstanceInfo, NoModelInfoError, metrics_address, read_model_info
 from triton_llama.status import ModelConfig, ServerStatus
 
 
@@ -24,11 +23,7 @@ def status(json_lines: bool, metrics_url: str | None, server: Server) -> int:
     """Show the server, the model, how it computes, its live configuration and the versions; exit with 7 if it isn't
     ready.
     """
-    try:
-        endpoint = Endpoint.parse(server.url, server.protocol)
-        page = metrics_address(endpoint) if metrics_url is None else Address.parse(metrics_url, METRICS_PORT)
-    except ValueError as error:
-        raise click.UsageError(f"--metrics-url: {error}", click.get_current_context()) from error
+    page = metrics_address(Endpoint.parse(server.url, server.protocol)) if metrics_url is None else metrics_url
     with server.open() as client:
         found = client.status()
     instances, reason = _read_instances(page, server.model)
@@ -44,11 +39,11 @@ def status(json_lines: bool, metrics_url: str | None, server: Server) -> int:
     return 0 if found.ready and found.model_ready else SERVER_ERROR
 
 
-def _read_instances(page: Address, model: str) -> tuple[list[InstanceInfo], str]:
+def _read_instances(page: str, model: str) -> tuple[list[InstanceInfo], str]:
     """Return the instances; without metrics none, and the reason."""
     try:
         return read_model_info(page, model), ""
-    except NoAnswerError as error:
+    except NoModelInfoError as error:
         return [], str(error)
 
 

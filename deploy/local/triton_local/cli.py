@@ -19,8 +19,8 @@ from triton_supervisor.settings import (
     DEFAULT_RESTART_MINUTES,
     DEFAULT_RESTARTS,
     DEFAULT_STUCK_S,
-    MOST_RESTART_MINUTES,
-    MOST_RESTARTS,
+    MAX_RESTART_MINUTES,
+    MAX_RESTARTS,
 )
 
 from triton_local.errors import InterruptedStartError, LauncherError
@@ -28,59 +28,47 @@ from triton_local.log import TerminalView, gpu_driver_present
 from triton_local.openai_endpoint import OpenAIEndpoint
 from triton_local.ports import HeldPorts, Service, resolve_host
 from triton_local.process import Supervised
-from triton_local.readiness import ReadyFile
+from triton_local.ready_file import ReadyFile
 from triton_local.server import LocalTriton
 
 _PORT = click.IntRange(0, 65535)
 _LOADING_LINE_S = 30.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SAME_REQUEST_S = 2.0
-"""A SIGTERM or SIGHUP this soon after the first signal is the same request: one to the process group or control group
-reaches make, too, which passes it on. A key press is always a request of its own."""
+_POLL_S = 0.25
 
 
-_PARAMETERS: list[click.Parameter] = [
-    click.Option(
-        ["--variant"],
-        help="`default` (config.pbtxt), or the NAME of configs/NAME.pbtxt.  [default: streaming, if it exists]",
-    ),
-    click.Option(["--model"], help="Checkpoint: a folder or a hub id. Sets LLAMA_MODEL.  [default: the variant's own]"),
-    click.Option(["--http-port"], type=_PORT, default=8000, help="0: any free port, which is printed."),
-    click.Option(["--grpc-port"], type=_PORT, default=8001, help="0: any free port, which is printed."),
-    click.Option(["--metrics-port"], type=_PORT, default=8002, help="0: any free port, which is printed."),
-    click.Option(["--openai-port"], type=_PORT, help="Starts the OpenAI endpoint; 0: any free port.  [default: off]"),
-    click.Option(
-        ["--host"], default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine."
-    ),
-    click.Option(["--model-repository"], type=click.Path(path_type=Path), help="[default: the checkout's own]"),
-    click.Option(["--ready-file"], type=click.Path(path_type=Path), help="JSON with its addresses, while it is ready."),
-    click.Option(["--ready-timeout"], type=float, default=3600.0, help="Seconds to download, load and be ready."),
-    click.Option(["--log-file"], type=click.Path(path_type=Path), help="The server's whole log, in a file as well."),
-    click.Option(
-        ["--stuck-after"],
-        type=float,
-        default=DEFAULT_STUCK_S,
-        help="Seconds without a step until the model counts as dead.",
-    ),
-    click.Option(
-        ["--restarts"],
-        type=click.IntRange(0, MOST_RESTARTS),
-        default=DEFAULT_RESTARTS,
-        help="Starts of a server that has died, within --restart-minutes; 0 ends it instead.",
-    ),
-    click.Option(
-        ["--restart-minutes"],
-        type=click.IntRange(1, MOST_RESTART_MINUTES),
-        default=DEFAULT_RESTART_MINUTES,
-        help="Time that --restarts bounds.",
-    ),
-    click.Option(["--unsupervised"], is_flag=True, help="Triton alone: goes on serving when its model is dead."),
-    click.Option(["-v", "--verbose"], is_flag=True, help="Show the server's whole log."),
-    click.Argument(["tritonserver_args"], nargs=-1, type=click.UNPROCESSED),
-]
-
-
-@click.command(params=_PARAMETERS, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option(
+    "--variant",
+    help="`default` (config.pbtxt), or the NAME of configs/NAME.pbtxt.  [default: streaming, if it exists]",
+)
+@click.option("--model", help="Checkpoint: a folder or a hub id. Sets LLAMA_MODEL.  [default: the variant's own]")
+@click.option("--http-port", type=_PORT, default=8000, help="0: any free port, which is printed.")
+@click.option("--grpc-port", type=_PORT, default=8001, help="0: any free port, which is printed.")
+@click.option("--metrics-port", type=_PORT, default=8002, help="0: any free port, which is printed.")
+@click.option("--openai-port", type=_PORT, help="Starts the OpenAI endpoint; 0: any free port.  [default: off]")
+@click.option("--host", default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine.")
+@click.option("--model-repository", type=click.Path(path_type=Path), help="[default: the checkout's own]")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="JSON with its addresses, while it is ready.")
+@click.option("--ready-timeout", type=float, default=3600.0, help="Seconds to download, load and be ready.")
+@click.option("--log-file", type=click.Path(path_type=Path), help="The server's whole log, in a file as well.")
+@click.option(
+    "--stuck-after", type=float, default=DEFAULT_STUCK_S, help="Seconds without a step until the model counts as dead."
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, MAX_RESTARTS),
+    default=DEFAULT_RESTARTS,
+    help="Starts of a server that has died, within --restart-minutes; 0 ends it instead.",
+)
+@click.option(
+    "--restart-minutes",
+    type=click.IntRange(1, MAX_RESTART_MINUTES),
+    default=DEFAULT_RESTART_MINUTES,
+    help="Time that --restarts bounds.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show the server's whole log.")
+@click.argument("tritonserver_args", nargs=-1, type=click.UNPROCESSED)
 def main(
     variant: str | None,
     model: str | None,
@@ -96,18 +84,17 @@ def main(
     stuck_after: float,
     restarts: int,
     restart_minutes: int,
-    unsupervised: bool,
     verbose: bool,
     tritonserver_args: tuple[str, ...],
 ) -> None:
     """Run Triton on the model repository, without Docker; TRITONSERVER_ARGS come after --.
 
-    SIGTERM or Ctrl-C drains accepted requests and ends; a second one kills. A server that dies is started again on the
-    same ports. Exit codes: 0 drained, 70 the model died too often, 1 not ready in time or not drained in time, 2
-    refused before the start; else tritonserver's own.
+    SIGTERM or Ctrl-C drains accepted requests and ends, SIGQUIT kills. A server that dies is started again on the same
+    ports. Exit codes: 0 drained, 70 the model died too often, 1 not ready in time or not drained in time, 2 refused
+    before the start; else tritonserver's own.
     """
     supervised = Supervised(stuck_after=stuck_after, restarts=restarts, restart_minutes=restart_minutes)
-    file = ReadyFile(ready_file, _say)
+    file = ReadyFile(ready_file)
     server = LocalTriton(
         variant=variant,
         model=model,
@@ -120,8 +107,7 @@ def main(
         log_file=log_file,
         ready_timeout=ready_timeout,
         on_log_line=_Terminal(everything=verbose).show,
-        supervised=None if unsupervised else supervised,
-        on_condition=file.server_serves,
+        supervised=supervised,
     )
     ports: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     try:
@@ -143,7 +129,7 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, file
     started = time.monotonic()
     stopper = _Stopper(server, endpoint)
     server.check()
-    file.remove()
+    file.show(None)
     _say(f"starting tritonserver, variant {server.variant}")
     try:
         with _LoadingLines(started) as waiting, server, endpoint or contextlib.nullcontext():
@@ -151,23 +137,26 @@ def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, file
             if endpoint is not None:
                 endpoint.start(server.grpc_url, _say)
             stopper.server_is_ready()
-            addresses: dict[Service, str] = {} if endpoint is None else {"openai": endpoint.address}
-            file.write({**server.urls, **addresses}, lambda: server.pid, server.variant)
+            urls = server.urls if endpoint is None else {**server.urls, "openai": endpoint.address}
+
+            def facts() -> dict[str, str | int]:
+                addresses = {str(service): url for service, url in urls.items()}
+                return {**addresses, "pid": server.pid, "variant": server.variant}
+
+            file.show(facts())
             _say(f"ready after {time.monotonic() - started:.1f} s, pid {server.pid}, listening on {host}")
             for service, url in server.urls.items():
                 _say(f"  {service:<7} {url}")
             if endpoint is not None:
                 _say(f"  openai  {endpoint.url}")
                 _say(f"try: {_example(endpoint)}")
-            code = server.wait()
+            while server.exit_code is None:
+                time.sleep(_POLL_S)
+                # Absent while it drains, or has died and is started again.
+                file.show(facts() if server.serves else None)
+            return server.wait()
     finally:
-        file.remove()
-    # Of a supervised one the guard has said why, unless it is dead.
-    if (name := server.guard_killed_by) is not None:
-        click.echo(f"triton_local: the guard died of {name}, and tritonserver with it; code {code}", err=True)
-    elif not stopper.asked and not server.is_supervised:
-        click.echo(f"triton_local: tritonserver has ended with code {code}", err=True)
-    return code
+        file.show(None)
 
 
 def _example(endpoint: OpenAIEndpoint) -> str:
@@ -211,37 +200,27 @@ class _Stopper:
         self._server = server
         self._endpoint = endpoint
         self._ready = False
-        self._asked_at: float | None = None
+        self._draining = False
         for signum in _STOP_SIGNALS:
             signal.signal(signum, self._handle)
-
-    @property
-    def asked(self) -> bool:
-        """Whether a signal has requested the end."""
-        return self._asked_at is not None
+        signal.signal(signal.SIGQUIT, self._kill)
 
     def server_is_ready(self) -> None:
         """From now on signals drain the endpoint, if there is one, and the server."""
         self._ready = True
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        first, self._asked_at = not self.asked, self._asked_at or now
-        if not first and signum != signal.SIGINT and now - self._asked_at < SAME_REQUEST_S:
+        """Repeated signals change nothing: make and a terminal send several."""
+        if self._draining:
             return
-        if first and not self._ready:
+        self._draining = True
+        if not self._ready:
             raise InterruptedStartError(signum)
-        # During the clean-up of a failed start there may be no server any more.
-        with contextlib.suppress(RuntimeError):
-            self._drain() if first else self._kill()
-        if first:
-            # The endpoint's requests have as long as those that the server has after them.
-            name, limit = signal.Signals(signum).name, self._server.exit_timeout * (1 if self._endpoint is None else 2)
-            _say(f"{name}: ending when the running requests are answered, in {limit:g} s at most; again: at once")
-
-    def _drain(self) -> None:
+        # The endpoint's requests have as long as those that the server has after them.
+        name, limit = signal.Signals(signum).name, self._server.exit_timeout * (1 if self._endpoint is None else 2)
+        _say(f"{name}: ending when the running requests are answered, in {limit:g} s at most; SIGQUIT: at once")
         if self._endpoint is None:
-            self._server.terminate()
+            self._terminate()
         else:
             self._endpoint.end_then(self._terminate)
 
@@ -250,10 +229,11 @@ class _Stopper:
         with contextlib.suppress(RuntimeError):
             self._server.terminate()
 
-    def _kill(self) -> None:
+    def _kill(self, signum: int, frame: FrameType | None) -> None:
         if self._endpoint is not None:
             self._endpoint.kill()
-        self._server.kill()
+        with contextlib.suppress(RuntimeError):
+            self._server.kill()
 
 
 class _Terminal:

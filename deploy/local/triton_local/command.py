@@ -1,11 +1,10 @@
 """tritonserver's command line and environment for one start."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from triton_supervisor.command import cut_short, has_option, is_off, last_number
-from triton_supervisor.settings import DEFAULT_GRACE_S, MOST_SECONDS, RefusedError, with_model_defaults
+from triton_supervisor.settings import DEFAULT_GRACE_S, MAX_SECONDS, RefusedError, with_model_defaults
 from triton_supervisor.shared_memory import prefix_argument
 
 from triton_local.errors import InvalidSettingError, ReservedArgumentError
@@ -21,46 +20,31 @@ _RESERVED = {
     "--model-store": "--model-repository before --",
     "--model-config-name": "--variant",
     "--backend-directory": "nothing: the launcher assembles it",
-    "--allow-http": "nothing: the launcher checks readiness over HTTP",
-}
-# Options that the supervisor sets.
-_SUPERVISORS_OWN = {
-    "--model-control-mode": "which drains through it; use --unsupervised",
-    "--http-restricted-api": "which probes without a key; use a proxy to restrict access, or --unsupervised",
-    "--grpc-restricted-protocol": "which has a key of its own; use a proxy to restrict access, or --unsupervised",
+    "--allow-http": "nothing: the supervisor drains over HTTP",
+    "--model-control-mode": "nothing: the supervisor drains through it",
+    "--http-restricted-api": "a proxy to restrict access: the supervisor probes without a key",
+    "--grpc-restricted-protocol": "a proxy to restrict access: the supervisor has a key of its own",
 }
 _EXIT_TIMEOUT = "--exit-timeout-secs"
 # Options whose values it reads.
 _READ = (_EXIT_TIMEOUT, *(f"--allow-{service}" for service in SERVICES))
 
 
-@dataclass(frozen=True)
-class ServerCommand:
-    """Arguments, tritonserver first, and environment."""
-
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-
-
-def check_extra_arguments(extra: Sequence[str], supervised: bool) -> None:
+def check_extra_arguments(extra: Sequence[str]) -> None:
     """Raise ReservedArgumentError for an argument that the launcher itself sets, or that is no option."""
     if extra and not extra[0].startswith("-"):
         raise ReservedArgumentError(f"unexpected argument {extra[0]!r}; options for tritonserver come after --")
-    own = _SUPERVISORS_OWN if supervised else {}
-    if (short := cut_short(extra, (*_RESERVED, *own, *_READ))) is not None:
+    if (short := cut_short(extra, (*_RESERVED, *_READ))) is not None:
         raise ReservedArgumentError(f"{short[0]} is cut short; write out the option, {short[1]} if that is meant")
     for option, instead in _RESERVED.items():
         if has_option(extra, option):
             raise ReservedArgumentError(f"{option} can't go to tritonserver directly; use {instead}")
-    for option, why in own.items():
-        if has_option(extra, option):
-            raise ReservedArgumentError(f"{option} can't go to a supervised tritonserver, {why}")
 
 
 def exit_timeout(extra: Sequence[str]) -> int:
     """Return the seconds that accepted requests have at shutdown. Raises InvalidSettingError out of bounds."""
     try:
-        return last_number(extra, _EXIT_TIMEOUT, DEFAULT_GRACE_S, 0, MOST_SECONDS)
+        return last_number(extra, _EXIT_TIMEOUT, DEFAULT_GRACE_S, 0, MAX_SECONDS)
     except RefusedError as error:
         raise InvalidSettingError(str(error)) from error
 
@@ -106,7 +90,7 @@ def server_environment(
     overrides: Mapping[str, str],
     *,
     grace: int,
-    stuck: float | None,
+    stuck: float,
 ) -> dict[str, str]:
     """Return `inherited` with the paths that tritonserver and its stub need, then LLAMA_MODEL, then `overrides`.
 

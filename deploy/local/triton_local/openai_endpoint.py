@@ -11,15 +11,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from types import TracebackType
 
+from triton_supervisor import child
+
 from triton_local.errors import InvalidSettingError, StartFailedError
 from triton_local.ports import HeldPorts, reachable_host, resolve_host
 
-# The kernel ends the endpoint, in order, when the launcher is gone, even by SIGKILL. 1 is PR_SET_PDEATHSIG.
-_BOOT = (
-    "import ctypes, os, runpy, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
-    "os.getppid() == int(sys.argv.pop(1)) or sys.exit(1); "
-    "sys.argv[0] = 'triton-llama-openai'; runpy.run_module('triton_llama_openai', run_name='__main__')"
-)
 _LISTENS = re.compile(r"serving (.+?)(?:, .+)?, listening on ")
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "tokenizers")
 _END_S = 10.0
@@ -46,7 +42,7 @@ class OpenAIEndpoint:
         self._model = model
         # Held by the main thread when a signal's handler ends the endpoint, too.
         self._lock = threading.RLock()
-        self._asked = False
+        self._ending = False
         self._process: subprocess.Popen[str] | None = None
         self.served_name = ""
 
@@ -81,7 +77,7 @@ class OpenAIEndpoint:
     def start(self, grpc_url: str, say: Callable[[str], None]) -> None:
         """Start it in front of this server and wait until it listens; `served_name` is its first model.
 
-        It is started again whenever it ends without having been asked to; `say` gets a line then, in another thread.
+        It is started again whenever it ends by itself; `say` gets a line then, in another thread.
         Raises StartFailedError if it doesn't come to listen; stderr has the reason.
         """
         process = self._run(grpc_url)
@@ -94,20 +90,20 @@ class OpenAIEndpoint:
             self.stop()
             action()
 
-        self._asked = True
+        self._ending = True
         threading.Thread(target=end, name="openai-endpoint-end", daemon=True).start()
 
     def kill(self) -> None:
         """Kill it. Returns at once."""
         with self._lock:
-            self._asked = True
+            self._ending = True
             if self._process is not None:
                 self._process.kill()
 
     def stop(self) -> None:
         """End it gracefully; kill it after the grace period. Harmless once it has ended."""
         with self._lock:
-            self._asked = True
+            self._ending = True
             process = self._process
         if process is not None:
             process.terminate()
@@ -121,10 +117,10 @@ class OpenAIEndpoint:
     def _run(self, grpc_url: str) -> subprocess.Popen[str]:
         """Start the process and wait until it listens. Raises StartFailedError if it ends instead."""
         with self._lock:
-            if self._asked:
-                raise StartFailedError("the OpenAI endpoint has been asked to end")
+            if self._ending:
+                raise StartFailedError("the OpenAI endpoint is ending")
             self._process = process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(os.getpid()), *self._options(grpc_url)],
+                [*_command(), *self._options(grpc_url)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -145,16 +141,22 @@ class OpenAIEndpoint:
         while True:
             with process:
                 code = process.wait()
-            if self._asked:
+            if self._ending:
                 return
             say(f"the OpenAI endpoint has ended with code {code}; starting it again")
             try:
                 process = self._run(grpc_url)
             except StartFailedError as error:
-                if not self._asked:
+                if not self._ending:
                     say(f"{error}; Triton goes on serving without it")
                 return
 
     def _options(self, grpc_url: str) -> list[str]:
         port = self._held.numbers["openai"]
         return ["--host", self._host, "--port", str(port), "--triton", grpc_url, "--grace", str(self._grace)]
+
+
+def _command() -> list[str]:
+    # The kernel kills the endpoint when the launcher is gone, even by SIGKILL.
+    wrapper = [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), "triton-llama-openai"]
+    return [*wrapper, sys.executable, "-m", "triton_llama_openai"]

@@ -8,6 +8,8 @@ The command line (cli.py) is a thin layer over it.
 
 import math
 import os
+import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from triton_supervisor.command import has_option
-from triton_supervisor.repository_api import load_arguments, served_models
+from triton_supervisor.plan import Plan
+from triton_supervisor.repository_api import served_models
 from triton_supervisor.shared_memory import prefix_for
+from triton_supervisor.triton_http import Address
 
 from triton_local.command import (
-    ServerCommand,
     check_extra_arguments,
     exit_timeout,
     served,
@@ -32,8 +34,7 @@ from triton_local.errors import InvalidSettingError, NotReadyError, PortInUseErr
 from triton_local.installation import Interpreter, find_wheel
 from triton_local.log import ServerLog, failure_reason, names_taken_port
 from triton_local.ports import HeldPorts, Service, reachable_host, resolve_host
-from triton_local.process import SUPERVISED, GuardedProcess, Supervised, guarding
-from triton_local.readiness import is_ready
+from triton_local.process import Supervised, SupervisorProcess
 from triton_local.repository import ModelRepository, resolve_model
 from triton_local.runtime import Runtime, cache_root, prepare_runtime
 
@@ -42,7 +43,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Parts:
     """The checked parts of a start, the same for each attempt."""
 
     runtime: Runtime
@@ -58,9 +59,8 @@ class LocalTriton:
     Ports of 0 are any free ones. variant: a config's name; None: `streaming`, where the repository has it. model: a
     folder or a hub id for LLAMA_MODEL. environment: overrides the current one. extra_args: for tritonserver. The log is
     in `log_text()`, in `log_file` if given, and goes line by line to `on_log_line`, in another thread. supervised:
-    starts a dead server again, on the same ports, within bounds, and drains at shutdown; None is Triton alone.
-    on_condition: takes whether it serves, in another thread, at each change after `start`: False when it has died and
-    is started again, True when it is ready again. Methods raise errors of the LauncherError tree.
+    starts a dead server again, on the same ports, within bounds, and drains at shutdown. Methods raise errors of the
+    LauncherError tree.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class LocalTriton:
         log_file: Path | str | None = None,
         ready_timeout: float = 180.0,
         on_log_line: Callable[[str], None] | None = None,
-        supervised: Supervised | None = SUPERVISED,
-        on_condition: Callable[[bool], None] = lambda _: None,
+        supervised: Supervised | None = None,
     ) -> None:
+        """Start nothing. supervised: None is `Supervised()`, as in `make serve`."""
         self._variant = variant
         self._model = model
         self._requested: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
@@ -91,11 +91,10 @@ class LocalTriton:
         self._log_file = None if log_file is None else Path(log_file)
         self._ready_timeout = ready_timeout
         self._on_log_line = on_log_line
-        self._supervised = supervised
-        self._on_condition = on_condition
+        self._supervised = supervised or Supervised()
         self._resources = ExitStack()
         self._log: ServerLog | None = None
-        self._process: GuardedProcess | None = None
+        self._process: SupervisorProcess | None = None
         self._host_for_clients = ""
         self._ports: dict[Service, int] = {}
 
@@ -136,22 +135,19 @@ class LocalTriton:
     @property
     def pid(self) -> int:
         """tritonserver's process id; a restart changes it."""
-        return self._running().pid
+        condition = self._running().condition()
+        return 0 if condition is None else condition.pid
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is ready; not while it drains, or is started again."""
+        condition = self._running().condition()
+        return condition is not None and condition.state == "serving"
 
     @property
     def exit_code(self) -> int | None:
-        """0 drained, 70 the model died, else tritonserver's, 128 + N for signal N; None while it runs."""
+        """0 drained, 70 the model died too often, else tritonserver's own; None while it runs."""
         return self._running().exit_code()
-
-    @property
-    def is_supervised(self) -> bool:
-        """Whether a supervisor watches it, which says why it ends."""
-        return self._supervised is not None
-
-    @property
-    def guard_killed_by(self) -> str | None:
-        """The name of the signal that ended its guard, and the server with it; None if none has."""
-        return self._running().guard_killed_by()
 
     @property
     def exit_timeout(self) -> int:
@@ -164,15 +160,15 @@ class LocalTriton:
 
     def check(self) -> None:
         """Raise a LauncherError if the server can't be started; starts nothing, writes only to the cache."""
-        self._plan()
+        self._parts()
 
     def start(self) -> None:
         """Start, and wait until server and model are ready. After a LauncherError nothing is left running."""
-        plan = self._plan()
+        parts = self._parts()
         try:
             again: str | None = None
             for attempts_left in reversed(range(_START_ATTEMPTS)):
-                again = self._try_to_start(plan, again, last_attempt=attempts_left == 0)
+                again = self._try_to_start(parts, again, last_attempt=attempts_left == 0)
                 if again is None:
                     return
         except BaseException:
@@ -197,15 +193,14 @@ class LocalTriton:
             self._process.stop()
         self._resources.close()
 
-    def _plan(self) -> _Plan:
+    def _parts(self) -> _Parts:
         if not (math.isfinite(self._ready_timeout) and self._ready_timeout > 0):
             raise InvalidSettingError(f"ready timeout {self._ready_timeout} is out of bounds: more than 0 seconds")
-        if self._supervised is not None:
-            self._supervised.check()
+        self._supervised.check()
         repository = ModelRepository.at(self._repository_path)
         repository.check_variant(self.variant)
         model = None if self._model is None else resolve_model(self._model)
-        check_extra_arguments(self._extra, self._supervised is not None)
+        check_extra_arguments(self._extra)
         address = resolve_host(self._host)
         with HeldPorts(address, self._requested):  # a taken port is reported first
             pass
@@ -217,12 +212,11 @@ class LocalTriton:
             model,
             self._environment,
             grace=self.exit_timeout,
-            # Triton alone keeps the model's own default.
-            stuck=None if self._supervised is None else self._supervised.stuck_seconds,
+            stuck=self._supervised.stuck_seconds,
         )
-        return _Plan(runtime, repository, served_models(repository.path, self.variant), address, environment)
+        return _Parts(runtime, repository, served_models(repository.path, self.variant), address, environment)
 
-    def _try_to_start(self, plan: _Plan, again: str | None, last_attempt: bool) -> str | None:
+    def _try_to_start(self, parts: _Parts, again: str | None, last_attempt: bool) -> str | None:
         """Start once; return a reason to try again, or None when the server is ready.
 
         again: the reason for this attempt, for the first line of the log.
@@ -231,22 +225,13 @@ class LocalTriton:
         self._log = self._resources.enter_context(ServerLog(self._log_file, self._on_log_line))
         if again is not None:
             self._log.add(f"{again}; starting it again")
-        # Unique, so that a killed server's shared memory is recognised.
-        shm_prefix = prefix_for(uuid.uuid4().hex[:12])
-        with HeldPorts(plan.address, self._requested) as held:
-            self._host_for_clients = reachable_host(plan.address)
+        folder = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="triton-local-")))
+        with HeldPorts(parts.address, self._requested) as held:
+            self._host_for_clients = reachable_host(parts.address)
             self._ports = held.numbers
-            arguments = server_arguments(
-                plan.runtime, plan.repository.path, self.variant, plan.address, held.numbers, shm_prefix, self._extra
-            )
-            if self._supervised is None and not has_option(self._extra, "--model-control-mode"):
-                # Its guard adds them for a supervised one.
-                arguments = (arguments[0], *load_arguments(plan.models), *arguments[1:])
-            command = ServerCommand(arguments, plan.environment)
-            ports = {service: held.numbers[service] for service in served(self._extra)}
-            guard = guarding(self._supervised, self.exit_timeout, plan.address, ports, plan.models)
-            self._process = GuardedProcess(command, shm_prefix, guard, self._log.add, self._on_condition)
-            if self._wait_until_ready(plan.models):
+            state_file = (self._supervised.state_file or folder / "state.json").absolute()
+            self._process = SupervisorProcess(self._plan(parts, state_file), state_file, self._log.add)
+            if self._wait_until_ready():
                 return None
         code = self._process.wait()
         lines = self._log.lines()
@@ -257,14 +242,36 @@ class LocalTriton:
             raise PortInUseError(f"a port was taken while the model was loading: {failure_reason(lines)}")
         raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {failure_reason(lines)}")
 
-    def _wait_until_ready(self, models: Sequence[str]) -> bool:
+    def _plan(self, parts: _Parts, state_file: Path) -> Plan:
+        supervised, ports = self._supervised, self._ports
+        # Unique, so that a killed server's shared memory is recognised.
+        shm_prefix = prefix_for(uuid.uuid4().hex[:12])
+        arguments = server_arguments(
+            parts.runtime, parts.repository.path, self.variant, parts.address, ports, shm_prefix, self._extra
+        )
+        has_metrics = "metrics" in served(self._extra)
+        return Plan(
+            arguments=arguments,
+            environment=parts.environment,
+            models=parts.models,
+            http=Address(self._host_for_clients, ports["http"]),
+            metrics=Address(self._host_for_clients, ports["metrics"]) if has_metrics else None,
+            shm_prefix=shm_prefix,
+            grace=self.exit_timeout,
+            notice=supervised.notice,
+            stuck=supervised.stuck_seconds,
+            restarts=supervised.restarts,
+            restart_minutes=supervised.restart_minutes,
+            state_file=state_file,
+            parent=os.getpid(),
+        )
+
+    def _wait_until_ready(self) -> bool:
         """Return False if the server has ended instead. Raises NotReadyError after the timeout."""
         process = self._running()
         deadline = time.monotonic() + self._ready_timeout
         while process.exit_code() is None:
-            expected = [self._ports[service] for service in served(self._extra)]
-            watched = self._supervised is None or process.is_watched()
-            if watched and is_ready(process.pid, self._host_for_clients, self._ports["http"], expected, models):
+            if self.serves and all(self._listens(service) for service in served(self._extra)):
                 return True
             if time.monotonic() > deadline:
                 lines = [] if self._log is None else self._log.lines()
@@ -275,7 +282,11 @@ class LocalTriton:
             time.sleep(_POLL_S)
         return False
 
-    def _running(self) -> GuardedProcess:
+    def _listens(self, service: Service) -> bool:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            return probe.connect_ex((self._host_for_clients, self._ports[service])) == 0
+
+    def _running(self) -> SupervisorProcess:
         if self._process is None:
             raise RuntimeError("the server hasn't been started: use LocalTriton as a context manager")
         return self._process

@@ -2,7 +2,7 @@
 
 import sys
 
-from triton_supervisor.loop import block_signals
+from triton_supervisor.signals import block_signals
 
 if __name__ == "__main__":
     # The kernel drops signals that process 1 doesn't handle. Blocked, a SIGTERM waits until everything is loaded.

@@ -2,9 +2,11 @@
 
     python -m triton_supervisor [TRITONSERVER_OPTIONS ...]
     python -m triton_supervisor announce --seconds 15
+    python -m triton_supervisor plan < PLAN
 
 `announce` is the hook that an orchestrator runs before it sends SIGTERM (Kubernetes: preStop): the server stops being
-ready, so load balancers remove it, and goes on serving meanwhile. Messages go to standard error, one line each.
+ready, so load balancers remove it, and goes on serving meanwhile. `plan` serves a plan of the launcher's, in JSON.
+Messages go to standard error, one line each.
 """
 
 from __future__ import annotations
@@ -18,21 +20,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from triton_supervisor.command import plan_container
-from triton_supervisor.hardening import new_key, set_stack_limit
-from triton_supervisor.life import Life
-from triton_supervisor.loop import Wishes, block_signals, run
-from triton_supervisor.process import adopt_orphans, kill_children, start_server
+from triton_supervisor.hardening import set_stack_limit
+from triton_supervisor.plan import Plan
+from triton_supervisor.process import adopt_orphans
 from triton_supervisor.ready_port import ReadyPort
-from triton_supervisor.restarting import Restarting
-from triton_supervisor.restarts import Restarts
-from triton_supervisor.settings import RESTARTS_VARIABLE, RefusedError, Settings
+from triton_supervisor.settings import RefusedError, Settings
 from triton_supervisor.shared_memory import container_prefix, remove_shared_memory
+from triton_supervisor.signals import block_signals
 from triton_supervisor.state import StateFile, announcement_file
-from triton_supervisor.supervision import SupervisedServer, Supervision
+from triton_supervisor.supervisor import NAME, Supervisor
 
 REFUSED = 2
-_NAME = "triton_supervisor"
-LONGEST_ANNOUNCEMENT_S = 3600
+MAX_ANNOUNCEMENT_S = 3600
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,7 +40,12 @@ def main(arguments: Sequence[str]) -> int:
         if arguments[:1] == ["announce"]:
             announce(os.environ, _announcement(arguments[1:]))
             return 0
-        return _serve(arguments, os.environ)
+        # As process 1, `__main__` has blocked them before it imported this.
+        block_signals()
+        if arguments[:1] == ["plan"]:
+            return _serve(Plan.from_json(sys.stdin.read()))
+        settings = Settings.of(os.environ)
+        return _serve(plan_container(arguments, os.environ, settings, container_prefix()))
     except RefusedError as error:
         _say(str(error))
         return REFUSED
@@ -65,53 +69,23 @@ def _announcement(arguments: Sequence[str]) -> float:
     )
     parser.add_argument("--seconds", type=float, default=0.0, help="return after this time (default: %(default)g)")
     seconds: float = parser.parse_args(arguments).seconds
-    if not 0 <= seconds <= LONGEST_ANNOUNCEMENT_S:
-        raise RefusedError(f"--seconds is {seconds:g}; it must be 0 ... {LONGEST_ANNOUNCEMENT_S}")
+    if not 0 <= seconds <= MAX_ANNOUNCEMENT_S:
+        raise RefusedError(f"--seconds is {seconds:g}; it must be 0 ... {MAX_ANNOUNCEMENT_S}")
     return seconds
 
 
-def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    # As process 1, `__main__` has blocked them before it imported this.
-    block_signals()
-    settings = Settings.of(environment)
+def _serve(plan: Plan) -> int:
+    """Supervise a plan; return the exit code. Raises RefusedError before anything is started."""
     adopt_orphans()
-    prefix = container_prefix()
-    remove_shared_memory(prefix)
-    key = new_key()
-    plan = plan_container(arguments, environment, settings, key, prefix)
-    state = StateFile(settings.state_file, _say)
-    ready_port = None if settings.ready_port is None else ReadyPort(settings.ready_port, state)
+    remove_shared_memory(plan.shm_prefix)
+    state = StateFile(plan.state_file, _say)
+    if plan.ready_port is not None:
+        ReadyPort(plan.ready_port, state).begin()
     set_stack_limit()
-
-    supervised = SupervisedServer(
-        http=plan.http,
-        metrics=plan.metrics,
-        key=key,
-        shm_prefix=prefix,
-        grace=settings.grace,
-        notice=settings.notice,
-        stuck=settings.stuck or None,
-        models=plan.models,
-    )
-
-    def begin(restarts: int) -> Life:
-        server = start_server(plan.arguments, _NAME, {**plan.environment, RESTARTS_VARIABLE: str(restarts)})
-        return Life(server, Supervision(server, supervised, state, _say))
-
-    def clean_up() -> None:
-        kill_children()
-        remove_shared_memory(prefix)
-
-    try:
-        if ready_port is not None:
-            ready_port.begin()
-        restarts = Restarts(settings.restarts, settings.restart_minutes)
-        return run(Restarting(begin, clean_up, restarts, state, _say), Wishes(again_kills=True), lambda: None)
-    finally:
-        clean_up()
+    return Supervisor(plan, state, _say).run()
 
 
 def _say(message: str) -> None:
     # Unbuffered and in one write, because tritonserver writes to the same file. Its reader may have left.
     with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), f"{_NAME}: {message}\n".encode())
+        os.write(sys.stderr.fileno(), f"{NAME}: {message}\n".encode())

@@ -1,4 +1,4 @@
-"""tritonserver's command line: how to read its options, and the complete one of this project's image.
+"""tritonserver's command line: how to read its options, and the plan of a start in this project's image.
 
 tritonserver parses with getopt_long: `--option=value` or `--option value`, the last one counts, and a name may be
 abbreviated while it is unambiguous. Which abbreviations are depends on its version, so they are refused (`cut_short`).
@@ -8,14 +8,11 @@ A word that begins with `--` counts as an option here even where it is the value
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from triton_llama.health import Address
-
-from triton_supervisor.answers import counts_environment
 from triton_supervisor.hardening import body_limit_arguments
-from triton_supervisor.repository_api import MODEL, control_arguments, served_models
+from triton_supervisor.plan import Plan
+from triton_supervisor.repository_api import MODEL, served_models
 from triton_supervisor.settings import (
     DEFAULT_CONFIG,
     RefusedError,
@@ -23,7 +20,8 @@ from triton_supervisor.settings import (
     whole_number,
     with_model_defaults,
 )
-from triton_supervisor.shared_memory import cancellations_environment, prefix_argument
+from triton_supervisor.shared_memory import prefix_argument
+from triton_supervisor.triton_http import Address
 
 REPOSITORY = Path("/srv/triton-llama/model_repository")
 TRITONSERVER = "tritonserver"
@@ -43,25 +41,13 @@ _RESERVED = {
 _READ = ("--allow-http", "--http-address", "--http-port", "--allow-metrics", "--metrics-address", "--metrics-port")
 
 
-@dataclass(frozen=True)
-class Container:
-    """What to run, with which environment and models, and where it will listen. metrics: None when they are off."""
-
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    models: tuple[str, ...]
-    http: Address
-    metrics: Address | None
-
-
 def plan_container(
     extra: Sequence[str],
     environment: Mapping[str, str],
     settings: Settings,
-    key: str,
     shm_prefix: str,
     repository: Path = REPOSITORY,
-) -> Container:
+) -> Plan:
     """Return the plan of a start; runs `tritonserver --help`. extra: the container's arguments, for tritonserver.
 
     Raises RefusedError for an unknown config, or an option that the supervisor itself sets.
@@ -69,8 +55,7 @@ def plan_container(
     _check(extra)
     config = _config(environment, repository)
     models = served_models(repository, config)
-    own = with_model_defaults(environment, grace=settings.grace, stuck=settings.stuck)
-    own |= {**counts_environment(shm_prefix), **cancellations_environment(shm_prefix)}
+    variables = with_model_defaults(environment, grace=settings.grace, stuck=settings.stuck)
     arguments = (
         TRITONSERVER,
         f"--model-repository={repository}",
@@ -80,12 +65,26 @@ def plan_container(
         # Percentiles of the queue time, off by default.
         "--metrics-config=summary_latencies=true",
         prefix_argument(shm_prefix),
-        *control_arguments(key, models),
-        *body_limit_arguments([TRITONSERVER], own),
+        *body_limit_arguments([TRITONSERVER], variables),
         *(() if config == "default" else (f"--model-config-name={config}",)),
         *extra,
     )
-    return Container(arguments, own, models, *_addresses(extra))
+    http, metrics = _addresses(extra)
+    return Plan(
+        arguments=arguments,
+        environment=variables,
+        models=models,
+        http=http,
+        metrics=metrics,
+        shm_prefix=shm_prefix,
+        grace=settings.grace,
+        notice=settings.notice,
+        stuck=settings.stuck,
+        restarts=settings.restarts,
+        restart_minutes=settings.restart_minutes,
+        state_file=settings.state_file,
+        ready_port=settings.ready_port,
+    )
 
 
 def last_value(arguments: Sequence[str], option: str) -> str | None:
@@ -99,13 +98,13 @@ def last_value(arguments: Sequence[str], option: str) -> str | None:
     return value
 
 
-def last_number(arguments: Sequence[str], option: str, default: int, least: int, most: int) -> int:
+def last_number(arguments: Sequence[str], option: str, default: int, minimum: int, maximum: int) -> int:
     """Return the last value as a whole number within its bounds. Raises RefusedError.
 
     tritonserver itself also reads "80a" and " 80" as 80.
     """
     text = last_value(arguments, option)
-    return default if text is None else whole_number(option, text, least, most)
+    return default if text is None else whole_number(option, text, minimum, maximum)
 
 
 def is_off(arguments: Sequence[str], option: str) -> bool:
@@ -162,9 +161,9 @@ def _addresses(extra: Sequence[str]) -> tuple[Address, Address | None]:
     if is_off(extra, "--allow-metrics"):
         return http, None
     # The default address of the metrics is HTTP's.
-    own = last_value(extra, "--metrics-address")
+    address = last_value(extra, "--metrics-address")
     port = last_number(extra, "--metrics-port", 8002, 1, 65535)
-    return http, Address(host if own is None else _reachable(own), port)
+    return http, Address(host if address is None else _reachable(address), port)
 
 
 def _reachable(address: str | None) -> str:

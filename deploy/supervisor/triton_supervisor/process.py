@@ -14,31 +14,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from triton_supervisor.process_table import children
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CHILD = Path(__file__).with_name("child.py")
 _POLL_S = 0.25
 _KILLED_MUST_END_S = 10.0
-
-# 1 is PR_SET_PDEATHSIG. 127 is the exit code of a command that can't be run, as in shells. SIGPIPE stays ignored, as
-# Python sets it: a log reader that leaves must not interrupt the drain.
-_BOOT = """
-import ctypes, os, signal, sys
-parent, name, *command = sys.argv[1:]
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(parent):
-    sys.exit(1)  # it died before the prctl
-# Python would print a traceback of a SIGINT, so it has been blocked until here.
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-try:
-    os.execvp(command[0], command)
-except OSError as error:
-    os.write(2, f"{name}: {command[0]} can't be run: {error.strerror}\\n".encode())
-    os._exit(127)
-"""
-
 
 _BLOCKED = (signal.SIGTERM, signal.SIGINT)
 
@@ -46,9 +29,8 @@ _BLOCKED = (signal.SIGTERM, signal.SIGINT)
 class ServerProcess:
     """A child process."""
 
-    def __init__(self, pid: int, writes_at_its_end: bool = False) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.writes_at_its_end = writes_at_its_end
         self._code: int | None = None
 
     def exit_code(self) -> int | None:
@@ -74,13 +56,13 @@ class ServerProcess:
             os.kill(self.pid, number)
 
 
-def adopt_orphans(adopt: bool = True) -> None:
-    """Become the parent of descendants that lose theirs, so that they can be found and killed; or no longer."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+def adopt_orphans() -> None:
+    """Become the parent of descendants that lose theirs, so that they can be found and killed."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def start_server(arguments: Sequence[str], name: str, environment: Mapping[str, str] | None = None) -> ServerProcess:
-    """Start a command, found on PATH, that is killed when this process ends. environment: None inherits this one's.
+def start_server(arguments: Sequence[str], name: str, environment: Mapping[str, str]) -> ServerProcess:
+    """Start a command, found on this process's PATH, that is killed when this process ends.
 
     It has a process group of its own: otherwise Ctrl-C at its terminal (`docker run -it`) would end it, and the model,
     without a drain. So would a SIGTERM to its control group, as systemd sends: it is blocked, and SIGINT does the same.
@@ -89,10 +71,8 @@ def start_server(arguments: Sequence[str], name: str, environment: Mapping[str, 
     Call it in the main thread: the kernel kills the server when the thread that started it ends.
     """
     # Not os.fork: a server that is started again is started beside threads. The new process prepares itself.
-    boot = [sys.executable, "-I", "-S", "-c", _BOOT, str(os.getpid()), name, *arguments]
-    own = dict(os.environ if environment is None else environment)
-    traces = any(argument.startswith("--trace-config") for argument in arguments)
-    return ServerProcess(os.posix_spawn(sys.executable, boot, own, setpgroup=0, setsigmask=_BLOCKED), traces)
+    command = [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), name, *arguments]
+    return ServerProcess(os.posix_spawn(sys.executable, command, environment, setpgroup=0, setsigmask=_BLOCKED))
 
 
 def kill_children() -> None:

@@ -13,9 +13,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from triton_llama.health import Address, NoAnswerError, NoListenerError, Response, exchange
-
 from triton_supervisor.hardening import HTTP_HEADER, restricted_arguments
+from triton_supervisor.triton_http import Address, NoAnswerError, NoListenerError, Response, exchange
 
 MODEL = "llama"
 UNARY = "llama_unary"

@@ -20,8 +20,8 @@ DEFAULT_GRACE_S = 120
 DEFAULT_STUCK_S = 120
 DEFAULT_RESTARTS = 5
 DEFAULT_RESTART_MINUTES = 10
-MOST_RESTARTS = 1000
-MOST_RESTART_MINUTES = 1440
+MAX_RESTARTS = 1000
+MAX_RESTART_MINUTES = 1440
 
 RESTARTS_VARIABLE = "TRITON_SERVER_RESTARTS"
 """Tells the model how often tritonserver has been started again; the metric llama_server_restarts."""
@@ -32,9 +32,6 @@ STOP_MARGIN_S = 30
 UNLOAD_S = 10.0
 """Part of it, for the model's `finalize` after the last response; Triton sets no other limit."""
 
-FLUSH_S = 10.0
-"""Part of it, for clients that read their responses slowly."""
-
 # Exit codes of the supervisor.
 DRAINED = 0
 CUT_OFF = 1
@@ -43,10 +40,10 @@ DEAD = 70
 """The model died (EX_SOFTWARE of sysexits.h), and the server isn't started again, or not any more."""
 
 MODEL_PREFIX = "LLAMA_"
-MOST_SECONDS = 3600
+MAX_SECONDS = 3600
 """Upper bound of every duration here, and of the model's drain_seconds and stuck_seconds."""
 
-_LEAST_STUCK_S = 10
+_MIN_STUCK_S = 10
 
 
 class RefusedError(Exception):
@@ -74,30 +71,30 @@ class Settings:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Settings:
         """Read them. Raises RefusedError for a value that isn't a whole number within its bounds."""
-        stuck = _whole(environment, "TRITON_STUCK_SECONDS", DEFAULT_STUCK_S, 0, MOST_SECONDS)
-        if 0 < stuck < _LEAST_STUCK_S:
+        stuck = _whole(environment, "TRITON_STUCK_SECONDS", DEFAULT_STUCK_S, 0, MAX_SECONDS)
+        if 0 < stuck < _MIN_STUCK_S:
             raise RefusedError(
-                f"TRITON_STUCK_SECONDS is {stuck}; it must be 0 (never) or {_LEAST_STUCK_S} ... {MOST_SECONDS}"
+                f"TRITON_STUCK_SECONDS is {stuck}; it must be 0 (never) or {_MIN_STUCK_S} ... {MAX_SECONDS}"
             )
         state_file = environment.get("TRITON_STATE_FILE")
         return cls(
-            grace=_whole(environment, "TRITON_GRACE_SECONDS", DEFAULT_GRACE_S, 1, MOST_SECONDS),
-            notice=_whole(environment, "TRITON_NOTICE_SECONDS", 0, 0, MOST_SECONDS),
+            grace=_whole(environment, "TRITON_GRACE_SECONDS", DEFAULT_GRACE_S, 1, MAX_SECONDS),
+            notice=_whole(environment, "TRITON_NOTICE_SECONDS", 0, 0, MAX_SECONDS),
             stuck=stuck,
-            restarts=_whole(environment, "TRITON_RESTARTS", DEFAULT_RESTARTS, 0, MOST_RESTARTS),
+            restarts=_whole(environment, "TRITON_RESTARTS", DEFAULT_RESTARTS, 0, MAX_RESTARTS),
             restart_minutes=_whole(
-                environment, "TRITON_RESTART_MINUTES", DEFAULT_RESTART_MINUTES, 1, MOST_RESTART_MINUTES
+                environment, "TRITON_RESTART_MINUTES", DEFAULT_RESTART_MINUTES, 1, MAX_RESTART_MINUTES
             ),
             state_file=Path(state_file) if state_file else None,
             ready_port=_whole(environment, "TRITON_READY_PORT", 0, 0, 65535) or None,
         )
 
 
-def whole_number(name: str, text: str, least: int, most: int) -> int:
+def whole_number(name: str, text: str, minimum: int, maximum: int) -> int:
     """Parse a whole number within its bounds. Raises RefusedError with `name`, the text and the bounds."""
     # int() also accepts underscores and digits of other scripts.
-    if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
-        raise RefusedError(f"{name} is {text!r}; it must be a whole number, {least} ... {most}")
+    if not re.fullmatch("[0-9]{1,18}", text) or not minimum <= int(text) <= maximum:
+        raise RefusedError(f"{name} is {text!r}; it must be a whole number, {minimum} ... {maximum}")
     return int(text)
 
 
@@ -108,14 +105,14 @@ def with_model_defaults(environment: Mapping[str, str], *, grace: int, stuck: fl
     seconds makes the model report that it isn't ready; 0 disables that, None keeps the model's default.
     """
     # An empty setting of the model (LLAMA_MODEL= in .env) is the default.
-    own = {name: value for name, value in environment.items() if value or not name.startswith(MODEL_PREFIX)}
-    own.setdefault(f"{MODEL_PREFIX}DRAIN_SECONDS", str(grace))
+    variables = {name: value for name, value in environment.items() if value or not name.startswith(MODEL_PREFIX)}
+    variables.setdefault(f"{MODEL_PREFIX}DRAIN_SECONDS", str(grace))
     if stuck is not None:
         # The model takes whole seconds; rounding up never yields 0, which would disable the check.
-        own.setdefault(f"{MODEL_PREFIX}STUCK_SECONDS", str(min(math.ceil(stuck), MOST_SECONDS)))
-    return own
+        variables.setdefault(f"{MODEL_PREFIX}STUCK_SECONDS", str(min(math.ceil(stuck), MAX_SECONDS)))
+    return variables
 
 
-def _whole(environment: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+def _whole(environment: Mapping[str, str], name: str, default: int, minimum: int, maximum: int) -> int:
     text = environment.get(name, "")
-    return whole_number(name, text, least, most) if text else default
+    return whole_number(name, text, minimum, maximum) if text else default

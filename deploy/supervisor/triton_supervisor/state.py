@@ -1,6 +1,7 @@
 """The server's state, in memory and in a JSON file for probes.
 
-    {"state": "starting" | "serving" | "draining" | "failed", "reason": "one line", "since": seconds since 1970}
+    {"state": "starting" | "serving" | "draining" | "failed", "reason": "one line", "since": seconds since 1970,
+     "pid": tritonserver's}
 
 The file is replaced atomically. A file `<state file>.announced` beside it announces the shutdown: the preStop hook
 creates it, and from then on the server isn't ready, though it goes on serving.
@@ -25,11 +26,12 @@ State = Literal["starting", "serving", "draining", "failed"]
 
 @dataclass(frozen=True)
 class Condition:
-    """A state, why, and since when (seconds since 1970)."""
+    """A state, why, and since when (seconds since 1970). pid: of the last tritonserver, 0 before the first one."""
 
     state: State
     reason: str
     since: float
+    pid: int = 0
 
 
 def announcement_file(state_file: Path) -> Path:
@@ -60,11 +62,15 @@ class StateFile:
                 f"the state file {path} (TRITON_STATE_FILE) can't be written: {error.strerror}"
             ) from error
 
-    def enter(self, state: State, reason: str) -> None:
-        """Change the state. A file that can't be written now doesn't stop the server: see `catch_up`."""
-        if (state, reason) == (self.condition.state, self.condition.reason):
+    def enter(self, state: State, reason: str, pid: int | None = None) -> None:
+        """Change the state. A file that can't be written now doesn't stop the server: see `catch_up`.
+
+        pid: tritonserver's, if it has changed.
+        """
+        before = self.condition
+        if (state, reason) == (before.state, before.reason) and pid in (None, before.pid):
             return
-        self.condition = Condition(state, reason, time.time())
+        self.condition = Condition(state, reason, time.time(), before.pid if pid is None else pid)
         self._try_to_write()
 
     def catch_up(self) -> None:

@@ -8,7 +8,8 @@ Run as a program, with tritonserver's options. The environment sets its behaviou
     FAKE_WAITS      it doesn't end on SIGINT, as with an idle connection that Triton waits for
     FAKE_INSTANCES  number of model processes, which end one after the other (1)
     FAKE_FINALIZES  seconds that each of them takes to end (0)
-    FAKE_HOLDS      each model counts a request, answered when nothing is running any more, and is never unloaded
+    FAKE_HOLDS      a model is never unloaded
+    FAKE_METRICS_BUSY  file: while it exists, the metrics show a running request; default FAKE_BUSY
     FAKE_UNLOADED   file: gets a line with the name of each model when it is unloaded
     FAKE_STARTS     file: gets a line with the supervisor's count of restarts at each start
     FAKE_CRASHES    number of starts in FAKE_STARTS that die of SIGABRT before they listen (0)
@@ -20,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -51,13 +51,9 @@ class FakeTriton(ThreadingHTTPServer):
     def unload(self, model: str) -> None:
         """Unload a model once no request is running; end the processes of `llama`."""
         self.states[model] = "UNLOADING"
-        counts = Path(f"{os.environ['TRITON_LLAMA_REQUEST_COUNTS']}{model}-{os.getpid()}")
-        if "FAKE_HOLDS" in os.environ:
-            counts.write_bytes(struct.pack("=QQ", 1, 0))
         while Path(os.environ.get("FAKE_BUSY", "/nowhere")).exists():
             time.sleep(0.02)
         if "FAKE_HOLDS" in os.environ:
-            counts.write_bytes(struct.pack("=QQ", 1, 1))
             return
         for process in self.processes if model == "llama" else []:
             time.sleep(float(os.environ.get("FAKE_FINALIZES", "0")))
@@ -73,6 +69,10 @@ class Handler(BaseHTTPRequestHandler):
     server: FakeTriton
 
     def do_GET(self) -> None:
+        if self.path == "/metrics":
+            running = Path(os.environ.get("FAKE_METRICS_BUSY") or os.environ.get("FAKE_BUSY", "/nowhere")).exists()
+            self._answer(200, text=f'llama_slots_in_use{{model="llama"}} {int(running)}\n')
+            return
         *_, models, model, ready = self.path.split("/")
         assert (models, ready) == ("models", "ready")
         self._answer(200 if self.server.states[model] == "READY" else 400)
@@ -94,8 +94,8 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
 
-    def _answer(self, status: int, content: object = None) -> None:
-        body = b"" if content is None else json.dumps(content).encode()
+    def _answer(self, status: int, content: object = None, text: str = "") -> None:
+        body = text.encode() if content is None else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -26,10 +26,11 @@ case "$*" in *--help*) echo "  --model-repository <string>"; exit ;; esac
 exec "{sys.executable}" -I -S "{_FAKE}" "$@"
 """
 _CONSTANTS = {
-    "loop._POLL_S": 0.05,
+    "signals._POLL_S": 0.05,
     "restarts._FIRST_PAUSE_S": 0.05,
-    "sockets.PAUSE_S": 0.1,
-    "supervision._LOADING_ENDS_S": 0.2,
+    "supervisor.FLUSH_S": 0.1,
+    "supervisor.END_S": 0.2,
+    "supervisor.IDLE_S": 0.3,
 }
 
 
@@ -114,11 +115,14 @@ def supervisor(
         "TRITON_MODEL_CONFIG": "default",
         # A death ends it, unless a test is about what follows.
         "TRITON_RESTARTS": "0",
+        "TRITON_STUCK_SECONDS": "0",
     }
     values = [f"{name}={value}" for name, value in {**_CONSTANTS, **(constants or {})}.items()]
     words = [_QUICK, *values, "--"] if program is None else ["-c", program]
+    port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-P", *words, "--allow-metrics=false", f"--http-port={free_port()}"],
+        # The stand-in has its metrics on the same port; no probe is sent unless a test is about it.
+        [sys.executable, "-P", *words, f"--http-port={port}", f"--metrics-port={port}"],
         env={**os.environ, **own, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

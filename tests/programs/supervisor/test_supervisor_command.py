@@ -11,16 +11,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 UNWRITABLE = "TRITON_STATE_FILE is /nowhere/state: nothing can be announced: No such file or directory"
-PATHS = [str(ROOT / folder) for folder in ("client", "deploy/supervisor", "deploy/local")]
+PATHS = [str(ROOT / folder) for folder in ("deploy/supervisor",)]
 
 
-@pytest.mark.parametrize("module", ["triton_supervisor.cli", "triton_local.guard", "triton_llama.health"])
+@pytest.mark.parametrize("module", ["triton_supervisor.cli", "triton_supervisor.health"])
 def test_only_the_standard_library_is_imported(module: str) -> None:
     program = f"import sys; sys.path += {PATHS}; import {module}; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-W", "error", "-c", program]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     foreign = {name.partition(".")[0] for name in run.stdout.split()} - set(sys.stdlib_module_names)
-    assert foreign <= {"triton_supervisor", "triton_local", "triton_llama", "__main__"}
+    assert foreign <= {"triton_supervisor", "__main__"}
 
 
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,3 @@
-#!/usr/bin/env -S python3 -I -S
 """Health probe: whether a server is healthy, alive or ready, and why, in one line.
 
 A server is healthy if its model computes. The probe looks for the cheapest evidence first:
@@ -7,80 +6,36 @@ A server is healthy if its model computes. The probe looks for the cheapest evid
     2. one token from /generate: costs a forward pass
     3. a step that the engine made while the probe waited for that token: the model is slow or overloaded, not dead
 
-Triton 2.51 doesn't notice a plain HTTP client that disconnects: a stuck model keeps its request, and computes it when
-it goes on. So while requests wait for the model, such as that of an earlier probe, the probe sends none and waits for
-their step. However many probes there are, a stuck model keeps one request of theirs.
-
-With several instances of the model (one per GPU, say), each must have made a recent step; otherwise one token must come
-from the instance that Triton picks (or a step, where requests wait), and no instance may hang with slots in use. An
-instance that died while idle goes unnoticed as long as another one answers.
-
-Standard library only, and no import from the rest of the package: the Docker image installs this file as `bin/health`,
-where orchestrators start it every few seconds. `triton-llama health` and `python -m triton_llama.health` run it too.
+Triton 2.51 doesn't notice a plain HTTP client that disconnects: a stuck model keeps its request. So while requests wait
+for the model, an earlier probe's perhaps, the probe sends none and waits for their step. The image has this program as
+`bin/health`. Standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import math
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from email.utils import mktime_tz, parsedate_tz
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 from urllib.parse import quote
 
-HTTP_PORT = 8000
-METRICS_PORT = 8002
+from triton_supervisor.metrics_page import Steps, read_steps
+from triton_supervisor.triton_http import HTTP_PORT, METRICS_PORT, Address, AnswerTimeoutError, NoAnswerError, exchange
+
 MODEL = "llama"
 
 DEFAULT_TIMEOUT = 20.0
 DEFAULT_STEP_AGE = 30.0
-METRICS_SECONDS = 2.0
-"""Timeout of the metrics page; a thread of tritonserver that does nothing else serves it."""
 PAUSE_SECONDS = 1.0
 """Between two requests that a full queue refuses (Triton counts each), or between two looks at the metrics."""
-CLOCK_SECONDS = 1.0
-"""How far in the future a step may lie. Beyond that the clocks disagree, and the step has no usable age."""
-_SHORTEST_TIMEOUT = 0.05
-"""A socket timeout of 0 would make the socket non-blocking."""
-
-
-class Address(NamedTuple):
-    """A host name or address (IPv6 without brackets) and a TCP port."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str, default_port: int) -> Address:
-        """Parse `HOST`, `HOST:PORT` or `http://HOST:PORT`; an IPv6 address needs brackets.
-
-        Raises:
-            ValueError: another form, or a port outside 1 ... 65535.
-        """
-        match = re.fullmatch(r"(?:http://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?/?", text)
-        if match is None:
-            raise ValueError(f"{text!r} is no address; it must be HOST:PORT, of the server itself, in plain HTTP")
-        host, port = match[1].strip("[]"), int(match[2] or default_port)
-        if not 1 <= port <= 65535:
-            raise ValueError(f"{text!r} has the port {port}; it must be from 1 to 65535")
-        return cls(host, port)
-
-    @property
-    def metrics(self) -> Address:
-        """Triton's default address for metrics: the same host, two ports above the HTTP endpoint."""
-        return Address(self.host, self.port + METRICS_PORT - HTTP_PORT)
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Limits(NamedTuple):
@@ -100,70 +55,6 @@ class Verdict(NamedTuple):
     ok: bool
     reason: str
     loaded: bool = True
-
-
-# --- HTTP
-
-
-class Response(NamedTuple):
-    """clock: the server's time from its Date header, seconds since 1970, rounded up; None without that header."""
-
-    status: int
-    clock: float | None
-    body: str
-
-
-class NoAnswerError(Exception):
-    """No complete HTTP response; the message is one line and names the address."""
-
-
-class AnswerTimeoutError(NoAnswerError):
-    """The response took longer than the timeout."""
-
-
-class NoListenerError(NoAnswerError):
-    """The connection was refused: no process listens at the address."""
-
-
-def exchange(
-    address: Address,
-    method: str,
-    path: str,
-    seconds: float,
-    body: bytes | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Response:
-    """Send one request (`body` as JSON) and read the whole response within `seconds`.
-
-    Each exchange opens and closes its own connection: Triton waits for idle connections when it shuts down.
-
-    Raises:
-        AnswerTimeoutError: it took longer.
-        NoListenerError: the connection was refused.
-        NoAnswerError: the address is unreachable or doesn't speak HTTP.
-    """
-    deadline = time.monotonic() + seconds
-    # Not urllib, which would use a container's HTTP_PROXY.
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=max(seconds, _SHORTEST_TIMEOUT))
-    own = {"Connection": "close"} | ({"Content-Type": "application/json"} if body is not None else {})
-    try:
-        connection.request(method, path, body, {**(headers or {}), **own})
-        # The time left after connecting. A server that sends its response byte by byte could exceed it.
-        connection.sock.settimeout(max(deadline - time.monotonic(), _SHORTEST_TIMEOUT))
-        response = connection.getresponse()
-        date = parsedate_tz(response.getheader("Date") or "")
-        # The header has whole seconds; the current one may be nearly over.
-        clock = None if date is None else mktime_tz(date) + 1.0
-        return Response(response.status, clock, response.read().decode(errors="replace"))
-    except TimeoutError:
-        raise AnswerTimeoutError(f"{address} doesn't answer within {seconds:.3g} s") from None
-    except (OSError, OverflowError, UnicodeError, http.client.HTTPException) as error:
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        kind = NoListenerError if isinstance(error, ConnectionRefusedError) else NoAnswerError
-        reason = " ".join(text.split()) or type(error).__name__
-        raise kind(f"{address} can't be asked: {reason}") from error
-    finally:
-        connection.close()
 
 
 # --- The supervisor's state file
@@ -220,121 +111,6 @@ def _parse_state(file: Path, content: bytes) -> State:
         return State(UNREADABLE, f"{file} holds no state: {content[:80]!r}", time.time())
 
 
-# --- The engine's last step, from the metrics page
-
-LAST_STEP = "llama_last_step_timestamp_seconds"
-SLOTS_IN_USE = "llama_slots_in_use"
-PENDING = "nv_inference_pending_request_count"
-"""Triton's own: requests in its queue."""
-
-_SERIES = re.compile(r"^(\w+)\{(.*)\} ([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-
-class Instance(NamedTuple):
-    """One process of the model. last_step: seconds since 1970, 0 before the first one. busy: it has slots in use."""
-
-    name: str
-    last_step: float
-    busy: bool
-
-
-class Steps(NamedTuple):
-    """The last step of each instance at one moment.
-
-    A process that died leaves its last values on the page, so a step is evidence only while it is recent or if it came
-    since an earlier look.
-
-    instances: by their labels; empty if the page has none, and `trouble` then says why. now: the server's time if the
-    page states it, else ours. queued: whether requests are in Triton's queue.
-    """
-
-    instances: Mapping[str, Instance]
-    now: float
-    trouble: str = ""
-    queued: bool = False
-
-    def requests_wait(self) -> bool:
-        """Return whether requests are in Triton's queue or in slots: a model that works makes a step for them."""
-        return self.queued or any(one.busy for one in self.instances.values())
-
-    def recent(self, step_age: float) -> bool:
-        """Return whether every instance made a step in the last `step_age` seconds."""
-        ages = [self.now - one.last_step for one in self.instances.values()]
-        return bool(ages) and all(-CLOCK_SECONDS <= age <= step_age for age in ages)
-
-    def advanced(self, before: Steps) -> bool:
-        """Return whether any instance made a step since an earlier look; independent of clocks."""
-        return any(
-            one.last_step > 0 and name in before.instances and one.last_step != before.instances[name].last_step
-            for name, one in self.instances.items()
-        )
-
-    def hanging(self, before: Steps, step_age: float) -> list[Instance]:
-        """Return the instances that had slots in use at both looks, and no step recently or between them.
-
-        Empty for a model with one instance: the other evidence is about that instance.
-        """
-        old = before.instances if len(self.instances) > 1 else {}
-        return [
-            one
-            for name, one in self.instances.items()
-            # The same last step, and slots in use, at both looks.
-            if one.busy and one == old.get(name) and self.now - one.last_step > step_age
-        ]
-
-    def describe_oldest(self) -> str:
-        """Return the age of the last step, of the instance where it is oldest."""
-        if not self.instances:
-            return f"no metrics ({self.trouble})"
-        oldest = min(one.last_step for one in self.instances.values())
-        return f"the last step was {self._age(oldest)} ago" if oldest > 0 else "no step yet"
-
-    def describe_youngest(self) -> str:
-        """Return the age of the most recent step of any instance."""
-        return f"a step {self._age(max(one.last_step for one in self.instances.values()))} ago"
-
-    def _age(self, last_step: float) -> str:
-        age = max(self.now - last_step, 0.0)
-        return f"{age:.1f} s" if age < 10 else f"{age:.0f} s"
-
-
-def series(page: str, model: str) -> Iterator[tuple[str, dict[str, str], str, float]]:
-    """Yield each series of a model on a metrics page: all labels as they stand, by name, the metric and its value."""
-    for metric, labels, value in _SERIES.findall(page):
-        named = dict(_LABEL.findall(labels))
-        if named.get("model") == model:
-            yield labels, named, metric, float(value)
-
-
-def pending_requests(page: str, model: str) -> float | None:
-    """Return how many requests are in Triton's queues of a model, by its metrics page; None if the page has none."""
-    counts = [value for _, _, metric, value in series(page, model) if metric == PENDING]
-    return sum(counts) if counts else None
-
-
-def read_steps(page: Address | None, model: str) -> Steps:
-    """Read the metrics page; without one (None), or if it isn't this model's, the result has no instances."""
-    if page is None:
-        return Steps({}, time.time(), "switched off")
-    try:
-        response = exchange(page, "GET", "/metrics", METRICS_SECONDS)
-    except NoAnswerError as error:
-        return Steps({}, time.time(), str(error))
-    now = time.time() if response.clock is None else response.clock
-    found = list(series(response.body, model))
-    busy = {labels for labels, _, metric, value in found if metric == SLOTS_IN_USE and value > 0}
-    instances = {
-        labels: Instance(named.get("model_instance", model), value, labels in busy)
-        for labels, named, metric, value in found
-        if metric == LAST_STEP
-    }
-    if response.status != 200 or not instances:
-        return Steps({}, now, f"{page} has no {LAST_STEP} of the model {model}")
-    # Where Triton doesn't say how many, only a request for a token can tell.
-    return Steps(instances, now, queued=(pending_requests(response.body, model) or 0) > 0)
-
-
 # --- One token
 
 # min_tokens: without it a checkpoint that generates an end token first would count as dead. The other fields are there
@@ -350,7 +126,7 @@ _NOT_LOADED = re.compile(r"^Request for unknown model|is not at ready state|[Ss]
 # Prefix of the message for a request that reached the queue.
 _REQUEST_PREFIX = re.compile(r"^\[request id: [^\]]*\] ")
 _QUEUE_IS_FULL = re.compile(r"^Exceeds maximum queue size")
-_LONGEST_MESSAGE = 300
+_MAX_MESSAGE = 300
 
 
 class Outcome(Enum):
@@ -411,10 +187,12 @@ def _refusal(status: int, body: str) -> TokenAttempt:
 def _one_line(text: str) -> str:
     # JSON can hold a lone surrogate, which can't be printed.
     printable = text.encode(errors="replace").decode()
-    return " ".join(printable.split()).rstrip(".")[:_LONGEST_MESSAGE]
+    return " ".join(printable.split()).rstrip(".")[:_MAX_MESSAGE]
 
 
 # --- The three probes
+
+_INCONCLUSIVE = (Outcome.REFUSED, Outcome.NOT_ASKED)
 
 
 def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits, deadline: float) -> Verdict:
@@ -432,34 +210,21 @@ def prove(endpoint: Address, metrics: Address | None, model: str, limits: Limits
     if before.recent(limits.step_age):
         return Verdict(True, before.describe_youngest())
     attempt = ask_unless_requests_wait(before)
-    if attempt.outcome is Outcome.TOKEN and len(before.instances) < 2:
-        # Sufficient; the metrics may not show this step yet.
-        return Verdict(True, attempt.reason + _no_metrics(before))
     while True:
+        if attempt.outcome is Outcome.TOKEN:
+            without = "" if before.instances else f" ({before.describe_oldest()})"
+            return Verdict(True, attempt.reason + without)
         now = read_steps(metrics, model)
-        hanging = now.hanging(before, limits.step_age)
-        if not hanging and attempt.outcome is Outcome.TOKEN:
-            return Verdict(True, attempt.reason + _no_metrics(now))
-        if not hanging and (now.recent(limits.step_age) or now.advanced(before)):
+        if now.recent(limits.step_age) or now.advanced(before):
             # Slow or overloaded, but alive.
             return Verdict(True, f"{attempt.reason}, but {now.describe_youngest()}")
         if attempt.outcome not in _INCONCLUSIVE or time.monotonic() >= deadline:
-            break
+            loaded = attempt.outcome is not Outcome.NOT_LOADED
+            return Verdict(False, f"{attempt.reason}, {now.describe_oldest()}", loaded=loaded)
         time.sleep(max(0.0, min(PAUSE_SECONDS, deadline - time.monotonic())))
-        if attempt.outcome is not Outcome.TOKEN:
-            again = ask_unless_requests_wait(now)
-            # A late attempt had only the rest of the timeout and says less than the refusal before it.
-            attempt = attempt if again.outcome is Outcome.LATE else again
-    names = f", and rows hang in {' '.join(one.name for one in hanging)}" if hanging else ""
-    reason = f"{attempt.reason}{names}, {now.describe_oldest()}"
-    return Verdict(False, reason, loaded=attempt.outcome is not Outcome.NOT_LOADED)
-
-
-_INCONCLUSIVE = (Outcome.TOKEN, Outcome.REFUSED, Outcome.NOT_ASKED)
-
-
-def _no_metrics(steps: Steps) -> str:
-    return "" if steps.instances else f" ({steps.describe_oldest()})"
+        again = ask_unless_requests_wait(now)
+        # A late attempt had only the rest of the timeout and says less than the refusal before it.
+        attempt = attempt if again.outcome is Outcome.LATE else again
 
 
 def healthy(
@@ -603,5 +368,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    # `python -m` runs it as part of the package; a script, under its own name.
-    sys.exit(main(prog="python -m triton_llama.health" if __package__ else "health"))
+    sys.exit(main())

@@ -12,7 +12,6 @@ from compose.engine import BUILD_AND_START_S, GRPC, HTTP, METRICS, OPENAI, SERVI
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
 from triton_llama import LlamaClient
 from triton_llama.model_info import read_model_info
-from triton_supervisor.triton_http import Address
 
 WRITE_PROTECTED = ["/", "/etc", "/opt/triton-llama/python", "/srv/triton-llama/model_repository/llama/1"]
 FOR_THE_SERVER = {"LLAMA_MODEL": "meta-llama/Llama-2-7b-chat-hf", "HF_TOKEN": "hf_secret", "LLAMA_SLOTS": "16"}
@@ -68,7 +67,7 @@ def test_the_container_computes_with_the_kernels_that_were_compiled_from_its_sou
         pytest.skip("this checkout has no compiled kernels: no C++ compiler")
     folder = "/srv/triton-llama/model_repository/llama/1/llama_engine/kernels/cpu/build"
     assert expected <= set(served.inside("ls", folder).stdout.split())
-    (one,) = read_model_info(Address.parse(served.address(METRICS), METRICS), "llama")
+    (one,) = read_model_info(served.address(METRICS), "llama")
     assert one.computation.startswith("exact INT8 ")
     assert one.computation.endswith(" kernels")
 

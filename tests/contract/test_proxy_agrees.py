@@ -9,7 +9,7 @@ import yaml
 from contract.code_blocks import ROOT
 from contract.configs import read_config
 from contract.manifests import built, environment
-from triton_supervisor.sockets import PAUSE_S
+from triton_supervisor.supervisor import FLUSH_S
 from tritonclient.grpc import service_pb2
 
 CONFIG = (ROOT / "deploy/proxy/haproxy.cfg").read_text()
@@ -68,7 +68,7 @@ def test_the_proxy_notices_a_draining_server_before_it_refuses() -> None:
     noticed = int(interval) + int(next_ones) / 1000 * (int(failures) - 1)
     assert int(server["TRITON_NOTICE_SECONDS"]) >= noticed + 2 * int(interval)
     # Without a notice the server refuses, and keeps its connections for a while.
-    assert noticed < PAUSE_S
+    assert noticed < FLUSH_S
 
 
 def test_an_allowed_request_fits_into_the_buffer_that_it_is_measured_in() -> None:

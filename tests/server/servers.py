@@ -144,11 +144,11 @@ def line_of_death(server: LocalTriton) -> str:
     """Wait until the server ends because its model is dead; return its one line about it."""
     until(lambda: server.exit_code is not None, lambda: "the server ends")
     assert server.wait() == 70
-    (line,) = [line for line in server.log_text().splitlines() if line.startswith("triton_local: ")]
+    (line,) = [line for line in server.log_text().splitlines() if line.startswith("triton_supervisor: ")]
     assert line.endswith("; the server ends with code 70")
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)
-    return line.removeprefix("triton_local: ")
+    return line.removeprefix("triton_supervisor: ")
 
 
 def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:

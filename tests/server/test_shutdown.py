@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
 import pytest
-import tritonclient.grpc
 from notes import Note
-from server.clients import MODEL, UNARY, UNARY_WIRES, WIRES, Answer, Refusal, ask, at_once, generate, model_url, tensors
+from server.clients import UNARY_WIRES, WIRES, Refusal, ask, generate, model_url
 from server.metrics import Metrics, fields, request_lines
 from server.plans import copy_repository
 from server.servers import HTTP, in_use, new_server, until
-from server.streams import GrpcStream, grpc_stream, whole
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
 from triton_llama.endpoint import Protocol
 from triton_local.installation import STUB_NAME, find_wheel
@@ -100,7 +96,7 @@ def _shut_down_under_load(number: int) -> tuple[int, list[str]]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("times", [pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [2, pytest.param(12, marks=pytest.mark.long)])
 def test_no_accepted_request_is_lost_in_many_shutdowns(times: int, note: Note) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         late, ends = zip(*pool.map(_shut_down_under_load, range(times)), strict=True)
@@ -199,93 +195,3 @@ def test_a_batching_model_ends_in_order_and_the_last_traces_are_written(tmp_path
         assert server.wait() == 0
     assert "REQUEST_START" in traces.read_text()
     _check_exit_code_0(status)
-
-
-@pytest.mark.long
-def test_accepted_requests_are_answered_through_unload_load_and_shutdown(tmp_path: Path) -> None:
-    """Without a supervisor, which keeps the repository API to itself; without a drain, because Triton waits."""
-    options = (
-        "--model-control-mode=explicit",
-        *(f"--load-model={model}" for model in (MODEL, UNARY)),
-        "--exit-timeout-secs=120",
-    )
-    environment = {"LLAMA_SLOTS": str(SLOTS), "LLAMA_DRAIN_SECONDS": "0"}
-    repository = copy_repository(tmp_path, "slow_model")
-    with new_server("streaming", environment, repository, options, supervised=None) as server:
-        models = f"http://{server.http_url}/v2/repository/models/llama"
-        ways = (partial(ask, server, generate, **LASTING), partial(whole, server, grpc_stream, LASTING)) * 2
-
-        def two_run_and_two_wait() -> list[Future[Answer]]:
-            metrics = Metrics(server)
-            accepted = [pool.submit(way) for way in ways]
-            metrics.wait_for_slots(SLOTS, waiting=2)
-            return accepted
-
-        with in_use("unloaded", server), ThreadPoolExecutor(4) as pool:
-            alone = ask(server, generate, **LASTING)
-            accepted = two_run_and_two_wait()
-            assert HTTP.post(f"{models}/unload").is_success
-            assert isinstance(generate(server, LASTING), Refusal)
-            assert [one.result() for one in accepted] == [alone] * 4
-            until(lambda: "llama: model unloaded" in server.log_text(), lambda: "finalize has run")
-            assert HTTP.post(f"{models}/load").is_success
-            accepted = two_run_and_two_wait()
-            server.terminate()
-            assert [one.result() for one in accepted] == [alone] * 4
-            assert server.wait() == 0
-        assert server.log_text().count("llama: model unloaded") == 2
-
-
-def _end_while_a_client_polls() -> None:
-    """The client's stream stays open after its answer, and Triton holds the model for it."""
-
-    def poll() -> int:
-        """Ask what the server is until it is gone; return how often it answered."""
-        answered = 0
-        alone = [("grpc.use_local_subchannel_pool", 1)]
-        with tritonclient.grpc.InferenceServerClient(server.grpc_url, channel_args=alone) as client:
-            while server.exit_code is None:
-                try:
-                    client.get_server_metadata(client_timeout=10)
-                except tritonclient.utils.InferenceServerException:
-                    break
-                answered += 1
-        return answered
-
-    # A grace period beyond the test's own bound.
-    starting = new_server("streaming", options=("--exit-timeout-secs=3600",))
-    with starting as server, in_use("polled", server), GrpcStream(server) as idle, ThreadPoolExecutor(1) as pool:
-        idle.ask({"text_input": "a", "max_tokens": 1})
-        assert idle.next().error is None
-        polling = pool.submit(poll)
-        server.terminate()
-        assert server.wait() == 0
-        assert polling.result() > 0
-        assert "everything that was accepted is answered, and Triton still holds llama: " in server.log_text()
-
-
-def _end_while_a_client_reads_slowly() -> None:
-    requests = 8
-    finals: list[bool] = []
-
-    def read(result: tritonclient.grpc.InferResult, error: object) -> None:
-        time.sleep(SLOW_READER_S)
-        finals.append(error is None and result.get_response().parameters["triton_final_response"].bool_param)
-
-    starting = new_server("streaming")
-    with starting as server, in_use("slow-reader", server):
-        with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-            client.start_stream(read)
-            for _ in range(requests):
-                asked = tensors(tritonclient.grpc.InferInput, {**LASTING, "stream": True})
-                client.async_stream_infer(MODEL, asked, enable_empty_final_response=True)
-            until(lambda: bool(finals), lambda: "the first chunk is read")
-            server.terminate()
-            until(lambda: sum(finals) == requests, lambda: f"all are read, and not only {sum(finals)}")
-        assert server.wait() == 0
-
-
-@pytest.mark.long
-def test_a_shutdown_waits_for_a_slow_reader_of_an_open_stream_and_not_for_a_client_that_goes_on_asking() -> None:
-    """What other open streams do to a shutdown is tested in stops/."""
-    at_once([_end_while_a_client_polls, _end_while_a_client_reads_slowly])

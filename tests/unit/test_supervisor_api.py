@@ -6,10 +6,9 @@ import socket
 
 import pytest
 from programs.supervisor.supervisors import free_port
-from triton_local.readiness import is_ready
 from triton_supervisor.repository_api import MODEL, UNARY, ApiError, NotListeningError, RepositoryApi
 from triton_supervisor.triton_http import Address
-from unit.peers import hang_up, respond, server
+from unit.peers import respond, server
 
 KEY = "k3y-" * 8
 
@@ -61,9 +60,3 @@ def test_every_model_must_be_ready() -> None:
     with server(answer) as port:
         assert _api(port).model_is_ready()
         assert not RepositoryApi(Address("127.0.0.1", port), KEY, (MODEL, UNARY)).model_is_ready()
-
-
-def test_a_broken_connection_is_not_ready_for_the_launcher() -> None:
-    with server(hang_up) as port:
-        assert not is_ready(0, "127.0.0.1", port, [])
-    assert not is_ready(0, "127.0.0.1", 10**20, [])

@@ -98,14 +98,6 @@ def failure_reason(lines: Iterable[str]) -> str:
     return "\n".join(unique) or "it wrote nothing"
 
 
-def names_taken_port(lines: Iterable[str], ports: Iterable[int]) -> bool:
-    """Return whether the log reports one of the ports as already in use."""
-    endings = tuple(f":{port}" for port in ports)
-    return any(
-        "already in use" in line and any(re.search(rf"{ending}\b", line) for ending in endings) for line in lines
-    )
-
-
 def _is_of_the_model(line: LogLine) -> bool:
     return line.source.endswith(".py")
 

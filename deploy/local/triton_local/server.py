@@ -30,21 +30,20 @@ from triton_local.command import (
     server_arguments,
     server_environment,
 )
-from triton_local.errors import InvalidSettingError, NotReadyError, PortInUseError, StartFailedError
+from triton_local.errors import InvalidSettingError, NotReadyError, StartFailedError
 from triton_local.installation import Interpreter, find_wheel
-from triton_local.log import ServerLog, failure_reason, names_taken_port
+from triton_local.log import ServerLog, failure_reason
 from triton_local.ports import HeldPorts, Service, reachable_host, resolve_host
 from triton_local.process import Supervised, SupervisorProcess
 from triton_local.repository import ModelRepository, resolve_model
 from triton_local.runtime import Runtime, cache_root, prepare_runtime
 
-_START_ATTEMPTS = 3
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """The checked parts of a start, the same for each attempt."""
+    """The checked parts of a start."""
 
     runtime: Runtime
     repository: ModelRepository
@@ -166,11 +165,7 @@ class LocalTriton:
         """Start, and wait until server and model are ready. After a LauncherError nothing is left running."""
         parts = self._parts()
         try:
-            again: str | None = None
-            for attempts_left in reversed(range(_START_ATTEMPTS)):
-                again = self._try_to_start(parts, again, last_attempt=attempts_left == 0)
-                if again is None:
-                    return
+            self._start(parts)
         except BaseException:
             self.stop()
             raise
@@ -216,15 +211,8 @@ class LocalTriton:
         )
         return _Parts(runtime, repository, served_models(repository.path, self.variant), address, environment)
 
-    def _try_to_start(self, parts: _Parts, again: str | None, last_attempt: bool) -> str | None:
-        """Start once; return a reason to try again, or None when the server is ready.
-
-        again: the reason for this attempt, for the first line of the log.
-        """
-        self._resources.close()
+    def _start(self, parts: _Parts) -> None:
         self._log = self._resources.enter_context(ServerLog(self._log_file, self._on_log_line))
-        if again is not None:
-            self._log.add(f"{again}; starting it again")
         folder = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="triton-local-")))
         with HeldPorts(parts.address, self._requested) as held:
             self._host_for_clients = reachable_host(parts.address)
@@ -232,15 +220,9 @@ class LocalTriton:
             state_file = (self._supervised.state_file or folder / "state.json").absolute()
             self._process = SupervisorProcess(self._plan(parts, state_file), state_file, self._log.add)
             if self._wait_until_ready():
-                return None
-        code = self._process.wait()
-        lines = self._log.lines()
-        chosen = [port for service, port in self._ports.items() if self._requested[service] == 0]
-        if names_taken_port(lines, chosen) and not last_attempt:
-            return "a port was taken before tritonserver bound it"
-        if names_taken_port(lines, self._ports.values()):
-            raise PortInUseError(f"a port was taken while the model was loading: {failure_reason(lines)}")
-        raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {failure_reason(lines)}")
+                return
+        code, reason = self._process.wait(), failure_reason(self._log.lines())
+        raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {reason}")
 
     def _plan(self, parts: _Parts, state_file: Path) -> Plan:
         supervised, ports = self._supervised, self._ports

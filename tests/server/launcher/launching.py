@@ -15,6 +15,7 @@ from server.servers import HTTP
 from triton_supervisor.process_table import children, model_processes
 
 ENDS_S = 60.0
+SUPERVISOR = "triton_supervisor: "
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Launcher:
         assert self.ready_file.exists(), self.process.communicate()
         facts: dict[str, str] = json.loads(self.ready_file.read_text())
         self._watch(int(facts["pid"]))
-        assert len(self.processes) >= 3, "guard, tritonserver, a stub for each model"
+        assert len(self.processes) >= 3, "supervisor, tritonserver, a stub for each model"
         return facts
 
     def loading_tritonserver(self) -> int:
@@ -46,7 +47,7 @@ class Launcher:
 
         def stub_runs() -> bool:
             assert self.process.poll() is None, self.process.communicate()
-            servers = [server.pid for guard in children(self.process.pid) for server in children(guard.pid)]
+            servers = [server.pid for child in children(self.process.pid) for server in children(child.pid)]
             found.extend(server for server in servers if model_processes(server))
             return bool(found)
 
@@ -104,8 +105,9 @@ Launch = Callable[..., Launcher]
 
 
 def own_lines(errors: str) -> list[str]:
-    """Return the launcher's own lines among those of stderr."""
-    return [line for line in errors.splitlines() if line.startswith("triton_local: ")]
+    """Return the launcher's lines among those of stderr, and the supervisor's without its name."""
+    prefixes = ("triton_local: ", SUPERVISOR)
+    return [line.removeprefix(SUPERVISOR) for line in errors.splitlines() if line.startswith(prefixes)]
 
 
 def generate(address: str, text: str) -> str:

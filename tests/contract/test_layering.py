@@ -123,3 +123,8 @@ def test_perf_does_not_import_tests() -> None:
 @pytest.mark.parametrize("room", sorted(path.name for path in TESTS.iterdir() if path.is_dir() and path.name != "perf"))
 def test_a_room_does_not_import_perf(room: str) -> None:
     assert _offenders(TESTS / room, {"perf"}) == []
+
+
+def test_deploy_does_not_import_the_client() -> None:
+    # The demo is one of its users.
+    assert _offenders(ROOT / "deploy", {"triton_llama"}) == ["deploy/local/triton_local/demo.py"]

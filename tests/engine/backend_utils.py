@@ -17,7 +17,6 @@ from engine.scheduling import SECONDS
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.observability.log import RequestLog
-from llama_engine.observability.request_counts import RequestCounts
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.triton.config import QueuePolicy
@@ -139,12 +138,10 @@ from llama_engine.triton.tensors import release_tensors  # noqa: E402 - as above
 @contextmanager
 def decoding(engine: Engine, stats: Stats, log_level: str) -> Iterator[RequestDecoder]:
     """A decoder of an engine's requests whose responses are sent at the latest at the end."""
-    dispatcher, counts = ResponseDispatcher(), RequestCounts({}, "llama")
+    dispatcher = ResponseDispatcher()
     parser = RequestParser(engine.tokenizer, engine.defaults, engine.max_model_len)
     try:
-        yield RequestDecoder(
-            engine, parser, QueuePolicy(), True, True, RequestLog(log_level), stats, counts, dispatcher
-        )
+        yield RequestDecoder(engine, parser, QueuePolicy(), True, True, RequestLog(log_level), stats, dispatcher)
     finally:
         assert dispatcher.close(SECONDS)
         stats.close(SECONDS)

@@ -41,6 +41,7 @@ def test_wrong_usage_is_one_line_and_code_2(triton: FakeTriton) -> None:
     assert (wrong.returncode, wrong.stdout, len(wrong.stderr.splitlines())) == (2, "", 1)
 
 
-def test_the_images_script_runs_the_probe(triton: FakeTriton) -> None:
+def test_the_images_script_runs_the_probe(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parents[2] / "supervisor"))
     triton.step()
     assert _run(str(SCRIPT), "--url", str(triton.endpoint)).returncode == 0

@@ -4,7 +4,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from triton_local.log import ServerLog, TerminalView, failure_reason, names_taken_port
+from triton_local.log import ServerLog, TerminalView, failure_reason
 
 NVML = "Error: Failed to initialize NVML"
 DCGM = 'W1121 00:42:30.408999 15449 metrics.cc:798] "DCGM unable to start: DCGM initialization error"'
@@ -66,10 +66,6 @@ def test_the_reason_of_a_failed_load_is_the_exception_once() -> None:
 def test_a_failed_start_always_has_a_reason(lines: list[str], reason: str) -> None:
     assert reason in failure_reason(lines)
     assert "Usage" not in failure_reason(lines)
-
-
-def test_only_the_launchers_own_taken_port_counts() -> None:
-    assert [names_taken_port([SOCKET], [port]) for port in (18000, 1800, 18001)] == [True, False, False]
 
 
 def test_a_full_disk_loses_no_line_in_memory_and_is_reported_once() -> None:

@@ -20,7 +20,6 @@ from llama_engine.model.loader import load_checkpoint
 from llama_engine.model.precision import choose_device
 from llama_engine.observability.log import RequestLog, TextFormatter, TritonLogHandler, write_json
 from llama_engine.observability.readiness import Readiness
-from llama_engine.observability.request_counts import RequestCounts
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.scheduler import Scheduler
@@ -68,7 +67,6 @@ class TritonPythonModel:
         In-flight, responses go out through response senders. Under `scheduling: batch` they are returned together, when
         the last sequence has finished.
         """
-        self._counts.add_accepted(len(requests))
         responses = [self._decoder.decode(request) for request in requests]
         sequences = [sequence for response in responses for sequence in response.sequences]
         self._scheduler.add(sequences)
@@ -84,7 +82,6 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Shut down gracefully within the settings' bound, send what is pending, and end the threads."""
-        self._counts.close()
         self._scheduler.stop(self._settings.drain_seconds)
         if not self._dispatcher.close(CLOSE_SECONDS):
             _log.error("some responses could not be sent before the model was unloaded")
@@ -105,7 +102,6 @@ class TritonPythonModel:
         labels = {"model": args["model_name"], "version": args["model_version"]}
         metrics = TritonMetrics(pb_utils.MetricFamily, labels, instance_name(args), engine.info_labels())
         self._stats = Stats(metrics, engine.slots, queue_policy.size, server_restarts(os.environ))
-        self._counts = RequestCounts(os.environ, args["model_name"])
         self._dispatcher = ResponseDispatcher()
         self._scheduler = Scheduler(engine, self._dispatcher, self._stats, settings.stuck_seconds)
         self._readiness = Readiness(engine, self._scheduler)
@@ -119,7 +115,6 @@ class TritonPythonModel:
             inflight,
             RequestLog(settings.log_requests),
             self._stats,
-            self._counts,
             self._dispatcher,
         )
 

@@ -12,7 +12,6 @@ from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.observability.log import RequestLog
-from llama_engine.observability.request_counts import RequestCounts
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.sequence import RequestContext, Sequence
@@ -40,15 +39,12 @@ class RequestDecoder:
     inflight: bool
     log: RequestLog
     stats: Stats
-    counts: RequestCounts
     dispatcher: ResponseDispatcher
 
     def decode(self, request: pb_utils.InferenceRequest) -> Response:
         """Return the request's response, with one sequence per row, or with its error if the request is invalid."""
         name = self.log.name(_request_id(request))
-        response = Response(
-            request, self.log, self.counts, name, self.engine.tokenizer, self.dispatcher if self.inflight else None
-        )
+        response = Response(request, self.log, name, self.engine.tokenizer, self.dispatcher if self.inflight else None)
         try:
             response.add(self._sequences(request, response))
         except InvalidRequest as error:

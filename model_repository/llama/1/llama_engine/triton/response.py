@@ -13,7 +13,6 @@ import triton_python_backend_utils as pb_utils
 
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log import RequestLog
-from llama_engine.observability.request_counts import RequestCounts
 from llama_engine.optional_outputs import Span, write_json
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.sequence import Chunk, Completion, Event, Sequence
@@ -33,7 +32,6 @@ class Response:
         self,
         request: pb_utils.InferenceRequest,
         log: RequestLog,
-        counts: RequestCounts,
         name: str,
         tokenizer: Tokenizer,
         dispatcher: ResponseDispatcher | None,
@@ -41,7 +39,6 @@ class Response:
         """name: of the request in the log. dispatcher: calls `send`; None where `execute` returns `build`."""
         self.name = name
         self._log = log
-        self._counts = counts
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
         # All of the config's where the client names none.
@@ -119,8 +116,7 @@ class Response:
             return self._complete or (self._cancellable is not None and self._cancellable.is_cancelled())
 
     def _end(self) -> None:
-        """Count and log the answered request, and drop what it refers to."""
-        self._counts.add_answered()
+        """Log the answered request, and drop what it refers to."""
         self._log.record(self.name, self.sequences, self.stream, self.error)
         # Each sequence refers to its sink: without the cycle both are freed at once.
         self.sequences, self._with_json = [], []

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from llama_engine.model.llama import Llama
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.model_runner import Chunk
+from llama_engine.model.model_runner import PromptChunk
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -56,7 +56,7 @@ class Forward:
         if isinstance(self._model, Llama):
             tokens = torch.tensor(row, device=self._device)
             return self._model.forward(tokens, torch.arange(len(row), device=self._device), _attend)
-        return self._runner.prefill([Chunk(0, 0, tuple(row))], every=True)
+        return self._runner.prefill([PromptChunk(0, 0, tuple(row))], every=True)
 
 
 def _attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

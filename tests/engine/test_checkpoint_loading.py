@@ -16,7 +16,7 @@ from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model import onednn_int8
 from llama_engine.model.loader import EMBEDDED, Checkpoint
-from llama_engine.model.model_runner import Chunk
+from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.precision import choose_device
 from llama_engine.text.tokenizer import Tokenizer
 from safetensors.torch import load_file
@@ -130,7 +130,7 @@ def test_a_saved_8_bit_checkpoint_is_loaded_bit_for_bit(folder: Path, tmp_path: 
     config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).save_pretrained(path)
     tokenizer.pretrained.save_pretrained(path)
-    chunk = Chunk(0, 0, tokenizer.encode("The with statement is used to wrap the execution of a block"))
+    chunk = PromptChunk(0, 0, tokenizer.encode("The with statement is used to wrap the execution of a block"))
     for quantization in ("int8", "checkpoint"):
         saved = load(quantization, model=str(path))
         assert saved.info == original.info

@@ -7,7 +7,7 @@ import random
 import torch
 from engine.prompts import random_prompt
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.model_runner import Chunk
+from llama_engine.model.model_runner import PromptChunk
 from torch.nn.functional import kl_div, nll_loss
 
 
@@ -15,7 +15,7 @@ def _log_probs(checkpoint: Checkpoint, tokens: tuple[int, ...]) -> torch.Tensor:
     """Return the log probabilities of what follows each token but the last one, [tokens - 1, vocabulary]."""
     runner = checkpoint.runner(checkpoint.cache_shape(1))
     with torch.inference_mode():
-        return runner.logits(runner.prefill([Chunk(0, 0, tokens)], every=True))[:-1].log_softmax(-1)
+        return runner.logits(runner.prefill([PromptChunk(0, 0, tokens)], every=True))[:-1].log_softmax(-1)
 
 
 def test_int8_weights_cost_less_than_a_hundredth_in_perplexity(fp32: Checkpoint, int8: Checkpoint) -> None:

@@ -13,7 +13,7 @@ from engine.prompts import requests_of
 from llama_engine.engine import Engine
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.model_runner import Chunk
+from llama_engine.model.model_runner import PromptChunk
 from llama_engine.model.torch_runner import TorchRunner
 
 SETTINGS = ["auto", "float32", "bfloat16", "int8"]
@@ -43,7 +43,10 @@ def _logits(engine: Engine) -> torch.Tensor:
     """Return logits of a prefill in two chunks and of a decode step, [3, vocabulary]."""
     tokens = list(range(60, 150))
     with torch.inference_mode():
-        passes = [engine._model.prefill([Chunk(1, 0, tokens[:50])]), engine._model.prefill([Chunk(1, 50, tokens[50:])])]
+        passes = [
+            engine._model.prefill([PromptChunk(1, 0, tokens[:50])]),
+            engine._model.prefill([PromptChunk(1, 50, tokens[50:])]),
+        ]
         passes.append(engine._model.decode(torch.tensor([1]), torch.tensor([7]), torch.tensor([90]), 91))
         return engine._model.logits(torch.cat(passes))
 

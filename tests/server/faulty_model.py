@@ -11,7 +11,7 @@ from llama_engine.api.raw_rows import RawInputs, RequestValues
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.engine import Engine
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.model_runner import Chunk
+from llama_engine.model.model_runner import PromptChunk
 from llama_engine.sequence import Sequence
 from llama_engine.settings import Settings
 from llama_engine.triton.response import Response
@@ -46,7 +46,7 @@ class FaultyEngine(Engine):
         _before(self._model, "prefill", self._check_prefill)
         _before(self._model, "decode", self._check_decode)
 
-    def _check_prefill(self, chunks: abc.Sequence[Chunk]) -> None:
+    def _check_prefill(self, chunks: abc.Sequence[PromptChunk]) -> None:
         if self._broken:
             raise RuntimeError(SECRET)
 

@@ -45,7 +45,7 @@ class _Alternating(GuideState):
 
 
 def _guided(processor: RowProcessor, guide: GuideState) -> RowProcessor:
-    processor.follow(guide)
+    processor.follow_guide(guide)
     return processor
 
 

@@ -16,7 +16,7 @@ from engine.engines import load
 from llama_engine.errors import CheckpointError
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.manifest import MANIFEST, Manifest
-from llama_engine.model.model_runner import Chunk
+from llama_engine.model.model_runner import PromptChunk
 from llama_engine.text.tokenizer import Tokenizer
 from programs.prepare.conftest import WEIGHTS
 from transformers import LlamaForCausalLM
@@ -37,7 +37,7 @@ def _assert_same(found: Checkpoint, expected: Checkpoint) -> None:
     """Compare the info, the embedding and the bits of the logits, on which every other weight has a part."""
     assert found.info == expected.info
     assert torch.equal(found.model.embedding, expected.model.embedding)
-    chunk = Chunk(0, 0, expected.tokenizer.encode("The with statement is used to wrap the execution of a block"))
+    chunk = PromptChunk(0, 0, expected.tokenizer.encode("The with statement is used to wrap the execution of a block"))
     first, second = (one.runner(one.cache_shape(1)) for one in (found, expected))
     with torch.inference_mode():
         assert torch.equal(first.logits(first.prefill([chunk])), second.logits(second.prefill([chunk])))

@@ -17,7 +17,7 @@ from itertools import accumulate
 import torch
 
 from llama_engine.isolation import compute_isolated
-from llama_engine.model.model_runner import Chunk, ModelRunner
+from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.prompt_log_probs import prompt_log_probs
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sequence import PromptShare, Sequence, names_of
@@ -200,7 +200,7 @@ class Prefill:
         compute_isolated(group, compute, on_error, self._on_failed(prefilled))
 
     def _with_log_probs(
-        self, part: list[Sequence], chunks: list[Chunk]
+        self, part: list[Sequence], chunks: list[PromptChunk]
     ) -> tuple[torch.Tensor, list[list[TokenLogProbs]]]:
         """Compute chunks; return the hidden states of their last tokens, and each sequence's log probabilities."""
         hidden = self._model.prefill(chunks, every=True)
@@ -220,10 +220,10 @@ class Prefill:
 
         return on_failed
 
-    def _next_chunk(self, sequence: Sequence) -> Chunk:
+    def _next_chunk(self, sequence: Sequence) -> PromptChunk:
         assert sequence.kv_slot is not None, "the sequence has no KV slot"
         start = sequence.num_cached
-        return Chunk(sequence.kv_slot, start, sequence.request.prompt_tokens[start : start + self._budget])
+        return PromptChunk(sequence.kv_slot, start, sequence.request.prompt_tokens[start : start + self._budget])
 
 
 def _can_be_copied(sequence: Sequence) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from llama_engine.model.model_runner import Chunk, ModelRunner
+from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.sampling.log_probs import TokenLogProbs, log_probs_of
 from llama_engine.sequence import Sequence
 
 
 def prompt_log_probs(
-    model: ModelRunner, sequence: Sequence, chunk: Chunk, hidden: torch.Tensor, rows: int
+    model: ModelRunner, sequence: Sequence, chunk: PromptChunk, hidden: torch.Tensor, rows: int
 ) -> list[TokenLogProbs]:
     """Return the log probabilities of the prompt's tokens that follow those of a chunk; empty where none are asked for.
 

@@ -147,39 +147,45 @@ class PromptShare:
 
 @dataclass(eq=False)
 class Sequence:
-    """One request in the engine, or one choice of it.
-
-    processor: bias and masks of its own. name: the request's id in the log, one printable line. stream: send chunks to
-    the sink. stream_interval: tokens per chunk after the first one. deadline: latest time to get a slot. share: the
-    prompt's, with the other choices. is_ready: it may get a slot; False while it waits for its guide. kv_slot: where
-    its keys and values are cached, from prefill to its end. num_cached: positions there that hold them, of which
-    num_copied were copied from another choice. prompt_log_probs: of the prompt's second token to its last;
-    prompt_json: their JSON, as far as it is written. log_probs: of its output tokens; output_json: likewise;
-    cum_log_probs: their sums up to each; next_log_probs: of the sampled one that is appended next. Times are monotonic,
-    in seconds; NaN until they are reached.
-    """
+    """One request in the engine, or one choice of it. Times are monotonic, in seconds; NaN until they are reached."""
 
     request: GenerationRequest
     stop_checker: StopChecker
     processor: RowProcessor | None = None
+    """Bias, masks and guide of this sequence alone."""
     sink: ResponseSink = field(default_factory=DiscardingSink)
     name: str = ""
+    """The request's id in the log, one printable line."""
     stream: bool = False
+    """Send chunks to the sink."""
     deadline: float = math.inf
+    """Latest time to get a slot."""
     stream_interval: int = 1
+    """Tokens per chunk after the first one."""
     share: PromptShare | None = None
+    """The prompt that it shares with the other choices."""
     is_ready: bool = True
+    """It may get a slot; False while it waits for its guide."""
     status: Status = Status.WAITING
     result: Result | None = None
     kv_slot: int | None = None
+    """Where its keys and values are cached, from prefill to its end."""
     num_cached: int = 0
+    """Positions of the KV slot that hold its keys and values."""
     num_copied: int = 0
+    """Those of them that were copied from another choice."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
+    """Of the prompt's second token to its last."""
     prompt_json: list[str] = field(default_factory=list, repr=False)
+    """Their JSON, as far as it is written."""
     log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
+    """Of the output tokens."""
     output_json: list[str] = field(default_factory=list, repr=False)
+    """Their JSON, as far as it is written."""
     cum_log_probs: list[float] = field(default_factory=list, repr=False)
+    """The sums of the output tokens' log probabilities, up to each."""
     next_log_probs: TokenLogProbs | None = None
+    """Of the sampled token that is appended next."""
     arrived_at: float = field(default_factory=time.monotonic)
     admitted_at: float = math.nan
     first_token_at: float = math.nan

@@ -29,23 +29,23 @@ class SequenceBuilder:
         request: GenerationRequest,
         context: RequestContext,
         share: PromptShare | None = None,
-        like: RowProcessor | None = None,
+        template: RowProcessor | None = None,
     ) -> Sequence:
         """Return the sequence of a request, or of one of its choices; not ready if its guide takes time to start, or
         it is another choice than the first one, whose guides together would take time.
 
         Raises InvalidRequest for a guide that was refused before.
 
-        share: as in `Sequence`. like: the processor of another choice of the request, which has not begun.
+        share: as in `Sequence`. template: the processor of another choice of the request, which has not begun.
         """
         kind, text = request.guided_decoding_guide_type, request.guided_decoding_guide
         guide = self.guides.start_soon(kind, text) if kind and request.choice == 0 else None
-        if like is None:
+        if template is None:
             processor = row_processor(request, self.vocabulary, self.end_tokens, self.device)
         else:
-            processor = like.another()
+            processor = template.clone()
         if processor is not None and guide is not None:
-            processor.follow(guide)
+            processor.follow_guide(guide)
         return Sequence(
             request,
             StopChecker(
@@ -69,5 +69,7 @@ class SequenceBuilder:
         """Start the guide of a sequence that is not ready. May block for seconds. Raises what `Guides.start` raises."""
         request = sequence.request
         assert sequence.processor is not None, "it has no guide"
-        sequence.processor.follow(self.guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide))
+        sequence.processor.follow_guide(
+            self.guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide)
+        )
         sequence.is_ready = True

@@ -19,7 +19,7 @@ from llama_engine.kernels.cpu.trial import choose_cpu_kernels
 from llama_engine.model.builder import Reader, ReadWeights, Tables
 from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.kv_cache import KVCacheShape
-from llama_engine.model.model_runner import Chunk
+from llama_engine.model.model_runner import PromptChunk
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -86,7 +86,7 @@ class CpuRunner:
         self._embedding = model.embedding
         self._forward = CpuForward(model.llama, shape)
 
-    def prefill(self, chunks: Sequence[Chunk], every: bool = False) -> torch.Tensor:
+    def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
         """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
 
         every: those of all their tokens instead, [tokens, hidden].

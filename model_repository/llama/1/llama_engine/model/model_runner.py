@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """Consecutive tokens of one prompt: all of it, or a part from the position `start` on. slot: its KV slot."""
 
     slot: int
@@ -22,7 +22,7 @@ class ModelRunner(Protocol):
     Every pass can be repeated: it writes the same keys and values again and changes nothing else.
     """
 
-    def prefill(self, chunks: Sequence[Chunk], every: bool = False) -> torch.Tensor:
+    def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
         """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
 
         every: those of all their tokens instead, [tokens, hidden].

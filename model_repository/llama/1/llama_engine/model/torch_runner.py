@@ -19,7 +19,7 @@ from torch.nn import functional
 from llama_engine.kernels.gpu.gpu_kernels import DecodeAttention
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
-from llama_engine.model.model_runner import Chunk
+from llama_engine.model.model_runner import PromptChunk
 
 ATTENTION_BLOCK = 64
 """Positions of a prompt that attend in one call on a CPU. PyTorch's bits depend on a call's shapes."""
@@ -54,7 +54,7 @@ class TorchRunner:
         self._attends_alone = self.device.type == "cpu" and not spare and self._decode_attention is None
         self._columns = torch.arange(shape.positions, device=self.device)
 
-    def prefill(self, chunks: Sequence[Chunk], every: bool = False) -> torch.Tensor:
+    def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
         """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
 
         every: those of all their tokens instead, [tokens, hidden].
@@ -105,14 +105,14 @@ class TorchRunner:
             for position in (0, shape.max_model_len - 1):
                 self.logits(self.decode(slots, tokens, torch.full_like(tokens, position), position + 1))
 
-    def _extent(self, chunk: Chunk) -> Extent:
+    def _extent(self, chunk: PromptChunk) -> Extent:
         slot, start, length = chunk.slot, chunk.start, len(chunk.tokens)
         if start == 0 or length == 1:
             return Extent(slot, start, length)
         mask = self._columns[: start + length] <= self._columns[start : start + length, None]
         return Extent(slot, start, length, mask)
 
-    def _blocks(self, chunk: Chunk) -> Iterator[Extent]:
+    def _blocks(self, chunk: PromptChunk) -> Iterator[Extent]:
         """Cut a chunk where a block of ATTENTION_BLOCK positions ends."""
         start, end = chunk.start, chunk.start + len(chunk.tokens)
         while start < end:

@@ -28,7 +28,7 @@ def log_probs_of(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int])
     """
     chosen = logits.gather(1, tokens[:, None])
     total = logits.double().logsumexp(-1)
-    own = (chosen[:, 0].double() - total).float().tolist()
+    chosen_log_probs = (chosen[:, 0].double() - total).float().tolist()
     ranks = ((logits > chosen).sum(-1) + 1).tolist()
     best: list[tuple[tuple[int, float], ...]] = [()] * len(top)
     # By count, so that a row's best don't depend on how many its neighbours ask for.
@@ -38,4 +38,4 @@ def log_probs_of(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int])
         values = (values.double() - total[rows, None]).float()
         for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True):
             best[row] = tuple(zip(row_ids, row_values, strict=True))
-    return [TokenLogProbs(*one) for one in zip(tokens.tolist(), own, ranks, best, strict=True)]
+    return [TokenLogProbs(*one) for one in zip(tokens.tolist(), chosen_log_probs, ranks, best, strict=True)]

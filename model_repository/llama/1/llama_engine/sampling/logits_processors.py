@@ -1,5 +1,8 @@
 """Logits processors and sampling for all rows at once, each row with its own parameters: pure functions of tensors.
 
+On a CPU `cpu_draw` computes temperature, min-p, top-k, top-p and the draw, faster: an edit of one of these belongs in
+both files.
+
 Order and formulas follow transformers' logits processors (repetition penalty, then temperature, top-k, top-p). The
 frequency and presence penalties of the OpenAI API come after the repetition penalty; `sampler` adds a bias before the
 penalties and masks banned tokens before the temperature; min-p comes after it. vLLM does likewise.

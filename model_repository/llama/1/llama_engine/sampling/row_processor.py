@@ -55,14 +55,14 @@ class RowProcessor:
         self.problem: InvalidRequest | None = None
         """Why no token may come next, where the guide rules all of them out or is too complex to follow."""
 
-    def follow(self, guide: GuideState) -> None:
+    def follow_guide(self, guide: GuideState) -> None:
         """Mask by this guide, too. Before the first token."""
         self._guide = guide
         self._end_bits, self._stop_bits, self._ignored_bits = (
             _bits(self._vocabulary, tokens) for tokens in self._guided_ends
         )
 
-    def another(self) -> RowProcessor:
+    def clone(self) -> RowProcessor:
         """Return the processor of another choice of the request, without a guide; this one must not have begun.
 
         It shares what has no state: with many bad words that takes tenths of a second.
@@ -70,7 +70,7 @@ class RowProcessor:
         other = copy(self)
         other._guide = None
         if self._bad_words is not None:
-            other._bad_words = self._bad_words.another()
+            other._bad_words = self._bad_words.clone()
         return other
 
     @property

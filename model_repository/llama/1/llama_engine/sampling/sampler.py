@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llama_engine.sampling.exponential_race import draw_on_cpu
+from llama_engine.sampling.cpu_draw import draw_on_cpu
 from llama_engine.sampling.guided import forbidden
 from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.logits_processors import (
@@ -31,7 +31,7 @@ from llama_engine.sequence import Sequence
 FAILED = -1
 """In place of a token: the row's logits were not finite."""
 
-_Own = list[tuple[int, RowProcessor]]
+_PerRow = list[tuple[int, RowProcessor]]
 """Rows with a bias or masks of their own."""
 
 
@@ -60,11 +60,11 @@ class Sampler:
         rows = slice(first, first + len(sequences))
         # Before everything else: on a GPU the forward pass has only been launched, and the host fills masks while it
         # runs. On a CPU it has ended; masks take some 10 µs a row there, and a thread beside its threads costs more.
-        own = _own(sequences) if features.own else []
-        allowed = self._fill_guides(rows, own)
+        per_row = _per_row(sequences) if features.per_row else []
+        allowed = self._fill_guides(rows, per_row)
         raw = logits.float()
-        logits = self.penalize(_bias(raw, own), rows, features)
-        logits = self._mask(logits, sequences, own, allowed)
+        logits = self.penalize(_bias(raw, per_row), rows, features)
+        logits = self._mask(logits, sequences, per_row, allowed)
         keys = torch.from_numpy(self.keys(first, sequences)).to(self._device) if features.noise else None
         tokens, finite = self._choose(logits, rows, features, keys)
         if features.log_probs:
@@ -160,11 +160,11 @@ class Sampler:
             warm = keep_top_k_top_p(warm, top_k, top_p)
         return torch.where(sampled, draw(warm, keys), tokens)
 
-    def _fill_guides(self, rows: slice, own: _Own) -> torch.Tensor | None:
+    def _fill_guides(self, rows: slice, per_row: _PerRow) -> torch.Tensor | None:
         """Return the bits of the tokens that guides allow, [rows, words], all of them in rows without; None if no row
         has a guide.
         """
-        guided = [(row, processor) for row, processor in own if processor.is_guided]
+        guided = [(row, processor) for row, processor in per_row if processor.is_guided]
         if not guided:
             return None
         if self._guided is None:
@@ -179,33 +179,33 @@ class Sampler:
         return host.to(self._device, non_blocking=True)
 
     def _mask(
-        self, logits: torch.Tensor, sequences: list[Sequence], own: _Own, allowed: torch.Tensor | None
+        self, logits: torch.Tensor, sequences: list[Sequence], per_row: _PerRow, allowed: torch.Tensor | None
     ) -> torch.Tensor:
         """Mask end tokens before min_tokens, and what the processors of single rows mask. allowed: guides' bits."""
         too_early = [
             row for row, sequence in enumerate(sequences) if sequence.num_output_tokens < sequence.request.min_tokens
         ]
-        if not too_early and not own:
+        if not too_early and not per_row:
             return logits
         logits = logits.clone()
         if allowed is not None:
             logits.masked_fill_(forbidden(allowed, self._state.vocabulary), -torch.inf)
-        for row, processor in own:
+        for row, processor in per_row:
             processor.mask(logits[row], row in too_early)
         # A processor knows which tokens end its own sequence.
-        plain = [row for row in too_early if sequences[row].processor is None] if own else too_early
+        plain = [row for row in too_early if sequences[row].processor is None] if per_row else too_early
         if plain and len(self._end_tokens):
             logits[torch.tensor(plain, device=self._device)[:, None], self._end_tokens] = -torch.inf
         return logits
 
 
-def _own(sequences: list[Sequence]) -> _Own:
+def _per_row(sequences: list[Sequence]) -> _PerRow:
     return [(row, sequence.processor) for row, sequence in enumerate(sequences) if sequence.processor is not None]
 
 
-def _bias(logits: torch.Tensor, own: _Own) -> torch.Tensor:
+def _bias(logits: torch.Tensor, per_row: _PerRow) -> torch.Tensor:
     """Return the logits with the biases of single rows, a copy where there are any."""
-    biased = [(row, processor) for row, processor in own if processor.has_bias]
+    biased = [(row, processor) for row, processor in per_row if processor.has_bias]
     if not biased:
         return logits
     logits = logits.clone()

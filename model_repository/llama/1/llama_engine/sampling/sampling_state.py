@@ -22,7 +22,7 @@ class SamplingFeatures:
     noise: bool = False
     truncation: bool = False
     min_p: bool = False
-    own: bool = False
+    per_row: bool = False
     """A bias or masks of single rows: a `RowProcessor`."""
     log_probs: bool = False
 
@@ -40,7 +40,7 @@ def features_of(sequences: list[Sequence]) -> SamplingFeatures:
         noise=any(request.temperature > 0 for request in requests),
         truncation=any(request.temperature > 0 and (request.top_k or request.top_p < 1) for request in requests),
         min_p=any(request.temperature > 0 and request.min_p for request in requests),
-        own=any(sequence.processor is not None for sequence in sequences),
+        per_row=any(sequence.processor is not None for sequence in sequences),
         log_probs=any(request.needs_log_probs for request in requests),
     )
 

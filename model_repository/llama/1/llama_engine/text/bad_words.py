@@ -26,7 +26,7 @@ class BadWords:
         self.always = self._ids(always)
         """Ids of the tokens that contain a whole bad word: [n], long."""
 
-    def another(self) -> BadWords:
+    def clone(self) -> BadWords:
         """Return the bad words of another sequence; this one must not have begun."""
         other = copy(self)
         other._words = [copy(word) for word in self._words]

@@ -5,13 +5,11 @@ Stop strings are matched in bytes: a match in UTF-8 starts and ends at character
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
+from llama_engine.text.detokenizer import Detokenizer
 from llama_engine.text.partial_match import PartialMatch
-
-_Decoder = getincrementaldecoder("utf-8")
 
 
 class StopChecker:
@@ -100,27 +98,3 @@ class StopChecker:
         self.stop_reason = word.decode(errors="replace")
         del self._output.bytes[start:]
         return True
-
-
-class Detokenizer:
-    """UTF-8 text of token bytes. Invalid bytes become U+FFFD; in deltas, a split character waits for its last byte."""
-
-    def __init__(self) -> None:
-        self.bytes = bytearray()
-        self._decoder = _Decoder("replace")
-        self._returned = 0
-
-    @property
-    def text(self) -> str:
-        """The text so far; an incomplete character at its end is U+FFFD."""
-        return self.bytes.decode(errors="replace")
-
-    def next_delta(self, held_back: int, final: bool) -> str:
-        """Return the text since the last call, except the last `held_back` bytes and an incomplete character.
-
-        final: no more bytes follow, so an incomplete character becomes U+FFFD.
-        """
-        end = len(self.bytes) - held_back
-        delta = self._decoder.decode(self.bytes[self._returned : end], final=final)
-        self._returned = end
-        return delta

@@ -5,8 +5,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from llama_engine.sampling import exponential_race
-from llama_engine.sampling.exponential_race import draw_on_cpu
+from llama_engine.sampling import cpu_draw
+from llama_engine.sampling.cpu_draw import draw_on_cpu
 from llama_engine.sampling.logits_processors import apply_temperature, draw, keep_min_p, keep_top_k_top_p
 from llama_engine.sampling.philox import step_keys
 from torch import Tensor
@@ -61,10 +61,10 @@ def test_min_p_rules_out_the_tokens_that_it_does_before_sorting(vocabulary: int,
     logits, temperature, top_k, top_p, keys = _random(seed, vocabulary)
     min_p = torch.rand(ROWS, generator=torch.Generator().manual_seed(seed)) ** 4
     min_p[::3], min_p[1] = 0.0, 1.0
-    least = min_p.log()
-    warm = keep_min_p(apply_temperature(logits, temperature), least)
+    threshold = min_p.log()
+    warm = keep_min_p(apply_temperature(logits, temperature), threshold)
     expected = draw(keep_top_k_top_p(warm, top_k, top_p), keys)
-    drawn = draw_on_cpu(logits, temperature, top_k, top_p, keys, least)
+    drawn = draw_on_cpu(logits, temperature, top_k, top_p, keys, threshold)
     assert torch.equal(drawn, expected)
     # A min_p of 0 is off, and at 1 only the best token is left.
     off = slice(0, None, 3)
@@ -72,14 +72,14 @@ def test_min_p_rules_out_the_tokens_that_it_does_before_sorting(vocabulary: int,
     assert logits[1, drawn[1]] == logits[1].max()
 
 
-@pytest.mark.parametrize(("name", "value"), [("MARGIN", 0.3), ("FINISHERS", 0.5), ("SMALLEST_TOP_P", 1.0)])
+@pytest.mark.parametrize(("name", "value"), [("MARGIN", 0.3), ("EXPECTED_FINISHERS", 0.5), ("MIN_TOP_P", 1.0)])
 def test_rows_that_rounding_or_too_few_finishers_leave_undecided_are_drawn_by_sorting(
     name: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = _random(5, 3072)
     expected = _by_sorting(*arguments)
-    monkeypatch.setattr(exponential_race, name, value)
-    with patch.object(exponential_race, "draw", wraps=draw) as sorting:
+    monkeypatch.setattr(cpu_draw, name, value)
+    with patch.object(cpu_draw, "draw", wraps=draw) as sorting:
         assert torch.equal(draw_on_cpu(*arguments), expected)
     assert sorting.call_count == 1
 
@@ -89,7 +89,7 @@ def test_rows_that_rounding_or_too_few_finishers_leave_undecided_are_drawn_by_so
 def test_typical_rows_are_not_sorted(scale: float, top_p: float) -> None:
     logits = scale * torch.randn(ROWS, 3072, generator=torch.Generator().manual_seed(1))
     every = torch.ones(ROWS)
-    with patch.object(exponential_race, "draw", wraps=draw) as sorting:
+    with patch.object(cpu_draw, "draw", wraps=draw) as sorting:
         for step in range(10):
             draw_on_cpu(logits, 0.8 * every, torch.full((ROWS,), 3072), top_p * every, _keys(ROWS, step))
     rows = sum(len(call.args[0]) for call in sorting.call_args_list)

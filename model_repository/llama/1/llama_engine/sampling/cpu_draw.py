@@ -25,14 +25,14 @@ from llama_engine.sampling.logits_processors import (
     noisy,
 )
 
-FINISHERS = 32
+EXPECTED_FINISHERS = 32
 """Expected number of tokens of the nucleus that finish before the bound; none does before half of it with e^-16."""
 
-SMALLEST_TOP_P = 0.02
+MIN_TOP_P = 0.02
 """A smaller nucleus counts as this one, so that the bound doesn't let most of the vocabulary finish."""
 
 MARGIN = 2e-5
-"""Of a sum of probabilities: ten times what sums and exponentials in float32 are wrong by."""
+"""Tolerance for a cumulative probability: 10 × the float32 rounding error."""
 
 BLOCK = 1 << 17
 """Logits that are computed together: the intermediate arrays of whole rows up to this size fit a core's cache."""
@@ -55,7 +55,7 @@ def draw_on_cpu(
     logits: [rows, vocabulary], float32 on a CPU, each row's maximum finite. temperature: [rows], > 0. top_k, top_p,
     keys: as there. min_p: [rows], its logarithm; None is off in every row.
     """
-    least = _kth_best(logits, top_k)
+    threshold = _kth_largest(logits, top_k)
     # From here on NumPy, in this thread: on a busy machine waiting for PyTorch's threads costs more than they save.
     nucleus, words, whole = top_p.numpy(), keys.numpy().astype(np.uint32), logits.numpy()
     divisor = temperature.numpy()[:, None]
@@ -65,19 +65,19 @@ def draw_on_cpu(
     for first in range(0, len(logits), rows_at_once):
         part = slice(first, first + rows_at_once)
         below = None if unlikely is None else unlikely[part]
-        tokens += _race(_warm(whole[part], divisor[part], least[part], below), nucleus[part], words[part])
+        tokens += _race(_tempered(whole[part], divisor[part], threshold[part], below), nucleus[part], words[part])
     drawn = torch.tensor(tokens)
     rest = (drawn == _UNDECIDED).nonzero()[:, 0]
     if len(rest):
-        warm = apply_temperature(logits[rest], temperature[rest])
+        tempered = apply_temperature(logits[rest], temperature[rest])
         if min_p is not None:
-            warm = keep_min_p(warm, min_p[rest])
-        drawn[rest] = draw(keep_top_k_top_p(warm, top_k[rest], top_p[rest]), keys[rest])
+            tempered = keep_min_p(tempered, min_p[rest])
+        drawn[rest] = draw(keep_top_k_top_p(tempered, top_k[rest], top_p[rest]), keys[rest])
     return drawn
 
 
-def _kth_best(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
-    """Return the least logit among the `top_k` best of each row, [rows, 1]; -inf where top_k is the vocabulary."""
+def _kth_largest(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
+    """Return the smallest logit among the `top_k` best of each row, [rows, 1]; -inf where top_k is the vocabulary."""
     limited = top_k < logits.shape[1]
     largest = int(torch.where(limited, top_k, 0).amax())
     if not largest:
@@ -86,19 +86,19 @@ def _kth_best(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
     return torch.where(limited[:, None], kth_best, -torch.inf).numpy()
 
 
-def _warm(logits: _Floats, temperature: _Floats, least: _Floats, unlikely: _Floats | None) -> _Floats:
-    """Apply the temperature as `apply_temperature` does, to the bit; mask what was below `least` and is below
+def _tempered(logits: _Floats, temperature: _Floats, threshold: _Floats, unlikely: _Floats | None) -> _Floats:
+    """Apply the temperature as `apply_temperature` does, to the bit; mask what was below `threshold` and is below
     `unlikely`.
     """
     best = logits.max(-1, keepdims=True)
     # A tiny temperature overflows to -inf.
     with np.errstate(over="ignore"):
-        warm: _Floats = (logits - best) / temperature
-        if np.isfinite(least).any():
-            warm[warm < (least - best) / temperature] = -np.inf
+        tempered: _Floats = (logits - best) / temperature
+        if np.isfinite(threshold).any():
+            tempered[tempered < (threshold - best) / temperature] = -np.inf
     if unlikely is not None:
-        warm[warm < unlikely] = -np.inf
-    return warm
+        tempered[tempered < unlikely] = -np.inf
+    return tempered
 
 
 def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int]:
@@ -107,7 +107,7 @@ def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int
     weights = np.exp(logits)
     total = weights.sum(-1)
     # Of e / weight: the weights of all tokens are together `total`, those of the nucleus top_p * total.
-    bound = FINISHERS / (np.maximum(top_p, SMALLEST_TOP_P) * total)
+    bound = EXPECTED_FINISHERS / (np.maximum(top_p, MIN_TOP_P) * total)
     words = _hash(keys, vocabulary)
     close = words.astype(np.float32) <= weights * (bound * 2.0**32)[:, None]
     # Flat: np.nonzero of two dimensions takes ten times as long.
@@ -115,12 +115,12 @@ def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int
     finished = torch.from_numpy(logits[row, token]), torch.from_numpy(words[row, token].astype(np.int64))
     scores = noisy(*finished).numpy()
     # A score is -log(e / weight). In the second half of the bound, rounding decides who is among them.
-    least = -np.log(bound / 2)
+    threshold = -np.log(bound / 2)
     ends = np.searchsorted(row, np.arange(rows + 1)).tolist()
     drawn = []
     for one, (first, last) in enumerate(pairwise(ends)):
         places = first + np.argsort(-scores[first:last], kind="stable")
-        finishers = token[places[scores[places] >= least[one]]]
+        finishers = token[places[scores[places] >= threshold[one]]]
         drawn.append(_first_of_nucleus(finishers, logits[one], weights[one], float(total[one]), float(top_p[one])))
     return drawn
 

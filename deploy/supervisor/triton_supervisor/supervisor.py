@@ -218,8 +218,8 @@ class Supervisor:
     def _after_death(self, death: str) -> None:
         restart = self._restarts.after_death()
         if restart is None:
-            times = f", and it has been started again {self._restarts.total} times" if self._restarts.total else ""
-            self._fail(f"{death}{times}", DEAD)
+            restarts = f"; restarts so far: {self._restarts.total}" if self._restarts.total else ""
+            self._fail(f"{death}{restarts}", DEAD)
             return
         when = "at once" if restart.pause == 0 else f"in {restart.pause:g} s"
         reason = f"{death}; tritonserver is started again {when} ({restart})"

@@ -96,7 +96,7 @@ def test_too_many_deaths_end_it_with_code_70(tmp_path: Path) -> None:
         _kill(running)
         code, lines = running.ends()
         assert code == 70
-        assert lines[-1] == f"{SEGFAULT}, and it has been started again 1 times; the server ends with code 70"
+        assert lines[-1] == f"{SEGFAULT}; restarts so far: 1; the server ends with code 70"
         assert running.condition()["state"] == "failed"
 
 

@@ -88,8 +88,3 @@ def make_command(target: str, variables: Mapping[str, str], options: Sequence[st
     words = [f"{name}={value}" for name, value in variables.items()]
     rest = [f"{target.rpartition('-')[2].upper()}={shlex.join(options)}"] if options else []
     return shlex.join(["make", target, *words, *rest])
-
-
-def model_name(model: str | Path) -> str:
-    """Return a folder's own name without its parents; a hub id unchanged."""
-    return Path(model).resolve().name if Path(model).expanduser().is_dir() else str(model)

@@ -48,12 +48,6 @@ class Results:
         """The device of the run."""
         return str(self._content["machine"]["device"])
 
-    @property
-    def measurements(self) -> Mapping[str, Mapping[str, Any]]:
-        """The measurements by their keys."""
-        measured: Mapping[str, Mapping[str, Any]] = self._content["measurements"]
-        return measured
-
     def finish(self) -> None:
         """End the run: the partial file replaces the result's, atomically.
 

@@ -23,7 +23,7 @@ MIXES: tuple[Mix, ...] = ("equal", "uniform", "geometric")
 
 PROMPT_TOKENS = 100
 MEAN_OUTPUT = 200
-LONGEST_OUTPUT = 800
+MAX_OUTPUT = 800
 
 
 def requests(checkpoint: Path, mix: Mix, count: int, mean: int = MEAN_OUTPUT) -> list[Request]:

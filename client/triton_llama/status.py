@@ -60,7 +60,7 @@ def read_status(
     Raises:
         ServerError: they aren't Triton's.
     """
-    # Takes a while to import, and a health probe or a supervisor imports this package, too.
+    # Takes a while to import, and only this function needs it.
     from importlib.metadata import version
 
     return ServerStatus(

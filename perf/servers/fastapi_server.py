@@ -125,7 +125,7 @@ def batching(pretrained: Pretrained, largest: int, delay_s: float) -> FastAPI:
 
 def main() -> None:
     """Load the model and serve it until a signal ends the process."""
-    parser = argparse.ArgumentParser(prog="python -m perf.baselines.fastapi_server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m perf.servers.fastapi_server", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="a folder")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), required=True)
     parser.add_argument("--threads", type=int, required=True, help="of torch")

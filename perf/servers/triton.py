@@ -32,7 +32,7 @@ from perf.checkpoint import DTYPES, unquantized
 from perf.load.protocols import Protocol, Target
 from perf.roofline.rates import Weights
 from perf.servers.running import Running
-from perf.workload import LONGEST_OUTPUT, PROMPT_TOKENS
+from perf.workload import MAX_OUTPUT, PROMPT_TOKENS
 
 READY_TIMEOUT_S = 900.0
 _CONFIG_TIMEOUT_S = 30.0
@@ -184,7 +184,7 @@ def configurations() -> list[Configuration]:
         for one in (int8, whole)
     ]
     # What the load needs: the KV cache of 32 full contexts of a Llama-2-7B takes 64 GB.
-    context = {"LLAMA_MAX_MODEL_LEN": str(-(-(PROMPT_TOKENS + LONGEST_OUTPUT) // 256) * 256)}
+    context = {"LLAMA_MAX_MODEL_LEN": str(-(-(PROMPT_TOKENS + MAX_OUTPUT) // 256) * 256)}
     every = [naive, batched, batched_int8, int8, whole, *quick]
     return [replace(one, environment={**one.environment, **context}) for one in every]
 

@@ -40,9 +40,6 @@ LONG = SamplingParams(max_tokens=300, min_tokens=300, temperature=0.0)
 BAD = {"text_input": "a", "max_tokens": 0}
 LASTING = {"text_input": "a", "max_tokens": 150, "min_tokens": 150, "temperature": 0.0}
 
-SLOW_READER_S = 0.018
-"""A chunk: some eleven seconds for all, of which Triton needs less than one."""
-
 
 def _client(server: LocalTriton, protocol: Protocol) -> LlamaClient:
     return LlamaClient(server.http_url if protocol == "http" else server.grpc_url, protocol)

@@ -17,7 +17,7 @@ from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sequence import Sequence as EngineSequence
 from llama_engine.text.tokenizer import Tokenizer
 
-LEAST_LOG_PROB = -9999.0
+MIN_LOG_PROB = -9999.0
 """In place of minus infinity, which JSON doesn't have; vLLM's bound."""
 
 
@@ -124,7 +124,7 @@ def _entries(one: TokenLogProbs, tokenizer: Tokenizer) -> str:
 
 def _entry(token: int, log_prob: float, rank: int, tokenizer: Tokenizer) -> str:
     # A comparison with NaN is false, too.
-    bounded = log_prob if log_prob > LEAST_LOG_PROB else LEAST_LOG_PROB
+    bounded = log_prob if log_prob > MIN_LOG_PROB else MIN_LOG_PROB
     # By hand: json.dumps of each token's object takes half as long again.
     return f'"{token}": {{"logprob": {bounded!r}, "rank": {rank}, "decoded_token": {tokenizer.token_in_json(token)}}}'
 

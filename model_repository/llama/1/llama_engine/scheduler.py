@@ -28,7 +28,7 @@ POLL_SECONDS = 0.02
 POLL_SHARE = 20
 """Polling takes at most one part in POLL_SHARE of the time: every poll is a round trip to Triton's process."""
 
-LONGEST_PAUSE_SECONDS = 0.25
+MAX_PAUSE_SECONDS = 0.25
 """However long a round of polls takes, so that a cancelled request leaves soon."""
 
 GUIDE_SECONDS = 0.05
@@ -298,7 +298,7 @@ class Scheduler:
             began = time.monotonic()
             cancelled = {sink for sink in {sequence.sink for sequence in sequences} if _is_cancelled(sink)}
             pause = (POLL_SHARE - 1) * (time.monotonic() - began)
-            pause = min(max(POLL_SECONDS, pause), LONGEST_PAUSE_SECONDS)
+            pause = min(max(POLL_SECONDS, pause), MAX_PAUSE_SECONDS)
             if cancelled:
                 with self._changed:
                     self._cancelled += [sequence for sequence in sequences if sequence.sink in cancelled]

@@ -18,7 +18,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8
-_LONGEST_HEADER = 100_000_000
+_MAX_HEADER = 100_000_000
 """Bytes; safetensors' own bound."""
 
 
@@ -79,7 +79,7 @@ def read_header(path: Path) -> tuple[int, Mapping[str, Any]]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if size < _LENGTH_BYTES or not 0 < length <= min(size - _LENGTH_BYTES, _LONGEST_HEADER):
+            if size < _LENGTH_BYTES or not 0 < length <= min(size - _LENGTH_BYTES, _MAX_HEADER):
                 raise _error(path, f"it has {size} bytes and no whole header: truncated, or not safetensors")
             header = json.loads(file.read(length))
         return _LENGTH_BYTES + length, {name: tensor for name, tensor in header.items() if name != "__metadata__"}

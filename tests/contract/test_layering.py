@@ -42,7 +42,7 @@ KERNELS = {"kernels.gpu.int8_product", "kernels.gpu.decode_attention"}
 
 # llguidance is optional, too: imported with the first guide.
 GUIDES = {"sampling.guide_grammar", "sampling.guide_matcher"}
-USES_GUIDES = GUIDES | {"sampling.guided"}
+USES_GUIDES = GUIDES | {"sampling.guides"}
 
 # Its import takes seconds: only what a checkpoint without it doesn't import.
 USES_BITSANDBYTES = {"kernels.gpu.int8_linear", "model.transformers_reader"}

@@ -84,7 +84,7 @@ def alone(checkpoint: Checkpoint, requests: Iterable[GenerationRequest]) -> list
 
 def add_all(engine: Engine, requests: Iterable[GenerationRequest]) -> list[Sequence]:
     """Give each request a slot."""
-    sequences = [engine.sequence(request) for request in requests]
+    sequences = [engine.builder.build(request) for request in requests]
     for sequence in sequences:
         engine.add(sequence)
     return sequences

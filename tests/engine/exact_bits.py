@@ -61,13 +61,13 @@ class Bits:
         alone = self._engine(1, BUDGETS[-1])
         self._alone: dict[object, tuple[object, list[torch.Tensor]]] = {}
         for request in requests:
-            sequence = alone.sequence(request)
+            sequence = alone.builder.build(request)
             logits, _ = self._run(alone, [sequence], random.Random(0), 0.0)
             self._alone[request] = sequence.result, logits[sequence]
         for seed in range(mixes):
             randomness = random.Random(seed)
             engine = self._engine(randomness.choice(SLOTS), randomness.choice(BUDGETS))
-            sequences = [engine.sequence(one) for one in randomness.choices(requests, k=randomness.randint(1, 10))]
+            sequences = [engine.builder.build(one) for one in randomness.choices(requests, k=randomness.randint(1, 10))]
             # Mostly one: beside other tests, two threads wait for each other a scheduler slice at a time.
             with threads(2 if seed % 32 == 7 else 1):
                 logits, cancelled = self._run(engine, sequences, randomness, 0.05)

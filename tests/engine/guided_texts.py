@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from engine.small_tokenizers import llama2_like
-from llama_engine.sampling.guided import Guides, GuideState, forbidden
+from llama_engine.sampling.guide_matcher import GuideState
+from llama_engine.sampling.guides import Guides
+from llama_engine.sampling.logits_processors import forbidden
 from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 
 END = 2

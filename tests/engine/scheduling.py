@@ -105,7 +105,7 @@ class Running:
     def add(self, *requests: GenerationRequest, stream: bool = False, deadline: float = math.inf) -> list[Sequence]:
         """Add sequences together, each with a client of its own."""
         context = partial(RequestContext, stream=stream, deadline=deadline)
-        sequences = [self.engine.sequence(request, context(Client())) for request in requests]
+        sequences = [self.engine.builder.build(request, context(Client())) for request in requests]
         self.scheduler.add(sequences)
         return sequences
 

@@ -41,7 +41,7 @@ def test_choices_have_the_texts_of_requests_alone_and_their_prompt_is_computed_o
 ) -> None:
     request = _request(checkpoint, 4)
     engine = engine_of(checkpoint, 6, prefill_tokens=str(budget))
-    results, prefilled = _prefilled(engine, engine.choices(request))
+    results, prefilled = _prefilled(engine, engine.builder.choices(request))
     assert results == _expected(checkpoint, request)
     assert prefilled == 40
     assert len({result.text for result in results if isinstance(result, Completion)}) > 1
@@ -52,7 +52,7 @@ def test_copies_of_a_long_prompt_are_spread_over_passes_that_compute_other_promp
     request, other = _request(checkpoint, 4), request_of(checkpoint, 9, 30, 3)
     # 16 times 2 tokens are less than the prompt: one copy a pass.
     engine = engine_of(checkpoint, 6, prefill_tokens="2")
-    sequences = [*engine.choices(request), engine.sequence(other)]
+    sequences = [*engine.builder.choices(request), engine.builder.build(other)]
     for sequence in sequences:
         engine.add(sequence)
     passes: list[ForwardPass] = []
@@ -78,7 +78,7 @@ def test_a_prompt_whose_hidden_state_can_not_be_kept_at_first_is_computed_again(
         return real(tensor)
 
     with patch.object(torch.Tensor, "clone", clone):
-        faulty = run(engine, [*engine.choices(request), engine.sequence(other)])
+        faulty = run(engine, [*engine.builder.choices(request), engine.builder.build(other)])
     assert faulty.errors == 1
     assert faulty.results == [*_expected(checkpoint, request), *alone(checkpoint, [other])]
 
@@ -86,9 +86,9 @@ def test_a_prompt_whose_hidden_state_can_not_be_kept_at_first_is_computed_again(
 def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkpoint: Checkpoint) -> None:
     request = _request(checkpoint, 5)
     engine = engine_of(checkpoint, 2)
-    first, *others = engine.choices(request)
+    first, *others = engine.builder.choices(request)
     # The first one lasts, and each other one ends sooner.
-    others = [engine.sequence(replace(one.request, max_tokens=2, min_tokens=2)) for one in others]
+    others = [engine.builder.build(replace(one.request, max_tokens=2, min_tokens=2)) for one in others]
     for one in others:
         one.share = first.share
     results, prefilled = _prefilled(engine, [first, *others])
@@ -99,7 +99,7 @@ def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkp
 def test_a_choice_that_no_other_can_give_the_prompt_computes_it_again(checkpoint: Checkpoint) -> None:
     request = _request(checkpoint, 3)
     engine = engine_of(checkpoint, 1)
-    results, prefilled = _prefilled(engine, engine.choices(request))
+    results, prefilled = _prefilled(engine, engine.builder.choices(request))
     assert results == _expected(checkpoint, request)
     assert prefilled == 3 * 40
 
@@ -110,17 +110,17 @@ def test_choices_among_other_requests_change_no_text(checkpoint: Checkpoint) -> 
     several = [_request(checkpoint, randomness.randint(2, 6), randomness.choice((3, 20, 50))) for _ in range(4)]
     # Their choices share what masks their tokens.
     several = [replace(request, bad_words=(b"e", b"re"), logit_bias=((300, 4.0),)) for request in several]
-    sequences = [engine.sequence(request) for request in requests_of(checkpoint, 8)]
+    sequences = [engine.builder.build(request) for request in requests_of(checkpoint, 8)]
     for request in several:
         place = randomness.randrange(len(sequences))
-        sequences[place:place] = engine.choices(request)
+        sequences[place:place] = engine.builder.choices(request)
     assert run(engine, sequences).results == alone(checkpoint, [sequence.request for sequence in sequences])
 
 
 def test_identical_prompts_of_different_requests_are_not_shared(fp32: Checkpoint) -> None:
     request = _request(fp32, 2)
     engine = engine_of(fp32, 4)
-    _, prefilled = _prefilled(engine, [*engine.choices(request), *engine.choices(request)])
+    _, prefilled = _prefilled(engine, [*engine.builder.choices(request), *engine.builder.choices(request)])
     assert prefilled == 2 * 40
 
 
@@ -137,12 +137,12 @@ def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: Checkpoint, fails:
         real(source, target, length)
 
     with patch.object(engine._model, "copy", copy):
-        faulty = run(engine, engine.choices(request))
+        faulty = run(engine, engine.builder.choices(request))
     assert isinstance(faulty.results[fails], GenerationError)
     assert [one for place, one in enumerate(faulty.results) if place != fails] == [
         one for place, one in enumerate(expected) if place != fails
     ]
-    assert run(engine, engine.choices(request)).results == expected
+    assert run(engine, engine.builder.choices(request)).results == expected
 
 
 def test_a_first_choice_that_fails_in_prefill_costs_the_others_nothing(checkpoint: Checkpoint) -> None:
@@ -154,7 +154,7 @@ def test_a_first_choice_that_fails_in_prefill_costs_the_others_nothing(checkpoin
             raise RuntimeError("no prefill")
 
     with watching(fail_first):
-        results = run(engine, engine.choices(request)).results
+        results = run(engine, engine.builder.choices(request)).results
     assert isinstance(results[0], GenerationError)
     assert results[1:] == _expected(checkpoint, request)[1:]
 
@@ -163,7 +163,7 @@ def test_choices_that_are_removed_at_any_time_harm_no_other(checkpoint: Checkpoi
     engine = engine_of(checkpoint, 2, prefill_tokens="20")
     for steps in range(4):
         for gone in range(3):
-            choices = engine.choices(_request(checkpoint, 3, size=50))
+            choices = engine.builder.choices(_request(checkpoint, 3, size=50))
             waiting = deque(choices)
             for step in count():
                 if step == steps and choices[gone] in waiting:
@@ -182,7 +182,7 @@ def test_choices_that_are_removed_at_any_time_harm_no_other(checkpoint: Checkpoi
 def test_a_cancelled_choice_frees_its_slot_and_the_others_end_as_they_would(fp32: Checkpoint) -> None:
     request = _request(fp32, 4, max_tokens=20)
     with running(fp32, 2) as scheduled:
-        choices = scheduled.engine.choices(request)
+        choices = scheduled.engine.builder.choices(request)
         for choice in choices:
             choice.sink = Client()
         scheduled.scheduler.add(choices)

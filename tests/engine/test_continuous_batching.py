@@ -14,7 +14,7 @@ def test_removed_sequences_change_neither_the_others_nor_their_order(fp32: Check
     pool = [random_request(fp32, randomness) for _ in range(12)]
     expected = dict(zip(pool, alone(fp32, pool), strict=True))
     engine = engine_of(fp32, slots, prefill_tokens=str(budget))
-    sequences = [engine.sequence(randomness.choice(pool)) for _ in range(40)]
+    sequences = [engine.builder.build(randomness.choice(pool)) for _ in range(40)]
     removed, _ = churn(engine, sequences, budget, randomness)
     for sequence in sequences:
         assert sequence.result == (None if sequence in removed else expected[sequence.request])

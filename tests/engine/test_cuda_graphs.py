@@ -92,7 +92,7 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) 
     randomness = random.Random(3)
     engine, recorder = _graphed(attending, prefill_tokens="24")
     requests = [random_request(attending, randomness) for _ in range(24)]
-    sequences = [engine.sequence(request) for request in requests]
+    sequences = [engine.builder.build(request) for request in requests]
     removed, steps = churn(engine, sequences, 24, randomness)
     finished = [sequence for sequence in sequences if sequence not in removed]
     assert [one.result for one in finished] == alone(attending, [one.request for one in finished])
@@ -120,7 +120,7 @@ def test_replayed_steps_serve_rows_with_features_of_each_row(
     requests[1::3] = [replace(one, return_log_probs=True, num_logprobs=2, prompt_logprobs=1) for one in requests[1::3]]
     requests[2::3] = [replace(one, min_p=0.2, logit_bias=((7, 3.0),)) for one in requests[2::3]]
     (engine, recorder), other = _graphed(attending), engine_of(attending, SLOTS)
-    replayed, launched = ([one.sequence(request) for request in requests] for one in (engine, other))
+    replayed, launched = ([one.builder.build(request) for request in requests] for one in (engine, other))
     run(engine, replayed)
     run(other, launched)
     assert [one.result for one in replayed] == [one.result for one in launched]
@@ -181,7 +181,7 @@ def test_graphs_are_not_used_after_three_failures_in_a_row(small: Checkpoint, fa
     requests = requests_of(small, 3, max_tokens=7)
     engine, recorder = _graphed(small)
     recorder.failing = failing
-    replayed = run(engine, [engine.sequence(request) for request in requests])
+    replayed = run(engine, [engine.builder.build(request) for request in requests])
     assert replayed.results == alone(small, requests)
     assert replayed.errors == min(len(failing), 3)
     assert engine.uses_cuda_graphs is (len(failing) == 1)

@@ -101,7 +101,7 @@ def test_chunks_have_the_tokens_of_the_setting_and_join_to_the_completion(fp32: 
     (request,) = requests_of(fp32, 1)
     request = replace(request, max_tokens=20, min_tokens=20)
     engine = engine_of(fp32, 1, stream_interval="6")
-    sequence = engine.sequence(request, RequestContext(stream=True))
+    sequence = engine.builder.build(request, RequestContext(stream=True))
     engine.add(sequence)
     chunks = []
     while sequence.result is None:

@@ -100,6 +100,6 @@ def test_each_chunk_is_computed_once_and_in_order_and_short_prompts_behind_it_to
 
     engine = engine_of(fp32, 3, prefill_tokens="32")
     with watching(record):
-        steps = run(engine, [engine.sequence(request_of(fp32, size, size, 3)) for size in (100, 6, 8)]).steps
+        steps = run(engine, [engine.builder.build(request_of(fp32, size, size, 3)) for size in (100, 6, 8)]).steps
     assert seen == [(1, 0, 32), (1, 32, 32), (1, 64, 32), (1, 96, 4), (2, 0, 14)]
     assert [step.prefill_tokens for step in steps[:5]] == [32, 32, 32, 4, 14]

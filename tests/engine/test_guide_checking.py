@@ -4,19 +4,21 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 from engine.guided_texts import END, ENDLESS, allowed_tokens, conforms
-from llama_engine.errors import GenerationError, InvalidRequest, Unavailable
-from llama_engine.sampling import guide_matcher, guide_worker, guided
-from llama_engine.sampling.guide_worker import CheckedGuide, GuideWorker
-from llama_engine.sampling.guided import Guides
+from llama_engine.errors import GenerationError, InvalidRequest
+from llama_engine.sampling import guide_checker, guide_matcher, guides
+from llama_engine.sampling.guide_checker import GuideChecker
+from llama_engine.sampling.guides import Guides
 from llama_engine.text.tokenizer import Tokenizer
 
 FUNCTION_CALL = {
@@ -40,17 +42,12 @@ def shared(tokenizer: Tokenizer) -> Iterator[Guides]:
     guides.close()
 
 
-def new_guide() -> str:
-    """A regular expression that no test has used."""
-    return f"a{{{next(_numbers)}}}"
-
-
-def process_of(guides: Guides) -> subprocess.Popen[bytes]:
-    """Check a guide; return the process that did."""
-    guides.start("regex", new_guide())
-    assert guides._worker is not None
-    assert guides._worker._process is not None
-    return guides._worker._process
+def process_of(guides: Guides) -> int:
+    """Check a guide that no test has used; return the id of the process that did."""
+    guides.start("regex", f"a{{{next(_numbers)}}}").result()
+    assert guides._checker is not None
+    assert guides._checker._pool is not None
+    return guides._checker._pool.submit(os.getpid).result()
 
 
 def tag_of(form: object) -> str:
@@ -101,51 +98,43 @@ REFUSED = {
     "nested groups": ("regex", "(" * 30_000 + "a" + ")" * 30_000, "nested parentheses"),
 }  # fmt: skip
 
+TOO_MUCH = "(takes more than .* to compile; simplify it|is nested too deeply)"
 HOSTILE = {
+    "an exponential automaton": ("json_schema", ENDLESS, TOO_MUCH),
     "nested schemas": ("json_schema", '{"items":' * 10_000 + "true" + "}" * 10_000, "nested too deeply"),
-    "a chain of rules that overflows the stack": ("ebnf_grammar", rules(4000, "r{0}"), "nested too deeply"),
+    "a chain of rules that overflows the stack": ("ebnf_grammar", rules(4000, "r{0}"), TOO_MUCH),
     "rules that double 60 times": ("ebnf_grammar", rules(60, "r{0} r{0}"), "too big"),
 }
 
 
 @pytest.mark.parametrize(("kind", "guide", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_malformed_guide_is_refused_with_its_reason_by_the_process_that_goes_on(
-    shared: Guides, kind: str, guide: str, message: str
-) -> None:
+def test_a_malformed_guide_is_refused_with_its_reason(shared: Guides, kind: str, guide: str, message: str) -> None:
     process = process_of(shared)
-    with pytest.raises(InvalidRequest, match=r"^guided_decoding_guide ") as refusal:
-        shared.start(kind, guide)
-    assert re.search(message, str(refusal.value))
-    assert "\n" not in str(refusal.value)
-    assert process.poll() is None
-    assert process_of(shared) is process
+    # A refused guide stays refused.
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"^guided_decoding_guide ") as refusal:
+            shared.start(kind, guide).result()
+        assert re.search(message, str(refusal.value))
+        assert "\n" not in str(refusal.value)
+    assert process_of(shared) == process
 
 
 @pytest.mark.parametrize(("kind", "guide", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_guide_is_refused_and_the_next_guide_compiles(
-    shared: Guides, kind: str, guide: str, message: str
+    shared: Guides, monkeypatch: pytest.MonkeyPatch, kind: str, guide: str, message: str
 ) -> None:
+    monkeypatch.setattr(guide_checker, "COMPILE_SECONDS", 1.0)
     with pytest.raises(InvalidRequest, match=rf"^guided_decoding_guide .*{message}"):
-        shared.start(kind, guide)
-    assert process_of(shared).poll() is None
+        shared.start(kind, guide).result()
+    assert process_of(shared)
 
 
-def test_a_guide_that_takes_too_long_to_compile_is_refused_and_the_next_guide_compiles(
-    shared: Guides, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guide_worker, "COMPILE_SECONDS", 0.05)
-    with pytest.raises(InvalidRequest, match=r"^guided_decoding_guide takes longer than 0.05 s to compile"):
-        shared.start("json_schema", ENDLESS)
-    monkeypatch.undo()
-    assert process_of(shared).poll() is None
-
-
-def test_a_guide_whose_automaton_grows_without_bound_fails_its_own_completion_alone(
+def test_a_guide_whose_automaton_grows_without_bound_fails_alone(
     own_guides: Guides, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guide_matcher, "MAX_LEXER_STATES", 2000)
     kind, guide, randomness = "regex", r"[\p{L}\p{N}]{1,2000}", random.Random(17)
-    state = own_guides.start(kind, guide)
+    state = own_guides.start(kind, guide).result()
 
     def generate() -> None:
         for _ in range(2000):
@@ -153,97 +142,81 @@ def test_a_guide_whose_automaton_grows_without_bound_fails_its_own_completion_al
 
     with pytest.raises(InvalidRequest, match=r"^guided_decoding_guide can't be followed to its end: .*too many states"):
         generate()
-    assert conforms(own_guides.start(kind, guide), "abc", tokenizer)
+    assert conforms(own_guides.start(kind, guide).result(), "abc", tokenizer)
 
 
-def test_a_guide_is_checked_once_and_a_refused_one_is_refused_again_at_once(
-    own_guides: Guides, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_guide_is_checked_once(own_guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
-    check = GuideWorker.check
+    check = GuideChecker.check
 
-    def recorded(worker: GuideWorker, kind: str, text: str) -> CheckedGuide:
+    def recorded(checker: GuideChecker, kind: str, text: str) -> str:
         checked.append(text)
-        return check(worker, kind, text)
+        return check(checker, kind, text)
 
-    monkeypatch.setattr(GuideWorker, "check", recorded)
-    assert own_guides.start_soon("regex", "a{7}") is None
-    for _ in range(3):
-        assert conforms(own_guides.start("regex", "a{7}"), "aaaaaaa", tokenizer)
-        with pytest.raises(InvalidRequest, match="unclosed group"):
-            own_guides.start("regex", "(")
-    assert checked == ["a{7}", "("]
-    soon = own_guides.start_soon("regex", "a{7}")
-    assert soon is not None
-    assert conforms(soon, "aaaaaaa", tokenizer)
-    with pytest.raises(InvalidRequest, match="unclosed group"):
-        own_guides.start_soon("regex", "(")
-    # A guide that took long to check never starts soon.
-    monkeypatch.setattr(guided, "SOON_SECONDS", -1.0)
-    assert own_guides.start_soon("regex", "a{7}") is None
+    monkeypatch.setattr(GuideChecker, "check", recorded)
+    monkeypatch.setattr(guides, "MAX_CACHED_GUIDES", 2)
+    for text in ("a", "a", "b", "a", "c", "c", "a"):
+        own_guides.start("regex", text).result()
+    # The oldest leaves first.
+    assert checked == ["a", "b", "c", "a"]
 
 
-def test_closing_ends_the_checking_process_and_a_check_in_progress(own_guides: Guides) -> None:
+def test_closing_cancels_guides_that_wait_and_ends_the_process(own_guides: Guides) -> None:
     process = process_of(own_guides)
-    problems: list[Exception] = []
-
-    def check() -> None:
-        try:
-            own_guides.start("json_schema", ENDLESS)
-        except Unavailable as problem:
-            problems.append(problem)
-
-    thread = threading.Thread(target=check)
-    thread.start()
-    while own_guides._checking.acquire(blocking=False):
-        own_guides._checking.release()
+    checking = own_guides.start("json_schema", ENDLESS)
+    while not checking.running():
+        time.sleep(0.001)
+    waiting = own_guides.start("regex", "b")
     own_guides.close()
-    thread.join(60)
-    assert len(problems) == 1
-    assert process.poll() is not None
-    with pytest.raises(Unavailable, match="stopping"):
-        own_guides.start("regex", "b")
+    assert waiting.cancelled()
+    assert isinstance(checking.exception(60), InvalidRequest)
+    while psutil.pid_exists(process):
+        time.sleep(0.01)
 
 
-def test_without_llguidance_or_an_end_token_the_message_says_what_is_missing(
+def test_without_an_end_token_the_message_says_what_is_missing(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="needs an end token"):
+        Guides(tokenizer, []).start("regex", "a").result()
+
+
+def test_without_llguidance_the_message_says_what_to_install(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InvalidRequest, match="needs an end token"):
-        Guides(tokenizer, []).start("regex", "a")
     for module in ("guide_matcher", "guide_grammar"):
         monkeypatch.delitem(sys.modules, f"llama_engine.sampling.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InvalidRequest, match=r"guided_decoding_guide needs the package llguidance.*: pip install"):
-        Guides(tokenizer, [END]).start("regex", "a")
+        Guides(tokenizer, [END]).start("regex", "a").result()
 
 
-def test_a_checking_process_that_cannot_start_is_the_servers_fault_and_one_that_was_killed_is_replaced(
-    own_guides: Guides, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+def test_a_process_that_cannot_start_is_the_servers_fault(own_guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guide_checker, "_initialize", os.abort)
     with pytest.raises(GenerationError, match="unavailable"):
-        own_guides.start("regex", "a")
+        own_guides.start("regex", "a").result()
     monkeypatch.undo()
+    assert process_of(own_guides)
+
+
+def test_a_killed_process_is_replaced(own_guides: Guides) -> None:
     process = process_of(own_guides)
-    process.kill()
-    process.wait()
-    assert process_of(own_guides) is not process
+    os.kill(process, signal.SIGKILL)
+    assert process_of(own_guides) != process
 
 
 STARTER = """
 import sys
-from llama_engine.sampling.guide_worker import GuideWorker
-worker = GuideWorker([b"a", b"b", b"</s>"], [2], [2])
-worker.check("regex", "a")
+from llama_engine.sampling.guide_checker import GuideChecker
+checker = GuideChecker([b"a", b"b", b"</s>"], [2], [2])
+checker.check("regex", "a")
 print("started", flush=True)
-worker.check("json_schema", sys.argv[1])
+checker.check("json_schema", sys.argv[1])
 sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize("guide", ["true", ENDLESS], ids=["idle", "checking"])
 def test_the_checking_process_ends_with_a_killed_model(guide: str) -> None:
-    folder = str(Path(guided.__file__).parents[2])
+    folder = str(Path(guides.__file__).parents[2])
     command = [sys.executable, "-c", STARTER, guide]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": folder}

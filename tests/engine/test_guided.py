@@ -10,8 +10,8 @@ import pytest
 import regex
 from engine.guided_texts import END, allowed_tokens, conforms, tokens_of
 from llama_engine.errors import InvalidRequest
-from llama_engine.sampling import guided
-from llama_engine.sampling.guided import Guides
+from llama_engine.sampling import guide_matcher
+from llama_engine.sampling.guides import Guides
 from llama_engine.text.tokenizer import Tokenizer
 
 ADDRESS = {
@@ -73,7 +73,7 @@ def test_the_masks_allow_exactly_the_texts_that_conform(
     guides: Guides, any_tokenizer: Tokenizer, kind: str, guide: str, conforming: list[str], others: list[str]
 ) -> None:
     for text in (*conforming, *others):
-        state = guides.start(kind, guide)
+        state = guides.start(kind, guide).result()
         assert conforms(state, text, any_tokenizer) == (text in conforming), text
 
 
@@ -83,7 +83,7 @@ def test_a_mask_has_every_token_that_can_begin_a_conforming_text_and_no_other(
     pattern, randomness = r"(def |class )?[a-fi-n]{1,12}(\([a-z]{0,3}\))*é?", random.Random(17)
     token_bytes = any_tokenizer.vocabulary.token_bytes
     for _ in range(4):
-        state, text = guides.start("regex", pattern), b""
+        state, text = guides.start("regex", pattern).result(), b""
         for _ in range(12):
             allowed = allowed_tokens(state, any_tokenizer)
             expected = {index for index, token in enumerate(token_bytes) if token and can_begin(pattern, text + token)}
@@ -106,7 +106,7 @@ def can_begin(pattern: str, text: bytes) -> bool:
 
 
 def test_a_completion_is_finished_when_nothing_may_follow(guides: Guides, any_tokenizer: Tokenizer) -> None:
-    state = guides.start("regex", "ab?")
+    state = guides.start("regex", "ab?").result()
     found = []
     for token in tokens_of("a", any_tokenizer) + tokens_of("b", any_tokenizer):
         found.append((state.may_end, state.finished))
@@ -118,7 +118,7 @@ def test_a_completion_is_finished_when_nothing_may_follow(guides: Guides, any_to
 def test_a_token_that_the_guide_forbids_ends_the_completion_with_an_error(
     guides: Guides, any_tokenizer: Tokenizer
 ) -> None:
-    state = guides.start("regex", "a+")
+    state = guides.start("regex", "a+").result()
     assert not state.accept(tokens_of("b", any_tokenizer)[0])
     assert not state.finished
     with pytest.raises(InvalidRequest, match=r"^guided_decoding_guide can't be followed"):
@@ -128,10 +128,10 @@ def test_a_token_that_the_guide_forbids_ends_the_completion_with_an_error(
 def test_special_tokens_come_only_where_the_guide_names_them(own_guides: Guides, tokenizer: Tokenizer) -> None:
     special = set(tokenizer.pretrained.all_special_ids)
     start = tokenizer.pretrained.convert_tokens_to_ids("<s>")
-    assert allowed_tokens(own_guides.start("regex", "(.|\n)*"), tokenizer) & special == {END}
+    assert allowed_tokens(own_guides.start("regex", "(.|\n)*").result(), tokenizer) & special == {END}
     named = {"type": "tag", "begin": "<s>x", "content": {"type": "const_string", "value": "y"}, "end": ""}
     for form in (named, {"type": "triggered_tags", "triggers": ["<s>"], "tags": [named], "at_least_one": True}):
-        state = own_guides.start("structural_tag", tag(form))
+        state = own_guides.start("structural_tag", tag(form)).result()
         assert start in allowed_tokens(state, tokenizer)
         assert state.accept(start)
         assert conforms(state, "xy", tokenizer)
@@ -143,8 +143,8 @@ def test_a_guide_may_take_two_milliseconds_a_token_and_not_eight(
 ) -> None:
     # Read before and after a mask, and before and after a token.
     times = (count * milliseconds / 2000 for count in itertools.count())
-    monkeypatch.setattr(guided, "time", SimpleNamespace(thread_time=lambda: next(times)))
-    state = own_guides.start("regex", "a+")
+    monkeypatch.setattr(guide_matcher, "time", SimpleNamespace(thread_time=lambda: next(times)))
+    state = own_guides.start("regex", "a+").result()
     refused = pytest.raises(InvalidRequest, match=r"can't be followed to its end: it took .* s for \d+ tokens")
     with nullcontext() if goes_on else refused:
         for token in tokens_of("a", tokenizer) * 500:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 import jsonschema
@@ -17,7 +18,7 @@ from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling import guide_matcher
-from llama_engine.sampling.guided import GuideState
+from llama_engine.sampling.guide_matcher import GuideState
 from llama_engine.sequence import Completion, Result
 from numpy.typing import NDArray
 
@@ -37,7 +38,7 @@ NOT_FOLLOWED = "guided_decoding_guide can't be followed to its end: it "
 def engine(fp32: Checkpoint) -> Iterator[Engine]:
     engine = engine_of(fp32, 4)
     yield engine
-    engine.close()
+    engine.guides.close()
 
 
 def request(kind: str, guide: str, **values: object) -> GenerationRequest:
@@ -192,7 +193,9 @@ class Raising(GuideState):
 def test_a_guide_that_fails_in_a_step_fails_its_sequence_alone(
     engine: Engine, fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, method: str, message: str
 ) -> None:
-    monkeypatch.setattr(engine._builder.guides, "start_soon", lambda *_: Raising(method))
+    guide: Future[GuideState] = Future()
+    guide.set_result(Raising(method))
+    monkeypatch.setattr(engine.guides, "start", lambda *_: guide)
     failed = failure_alone(engine, fp32, request("regex", "a*"))
     assert isinstance(failed, GenerationError)
     assert message in str(failed)

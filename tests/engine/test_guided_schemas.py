@@ -20,7 +20,7 @@ from llama_engine.sequence import Completion
 def engine(fp32: Checkpoint) -> Iterator[Engine]:
     engine = engine_of(fp32, 1)
     yield engine
-    engine.close()
+    engine.guides.close()
 
 
 _NAMES = st.text('abcdeé"\\ /', min_size=1, max_size=5)

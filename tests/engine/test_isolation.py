@@ -46,7 +46,7 @@ def _run(
     """Run the requests under a fault; return also their results without it, which the engine gives afterwards."""
     expected = alone(checkpoint, requests)
     with fault:
-        faulty = run(engine, [engine.sequence(request) for request in requests])
+        faulty = run(engine, [engine.builder.build(request) for request in requests])
     assert engine.generate(requests) == expected
     return faulty, expected
 
@@ -178,7 +178,7 @@ def test_a_sequence_whose_text_or_bad_words_fail_costs_no_other_its_result_and_c
     fp32: Checkpoint, place: int, part: str, method: str, good_calls: int, failures: int
 ) -> None:
     engine, requests = engine_of(fp32, 4), [replace(one, bad_words=(b"\x00never",)) for one in requests_of(fp32, 4)]
-    sequences = [engine.sequence(request) for request in requests]
+    sequences = [engine.builder.build(request) for request in requests]
     effects = [*repeat(DEFAULT, good_calls), *repeat(RuntimeError("no text"), failures), *repeat(DEFAULT, 100)]
     sequence = sequences[place]
     broken = sequence.stop_checker if part == "stop_checker" else getattr(sequence.processor, f"_{part}")

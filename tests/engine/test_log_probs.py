@@ -25,7 +25,7 @@ def _asking(request: GenerationRequest, generated: int | None = 3, prompt: int |
 
 
 def _finished(engine: Engine, requests: list[GenerationRequest]) -> list[Sequence]:
-    sequences = [engine.sequence(request) for request in requests]
+    sequences = [engine.builder.build(request) for request in requests]
     assert all(isinstance(result, Completion) for result in run(engine, sequences).results)
     return sequences
 
@@ -122,7 +122,7 @@ def test_a_prompts_are_computed_in_pieces_of_as_many_logits_as_a_step_has(checkp
 def test_choices_share_those_of_their_prompt(checkpoint: Checkpoint) -> None:
     request = replace(_asking(request_of(checkpoint, 1, 30)), n=3)
     engine = engine_of(checkpoint, 3)
-    choices = engine.choices(request)
+    choices = engine.builder.choices(request)
     run(engine, choices)
     (alone,) = _finished(engine_of(checkpoint, 3), [request])
     assert all(choice.prompt_log_probs == alone.prompt_log_probs for choice in choices)

@@ -20,9 +20,9 @@ from llama_engine.isolation import exhausted_memory
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.prefill import Prefill
-from llama_engine.sampling.guided import Guides
+from llama_engine.sampling.guides import Guides
 from llama_engine.sampling.sampler import FAILED, Sampler
-from llama_engine.sequence import PromptShare, RequestContext, Result, Sequence, Status, names_of
+from llama_engine.sequence import Result, Sequence, Status, names_of
 from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import DecodeStep, SlotBatch
@@ -56,7 +56,7 @@ class StepResult:
 
 
 class Engine:
-    """Generates on one model. Not thread-safe, except `sequence`: one thread at a time calls the rest."""
+    """Generates on one model. Not thread-safe, except for `builder` and `guides`."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, slots: int) -> None:
         """Plan the memory and allocate it. Raises OutOfMemoryPlan, with the figures, if the plan doesn't fit."""
@@ -74,13 +74,10 @@ class Engine:
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
         self._prefill = Prefill(self._model, self._batch, settings.prefill_tokens, self._on_error)
         self._decode = DecodeStep(self._model, self._sampler, self._batch, self._on_error)
-        self._builder = SequenceBuilder(
-            self.tokenizer.vocabulary,
-            self.defaults.end_tokens,
-            Guides(self.tokenizer, self.defaults.end_tokens),
-            self._device,
-            settings.stream_interval,
+        self.builder = SequenceBuilder(
+            self.tokenizer.vocabulary, self.defaults.end_tokens, self._device, settings.stream_interval
         )
+        self.guides = Guides(self.tokenizer, self.defaults.end_tokens)
         self._wants_graphs = settings.cuda_graphs == "on"
         self._checkpoint = checkpoint
         self._result = StepResult()
@@ -116,42 +113,10 @@ class Engine:
         kernels = self._checkpoint.kernels.describe() if on_gpu else self._checkpoint.info.computation
         return f"decode steps: {kernels}, {graphs}"
 
-    def sequence(self, request: GenerationRequest, context: RequestContext | None = None) -> Sequence:
-        """Make a sequence of a request. Any thread may call it, so that its cost doesn't delay a step.
-
-        Without a context its responses are discarded. A sequence that is not ready needs `start_guide`. Raises
-        InvalidRequest for a guide that was refused before.
-        """
-        return self._builder.build(request, context or RequestContext())
-
-    def choices(self, request: GenerationRequest, context: RequestContext | None = None) -> list[Sequence]:
-        """Make a sequence of each of the completions that a request asks for; otherwise as `sequence`."""
-        if request.n == 1:
-            return [self.sequence(request, context)]
-        context = context or RequestContext()
-        share = PromptShare()
-        first, *others = request.choices()
-        sequence = self._builder.build(first, context, share)
-        like = sequence.processor
-        return [sequence, *(self._builder.build(one, context, share, like) for one in others)]
-
-    def starts_soon(self, sequence: Sequence) -> bool:
-        """Whether `start_guide` takes some milliseconds at most. Any thread may call it."""
-        request = sequence.request
-        return self._builder.guides.starts_soon(request.guided_decoding_guide_type, request.guided_decoding_guide)
-
-    def start_guide(self, sequence: Sequence) -> None:
-        """Make a sequence ready, in any thread but the engine's: may block for seconds. Raises RequestError."""
-        self._builder.start_guide(sequence)
-
-    def close(self) -> None:
-        """End what would outlive the engine: the process that checks guides."""
-        self._builder.guides.close()
-
     def add(self, sequence: Sequence) -> None:
         """Give a sequence a slot: WAITING → PREFILL. There must be a free one."""
         assert self.used_slots < self.slots, "no slot is free"
-        assert sequence.is_ready, "its guide has not been started"
+        assert sequence.status is Status.WAITING, sequence.status
         sequence.admit()
         self._prefill.add(sequence)
 
@@ -192,10 +157,12 @@ class Engine:
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:
         """Run the requests to their ends; return their results in order. Raises RequestError for a refused guide."""
-        sequences = [self.sequence(request) for request in requests]
+        sequences = [self.builder.build(request) for request in requests]
         for sequence in sequences:
-            if not sequence.is_ready:
-                self.start_guide(sequence)
+            if sequence.status is Status.WAITING_FOR_GUIDE:
+                request = sequence.request
+                guide = self.guides.start(request.guided_decoding_guide_type, request.guided_decoding_guide)
+                sequence.follow_guide(guide.result())
         waiting = deque(sequences)
         while waiting or self.used_slots:
             while waiting and self.used_slots < self.slots:
@@ -291,6 +258,6 @@ def _failed_sampling(sequence: Sequence) -> RequestError:
         return processor.problem
     if processor is not None and processor.leaves_nothing(count < request.min_tokens):
         names = ("guided_decoding_guide_type", "allowed_token_ids", "bad_words", "ignore_eos", "min_tokens")
-        given = ", ".join(name for name in names if getattr(request, name))
-        return InvalidRequest(f"{given} together allow no token after {count} tokens; at least one must be allowed")
+        masks = ", ".join(name for name in names if getattr(request, name))
+        return InvalidRequest(f"{masks} together allow no token after {count} tokens; at least one must be allowed")
     return GenerationError("the model's logits for this request were not finite")

@@ -2,7 +2,7 @@
 
 Sequences are admitted as soon as there is a free slot: by priority, and in order of arrival among equals. While there
 is none, they wait here and `wait_until_admitted` blocks, so that the queue stays Triton's. A sequence that is cancelled
-or late while it waits is never computed. One whose guide takes time to start waits here, too, and delays no other.
+or late while it waits is never computed. One whose guide is being compiled waits here, too, and delays no other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ import threading
 import time
 from bisect import insort
 from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
 
 from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import Cancelled, RequestError, Unavailable
-from llama_engine.guide_starter import GuideStarter
 from llama_engine.observability.health import EngineHealth
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.sequence import FAILURE, Event, ResponseSink, Sequence, Status, names_of
+
+if TYPE_CHECKING:
+    from llama_engine.sampling.guide_matcher import GuideState
 
 POLL_SECONDS = 0.02
 """Pause between two rounds of cancellation polls."""
@@ -32,7 +37,10 @@ MAX_PAUSE_SECONDS = 0.25
 """However long a round of polls takes, so that a cancelled request leaves soon."""
 
 GUIDE_SECONDS = 0.05
-"""How long `wait_until_admitted` waits for guides, so that the queue stays Triton's: nearly all start within this."""
+"""How long `wait_until_admitted` waits for guides: nearly all are compiled within this."""
+
+MAX_WAITING_GUIDES = 64
+"""Requests that wait for their guides."""
 
 HANG_SECONDS = 10.0
 """How long `stop` waits for a step that should have ended."""
@@ -49,14 +57,13 @@ class Scheduler:
     def __init__(self, engine: Engine, dispatcher: ResponseDispatcher, stats: Stats, stuck_seconds: float) -> None:
         """stuck_seconds: how long a step may take before `problem` reports it as stuck; 0 disables the check."""
         self._engine, self._dispatcher, self._stats = engine, dispatcher, stats
-        # Guards everything below; notified when a sequence arrives, is ready, is admitted, finishes or is cancelled.
+        # Guards everything below; notified when a sequence arrives, gets its guide or a slot, finishes or is cancelled.
         self._changed = threading.Condition()
         # In the order in which they get slots.
         self._waiting: list[Sequence] = []
         self._running: dict[Sequence, None] = {}
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
-        self._guides = GuideStarter(engine, self._wait_for_guides_turn, self._guide_started)
         self._health = EngineHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
         self._polling = threading.Thread(target=self._poll_cancellation, name="cancellation", daemon=True)
@@ -66,32 +73,37 @@ class Scheduler:
     def add(self, sequences: list[Sequence]) -> None:
         """Queue sequences; after `stop`, finish them with Unavailable at once."""
         with self._changed:
+            guided = {sequence.sink for sequence in self._waiting if sequence.status is Status.WAITING_FOR_GUIDE}
             for sequence in sequences:
-                # Behind its equals. Lower priorities come first.
-                insort(self._waiting, sequence, key=lambda waiting: waiting.request.priority)
+                if sequence.status is Status.WAITING_FOR_GUIDE:
+                    guided.add(sequence.sink)
+                if self._drain_until is not None:
+                    # The thread that would answer it may have ended.
+                    self._finish(sequence, _STOPPING)
+                elif sequence.status is Status.WAITING_FOR_GUIDE and len(guided) > MAX_WAITING_GUIDES:
+                    self._finish(sequence, _TOO_MANY_GUIDES)
+                else:
+                    # Behind its equals. Lower priorities come first.
+                    insort(self._waiting, sequence, key=lambda waiting: waiting.request.priority)
+            self._start_guides()
             self._changed.notify_all()
-            if self._drain_until is not None:
-                # The thread that would answer them may have ended.
-                self._abort(sequences, _STOPPING)
-            else:
-                self._start_guides(sequences)
 
     def wait_until_admitted(self, sequences: list[Sequence]) -> None:
-        """Block until every sequence is admitted, guaranteed a slot before the next step, or finished; while its guide
-        is being started, for GUIDE_SECONDS at most.
+        """Block until every sequence is admitted, guaranteed a slot before the next step, or finished; for those that
+        wait for their guides GUIDE_SECONDS at most.
 
         Not longer: Triton wakes its batcher for a request only when the model is free to take it, and otherwise looks
         again half a second later.
         """
 
         def admitted() -> bool:
-            ready = sum(sequence.is_ready for sequence in self._waiting)
+            ready = sum(sequence.status is Status.WAITING for sequence in self._waiting)
             all_fit = self._drain_until is None and ready <= self._engine.slots - len(self._running)
             return all_fit or all(sequence.status is not Status.WAITING for sequence in sequences)
 
         with self._changed:
             self._changed.wait_for(
-                lambda: all(sequence.is_ready or sequence.result is not None for sequence in sequences), GUIDE_SECONDS
+                lambda: all(sequence.status is not Status.WAITING_FOR_GUIDE for sequence in sequences), GUIDE_SECONDS
             )
             self._changed.wait_for(admitted)
 
@@ -128,34 +140,31 @@ class Scheduler:
                 for sequence in sequences:
                     self._finish(sequence, _STOPPING)
         self._polling.join(HANG_SECONDS)
-        self._guides.close()
+        self._engine.guides.close()
 
-    def _start_guides(self, sequences: list[Sequence]) -> None:
-        """Start the guides of those that are not ready."""
-        if not all(sequence.is_ready for sequence in sequences):
-            self._abort(self._guides.add(sequences), _TOO_MANY_GUIDES)
-            # There may be no step meanwhile that would record the load.
-            self._stats.record_load(len(self._running), len(self._waiting))
+    def _start_guides(self) -> None:
+        """Start the guides of the first sequences that wait: as many as there are slots, for each takes megabytes."""
+        guided = [sequence for sequence in self._waiting if sequence.request.guided_decoding_guide_type]
+        for sequence in guided[: self._engine.slots]:
+            if sequence.guide is None:
+                request = sequence.request
+                sequence.guide = self._engine.guides.start(
+                    request.guided_decoding_guide_type, request.guided_decoding_guide
+                )
+                sequence.guide.add_done_callback(partial(self._take_guide, sequence))
 
-    def _wait_for_guides_turn(self, sequence: Sequence) -> bool:
-        """Block until a sequence's guide may be started; return whether it still waits for that.
-
-        A guide takes megabytes: only as many sequences as there are slots have theirs before they get their slots.
-        """
-
-        def started() -> int:
-            return sum(one.is_ready for one in self._waiting if one.request.guided_decoding_guide_type)
-
+    def _take_guide(self, sequence: Sequence, guide: Future[GuideState]) -> None:
+        """Let a sequence whose guide is compiled be admitted, or finish it with the guide's error."""
         with self._changed:
-            self._changed.wait_for(lambda: sequence.result is not None or started() < self._engine.slots)
-            return sequence.result is None
-
-    def _guide_started(self, sequence: Sequence, error: RequestError | None) -> None:
-        """Let a sequence that is ready now be admitted, or finish the one whose guide was refused."""
-        with self._changed:
-            if error is not None:
+            if sequence.status is not Status.WAITING_FOR_GUIDE:
+                return
+            try:
+                sequence.follow_guide(guide.result())
+            except RequestError as error:
                 self._abort([sequence], error)
-            self._stats.record_load(len(self._running), len(self._waiting))
+            except Exception:  # noqa: BLE001 - any failure: its client must get an answer
+                _log.exception("compiling the guide of %s failed", names_of([sequence]))
+                self._abort([sequence], FAILURE)
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -183,12 +192,14 @@ class Scheduler:
         with self._changed:
             self._health.record_idle()
             while not self._has_work():
-                # What waits for its guide only may be late.
+                # A sequence that waits for its guide may be late.
+                self._stats.record_load(0, len(self._waiting))
                 deadline = min((sequence.deadline for sequence in self._waiting), default=math.inf)
                 self._changed.wait(min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
             self._health.record_busy()
             self._abort_cancelled_and_late()
             self._admit()
+            self._start_guides()
             # Before the step, so that the load is visible while a step hangs.
             self._stats.record_load(len(self._running), len(self._waiting))
             if not self._running:
@@ -203,7 +214,7 @@ class Scheduler:
         now = time.monotonic()
         return (
             bool(self._running or self._cancelled)
-            or any(sequence.is_ready or now >= sequence.deadline for sequence in self._waiting)
+            or any(sequence.status is Status.WAITING or now >= sequence.deadline for sequence in self._waiting)
             or self._drain_until is not None
         )
 
@@ -219,7 +230,7 @@ class Scheduler:
                 self._abort(list(self._running), _STOPPING)
 
     def _admit(self) -> None:
-        for sequence in [one for one in self._waiting if one.is_ready]:
+        for sequence in [waiting for waiting in self._waiting if waiting.status is Status.WAITING]:
             if self._engine.used_slots == self._engine.slots:
                 return
             self._waiting.remove(sequence)
@@ -280,6 +291,8 @@ class Scheduler:
         """Finish a sequence that neither waits nor runs any more, and dispatch its result."""
         sequence.finish(error)
         assert sequence.result is not None
+        if sequence.guide is not None:
+            sequence.guide.cancel()
         self._dispatcher.post([(sequence.sink, sequence.result)])
         self._changed.notify_all()
         self._stats.record_finished(sequence)

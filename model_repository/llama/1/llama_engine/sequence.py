@@ -10,9 +10,10 @@ import math
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 import torch
@@ -23,10 +24,15 @@ from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sampling.row_processor import RowProcessor
 from llama_engine.text.stop_checker import StopChecker
 
+if TYPE_CHECKING:
+    from llama_engine.sampling.guide_matcher import GuideState
+
 
 class Status(Enum):
     """Where a sequence is on its way."""
 
+    WAITING_FOR_GUIDE = "waiting for guide"
+    """Its guide is not compiled yet."""
     WAITING = "waiting"
     """It has no slot yet."""
     PREFILL = "prefill"
@@ -164,9 +170,9 @@ class Sequence:
     """Tokens per chunk after the first one."""
     share: PromptShare | None = None
     """The prompt that it shares with the other choices."""
-    is_ready: bool = True
-    """It may get a slot; False while it waits for its guide."""
     status: Status = Status.WAITING
+    guide: Future[GuideState] | None = None
+    """Its guide, once the scheduler has had it started."""
     result: Result | None = None
     kv_slot: int | None = None
     """Where its keys and values are cached, from prefill to its end."""
@@ -208,6 +214,12 @@ class Sequence:
     def num_uncached(self) -> int:
         """Prompt tokens that are not in the KV cache yet."""
         return max(self.num_prompt_tokens - self.num_cached, 0)
+
+    def follow_guide(self, guide: GuideState) -> None:
+        """Mask tokens by the guide: WAITING_FOR_GUIDE → WAITING."""
+        assert self.processor is not None
+        self.processor.follow_guide(guide)
+        self.status = Status.WAITING
 
     def admit(self) -> None:
         """Enter the engine: WAITING → PREFILL."""

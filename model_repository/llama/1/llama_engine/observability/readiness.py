@@ -37,6 +37,6 @@ class Readiness:
             else:
                 _log.info("the model is ready again")
         if self._scheduler.failing and (self._trial is None or self._trial.status is Status.FINISHED):
-            self._trial = self._engine.sequence(_TRIAL)
+            self._trial = self._engine.builder.build(_TRIAL)
             self._scheduler.add([self._trial])
         return not problem

@@ -155,16 +155,16 @@ class _StructuralTag:
             if not trigger:
                 raise GuideError(f"has the tag {begin!r}, which begins with none of the triggers")
             tags.append(self._rule(f"{self._any_text(trigger)} {self._tag(tag, begin.removeprefix(trigger))}"))
-        one, required = f"({' | '.join(tags)})", bool(node.get("at_least_one"))
+        choice, required = f"({' | '.join(tags)})", bool(node.get("at_least_one"))
         if node.get("stop_after_first"):
-            return one if required else f"({one} | {_ANY_TEXT})"
-        return f"{one}{'+' if required else '*'} {_ANY_TEXT}"
+            return choice if required else f"({choice} | {_ANY_TEXT})"
+        return f"{choice}{'+' if required else '*'} {_ANY_TEXT}"
 
     def _separated_tags(self, node: dict[str, Any]) -> str:
         tags = _list(node, "tags", ("begin", "content", "end"))
-        one = self._rule(" | ".join(self._rule(self._tag(tag, _text(tag, "begin"))) for tag in tags))
-        more = "" if node.get("stop_after_first") else f" ({self._literal(_text(node, 'separator'))} {one})*"
-        return f"({one}{more})" + ("" if node.get("at_least_one") else "?")
+        choice = self._rule(" | ".join(self._rule(self._tag(tag, _text(tag, "begin"))) for tag in tags))
+        more = "" if node.get("stop_after_first") else f" ({self._literal(_text(node, 'separator'))} {choice})*"
+        return f"({choice}{more})" + ("" if node.get("at_least_one") else "?")
 
     def _any_text(self, end: str) -> str:
         """Return any text up to the first `end`, and `end`; without one, any text."""
@@ -183,8 +183,8 @@ class _StructuralTag:
     def _literal(self, text: str) -> str:
         """Return a text, with special tokens in it as such: as ordinary text the model can't generate them."""
         for name, token in self._special_tokens:
-            before, found, after = text.partition(name)
-            if found:
+            before, separator, after = text.partition(name)
+            if separator:
                 return f"{self._literal(before)} <[{token}]> {self._literal(after)}".strip()
         return _quoted(text) if text else ""
 

@@ -14,6 +14,7 @@ candidates nearly tie. So a row draws the same tokens in another batch, although
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 _FINITE = torch.finfo(torch.float32).max
@@ -103,3 +104,15 @@ def _hash(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         word = (word ^ (word >> 13)) * HASH_FACTORS[2] & _WORD
         word = word ^ (word >> 16)
     return word
+
+
+def forbidden(allowed: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Return which tokens a guide rules out: [rows, vocabulary], bool, to mask logits with.
+
+    allowed: [rows, ceil(vocabulary / 32)], int32, the bits that `GuideState.fill` sets; on any device.
+    """
+    if allowed.device.type == "cpu":
+        bits = np.unpackbits(allowed.numpy().view(np.uint8), axis=-1, count=vocabulary, bitorder="little")
+        return torch.from_numpy(bits == 0)
+    places = torch.arange(32, dtype=torch.int32, device=allowed.device)
+    return ((allowed[:, :, None] >> places) & 1).flatten(1)[:, :vocabulary] == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from copy import copy
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,9 +17,12 @@ from numpy.typing import NDArray
 
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.errors import InvalidRequest
-from llama_engine.sampling.guided import GuideState, forbidden
+from llama_engine.sampling.logits_processors import forbidden
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.tokenizer import Vocabulary
+
+if TYPE_CHECKING:
+    from llama_engine.sampling.guide_matcher import GuideState
 
 
 class RowProcessor:
@@ -38,8 +42,8 @@ class RowProcessor:
     ) -> None:
         """vocabulary: number of tokens. allowed: empty allows all. ends: tokens that finish the sequence.
 
-        Beside a guide (`follow`): stops, those of `ends` that the guide takes for text; ignored: tokens that the guide
-        takes for ends, and that are none.
+        Beside a guide (`follow_guide`): stops, those of `ends` that the guide takes for text; ignored: tokens that the
+        guide takes for ends, and that are none.
         """
         self._vocabulary, self._device = vocabulary, device
         self._biased = torch.tensor([token for token, _ in logit_bias], dtype=torch.long, device=device)
@@ -63,12 +67,11 @@ class RowProcessor:
         )
 
     def clone(self) -> RowProcessor:
-        """Return the processor of another choice of the request, without a guide; this one must not have begun.
+        """Return the processor of another choice of the request; this one must have neither a guide nor begun.
 
-        It shares what has no state: with many bad words that takes tenths of a second.
+        It shares what has no state: to build that of many bad words takes tenths of a second.
         """
         other = copy(self)
-        other._guide = None
         if self._bad_words is not None:
             other._bad_words = self._bad_words.clone()
         return other
@@ -161,7 +164,7 @@ def row_processor(
     end_tokens: frozenset[int],
     device: torch.device,
 ) -> RowProcessor | None:
-    """Return what a request asks of its logits, its guide not started; None where it asks for nothing but min_tokens.
+    """Return what a request asks of its logits, without its guide; None where it asks for nothing but min_tokens.
 
     end_tokens: of the checkpoint.
     """

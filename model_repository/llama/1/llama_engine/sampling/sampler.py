@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from llama_engine.sampling.cpu_draw import draw_on_cpu
-from llama_engine.sampling.guided import forbidden
 from llama_engine.sampling.log_probs import log_probs_of
 from llama_engine.sampling.logits_processors import (
     apply_temperature,
     draw,
+    forbidden,
     keep_min_p,
     keep_top_k_top_p,
     penalize_output,

@@ -74,7 +74,7 @@ class RequestDecoder:
             raise InvalidRequest(f"stream is true for {len(rows)} rows; it must be false, or the request one row")
         response.stream = stream
         context = RequestContext(response, response.name, stream, deadline)
-        return [sequence for row in rows for sequence in self.engine.choices(row, context)]
+        return [sequence for row in rows for sequence in self.engine.builder.choices(row, context)]
 
     def _refuse(self, response: Response, error: RequestError) -> None:
         # The frames of an error's traceback refer to the request, and the response to the error: such a cycle may last

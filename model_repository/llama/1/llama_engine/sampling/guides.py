@@ -1,0 +1,91 @@
+"""Structured output: guides, which a completion conforms to because a mask leaves only the tokens that may come next.
+
+A guide is checked once, in another process, and compiled again for each completion: copies of a compiled guide would
+share their limits. Both happen in a thread, one guide after the other, and delay no step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from llama_engine.errors import InvalidRequest
+from llama_engine.sampling.guide_checker import GuideChecker
+
+if TYPE_CHECKING:
+    from llama_engine.sampling.guide_matcher import GuideMatchers, GuideState
+    from llama_engine.text.tokenizer import Tokenizer
+
+MAX_CACHED_GUIDES = 256
+_INSTALL = "pip install 'llguidance>=1.9,<2'"
+
+_log = logging.getLogger(__name__)
+
+
+class Guides:
+    """The guides of one checkpoint."""
+
+    def __init__(self, tokenizer: Tokenizer, end_tokens: Iterable[int]) -> None:
+        """end_tokens: allowed where a text may end. Loads nothing: most servers never see a guide."""
+        self._tokenizer, self._end_tokens = tokenizer, sorted(end_tokens)
+        self._thread = ThreadPoolExecutor(1, "guides")
+        self._matchers: GuideMatchers | None = None
+        self._checker: GuideChecker | None = None
+        # The grammars of guides, or why they are refused, the newest last.
+        self._checked: dict[tuple[str, str], str | InvalidRequest] = {}
+
+    def start(self, kind: str, text: str) -> Future[GuideState]:
+        """Return the state at the beginning of a completion, as soon as it is compiled.
+
+        kind, text: guided_decoding_guide_type and guided_decoding_guide, the latter ignored for the kind `json`. The
+        future raises InvalidRequest with what is wrong with the guide, or what to install; GenerationError if the
+        process that checks it doesn't start. Most guides take milliseconds, hostile ones COMPILE_SECONDS.
+        """
+        return self._thread.submit(self._compile, kind, "" if kind == "json" else text)
+
+    def close(self) -> None:
+        """Start no more guides, and cancel those that wait; one in progress ends by itself."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._checker is not None:
+            self._checker.close()
+
+    def _compile(self, kind: str, text: str) -> GuideState:
+        matchers, checker = self._load()
+        if (kind, text) not in self._checked:
+            if len(self._checked) == MAX_CACHED_GUIDES:
+                del self._checked[next(iter(self._checked))]
+            try:
+                self._checked[kind, text] = checker.check(kind, text)
+            except InvalidRequest as error:
+                self._checked[kind, text] = error
+        checked = self._checked[kind, text]
+        if isinstance(checked, InvalidRequest):
+            raise checked.with_traceback(None)
+        return matchers.start(checked)
+
+    def _load(self) -> tuple[GuideMatchers, GuideChecker]:
+        """Index the vocabulary, for this process and the checker's, at the first guide."""
+        if self._matchers is not None and self._checker is not None:
+            return self._matchers, self._checker
+        try:
+            from llama_engine.sampling.guide_matcher import GuideMatchers
+        except ImportError as error:
+            _log.error("a request asks for guided decoding, which needs llguidance: %s", error)
+            raise InvalidRequest(
+                f"guided_decoding_guide needs the package llguidance, which this server lacks: {_INSTALL}"
+            ) from error
+        if not self._end_tokens:
+            raise InvalidRequest("guided_decoding_guide needs an end token, and this checkpoint has none")
+        tokens = list(self._tokenizer.vocabulary.token_bytes)
+        special = {
+            index: added.content.encode()
+            for index, added in self._tokenizer.pretrained.added_tokens_decoder.items()
+            if index < len(tokens) and not tokens[index]
+        }
+        for index, name in special.items():
+            tokens[index] = name
+        vocabulary = tokens, sorted(special), self._end_tokens
+        self._matchers, self._checker = GuideMatchers(*vocabulary), GuideChecker(*vocabulary)
+        return self._matchers, self._checker

@@ -5,7 +5,6 @@ A sequence's tokens depend on that sequence alone: its prompt, its parameters, i
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.isolation import exhausted_memory
+from llama_engine.isolation import Isolation
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.prefill import Prefill
@@ -26,8 +25,6 @@ from llama_engine.sequence import Result, Sequence, Status, names_of
 from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import DecodeStep, SlotBatch
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -72,8 +69,9 @@ class Engine:
         self._batch = SlotBatch(slots, config.vocab_size, self._device)
         self._model = checkpoint.runner(self.plan.shape)
         self._sampler = Sampler(self._batch.sampling, self.defaults.end_tokens)
-        self._prefill = Prefill(self._model, self._batch, settings.prefill_tokens, self._on_error)
-        self._decode = DecodeStep(self._model, self._sampler, self._batch, self._on_error)
+        self._isolation = Isolation()
+        self._prefill = Prefill(self._model, self._batch, settings.prefill_tokens, self._isolation)
+        self._decode = DecodeStep(self._model, self._sampler, self._batch, self._isolation)
         self.builder = SequenceBuilder(
             self.tokenizer.vocabulary, self.defaults.end_tokens, self._device, settings.stream_interval
         )
@@ -127,7 +125,7 @@ class Engine:
         try:
             self._batch.remove(self._batch.sequences.index(sequence))
         except Exception as error:
-            self._on_error(error, "freeing a slot")
+            self._isolation.record(error, "freeing a slot")
             self._fail_all()
             raise
 
@@ -151,8 +149,9 @@ class Engine:
                 self._append(tokens)
                 self._remove_finished()
         except Exception as error:  # noqa: BLE001 - any failure: every sequence must get a result
-            self._on_error(error, f"a step over {self.used_slots} sequences")
+            self._isolation.record(error, f"a step over {self.used_slots} sequences")
             self._fail_all()
+        result.errors, self._isolation.errors = self._isolation.errors, 0
         return result
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Result]:
@@ -222,7 +221,7 @@ class Engine:
                 self._result.sampled += 1
                 sequence.append(token, token_bytes)
             except Exception as error:  # noqa: BLE001 - any failure: only this sequence gets an error
-                self._on_error(error, f"appending token {token} to {names_of([sequence])}")
+                self._isolation.record(error, f"appending token {token} to {names_of([sequence])}")
                 sequence.fail()
 
     def _remove_finished(self) -> None:
@@ -232,12 +231,6 @@ class Engine:
             if sequence.status is Status.FINISHED:
                 self._result.finished.append(sequence)
                 self._batch.remove(row)
-
-    def _on_error(self, error: Exception, what: str) -> bool:
-        """Count and log a failed computation; return whether it exhausted the device's memory."""
-        self._result.errors += 1
-        _log.error("%s failed", what, exc_info=error)
-        return exhausted_memory(error)
 
     def _fail_all(self) -> None:
         """Fail every sequence and clear the slots."""

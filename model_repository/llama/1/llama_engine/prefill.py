@@ -10,17 +10,17 @@ copies COPIED_BUDGETS times `budget` tokens at most, or one prompt.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
-from llama_engine.isolation import compute_isolated
+from llama_engine.isolation import Isolation
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.prompt_log_probs import prompt_log_probs
 from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.sequence import PromptShare, Sequence, names_of
+from llama_engine.sequence import PromptShare, Sequence
 from llama_engine.slot_batch import SlotBatch
 
 COPIED_BUDGETS = 16
@@ -43,17 +43,21 @@ class Prefilled:
     failed: list[Sequence] = field(default_factory=list)
 
 
+class _Part(NamedTuple):
+    """What a pass computed. hidden: [sequences, hidden]. log_probs: of the prompts' tokens, where requested."""
+
+    sequences: list[Sequence]
+    chunks: list[PromptChunk]
+    hidden: torch.Tensor
+    log_probs: list[list[TokenLogProbs]]
+
+
 class Prefill:
     """The sequences whose prompts are not cached yet."""
 
-    def __init__(
-        self, model: ModelRunner, batch: SlotBatch, budget: int, on_error: Callable[[Exception, str], bool]
-    ) -> None:
-        """budget: tokens per pass. on_error: logs a failed pass; returns whether it exhausted the memory."""
-        self._model = model
-        self._batch = batch
-        self._budget = budget
-        self._on_error = on_error
+    def __init__(self, model: ModelRunner, batch: SlotBatch, budget: int, isolation: Isolation) -> None:
+        """budget: tokens per pass."""
+        self._model, self._batch, self._budget, self._isolation = model, batch, budget, isolation
         self._queue: deque[Sequence] = deque()
         # The sequence whose prompt is partly cached.
         self._partial: Sequence | None = None
@@ -90,22 +94,17 @@ class Prefill:
         return list(sequences)
 
     def step(self) -> Prefilled:
-        """Run one pass over the next prompts, if there are any."""
+        """Run one pass over the next prompts, if there are any, and copy prompts that are cached."""
         prefilled = Prefilled()
-        # Before and after: of a prompt that an earlier pass computed, and of one that this pass does.
-        copied = self._copy_prompts(prefilled, 0)
-        first = next((sequence for sequence in self._queue if not _can_be_copied(sequence)), None)
-        if self._partial is None and first is not None and first.num_uncached > self._budget:
-            self._queue.remove(first)
-            self._partial = first
-            self._batch.reserve(first)
-        group = [self._partial] if self._partial is not None else self._next_group()
+        group = self._next_group()
         if group:
             self._computing += group
             self._compute(group, prefilled)
-            if self._partial in (*prefilled.sequences, *prefilled.failed):
-                self._partial = None
-            self._copy_prompts(prefilled, copied)
+        self._copy_prompts(prefilled)
+        for sequence in prefilled.failed:
+            self._batch.release(sequence)
+        if self._partial in (*prefilled.sequences, *prefilled.failed):
+            self._partial = None
         return prefilled
 
     def commit(self) -> None:
@@ -113,112 +112,94 @@ class Prefill:
         self._computing = []
 
     def _next_group(self) -> list[Sequence]:
-        """Take the sequences that are computed together: in order, while their prompts fit the budget, and of choices
-        that share a prompt the first one, unless it can be copied.
+        """Take the sequences that are computed together: in order, while their prompts fit the budget, or one that
+        doesn't. Of choices that share a prompt the first one, unless it can be copied.
         """
+        if self._partial is not None:
+            return [self._partial]
         group: list[Sequence] = []
-        skipped: list[Sequence] = []
-        shares: list[PromptShare | None] = []
+        shares: list[PromptShare | None] = [None]
         tokens = 0
-        while self._queue:
-            sequence = self._queue[0]
-            if _can_be_copied(sequence) or (sequence.share is not None and sequence.share in shares):
-                skipped.append(self._queue.popleft())
+        for sequence in [sequence for sequence in self._queue if not _can_be_copied(sequence)]:
+            if sequence.share is not None and sequence.share in shares:
                 continue
             tokens += sequence.num_uncached
-            if tokens > self._budget:
+            if tokens > self._budget and group:
                 break
-            group.append(self._queue.popleft())
+            if tokens > self._budget:
+                self._partial = sequence
+            group.append(sequence)
             shares.append(sequence.share)
+        for sequence in group:
+            self._queue.remove(sequence)
             self._batch.reserve(sequence)
-        self._queue.extendleft(reversed(skipped))
         return group
 
-    def _copy_prompts(self, prefilled: Prefilled, copied: int) -> int:
-        """Copy the prompts of choices that another choice has cached. A copy that fails costs that choice alone.
+    def _compute(self, group: list[Sequence], prefilled: Prefilled) -> None:
+        """Compute the next chunk of each prompt, all of it if it fits."""
+        parts, failed = self._isolation.isolate("prefill", group, self._compute_part)
+        prefilled.failed += failed
+        for part in parts:
+            for sequence, chunk, log_probs in zip(part.sequences, part.chunks, part.log_probs, strict=True):
+                prefilled.tokens += len(chunk.tokens)
+                sequence.num_cached += len(chunk.tokens)
+                sequence.prompt_log_probs += log_probs
+                if sequence.share is not None and not sequence.num_uncached:
+                    sequence.share.add(sequence)
+            if not part.sequences[0].num_uncached:
+                prefilled.sequences += part.sequences
+                prefilled.hidden.append(part.hidden)
 
-        copied: tokens that this pass has copied before. Return how many those are now.
-        """
+    def _compute_part(self, part: list[Sequence]) -> _Part:
+        """Compute the next chunks of prompts, which can be repeated."""
+        chunks = [self._next_chunk(sequence) for sequence in part]
+        log_probs: list[list[TokenLogProbs]] = [[] for _ in part]
+        if any(sequence.request.prompt_logprobs is not None for sequence in part):
+            states = self._model.prefill(chunks, every=True)
+            lengths = [len(chunk.tokens) for chunk in chunks]
+            # As many logits at once as a decode step has, which the memory plan covers.
+            rows = self._batch.slots
+            log_probs = [
+                prompt_log_probs(self._model, sequence, chunk, its_states, rows)
+                for sequence, chunk, its_states in zip(part, chunks, torch.split(states, lengths), strict=True)
+            ]
+            hidden = states[[end - 1 for end in accumulate(lengths)]]
+        else:
+            hidden = self._model.prefill(chunks)
+        for row, (sequence, chunk) in enumerate(zip(part, chunks, strict=True)):
+            if sequence.share is not None and sequence.num_uncached == len(chunk.tokens):
+                sequence.share.keep(hidden[row : row + 1])
+        return _Part(part, chunks, hidden, log_probs)
 
-        def copy(part: list[Sequence]) -> None:
-            (sequence,) = part
-            assert sequence.share is not None
-            source = sequence.share.cached()
-            assert source is not None
-            assert source.kv_slot is not None
-            assert sequence.kv_slot is not None
-            assert sequence.share.hidden is not None
-            self._model.copy(source.kv_slot, sequence.kv_slot, sequence.num_prompt_tokens)
-            sequence.num_cached = sequence.num_copied = sequence.num_prompt_tokens
-            sequence.prompt_log_probs, sequence.prompt_json = source.prompt_log_probs, source.prompt_json
-            sequence.share.add(sequence)
-            prefilled.sequences.append(sequence)
-            prefilled.hidden.append(sequence.share.hidden)
-
-        def on_error(part: list[Sequence], error: Exception) -> bool:
-            return self._on_error(error, f"copying the prompt of {names_of(part)}")
-
-        for sequence in [one for one in self._queue if _can_be_copied(one)]:
-            if copied and copied + sequence.num_prompt_tokens > COPIED_BUDGETS * self._budget:
+    def _copy_prompts(self, prefilled: Prefilled) -> None:
+        """Copy the prompts of choices that another choice has cached. A copy that fails costs that choice alone."""
+        tokens = 0
+        for sequence in [sequence for sequence in self._queue if _can_be_copied(sequence)]:
+            if tokens and tokens + sequence.num_prompt_tokens > COPIED_BUDGETS * self._budget:
                 break
-            copied += sequence.num_prompt_tokens
+            tokens += sequence.num_prompt_tokens
             self._queue.remove(sequence)
             self._computing.append(sequence)
             self._batch.reserve(sequence)
-            compute_isolated([sequence], copy, on_error, self._on_failed(prefilled))
-        return copied
+            hidden, failed = self._isolation.isolate("copying the prompt", [sequence], self._copy)
+            prefilled.sequences += [] if failed else [sequence]
+            prefilled.hidden += hidden
+            prefilled.failed += failed
 
-    def _compute(self, group: list[Sequence], prefilled: Prefilled) -> None:
-        """Compute the next chunk of each prompt, all of it if it fits. What fails together is computed in halves."""
-
-        def compute(part: list[Sequence]) -> None:
-            chunks = [self._next_chunk(sequence) for sequence in part]
-            if any(sequence.request.prompt_logprobs is not None for sequence in part):
-                hidden, log_probs = self._with_log_probs(part, chunks)
-            else:
-                hidden, log_probs = self._model.prefill(chunks), []
-            for row, (sequence, chunk) in enumerate(zip(part, chunks, strict=True)):
-                if sequence.share is not None and sequence.num_uncached == len(chunk.tokens):
-                    sequence.share.keep(hidden[row : row + 1])
-            # After everything that can fail: until here the part can be computed again.
-            prefilled.tokens += sum(len(chunk.tokens) for chunk in chunks)
-            for sequence, found in zip(part, log_probs, strict=False):
-                sequence.prompt_log_probs += found
-            for sequence, chunk in zip(part, chunks, strict=True):
-                sequence.num_cached += len(chunk.tokens)
-                if sequence.share is not None and not sequence.num_uncached:
-                    sequence.share.add(sequence)
-            if not part[0].num_uncached:
-                prefilled.sequences += part
-                prefilled.hidden.append(hidden)
-
-        def on_error(part: list[Sequence], error: Exception) -> bool:
-            chunks = [self._next_chunk(sequence) for sequence in part]
-            tokens = sum(len(chunk.tokens) for chunk in chunks)
-            return self._on_error(error, f"prefill of {names_of(part)}, {tokens} tokens,")
-
-        compute_isolated(group, compute, on_error, self._on_failed(prefilled))
-
-    def _with_log_probs(
-        self, part: list[Sequence], chunks: list[PromptChunk]
-    ) -> tuple[torch.Tensor, list[list[TokenLogProbs]]]:
-        """Compute chunks; return the hidden states of their last tokens, and each sequence's log probabilities."""
-        hidden = self._model.prefill(chunks, every=True)
-        lengths = [len(chunk.tokens) for chunk in chunks]
-        # As many logits at once as a decode step has, which the memory plan covers.
-        rows = self._batch.slots
-        found = [
-            prompt_log_probs(self._model, sequence, chunk, states, rows)
-            for sequence, chunk, states in zip(part, chunks, torch.split(hidden, lengths), strict=True)
-        ]
-        return hidden[[end - 1 for end in accumulate(lengths)]], found
-
-    def _on_failed(self, prefilled: Prefilled) -> Callable[[Sequence], None]:
-        def on_failed(sequence: Sequence) -> None:
-            self._batch.release(sequence)
-            prefilled.failed.append(sequence)
-
-        return on_failed
+    def _copy(self, part: list[Sequence]) -> torch.Tensor:
+        """Copy a choice's prompt from another choice; return the hidden state of its last token, [1, hidden]."""
+        (sequence,) = part
+        assert sequence.share is not None
+        source = sequence.share.cached()
+        assert source is not None
+        assert source.kv_slot is not None
+        assert sequence.kv_slot is not None
+        assert sequence.share.hidden is not None
+        self._model.copy(source.kv_slot, sequence.kv_slot, sequence.num_prompt_tokens)
+        sequence.num_cached = sequence.num_copied = sequence.num_prompt_tokens
+        sequence.prompt_log_probs, sequence.prompt_json = source.prompt_log_probs, source.prompt_json
+        sequence.share.add(sequence)
+        return sequence.share.hidden
 
     def _next_chunk(self, sequence: Sequence) -> PromptChunk:
         assert sequence.kv_slot is not None, "the sequence has no KV slot"

@@ -8,12 +8,11 @@ sequence keeps its KV slot from its prefill to its end, whatever row it is in.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-from llama_engine.isolation import compute_isolated
+from llama_engine.isolation import Isolation
 from llama_engine.model.model_runner import ModelRunner
 from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState, features_of
@@ -120,12 +119,8 @@ class DecodeStep:
     passed in.
     """
 
-    def __init__(
-        self, model: ModelRunner, sampler: Sampler, batch: SlotBatch, on_error: Callable[[Exception, str], bool]
-    ) -> None:
-        """on_error: logs a failed computation; returns whether it exhausted the device's memory."""
-        self._model, self._sampler, self._batch = model, sampler, batch
-        self._on_error = on_error
+    def __init__(self, model: ModelRunner, sampler: Sampler, batch: SlotBatch, isolation: Isolation) -> None:
+        self._model, self._sampler, self._batch, self._isolation = model, sampler, batch, isolation
         self.graphs: CapturedSteps | None = None
         """Captured steps; None launches every kernel."""
         self._failed_replays = 0
@@ -152,7 +147,7 @@ class DecodeStep:
         try:
             tokens = self.graphs.step(decoding, prefilled)
         except Exception as error:  # noqa: BLE001 - launching finds the sequence that fails, and spares the others
-            self._on_error(error, f"replaying a step over {names_of(self._batch.sequences)}")
+            self._isolation.record(error, f"replaying a step over {names_of(self._batch.sequences)}")
             self._failed_replays += 1
             if self._failed_replays == MAX_FAILED_REPLAYS:
                 _log.error("%d consecutive replays failed; CUDA graphs are no longer used", MAX_FAILED_REPLAYS)
@@ -180,10 +175,10 @@ class DecodeStep:
             logits = self._model.logits(torch.cat(hidden))
             return self._sampler.sample(logits, first, part, batch.features)
 
-        def on_error(part: list[Sequence], error: Exception) -> bool:
-            return self._on_error(error, f"the next tokens of {names_of(part)}")
-
-        def on_failed(_: Sequence) -> torch.Tensor:
-            return torch.tensor([FAILED], device=batch.tokens.device)
-
-        return torch.cat(compute_isolated(batch.sequences, compute, on_error, on_failed))
+        parts, failed = self._isolation.isolate("the next tokens", batch.sequences, compute)
+        if not failed:
+            return torch.cat(parts)
+        tokens = torch.full_like(batch.tokens[: len(batch)], FAILED)
+        computed = [row for sequence, row in row_of.items() if sequence not in failed]
+        tokens[computed] = torch.cat([tokens[:0], *parts])
+        return tokens

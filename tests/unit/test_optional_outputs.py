@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.optional_outputs import Span, optional_outputs
+from llama_engine.optional_outputs import LogProbsWriter, Span, optional_outputs
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sequence import Sequence
 from llama_engine.text.stop_checker import StopChecker
@@ -49,7 +49,7 @@ def _whole(sequence: Sequence) -> Span:
 
 def test_log_probabilities_are_padded_with_zeros_and_cumulated() -> None:
     spans = [_whole(_sequence(tokens, return_log_probs=tokens != 4)) for tokens in (3, 1, 4)]
-    outputs = optional_outputs(spans, TOKENIZER, final=True)
+    outputs = optional_outputs(spans, LogProbsWriter(TOKENIZER), final=True)
     assert set(outputs) == {"output_log_probs", "cum_log_probs"}
     assert outputs["output_log_probs"].tolist() == [[-1, -2, -3, 0], [-1, 0, 0, 0], [0, 0, 0, 0]]
     assert outputs["cum_log_probs"].tolist() == [-6, -1, 0]
@@ -58,7 +58,7 @@ def test_log_probabilities_are_padded_with_zeros_and_cumulated() -> None:
 
 def test_the_likeliest_tokens_are_json_as_of_the_vllm_backend() -> None:
     spans = [_whole(_sequence(3, num_logprobs=2)), _whole(_sequence(1))]
-    outputs = optional_outputs(spans, TOKENIZER, final=True)
+    outputs = optional_outputs(spans, LogProbsWriter(TOKENIZER), final=True)
     assert set(outputs) == {"logprobs"}
     first, second = (json.loads(text) for text in outputs["logprobs"])
     assert second is None
@@ -73,7 +73,9 @@ def test_the_likeliest_tokens_are_json_as_of_the_vllm_backend() -> None:
 
 
 def test_a_prompts_first_token_is_null_and_json_has_no_infinity() -> None:
-    outputs = optional_outputs([_whole(_sequence(1, prompt_logprobs=2)), _whole(_sequence(1))], TOKENIZER, final=True)
+    outputs = optional_outputs(
+        [_whole(_sequence(1, prompt_logprobs=2)), _whole(_sequence(1))], LogProbsWriter(TOKENIZER), final=True
+    )
     assert set(outputs) == {"prompt_logprobs"}
     first, second = outputs["prompt_logprobs"]
     assert second == b"null"
@@ -92,7 +94,7 @@ def test_a_chunk_has_its_own_tokens_the_first_one_the_prompts_and_the_last_one_t
     sequence.admitted_at = sequence.arrived_at
     own = {"output_log_probs", "cum_log_probs", "logprobs"}
     chunks = [
-        optional_outputs([Span(sequence, first, last)], TOKENIZER, final=last == 5)
+        optional_outputs([Span(sequence, first, last)], LogProbsWriter(TOKENIZER), final=last == 5)
         for first, last in ((0, 1), (1, 3), (3, 5))
     ]
     assert [set(chunk) - own for chunk in chunks] == [{"prompt_logprobs"}, set(), {*TIMES, "num_cached_tokens"}]
@@ -106,7 +108,7 @@ def test_times_are_nanoseconds_since_1970_in_the_order_of_events() -> None:
     sequence = _sequence(2, return_perf_metrics=True)
     sequence.admit()
     sequence.num_copied = 3
-    outputs = optional_outputs([_whole(sequence)], TOKENIZER, final=True)
+    outputs = optional_outputs([_whole(sequence)], LogProbsWriter(TOKENIZER), final=True)
     assert outputs["num_cached_tokens"].tolist() == [3]
     arrival, scheduled, first, last = (int(outputs[name][0]) for name in TIMES)
     assert all(outputs[name].dtype == np.int64 for name in TIMES)

@@ -32,7 +32,49 @@ class Span(NamedTuple):
 Output = NDArray[Any]
 
 
-def optional_outputs(spans: Sequence[Span], tokenizer: Tokenizer, final: bool) -> dict[str, Output]:
+class LogProbsWriter:
+    """Writes the JSON of one response's log probabilities, of each token once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # By the identity of the list: choices share that of their prompt.
+        self._written: dict[int, list[str]] = {}
+
+    def write(self, log_probs: Sequence[TokenLogProbs], max_tokens: int | None = None) -> list[str]:
+        """Write the objects of at most `max_tokens` more tokens, None for all; return all that are written.
+
+        Thousands of tokens with 20 others each take a tenth of a second.
+        """
+        written = self._written.setdefault(id(log_probs), [])
+        last = None if max_tokens is None else len(written) + max_tokens
+        for token in log_probs[len(written) : last]:
+            written.append(_entries(token, self._tokenizer))
+            # The thread that steps gets the interpreter in between.
+            time.sleep(0)
+        return written
+
+    def write_some(self, sequence: EngineSequence, max_tokens: int) -> bool:
+        """Write at most `max_tokens` tokens of what a sequence has and asks for; return whether all are written."""
+        request = sequence.request
+        requested = [sequence.prompt_log_probs] if request.prompt_logprobs is not None else []
+        requested += [sequence.log_probs] if request.num_logprobs is not None else []
+        return all(len(self.write(log_probs, max_tokens)) == len(log_probs) for log_probs in requested)
+
+    def of_prompt(self, sequence: EngineSequence) -> str:
+        """Return the JSON of a prompt; null if the request doesn't ask for it."""
+        if sequence.request.prompt_logprobs is None:
+            return "null"
+        # Nothing precedes the first token.
+        return f"[{', '.join(['null', *self.write(sequence.prompt_log_probs)])}]"
+
+    def of_output(self, span: Span) -> str:
+        """Return the JSON of a span; null if the request doesn't ask for it."""
+        if span.sequence.request.num_logprobs is None:
+            return "null"
+        return f"[{', '.join(self.write(span.sequence.log_probs)[span.first : span.last])}]"
+
+
+def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> dict[str, Output]:
     """Return the outputs that any of the sequences asks for, by name: one value, or one row, for each span.
 
     final: whether the response is the sequences' last one. Their times come with the last one, what is about their
@@ -44,9 +86,9 @@ def optional_outputs(spans: Sequence[Span], tokenizer: Tokenizer, final: bool) -
         outputs["output_log_probs"] = _output_log_probs(spans)
         outputs["cum_log_probs"] = np.array([_cumulated(span) for span in spans], dtype=np.float32)
     if any(request.num_logprobs is not None for request in requests):
-        outputs["logprobs"] = _strings(_to_json(span, tokenizer) for span in spans)
+        outputs["logprobs"] = _strings(writer.of_output(span) for span in spans)
     if any(request.prompt_logprobs is not None for request in requests) and not any(span.first for span in spans):
-        outputs["prompt_logprobs"] = _strings(_prompt_to_json(span.sequence, tokenizer) for span in spans)
+        outputs["prompt_logprobs"] = _strings(writer.of_prompt(span.sequence) for span in spans)
     if final and any(request.return_perf_metrics for request in requests):
         outputs |= _perf_metrics([span.sequence for span in spans])
     return outputs
@@ -57,8 +99,8 @@ def _output_log_probs(spans: Sequence[Span]) -> NDArray[np.float32]:
     values = np.zeros((len(spans), max(span.last - span.first for span in spans)), dtype=np.float32)
     for row, span in zip(values, spans, strict=True):
         if span.sequence.request.return_log_probs:
-            found = [one.log_prob for one in span.sequence.log_probs[span.first : span.last]]
-            row[: len(found)] = found
+            log_probs = [token.log_prob for token in span.sequence.log_probs[span.first : span.last]]
+            row[: len(log_probs)] = log_probs
     return values
 
 
@@ -68,56 +110,15 @@ def _cumulated(span: Span) -> float:
     return span.sequence.cum_log_probs[span.last - 1] if asks else 0.0
 
 
-def _prompt_to_json(sequence: EngineSequence, tokenizer: Tokenizer) -> str:
-    if sequence.request.prompt_logprobs is None:
-        return "null"
-    _write(sequence.prompt_log_probs, sequence.prompt_json, tokenizer)
-    # Nothing precedes the first token.
-    return f"[{', '.join(['null', *sequence.prompt_json])}]"
-
-
-def write_json(sequence: EngineSequence, tokenizer: Tokenizer, most: int) -> bool:
-    """Write the JSON of at most `most` more of the tokens of a prompt, and of its completion so far, where they are
-    asked for; return whether all are written.
-
-    Thousands of tokens with 20 others each take a tenth of a second.
-    """
-    request = sequence.request
-    written = request.prompt_logprobs is None or _write(
-        sequence.prompt_log_probs, sequence.prompt_json, tokenizer, most
-    )
-    return written and (
-        request.num_logprobs is None or _write(sequence.log_probs, sequence.output_json, tokenizer, most)
-    )
-
-
-def _write(found: Sequence[TokenLogProbs], written: list[str], tokenizer: Tokenizer, most: int | None = None) -> bool:
-    """Write the JSON of at most `most` more of the tokens, None for all; return whether all are written."""
-    last = len(found) if most is None else len(written) + most
-    for one in found[len(written) : last]:
-        written.append(_entries(one, tokenizer))
-        # The thread that steps gets the interpreter in between.
-        time.sleep(0)
-    return len(written) == len(found)
-
-
-def _to_json(span: Span, tokenizer: Tokenizer) -> str:
-    sequence = span.sequence
-    if sequence.request.num_logprobs is None:
-        return "null"
-    _write(sequence.log_probs, sequence.output_json, tokenizer)
-    return f"[{', '.join(sequence.output_json[span.first : span.last])}]"
-
-
-def _entries(one: TokenLogProbs, tokenizer: Tokenizer) -> str:
+def _entries(log_probs: TokenLogProbs, tokenizer: Tokenizer) -> str:
     """Write the object of a token: itself first, then the most likely ones, each once."""
-    entries = [_entry(one.token, one.log_prob, one.rank, tokenizer)]
+    entries = [_entry(log_probs.token, log_probs.log_prob, log_probs.rank, tokenizer)]
     rank, previous = 0, float("inf")
-    for place, (token, log_prob) in enumerate(one.top, 1):
+    for place, (token, log_prob) in enumerate(log_probs.top, 1):
         # Equally likely tokens have the same rank.
         rank = rank if log_prob == previous else place
         previous = log_prob
-        if token != one.token:
+        if token != log_probs.token:
             entries.append(_entry(token, log_prob, rank, tokenizer))
     return f"{{{', '.join(entries)}}}"
 

@@ -197,7 +197,7 @@ class Prefill:
         assert sequence.share.hidden is not None
         self._model.copy(source.kv_slot, sequence.kv_slot, sequence.num_prompt_tokens)
         sequence.num_cached = sequence.num_copied = sequence.num_prompt_tokens
-        sequence.prompt_log_probs, sequence.prompt_json = source.prompt_log_probs, source.prompt_json
+        sequence.prompt_log_probs = source.prompt_log_probs
         sequence.share.add(sequence)
         return sequence.share.hidden
 

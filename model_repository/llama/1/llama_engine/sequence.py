@@ -182,12 +182,8 @@ class Sequence:
     """Those of them that were copied from another choice."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Of the prompt's second token to its last."""
-    prompt_json: list[str] = field(default_factory=list, repr=False)
-    """Their JSON, as far as it is written."""
     log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
     """Of the output tokens."""
-    output_json: list[str] = field(default_factory=list, repr=False)
-    """Their JSON, as far as it is written."""
     cum_log_probs: list[float] = field(default_factory=list, repr=False)
     """The sums of the output tokens' log probabilities, up to each."""
     next_log_probs: TokenLogProbs | None = None

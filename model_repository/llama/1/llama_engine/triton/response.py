@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log import RequestLog
-from llama_engine.optional_outputs import Span, write_json
+from llama_engine.optional_outputs import LogProbsWriter, Span
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.sequence import Chunk, Completion, Event, Sequence
 from llama_engine.text.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ class Response:
         """name: of the request in the log. dispatcher: calls `send`; None where `execute` returns `build`."""
         self.name = name
         self._log = log
-        self._tokenizer = tokenizer
+        self._writer = LogProbsWriter(tokenizer)
         self._dispatcher = dispatcher
         # All of the config's where the client names none.
         self._requested = frozenset(request.requested_output_names())
@@ -97,7 +97,7 @@ class Response:
         A part at a time, so that the chunks of other streams don't wait for thousands of tokens.
         """
         computed = [sequence for sequence in self._with_json if sequence.num_output_tokens]
-        return all(write_json(sequence, self._tokenizer, MAX_TOKENS_AT_ONCE) for sequence in computed)
+        return all(self._writer.write_some(sequence, MAX_TOKENS_AT_ONCE) for sequence in computed)
 
     def build(self) -> pb_utils.InferenceResponse:
         """Return the response of a request whose sequences have all finished, for Triton to send."""
@@ -132,7 +132,7 @@ class Response:
         tensors = completion_tensors([result for result in results if isinstance(result, Completion)])
         if any(sequence.request.has_optional_outputs for sequence in self.sequences):
             spans = [Span(sequence, 0, sequence.num_output_tokens) for sequence in self.sequences]
-            tensors += optional_tensors(spans, self._tokenizer, final=True)
+            tensors += optional_tensors(spans, self._writer, final=True)
         return self._of_requested(tensors)
 
     def _error(self, error: RequestError) -> pb_utils.InferenceResponse:
@@ -172,7 +172,7 @@ class Response:
             first = self._sent[choice]
             self._sent[choice] += count
             span = Span(sequence, first, first + count)
-            tensors += optional_tensors([span], self._tokenizer, final=completion is not None)
+            tensors += optional_tensors([span], self._writer, final=completion is not None)
         return self._of_requested(tensors)
 
     def _of_requested(self, tensors: list[pb_utils.Tensor]) -> pb_utils.InferenceResponse:

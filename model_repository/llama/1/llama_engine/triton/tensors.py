@@ -11,9 +11,8 @@ from functools import lru_cache
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from llama_engine.optional_outputs import Span, optional_outputs
+from llama_engine.optional_outputs import LogProbsWriter, Span, optional_outputs
 from llama_engine.sequence import Completion
-from llama_engine.text.tokenizer import Tokenizer
 
 
 def completion_tensors(completions: Sequence[Completion]) -> list[pb_utils.Tensor]:
@@ -42,9 +41,9 @@ def chunk_tensors(
     return tensors
 
 
-def optional_tensors(spans: Sequence[Span], tokenizer: Tokenizer, final: bool) -> list[pb_utils.Tensor]:
+def optional_tensors(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> list[pb_utils.Tensor]:
     """Return the outputs that the sequences ask for beside those of every response. final: as in `optional_outputs`."""
-    return [pb_utils.Tensor(name, values) for name, values in optional_outputs(spans, tokenizer, final).items()]
+    return [pb_utils.Tensor(name, values) for name, values in optional_outputs(spans, writer, final).items()]
 
 
 # A tensor that is sent again is written to shared memory once. The dispatcher's thread uses these, and `finalize` once

@@ -27,7 +27,7 @@ from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.protocols import Target
 from perf.load.summary import percentiles, summarize
-from perf.report.text import Column, Table, table, terminal
+from perf.report.text import Column, table
 from perf.results_file import Results
 from perf.servers.triton import local_triton
 from perf.workload import warm_and_measured
@@ -156,7 +156,7 @@ def main() -> None:
     chosen = best(measured, options.slo_p95_ms)
     results.section("best", None if chosen is None else chosen._asdict())
     results.finish()
-    print(f"\n{terminal(_table(measured))}\n\nwritten to {options.output}")
+    print(f"\n{_table(measured)}\n\nwritten to {options.output}")
     if chosen is None:
         sys.exit(f"tune: no point has a p95 of at most {options.slo_p95_ms:g} ms; fewer users, or a higher SLO")
     config = configured((REPOSITORY / MODEL_NAME / "config.pbtxt").read_text(), chosen)
@@ -165,7 +165,7 @@ def main() -> None:
     print(*filter(tuned.search, config.splitlines()), sep="\n")
 
 
-def _table(measured: Sequence[tuple[Point, Figures]]) -> Table:
+def _table(measured: Sequence[tuple[Point, Figures]]) -> str:
     columns = [
         Column("slots", lambda row: str(row[0].slots)),
         Column("queue delay, µs", lambda row: str(row[0].delay_us)),
@@ -174,7 +174,7 @@ def _table(measured: Sequence[tuple[Point, Figures]]) -> Table:
         Column("p95, s", lambda row: row[1].p95_ms / 1e3),
         Column("errors", lambda row: str(row[1].errors)),
     ]
-    return table(columns, measured, [])
+    return table(columns, measured)
 
 
 if __name__ == "__main__":

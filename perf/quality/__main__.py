@@ -22,7 +22,6 @@ from perf.quality import text
 from perf.quality.candidates import CANDIDATES, GPU_CANDIDATES, WEIGHTS_ONLY, load, measured, weights_only
 from perf.report.results import read
 from perf.report.tables import quality
-from perf.report.text import terminal
 from perf.results_file import Results
 
 
@@ -41,7 +40,7 @@ def main() -> None:
         _measure(options)
     except (EngineError, OSError, ValueError) as error:
         sys.exit(f"quality: {error}")
-    print(terminal(quality(read(options.output))))
+    print(quality(read(options.output)))
     print(f"written to {options.output}")
 
 

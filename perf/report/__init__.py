@@ -1,1 +1,1 @@
-"""Tables and plots from perf/results/*.json. Runs without torch and without a server."""
+"""The tables and the plot of docs/benchmarks.md from perf/results/*.json."""

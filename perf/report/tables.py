@@ -1,18 +1,16 @@
-"""The tables of README.md and docs/benchmarks.md. Each raises NotMeasuredError if a result has nothing for it."""
+"""The tables of docs/benchmarks.md, in Markdown. Each raises NotMeasuredError if a result has nothing for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from perf.report.results import NotMeasuredError, Result, Row
-from perf.report.text import Column, Table, at, figure, percent, several, table, terminal
+from perf.report.text import Column, at, figure, percent, several, table
 from perf.roofline.rates import DeviceRates
 
 MIN_STEAL = 0.005
 """The smallest share of steal time that is mentioned."""
-MIN_FOR_P99 = 100
-"""With fewer requests the 99th percentile is the maximum, and the column says max."""
 WINDOW = (
     "Throughput is the steady state's: from the first request after the warm-up to the first answer after the last "
     "request was sent; requests/s is tokens/s over the mean length. Latencies cover all measured requests, including "
@@ -45,14 +43,20 @@ def _weights(row: Row) -> str:
     return f"{row['weights']}" if size is None else f"{row['weights']}, {figure(size)}"
 
 
-def _medians(found: Row) -> str:
-    return several(found["p50"], found["p95"])
+def _latency(row: Row) -> str:
+    # Of so few requests the 99th percentile would be the maximum.
+    return several(*(row["latency_ms"][name] / 1e3 for name in ("p50", "p95", "max")))
+
+
+def _medians(percentiles: Row) -> str:
+    return several(percentiles["p50"], percentiles["p95"])
 
 
 SERVER = Column("server", _server, right=False)
 WEIGHTS = Column("weights, MiB", _weights, right=False)
 LENGTHS = Column("new tokens", lambda row: lengths(row["load"]), right=False)
 REQUESTS = Column("requests", "requests", shown="{:,}".format)
+LATENCY = Column("latency p50 / p95 / max, s", _latency)
 REQUESTS_RATE = Column("requests/s", "requests_per_second")
 TOKENS = Column("tokens/s", "tokens_per_second")
 ROWS = Column("rows per step", "mean_rows")
@@ -63,24 +67,24 @@ TTFT = Column("first token p50 / p95, ms", "time_to_first_token_ms", shown=_medi
 ITL = Column("between tokens p50 / p95, ms", "inter_token_latency_ms", shown=_medians)
 
 
-def article(result: Result) -> Table:
+def article(result: Result) -> str:
     """The article's setting at equal lengths, one row per server."""
     return _article(result, "equal")
 
 
-def mixed(result: Result) -> Table:
+def mixed(result: Result) -> str:
     """The article's servers at uniform and geometric lengths."""
     return _article(result, "uniform", "geometric")
 
 
-def _article(result: Result, *mixes: str) -> Table:
+def _article(result: Result, *mixes: str) -> str:
     prefixes = [f"article/{mix}/" for mix in mixes]
     rows = result.measured(*prefixes)
-    load, one = rows[0]["load"], len(mixes) == 1
-    first = [SERVER, WEIGHTS, _memory(rows)] if one else [LENGTHS, SERVER]
-    new = f"; new tokens: {lengths(load)}" if one else ""
+    load, same_length = rows[0]["load"], mixes == ("equal",)
+    first = [SERVER, WEIGHTS, _memory(rows)] if same_length else [LENGTHS, SERVER]
+    new = f"; new tokens: {lengths(load)}" if same_length else ""
     return table(
-        [*first, REQUESTS, _latency(rows), REQUESTS_RATE, TOKENS, _speed_up(rows), BATCH, ROWS, LIMIT, OF_LIMIT],
+        [*first, REQUESTS, LATENCY, REQUESTS_RATE, TOKENS, _speed_up(rows), BATCH, ROWS, LIMIT, OF_LIMIT],
         rows,
         [
             f"Load: {load['concurrency']} requests at a time{new}; greedy; warm-up not counted.",
@@ -90,11 +94,11 @@ def _article(result: Result, *mixes: str) -> Table:
     )
 
 
-def peers(result: Result) -> Table:
+def peers(result: Result) -> str:
     """This server and the baselines in a closed loop."""
     rows = result.measured("peers/closed/")
     users = sorted({row["load"]["concurrency"] for row in rows})
-    first = [LENGTHS, SERVER, WEIGHTS, _memory(rows), REQUESTS, _latency(rows), TTFT, ITL]
+    first = [LENGTHS, SERVER, WEIGHTS, _memory(rows), REQUESTS, LATENCY, TTFT, ITL]
     return table(
         [*first, REQUESTS_RATE, TOKENS, LIMIT, OF_LIMIT],
         rows,
@@ -107,16 +111,16 @@ def peers(result: Result) -> Table:
     )
 
 
-def by_users(result: Result) -> Table:
+def by_users(result: Result) -> str:
     """Tokens/s of every server at each number of users, the fastest first, at uniform and geometric lengths."""
     rows = result.measured("peers/closed/", "users/")
     mixes = ("uniform", "geometric")
-    found = {(row["server"], row["load"]["mix"], row["load"]["concurrency"]): row["tokens_per_second"] for row in rows}
+    rates = {(row["server"], row["load"]["mix"], row["load"]["concurrency"]): row["tokens_per_second"] for row in rows}
     users = sorted({row["load"]["concurrency"] for row in rows})
 
     def column(mix: str, many: int) -> Column:
         def rate(row: Row) -> float | None:
-            return found.get((row["server"], mix, many))
+            return rates.get((row["server"], mix, many))
 
         return Column(f"{many} user{'' if many == 1 else 's'}, {mix}", rate)
 
@@ -137,11 +141,11 @@ def by_users(result: Result) -> Table:
     )
 
 
-def large(result: Result) -> Table:
+def large(result: Result) -> str:
     """Our server and vLLM with a larger model."""
     rows = result.measured("large/")
     users = Column("users", "load/concurrency", shown=str)
-    first = [users, SERVER, WEIGHTS, _memory(rows), REQUESTS, _latency(rows), TTFT, ITL]
+    first = [users, SERVER, WEIGHTS, _memory(rows), REQUESTS, LATENCY, TTFT, ITL]
     return table(
         [*first, TOKENS, LIMIT, OF_LIMIT],
         rows,
@@ -152,15 +156,15 @@ def large(result: Result) -> Table:
     )
 
 
-def quality(result: Result) -> Table:
+def quality(result: Result) -> str:
     """The unquantized weights and each quantization's distance from them."""
     rows, settings = result.measured(""), result.content["settings"]
 
-    def loss(one: Row) -> str:
-        return f"{one['mean']:+.5f} ± {one['standard_error']:.5f}"
+    def loss(difference: Row) -> str:
+        return f"{difference['mean']:+.5f} ± {difference['standard_error']:.5f}"
 
-    def divergence(found: Row) -> str:
-        return several(found["mean"], found["p99"])
+    def divergence(nats: Row) -> str:
+        return several(nats["mean"], nats["p99"])
 
     text = f"{settings['text']} {settings.get('python') or ''}".strip()
     return table(
@@ -183,35 +187,18 @@ def quality(result: Result) -> Table:
 
 
 def summary(result: Result) -> str:
-    """Return the tables that a run of `make bench` ends with, for a terminal."""
-    titles: dict[str, Callable[[Result], Table]] = {
-        "The article's setting": article,
-        "The same at mixed lengths": mixed,
-        "Other servers, closed loop": peers,
-        "By users": by_users,
-        "A larger model": large,
-    }
-    found: list[str] = []
-    for title, make in titles.items():
+    """Return the tables that a run of `make bench` ends with."""
+    made: list[str] = []
+    for make in (article, mixed, peers, by_users, large):
         with suppress(NotMeasuredError):
-            found.append(f"{title}\n\n{terminal(make(result))}")
-    return "\n\n".join(found)
+            made.append(make(result))
+    return "\n\n".join(made)
 
 
 def _memory(rows: Rows) -> Column:
-    """The memory in use: the processes' own, or the device's."""
     on_gpu = any(at(row, "memory/kind") == "VRAM" for row in rows)
     title = "VRAM in use on the device" if on_gpu else "memory of the processes (PSS)"
     return Column(f"{title}, MiB", "memory/process_mib", shown="{:,.0f}".format)
-
-
-def _latency(rows: Rows) -> Column:
-    last = "max" if min(row["requests"] - row["errors"] for row in rows) < MIN_FOR_P99 else "p99"
-
-    def cell(row: Row) -> str:
-        return several(*(row["latency_ms"][name] / 1e3 for name in ("p50", "p95", last)))
-
-    return Column(f"latency p50 / p95 / {last}, s", cell)
 
 
 def _speed_up(rows: Rows) -> Column:
@@ -242,17 +229,13 @@ def _conditions(result: Result, rows: Rows, *prefixes: str) -> list[str]:
 def _decode_steps(rows: Rows) -> list[str]:
     """How our INT8 is computed: which instructions it has differs by machine."""
     steps = {row["title"]: at(row, "settings/decode_steps") for row in rows if row["weights"] == "INT8"}
-    # Results of before exact INT8 name the device alone.
-    ours = sorted(f"{title}: {how}" for title, how in steps.items() if how not in (None, "on the CPU, launched"))
+    ours = sorted(f"{title}: {how}" for title, how in steps.items() if how is not None)
     return [f"Decode steps, {'; '.join(ours)}."] if ours else []
 
 
 def _rates(result: Result, rows: Rows) -> list[str]:
     """The measured rates behind the limit; whether FP16 is slower than FP32 on this device."""
-    found = result.content.get("rates")
-    if found is None:
-        return []
-    rates = DeviceRates.from_json(found)
+    rates = DeviceRates.from_json(result.content["rates"])
     wide, narrow = rates.operations.get("fp32"), rates.operations.get("fp16")
     slower = []
     if any(row["weights"] == "FP16" for row in rows) and wide is not None and narrow is not None and narrow < wide:

@@ -26,6 +26,7 @@ PREPARE ?=
 WHEELS ?=
 LOCK_PYTHON ?= 3.12
 MINUTES ?= 30
+SOAK ?=
 GPU ?=
 
 BIN := .venv/bin
@@ -89,14 +90,13 @@ bench-vllm: $(READY_PERF) ## install vLLM, for make bench to compare with, into 
 	@$(PERF) perf.servers.vllm_environment
 
 tune: $(READY_PERF) ## slots, queue delay and preferred sizes for a load: make tune SLO_P95_MS=2000 (BUDGET minutes, TUNE options)
-	@test -n '$(SLO_P95_MS)' || { echo "SLO_P95_MS is not set: the 95th percentile of latency to meet, in milliseconds, such as make tune SLO_P95_MS=20000" >&2; exit 2; }
-	@$(PERF) perf.tune --slo-p95-ms '$(SLO_P95_MS)' $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
+	@$(PERF) perf.tune $(if $(SLO_P95_MS),--slo-p95-ms '$(SLO_P95_MS)') $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(TUNE)
 
 quality: $(READY_PERF) ## perplexity and KL divergence of INT8 (MODEL, TEXT)
 	@$(PERF) perf.quality $(if $(MODEL),--model '$(MODEL)') $(if $(TEXT),--text '$(TEXT)') $(QUALITY)
 
 soak: $(READY_PERF) ## mixed load over gRPC, HTTP and OpenAI's protocol for MINUTES (30): every request answered, flat memory (MODEL)
-	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)')
+	@$(PERF) perf.soak --minutes '$(MINUTES)' $(if $(MODEL),--model '$(MODEL)') $(SOAK)
 
 report: $(READY_PERF) ## write the tables and the plot of docs/benchmarks.md from perf/results/
 	@$(PERF) perf.report
@@ -164,5 +164,5 @@ $(READY_KERNELS): $(INSTALLED) | $(COMPILED)
 	@touch $@
 
 $(READY_ANALYZER): $(READY_PERF)
-	@$(PERF) perf.analyzer --prefetch
+	@$(PERF) perf.analyzer.binary
 	@touch $@

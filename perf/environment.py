@@ -23,36 +23,24 @@ _WRITTEN = ("perf/results", "README.md", "docs")
 
 def describe() -> dict[str, object]:
     """Return commit, device, cores and versions, for a result's JSON."""
+    changed = _git("status", "--porcelain", "--", ".", *(f":(exclude){path}" for path in _WRITTEN))
     return {
-        **sources(),
+        "commit": _git("rev-parse", "HEAD") or "unknown",
+        "uncommitted_changes": changed != "",
         "device": device(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "python": platform.python_version(),
-        "versions": {name: found.version for name in _PACKAGES for found in distributions(name=name)},
+        "versions": {name: package.version for name in _PACKAGES for package in distributions(name=name)},
     }
-
-
-def sources() -> dict[str, object]:
-    """Return what identifies the running code: the commit, and whether files differ from it.
-
-    Documents and results do not count.
-    """
-    # Git itself would look for a repository in the folders above, too.
-    if (ROOT / ".git").exists():
-        # No git, or a repository of another user or an incomplete one: the run goes on all the same.
-        with suppress(FileNotFoundError, subprocess.CalledProcessError):
-            changed = _git("status", "--porcelain", "--", ".", *(f":(exclude){path}" for path in _WRITTEN))
-            return {"commit": _git("rev-parse", "HEAD").strip(), "uncommitted_changes": bool(changed)}
-    return {"commit": "unknown", "uncommitted_changes": True}
 
 
 def device() -> str:
     """Return the GPU's name, or "CPU: " and the processor's."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    named = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return f"CPU: {named[1].strip() if named else platform.machine()}"
+    name = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return f"CPU: {name[1].strip() if name else platform.machine()}"
 
 
 class StealTime:
@@ -72,48 +60,33 @@ class StealTime:
 
 
 def memory_of(pid: int) -> tuple[str, float]:
-    """Return the memory in use and its kind, in MiB: VRAM where there is a GPU, else the PSS of a process's family.
+    """Return the memory in use and its kind, in MiB: VRAM of the whole GPU, else the PSS of a process's family.
 
-    PSS: proportional set size, in which shared pages count once. Raises FileNotFoundError or ProcessLookupError for a
-    process that has ended, CalledProcessError if nvidia-smi fails.
+    PSS: proportional set size, in which shared pages count once. Raises psutil.NoSuchProcess.
     """
-    if (vram := vram_mib()) is not None:
-        return "VRAM", vram
-    _, *descendants = family(pid)
-    kib = status_kib(pid, "smaps_rollup", "Pss")
-    for process in descendants:
-        # It may have ended meanwhile.
-        with suppress(FileNotFoundError, ProcessLookupError):
-            kib += status_kib(process, "smaps_rollup", "Pss")
-    return "PSS", kib / 2**10
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return "VRAM", (total - free) / 2**20
+    return "PSS", sum(pss_mib(process) for process in family(pid))
 
 
-def family(pid: int) -> list[int]:
-    """Return the process and its descendants, itself first. Processes that end meanwhile may be missing."""
+def family(pid: int) -> list[psutil.Process]:
+    """Return the process and its descendants, itself first. Raises psutil.NoSuchProcess."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def pss_mib(process: psutil.Process) -> float:
+    """Return a process's proportional set size; 0 if it has ended."""
     with suppress(psutil.NoSuchProcess):
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    return [pid]
+        return float(process.memory_full_info().pss) / 2**20
+    return 0.0
 
 
-def vram_mib() -> float | None:
-    """Return the VRAM in use, None without CUDA. Raises CalledProcessError if nvidia-smi fails.
-
-    Of the whole GPU: inside a container the driver's process ids are different ones.
-    """
-    if not torch.cuda.is_available():
+def _git(*arguments: str) -> str | None:
+    """Return what git prints; None without git or a repository."""
+    try:
+        run = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
         return None
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={gpu}"]
-    return float(subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout)
-
-
-def status_kib(pid: int, file: str, name: str) -> int:
-    """Return a value in KiB from a file in /proc/PID. Raises ValueError if the kernel does not report it."""
-    found = re.search(rf"^{name}:\s*(\d+)", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
-    if found is None:
-        raise ValueError(f"/proc/{pid}/{file} has no {name}")
-    return int(found[1])
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout
+    return run.stdout.strip()

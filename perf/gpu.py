@@ -28,7 +28,7 @@ from llama_engine.settings import Settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from perf.checkpoint import FOLDER, LLAMA_2_7B, SMALL, described, random_checkpoint
-from perf.command import CORES, count
+from perf.command import CORES, count, make_command
 from perf.quality import text
 from perf.quality.divergence import Forward, distances, summary
 from perf.results_file import Results
@@ -53,8 +53,8 @@ def main() -> int:
         parser.error("--device is cuda, and there is no GPU; --device cpu tests the program")
     device = torch.device(options.device)
     large = random_checkpoint(LLAMA_2_7B if device.type == "cuda" else SMALL, FOLDER)
-    command = f"python -m perf.gpu --device {device.type} --tokens {options.tokens}"
-    results = Results(options.output, "gpu", {"model": described(large), "threads": CORES}, command)
+    facts = {"model": described(large), "threads": CORES}
+    results = Results(options.output, "gpu", facts, make_command("bench-gpu"))
     rates = measure_rates(CORES)
     results.section("rates", rates.to_json())
     print(rates.describe(), flush=True)

@@ -23,7 +23,7 @@ class Results:
 
     def __init__(self, path: Path, kind: str, settings: Mapping[str, Any], command: str) -> None:
         self._path = path
-        self.partial = path.with_suffix(".partial")
+        self._partial = path.with_suffix(".partial")
         self._content: dict[str, Any] = {
             "kind": kind,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -43,21 +43,11 @@ class Results:
         self._content[name] = content
         self._write()
 
-    @property
-    def device(self) -> str:
-        """The device of the run."""
-        return str(self._content["machine"]["device"])
-
     def finish(self) -> None:
-        """End the run: the partial file replaces the result's, atomically.
-
-        If the code has changed since the run began, `machine` has "changed_during_run": true.
-        """
-        if not environment.sources().items() <= self._content["machine"].items():
-            self._content["machine"]["changed_during_run"] = True
+        """End the run: the partial file replaces the result's, atomically."""
         self._write()
-        self.partial.rename(self._path)
+        self._partial.rename(self._path)
 
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self.partial.write_text(json.dumps(self._content, indent=1) + "\n")
+        self._partial.write_text(json.dumps(self._content, indent=1) + "\n")

@@ -26,7 +26,7 @@ from triton_llama import LlamaClient, TritonLlamaError
 
 from perf.checkpoint import EMBEDDED
 from perf.command import existing_checkpoint, make_command, positive
-from perf.environment import status_kib
+from perf.environment import family, pss_mib
 from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.protocols import Protocol, Request, Target
@@ -62,11 +62,8 @@ def main() -> int:
     parser.add_argument("--model", type=existing_checkpoint, default=EMBEDDED, help="a Llama in safetensors")
     parser.add_argument("--output", type=Path, default=Path("perf/results/soak.json"), metavar="FILE")
     options = parser.parse_args()
-    variables = {"MINUTES": f"{options.minutes:g}"}
-    if options.model != EMBEDDED:
-        variables["MODEL"] = options.model.name
     settings = {"model": options.model.name, "users": 3 * USERS, "max_growth_mib": MAX_GROWTH_MIB}
-    results = Results(options.output, "soak", settings, make_command("soak", variables))
+    results = Results(options.output, "soak", settings, make_command("soak"))
     faults: list[str] = []
     samples: list[dict[str, float]] = []
     with served(options.model) as (launcher, addresses):
@@ -148,15 +145,14 @@ def _grpc_load(address: str, requests: Sequence[Request]) -> list[str]:
 
 def memory_mib(pid: int) -> dict[str, float]:
     """Return the PSS of a process's family in MiB, by what each is."""
-    found: dict[str, float] = {}
-    launcher = psutil.Process(pid)
-    for process in (launcher, *launcher.children(recursive=True)):
+    memory: dict[str, float] = {}
+    for process in family(pid):
         # One may end meanwhile.
-        with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-            words = process.cmdline()
-            name = "openai" if "triton_llama_openai" in " ".join(words) else Path(words[0]).name if words else ""
-            found[name] = round(found.get(name, 0.0) + status_kib(process.pid, "smaps_rollup", "Pss") / 2**10, 1)
-    return found
+        with suppress(psutil.NoSuchProcess):
+            words = process.cmdline() or [process.name()]
+            name = "openai" if "triton_llama_openai" in " ".join(words) else Path(words[0]).name
+            memory[name] = round(memory.get(name, 0.0) + pss_mib(process), 1)
+    return memory
 
 
 def by_process(samples: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

@@ -7,27 +7,27 @@ the budget leaves no time for is not measured, so the grid's order is by importa
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
 from triton_local.repository import MODEL_NAME
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from perf.checkpoint import default_checkpoint, described
-from perf.command import CORES, count, existing_checkpoint, make_command, positive
-from perf.course import Budget
+from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
 from perf.environment import ROOT
 from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.protocols import Target
 from perf.load.summary import percentiles, summarize
-from perf.report.text import Column, table
 from perf.results_file import Results
 from perf.servers.triton import local_triton
 from perf.workload import warm_and_measured
@@ -65,31 +65,22 @@ def grid() -> list[Point]:
 
 
 def configured(config: str, point: Point) -> str:
-    """Return a config.pbtxt with the point's settings in place of its own, all else unchanged.
-
-    Raises ValueError if one of the settings is not there exactly once, at the beginning of a line.
-    """
-    sizes = ", ".join(map(str, point.preferred or (point.slots,)))
-    fields = {
-        r"max_batch_size\s*:\s*\d+": f"max_batch_size: {point.slots}",
-        r"preferred_batch_size\s*:\s*\[[^\]]*\]": f"preferred_batch_size: [ {sizes} ]",
-        r"max_queue_delay_microseconds\s*:\s*\d+": f"max_queue_delay_microseconds: {point.delay_us}",
-    }
-    for pattern, field in fields.items():
-        config, changes = re.subn(rf"^([ \t]*){pattern}", rf"\g<1>{field}", config, flags=re.MULTILINE)
-        if changes != 1:
-            raise ValueError(f"the config has {changes} lines of the form {pattern}, not one")
-    return config
+    """Return a config.pbtxt with the point's settings in place of its own, all else unchanged."""
+    message = text_format.Parse(config, ModelConfig())
+    message.max_batch_size = point.slots
+    message.dynamic_batching.max_queue_delay_microseconds = point.delay_us
+    message.dynamic_batching.preferred_batch_size[:] = point.preferred or (point.slots,)
+    return str(text_format.MessageToString(message))
 
 
 def best(measured: Sequence[tuple[Point, Figures]], slo_p95_ms: float) -> Point | None:
     """Return the point with the highest throughput of those without errors that meet the SLO; None if none does."""
-    met = [(figures.tokens_per_second, point) for point, figures in measured if _meets(figures, slo_p95_ms)]
+    met = [
+        (figures.tokens_per_second, point)
+        for point, figures in measured
+        if figures.errors == 0 and figures.p95_ms <= slo_p95_ms
+    ]
     return max(met, default=(0.0, None))[1]
-
-
-def _meets(figures: Figures, slo_p95_ms: float) -> bool:
-    return figures.errors == 0 and figures.p95_ms <= slo_p95_ms
 
 
 @contextmanager
@@ -139,42 +130,28 @@ def main() -> None:
     options = parser.parse_args()
     checkpoint = options.model or default_checkpoint()
     settings = {name: value for name, value in vars(options).items() if isinstance(value, int | float)}
-    variables = {"SLO_P95_MS": f"{options.slo_p95_ms:g}", "BUDGET": f"{options.budget:g}"}
-    command = make_command("tune", variables | ({"MODEL": options.model.name} if options.model else {}))
-    results = Results(options.output, "tune", {"model": described(checkpoint), **settings}, command)
-    budget, measured, longest = Budget(60 * options.budget), list[tuple[Point, Figures]](), 0.0
+    results = Results(options.output, "tune", {"model": described(checkpoint), **settings}, make_command("tune"))
+    budget, measured, longest = Budget(options.budget), list[tuple[Point, Figures]](), 0.0
     for point in grid():
         if measured and longest > budget.left:
-            budget.say(f"{point}: not measured: a point takes {longest:.0f} s, {max(budget.left, 0):.0f} s are left")
+            budget.say(f"{point}: not measured: a point takes {longest:.0f} s, {budget.left:.0f} s are left")
             continue
-        began = budget.spent
+        began = time.monotonic()
         figures = measure(point, options, checkpoint)
-        longest = max(longest, budget.spent - began)
+        longest = max(longest, time.monotonic() - began)
         measured.append((point, figures))
         results.add(f"point/{len(measured)}", {**point._asdict(), **figures._asdict()})
         budget.say(f"{point}: {figures}")
-    chosen = best(measured, options.slo_p95_ms)
-    results.section("best", None if chosen is None else chosen._asdict())
+    choice = best(measured, options.slo_p95_ms)
+    results.section("best", None if choice is None else choice._asdict())
     results.finish()
-    print(f"\n{_table(measured)}\n\nwritten to {options.output}")
-    if chosen is None:
+    print(f"written to {options.output}")
+    if choice is None:
         sys.exit(f"tune: no point has a p95 of at most {options.slo_p95_ms:g} ms; fewer users, or a higher SLO")
-    config = configured((REPOSITORY / MODEL_NAME / "config.pbtxt").read_text(), chosen)
     print(f"\nthe best within {options.slo_p95_ms:g} ms, for config.pbtxt:\n")
-    tuned = re.compile("max_batch_size|preferred_batch_size|max_queue_delay_microseconds")
-    print(*filter(tuned.search, config.splitlines()), sep="\n")
-
-
-def _table(measured: Sequence[tuple[Point, Figures]]) -> str:
-    columns = [
-        Column("slots", lambda row: str(row[0].slots)),
-        Column("queue delay, µs", lambda row: str(row[0].delay_us)),
-        Column("preferred", lambda row: " ".join(map(str, row[0].preferred)) or "none"),
-        Column("tokens/s", lambda row: row[1].tokens_per_second),
-        Column("p95, s", lambda row: row[1].p95_ms / 1e3),
-        Column("errors", lambda row: str(row[1].errors)),
-    ]
-    return table(columns, measured)
+    print(f"max_batch_size: {choice.slots}")
+    print(f"preferred_batch_size: {list(choice.preferred or (choice.slots,))}")
+    print(f"max_queue_delay_microseconds: {choice.delay_us}")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""perf_analyzer, Triton's own load generator: its binary, and a run of it."""
+"""NVIDIA's perf_analyzer, for the article's tables."""

@@ -8,7 +8,7 @@ an idle server. Its own report has percentiles of all requests, warm-up included
 ends up to a second after the last answer; the profile export has the raw times.
 
 perf_analyzer stops at the first failed request and writes no export then. That, a run that it does not call stable, and
-answers other than asked for are a AnalyzerError and never a measurement: a report has no errors.
+answers other than asked for are an AnalyzerError and never a measurement: a report has no errors.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def inputs(requests: Sequence[Request]) -> str:
         # min_tokens: no end token or stop string before. seed: greedy, but a random one would change the file.
         params = SamplingParams(max_tokens=tokens, min_tokens=tokens, temperature=0.0, seed=0)
         tensors = prepare(request.prompt, params).tensors
-        entries.append({one.name: {"content": list(one.values), "shape": [len(one.values)]} for one in tensors})
+        entries.append(
+            {tensor.name: {"content": list(tensor.values), "shape": [len(tensor.values)]} for tensor in tensors}
+        )
     return json.dumps({"data": entries})
 
 
@@ -79,22 +81,22 @@ def read_profile(path: Path, requests: Sequence[Request]) -> tuple[Record, ...]:
     """
     try:
         (experiment,) = json.loads(path.read_text())["experiments"]
-        answered = sorted((_answered(request) for request in experiment["requests"]), key=lambda one: one[0].scheduled)
+        answered = [_answered(request) for request in experiment["requests"]]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise AnalyzerError(f"perf_analyzer's profile export {path.name} can't be read: {error!r}") from error
-    asked, sent = Counter(requests), Counter(request for _, request in answered)
-    if asked != sent:
+    planned, sent = Counter(requests), Counter(request for _, request in answered)
+    if planned != sent:
         raise AnalyzerError(
-            f"perf_analyzer was to send {asked.total()} requests and sent {sent.total()}: {(asked - sent).total()} are "
-            f"missing, {(sent - asked).total()} are others or more than asked for"
+            f"perf_analyzer was to send {planned.total()} requests and sent {sent.total()}: "
+            f"{(planned - sent).total()} are missing, {(sent - planned).total()} are others"
         )
     for record, request in answered:
         if record.output_tokens != request.output_tokens:
             raise AnalyzerError(
-                f"an answer has another length than was asked for: {record.output_tokens} tokens instead of "
+                f"an answer has another length than requested: {record.output_tokens} tokens, not "
                 f"{request.output_tokens}"
             )
-    return tuple(record for record, _ in answered)
+    return tuple(sorted((record for record, _ in answered), key=lambda record: record.scheduled))
 
 
 def _run(command: Sequence[str], folder: Path, timeout: float) -> None:

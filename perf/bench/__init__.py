@@ -1,1 +1,1 @@
-"""`make bench`: the article's tables, the baselines, the roofline and where the time goes, in one run and one file."""
+"""`make bench`: every server under the same loads."""

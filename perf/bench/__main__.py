@@ -1,8 +1,8 @@
 """Measure everything in one run, write it to one file, and print its tables.
 
 The budget may end first, so the order is by importance and duration: the article's table, the same at mixed lengths,
-other servers at 32 users, the same with fewer and more users, and TinyLlama's shape. Skipped measurements are recorded
-with the reason.
+other servers at 32 users, the same with fewer and more users, and TinyLlama's shape. What there was no time for is
+recorded with that reason.
 """
 
 from __future__ import annotations
@@ -10,78 +10,77 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from perf.bench.articles import tables
-from perf.bench.peers import SLOTS, Loads, at_default_users, by_users, large
+from perf import environment
+from perf.bench.loads import LARGE, SECTIONS, SLOTS, Bench
 from perf.checkpoint import FOLDER, TINY_LLAMA, default_checkpoint, described, random_checkpoint
-from perf.command import CORES, begin, run_command, run_parser, typed_options
-from perf.course import START_S
+from perf.command import CORES, Budget, existing_checkpoint, make_command, positive
 from perf.report.results import read
 from perf.report.tables import summary
+from perf.results_file import Results
+from perf.roofline.device import measure_rates
 from perf.servers.baselines import servers
 from perf.servers.running import Server
-from perf.workload import Mix
-
-SECTIONS = ("article", "mixed", "peers", "users", "large")
-# Mixes of the article's tables, and their share of the time left when each begins, so that time saved is passed on.
-_TABLES: dict[str, tuple[list[Mix], float]] = {
-    "article": (["equal"], 0.15),
-    "mixed": (["uniform", "geometric"], 0.2),
-}
-_LARGE = ("triton_llama_int8", "vllm", "vllm_int8", "triton_llama_bf16", "triton_llama_fp32")
-"""Servers of the larger model, the slowest last."""
+from perf.servers.triton import article_servers
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; a value out of bounds ends the program with one line."""
-    parser = run_parser("make bench", __doc__, 120, "perf/results/bench.json")
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     add = parser.add_argument
-    add("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
-    add("--without", nargs="*", metavar="SERVER", default=[], help="baselines to leave out: vllm …")
-    options = parser.parse_args(arguments)
+    add("--budget", type=positive, default=120.0, metavar="MINUTES", help="for all of it (default 120)")
+    add("--model", type=existing_checkpoint, metavar="FOLDER", help="a Llama in safetensors (default: random weights)")
+    add("--only", nargs="+", choices=[*SECTIONS, "large"], default=[*SECTIONS, "large"], help="sections (default: all)")
     known = [server.key for server in servers()]
-    if unknown := sorted({*options.without} - {*known}):
-        parser.error(f"--without has {unknown[0]!r}: known are {', '.join(known)}")
-    # A file elsewhere is this machine's.
-    names = ["only", "without"] if options.output.is_absolute() else ["only", "without", "output"]
-    options.command = run_command("bench", options, typed_options(parser, options, names))
-    return options
+    add("--without", nargs="*", choices=known, metavar="SERVER", default=[], help=f"servers to leave out: {known}")
+    add("--output", type=Path, default=Path("perf/results/bench.json"), metavar="FILE")
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
     """Run what the command line selects."""
     options = parse()
+    budget = Budget(options.budget)
     checkpoint = options.model or default_checkpoint()
     settings = {"model": described(checkpoint), "threads": CORES, "concurrency": SLOTS}
-    course, rates = begin("bench", options, settings, options.command)
-    for section, (mixes, share) in _TABLES.items():
+    results = Results(options.output, "bench", settings, make_command("bench"))
+    budget.say(f"{environment.device()}; {settings['model']}; {CORES} threads")
+    rates = measure_rates(CORES)
+    results.section("rates", rates.to_json())
+    budget.say(rates.describe())
+    bench = Bench(results, budget, rates)
+    peers = [server for server in servers() if server.key not in options.without]
+    for section, loads in SECTIONS.items():
         if section in options.only:
-            tables(course, SLOTS, checkpoint, rates, mixes, share * course.budget.left)
-    chosen = [server for server in servers() if server.key not in options.without]
-    loads = Loads(course, checkpoint, rates)
-    if "peers" in options.only:
-        loads.measure(chosen, at_default_users())
-    if "users" in options.only:
-        # The FastAPI servers answer one and eight at a time, whatever the users.
-        loads.measure([server for server in chosen if "fastapi" not in server.key], by_users())
+            for server in chosen(section, peers):
+                bench.measure(server, checkpoint, loads)
     # A model of the user's, or a GPU's default, is large itself.
     if "large" in options.only and options.model is None and not torch.cuda.is_available():
-        larger_model(loads, chosen)
-    course.results.finish()
+        larger = random_checkpoint(TINY_LLAMA, FOLDER)
+        for server in chosen("large", peers):
+            bench.measure(server, larger, LARGE)
+    results.finish()
     print(f"\n{summary(read(options.output))}\n")
     print(f"written to {options.output}; make report puts it into the pages")
 
 
-def larger_model(loads: Loads, chosen: Sequence[Server]) -> None:
-    """Measure some of the servers with TinyLlama's shape."""
-    some = sorted((server for server in chosen if server.key in _LARGE), key=lambda server: _LARGE.index(server.key))
-    # Without the time to start a server its loads are only recorded as not run: no checkpoint of 2 GB is made for that.
-    if loads.course.budget.left >= START_S:
-        loads = replace(loads, checkpoint=random_checkpoint(TINY_LLAMA, FOLDER))
-    loads.measure(some, large())
+def chosen(section: str, peers: Sequence[Server]) -> list[Server]:
+    """Return a section's servers in the order of their measurement."""
+    if section == "article":
+        return article_servers()
+    if section == "mixed":
+        # A CPU computes FP16 many times slower than FP32; the table of equal lengths shows that cost.
+        return [server for server in article_servers() if server.weights != "fp16" or torch.cuda.is_available()]
+    if section == "peers":
+        # The slowest one last: if the budget ends there, the least is missing.
+        return sorted(peers, key=lambda server: server.key == "naive_fastapi")
+    if section == "users":
+        # The FastAPI servers answer one and eight at a time, whatever the users.
+        return [server for server in peers if "fastapi" not in server.key]
+    return [server for server in peers if server.key.startswith(("triton_llama", "vllm"))]
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@ updates its own five times a second: at both ends of a window they are equally l
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+import urllib.request
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from perf import metrics
 
 INTERVAL_S = 0.25
 NAMES = (
@@ -25,6 +25,8 @@ NAMES = (
     "nv_inference_exec_count",
     "nv_inference_queue_duration_us",
 )
+_LINE = re.compile(rf"^({'|'.join(NAMES)})(?:\{{.*\}})? (\S+)$", re.MULTILINE)
+_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Samples:
         first, last = self.readings[0][0], self.readings[-1][0]
         if not first <= moment <= last:
             raise ValueError(f"{name} was read from {first} to {last}, not at {moment}")
-        after = min(bisect_right(self.readings, moment, key=lambda one: one[0]), len(self.readings) - 1)
+        after = min(bisect_right(self.readings, moment, key=lambda reading: reading[0]), len(self.readings) - 1)
         (left, before), (right, then) = self.readings[after - 1], self.readings[after]
         share = (moment - left) / (right - left) if right > left else 1.0
         return before[name] + share * (then[name] - before[name])
@@ -71,7 +73,11 @@ def sampled(metrics_url: str) -> Iterator[Samples]:
 
 
 def _read(metrics_url: str) -> tuple[float, Mapping[str, float]]:
-    """Raises KeyError where a counter is missing."""
+    """Return the moment and the counters, summed over their labels."""
     before = time.time()
-    found = metrics.read(metrics_url)
-    return (before + time.time()) / 2, {name: found[name] for name in NAMES}
+    with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=_TIMEOUT_S) as response:
+        text = response.read().decode()
+    counters: dict[str, float] = {}
+    for name, value in _LINE.findall(text):
+        counters[name] = counters.get(name, 0.0) + float(value)
+    return (before + time.time()) / 2, counters

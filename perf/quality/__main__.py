@@ -51,17 +51,17 @@ def _measure(options: argparse.Namespace) -> None:
     can't be loaded, OSError or ValueError for an unusable text.
     """
     # Read first: the checkpoint may take minutes to load.
-    given = None if options.text is None else options.text.read_bytes().decode()
+    content = None if options.text is None else options.text.read_bytes().decode()
     device = choose_device("auto", 0 if torch.cuda.is_available() else None)
     base = Settings(model=options.model)
     reference = load(base, device)
-    if given is None:
+    if content is None:
         rows, origin = text.held_out(reference.max_model_len)
         if not origin["same_corpus_as_training"]:
             print(f"this Python's documentation is not that of {EMBEDDED.name}'s training: other text, other figures")
     else:
-        rows = text.from_text(given, reference.tokenizer.pretrained, reference.max_model_len)
-        origin = {"text": options.text.name, "characters": len(given)}
+        rows = text.from_text(content, reference.tokenizer.pretrained, reference.max_model_len)
+        origin = {"text": options.text.name, "characters": len(content)}
     settings = {
         "model": options.model or "models/pydoc-llama",
         "context": reference.max_model_len,
@@ -69,8 +69,7 @@ def _measure(options: argparse.Namespace) -> None:
         "rows": len(rows),
         "tokens": sum(len(row) - 1 for row in rows),
     }
-    variables = {name.upper(): str(value) for name in ("model", "text") if (value := getattr(options, name))}
-    results = Results(options.output, "quality", settings, make_command("quality", variables))
+    results = Results(options.output, "quality", settings, make_command("quality"))
     on_cpu = device.type == "cpu"
     same_weights = weights_only(reference, head=True) if on_cpu else None
     for candidate in CANDIDATES if on_cpu else GPU_CANDIDATES:

@@ -27,7 +27,7 @@ from perf.load.protocols import Protocol, Target
 from perf.roofline.rates import BYTES, Weights
 from perf.servers import vllm_environment
 from perf.servers.running import HOST, Running, Server, held_port, running, shown
-from perf.servers.triton import Configuration, serving
+from perf.servers.triton import our_server
 
 SLOTS = 32
 # transformers serve's default. A prompt of the load is shorter than a page, so no page is shared between requests.
@@ -55,8 +55,8 @@ def servers() -> list[Server]:
     return [
         *map(_ours, ("int8", *floats)),
         *(
-            Server(key, title, "peer", one, partial(_baseline, key, one, launch), best if one == "int8" else None)
-            for key, title, one, launch in baselines
+            Server(key, title, "peer", kind, partial(_baseline, key, kind, launch), best if kind == "int8" else None)
+            for key, title, kind, launch in baselines
         ),
     ]
 
@@ -65,16 +65,7 @@ def _ours(weights: Weights) -> Server:
     environment = {"LLAMA_QUANTIZATION": "int8"}
     if weights != "int8":
         environment = {"LLAMA_QUANTIZATION": "none", "LLAMA_DTYPE": DTYPES[weights]}
-    key, title = f"triton_llama_{weights}", f"triton-llama {weights.upper()}"
-    configuration = Configuration(key, title, "streaming", weights, SLOTS, True, "inflight", environment)
-    return Server(key, title, "ours", weights, partial(_streaming, configuration))
-
-
-@contextmanager
-def _streaming(configuration: Configuration, checkpoint: Path, threads: int) -> Iterator[Running]:
-    with serving(configuration, checkpoint, threads) as one:
-        # Not as Served, whose load is perf_analyzer's.
-        yield Running(one.target, one.command, one.settings, one.pid, one.weights_mib)
+    return our_server(f"triton_llama_{weights}", f"triton-llama {weights.upper()}", "streaming", weights, environment)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from triton_local.server import LocalTriton
+
 from perf.environment import ROOT
 from perf.load.arrivals import Closed
 from perf.load.generator import generate
@@ -37,10 +39,10 @@ class NotRunError(Exception):
 
 @dataclass(frozen=True)
 class Running:
-    """A server that has answered.
+    """A server that is ready.
 
-    command: as `shown` formats it. settings: given to it, and reported by it. pid: its first process, the ancestor of
-    the others. weights_mib: of the weights in its format.
+    command: as `shown` formats it. settings: for the results. pid: its first process, the ancestor of the others.
+    weights_mib: of the weights in its format. triton: of our server, for the ports of gRPC and metrics.
     """
 
     target: Target
@@ -48,6 +50,7 @@ class Running:
     settings: Mapping[str, object]
     pid: int
     weights_mib: float
+    triton: LocalTriton | None = None
 
 
 Start = Callable[[Path, int], AbstractContextManager[Running]]
@@ -81,10 +84,7 @@ def shown(command: Sequence[str], checkpoint: Path) -> str:
     """
     words: list[str] = []
     for word in command:
-        # As it was given, also behind an option's name.
-        if word == str(checkpoint) or word.endswith(f"={checkpoint}"):
-            word = word.removesuffix(str(checkpoint)) + checkpoint.resolve().name
-        word = word.replace(f"{ROOT}/", "")
+        word = checkpoint.resolve().name if word == str(checkpoint) else word.replace(f"{ROOT}/", "")
         words.append(Path(word).name if word.startswith("/") else word)
     return shlex.join(words)
 

@@ -34,12 +34,12 @@ def test_every_request_has_the_client_s_set_of_inputs() -> None:
 
 
 def exported(request: Request, sent_s: float, ended_s: float, tokens: int | None = None) -> dict[str, object]:
-    """One request of an export as perf_analyzer 2.51 writes it; tokens: None for as many as asked for."""
-    asked = request.output_tokens
-    outputs = {"text_output": "x", "num_output_tokens": asked if tokens is None else tokens, "num_input_tokens": 20}
+    """One request of an export as perf_analyzer 2.51 writes it; tokens: None for as many as requested."""
+    length = request.output_tokens
+    outputs = {"text_output": "x", "num_output_tokens": length if tokens is None else tokens, "num_input_tokens": 20}
     return {
         "timestamp": BEGAN + int(sent_s * SECOND),
-        "request_inputs": {"top_k": 0, "text_input": request.prompt, "max_tokens": asked, "min_tokens": asked},
+        "request_inputs": {"top_k": 0, "text_input": request.prompt, "max_tokens": length, "min_tokens": length},
         "response_timestamps": [BEGAN + int(ended_s * SECOND)],
         "response_outputs": [{**outputs, "finish_reason": "length"}],
     }
@@ -61,22 +61,22 @@ def test_requests_are_read_in_the_order_of_sending(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "other", "message"),
+    ("planned", "other", "message"),
     [
         ([A], {}, "to send 1 requests and sent 2: 0 are missing, 1 are others"),
         ([A, B, C], {}, "to send 3 requests and sent 2: 1 are missing"),
         # One entry twice instead of each once: other lengths are measured than reported.
         ([A, Request("c", 6)], {}, "1 are missing, 1 are others"),
-        ([A, B], exported(B, 0, 1, tokens=3), "another length than was asked for: 3 tokens instead of 6"),
+        ([A, B], exported(B, 0, 1, tokens=3), "another length than requested: 3 tokens, not 6"),
         ([A, B], {"success": False}, "a request failed"),
     ],
 )
 def test_a_run_of_other_requests_or_answers_is_no_measurement(
-    tmp_path: Path, asked: list[Request], other: dict[str, object], message: str
+    tmp_path: Path, planned: list[Request], other: dict[str, object], message: str
 ) -> None:
     path = written(tmp_path, exported(A, 0, 1), {**exported(B, 0, 1), **other})
     with pytest.raises(AnalyzerError, match=message):
-        read_profile(path, asked)
+        read_profile(path, planned)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"experiments": [{"requests": [{}]}]}'])

@@ -10,7 +10,8 @@ from perf.analyzer.binary import AnalyzerError
 from perf.analyzer.run import measure
 from perf.bench.counters import sampled
 from perf.load.protocols import Request
-from perf.servers.triton import MismatchError, check, configurations, read_back
+from perf.servers.running import NotRunError
+from perf.servers.triton import read_back
 
 LENGTHS = [3, 9, 1, 6, 4, 12, 2, 7, 5, 8, 10, 11]
 REQUESTS = [Request(f'Return the "{length}" of\nä€𝄞', length) for length in LENGTHS]
@@ -43,11 +44,11 @@ def test_one_failed_request_fails_the_run(triton: LocalTriton) -> None:
         measure(triton.grpc_url, [*REQUESTS[:5], bad], 2, 2, 120.0)
 
 
-def test_only_the_configuration_that_runs_passes_its_check(triton: LocalTriton) -> None:
-    runs = read_back(triton)
-    for configuration in configurations():
-        if configuration.key == "inflight_int8":
-            check(configuration, runs)
-        else:
-            with pytest.raises(MismatchError, match=f"{configuration.key} is to be measured"):
-                check(configuration, runs)
+def test_a_server_of_other_weights_is_not_measured(triton: LocalTriton) -> None:
+    log = triton.log_text()
+    loaded, steps, mebibytes = read_back(log, "int8")
+    assert loaded.startswith("loaded ")
+    assert "INT8" in steps
+    assert mebibytes > 1
+    with pytest.raises(NotRunError, match=r"its linear layers are int8, not float32"):
+        read_back(log, "fp32")

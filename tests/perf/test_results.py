@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perf.command import make_command
 from perf.results_file import Results
 
 
@@ -25,8 +26,13 @@ def test_a_run_replaces_the_last_result_only_when_it_finishes(results: Results, 
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_result_names_its_machine_commit_and_command(results: Results, tmp_path: Path) -> None:
+def test_a_result_says_where_it_comes_from(results: Results, tmp_path: Path) -> None:
     results.finish()
     content = json.loads((tmp_path / "made_up.json").read_text())
     assert content["command"] == "make made_up"
     assert {"commit", "device", "cores", "versions", "uncommitted_changes"} <= content["machine"].keys()
+
+
+def test_the_command_has_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--model", "/models/llama", "--only", "article"])
+    assert make_command("bench") == "make bench 'BENCH=--model llama --only article'"

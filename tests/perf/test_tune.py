@@ -22,11 +22,6 @@ def test_triton_reads_a_points_settings_from_its_config(point: Point) -> None:
     assert list(batcher.preferred_batch_size) == list(point.preferred or (point.slots,))
 
 
-def test_a_config_without_a_tuned_field_is_refused() -> None:
-    with pytest.raises(ValueError, match="the config has 0 lines of the form max_batch_size"):
-        configured("name: 'llama'", SMALL)
-
-
 def test_the_fastest_point_within_the_slo_is_the_best() -> None:
     assert best([(SMALL, Figures(100.0, 50.0, 0)), (LARGE, Figures(200.0, 90.0, 0))], 100.0) == LARGE
 

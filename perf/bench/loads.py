@@ -1,0 +1,130 @@
+"""Loads, and a server under them: closed loops of the same requests in the same order for every server.
+
+A server is started once for a section's loads. One that fails is recorded with its reason and the run continues: one
+server can't spoil a run of an hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from llama_engine.errors import one_line
+
+from perf.analyzer import run as analyzer
+from perf.analyzer.binary import VERSION
+from perf.bench.counters import sampled
+from perf.bench.measure import counted, entry
+from perf.checkpoint import described
+from perf.command import CORES, Budget
+from perf.environment import StealTime
+from perf.load.arrivals import Closed
+from perf.load.generator import drive
+from perf.load.records import TIME_OVER
+from perf.results_file import Results
+from perf.roofline.rates import DeviceRates
+from perf.servers.running import NotRunError, Running, Server
+from perf.workload import MEAN_OUTPUT, MIXES, Mix, warm_and_measured
+
+SLOTS = 32
+"""Of every server; and the default users."""
+LOAD_S = 600.0
+"""For all requests of one load: the slowest servers would take the others' time."""
+START_S = 30.0
+"""With less time left no load is started."""
+
+
+class Load(NamedTuple):
+    """A closed loop. key: of its measurements, before the server's.
+
+    measured: requests after a warm-up of one per user. mean: output tokens of a request. generator: perf_analyzer over
+    gRPC, or ours over HTTP, which streams where the server does.
+    """
+
+    key: str
+    mix: Mix
+    users: int = SLOTS
+    measured: int = 64
+    mean: int = MEAN_OUTPUT
+    generator: Literal["perf_analyzer", "asyncio"] = "asyncio"
+
+
+_ARTICLE = {mix: Load(f"article/{mix}", mix, generator="perf_analyzer") for mix in MIXES}
+SECTIONS: Mapping[str, Sequence[Load]] = {
+    "article": [_ARTICLE["equal"]],
+    "mixed": [_ARTICLE["uniform"], _ARTICLE["geometric"]],
+    "peers": [Load(f"peers/closed/{mix}", mix) for mix in MIXES if mix != "equal"],
+    "users": [
+        Load(f"users/{mix}/{users}", mix, users, measured)
+        for users, measured in ((1, 8), (8, 16), (128, 64))
+        for mix in MIXES
+        if mix != "equal"
+    ],
+}
+LARGE = [Load("large/1", "uniform", 1, 4, MEAN_OUTPUT // 2), Load("large/32", "uniform", 32, 32, MEAN_OUTPUT // 2)]
+"""Of a larger model: fewer requests of half the tokens."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A run's results and time, and the device's rates."""
+
+    results: Results
+    budget: Budget
+    rates: DeviceRates
+
+    def measure(self, server: Server, checkpoint: Path, loads: Sequence[Load]) -> None:
+        """Start a server, apply the loads, stop it; every load has an entry afterwards.
+
+        What ends the server's measurements is the reason of all loads that are left: it can't run, or it has not
+        answered a load in time and may still be computing it.
+        """
+        left = list(loads)
+        try:
+            self._refuse_late()
+            self.budget.say(f"{server.key} is started …")
+            with server.start(checkpoint, CORES) as running:
+                self.budget.say(f"{server.key} runs: {running.command}")
+                while left:
+                    self._refuse_late()
+                    self._note(left[0], server, self._apply(server, running, checkpoint, left[0]))
+                    del left[0]
+        except Exception as error:  # noqa: BLE001 - any library may raise; the reason is recorded and printed
+            reason = str(error) if isinstance(error, NotRunError) else one_line(error)
+            for load in left:
+                self._note(load, server, {**server.to_json(), "not_run": reason})
+
+    def _refuse_late(self) -> None:
+        if self.budget.left < START_S:
+            raise NotRunError(f"{self.budget.left:.0f} s are left of --budget")
+
+    def _apply(self, server: Server, running: Running, checkpoint: Path, load: Load) -> dict[str, object]:
+        requests = warm_and_measured(checkpoint, load.mix, load.users, load.measured, load.mean)
+        timeout, steal = min(LOAD_S, self.budget.left), StealTime()
+        more: dict[str, object] = {}
+        if load.generator == "perf_analyzer":
+            assert running.triton is not None, "perf_analyzer speaks to Triton alone"
+            with sampled(running.triton.metrics_url) as counters:
+                run, command = analyzer.measure(running.triton.grpc_url, requests, load.users, load.users, timeout)
+            more = {"command": command, "perf_analyzer": {"version": VERSION}, **counted(counters, run, requests)}
+        else:
+            run = drive(running.target, requests, Closed(load.users), load.users, timeout)
+            if late := sum(TIME_OVER in record.error for record in run.records):
+                raise NotRunError(f"{late} of {len(requests)} requests weren't answered within {timeout:.0f} s")
+        return {
+            **entry(server, running, checkpoint, load.mix, run, requests, self.rates, more),
+            "generator": load.generator,
+            "model": described(checkpoint),
+            "stolen_share": round(steal.share(), 4),
+        }
+
+    def _note(self, load: Load, server: Server, measurement: Mapping[str, object]) -> None:
+        """Write a measurement and print it in a line."""
+        key = f"{load.key}/{server.key}"
+        self.results.add(key, measurement)
+        line = f"{measurement.get('tokens_per_second')} tokens/s, {measurement.get('errors')} errors"
+        if "not_run" in measurement:
+            line = f"not run: {measurement['not_run']}"
+        self.budget.say(f"{key}: {line}")

@@ -1,0 +1,88 @@
+"""`make bench`: what a server's loads leave in the result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton_local.server import LocalTriton
+
+from perf.bench.__main__ import chosen
+from perf.bench.loads import LARGE, SECTIONS, Bench, Load
+from perf.checkpoint import EMBEDDED
+from perf.command import Budget
+from perf.load.protocols import Target
+from perf.results_file import Results
+from perf.roofline.rates import DeviceRates
+from perf.servers.baselines import servers
+from perf.servers.running import NotRunError, Running, Server
+
+RATES = DeviceRates("cpu", 2, {1: 1e9}, {"fp32": 1e9})
+LOADS = [Load("ours", "uniform", 2, 4, 4), Load("article", "uniform", 2, 4, 4, "perf_analyzer")]
+
+
+def measured(folder: Path, server: Server, minutes: float = 10.0) -> dict[str, Any]:
+    results = Results(folder / "bench.json", "bench", {}, "make bench")
+    Bench(results, Budget(minutes), RATES).measure(server, EMBEDDED, LOADS)
+    results.finish()
+    entries: dict[str, Any] = json.loads((folder / "bench.json").read_text())["measurements"]
+    return entries
+
+
+@contextmanager
+def absent(checkpoint: Path, threads: int) -> Iterator[Running]:
+    raise NotRunError("vLLM isn't installed")
+    yield
+
+
+@pytest.fixture
+def ours(triton: LocalTriton) -> Server:
+    @contextmanager
+    def start(checkpoint: Path, threads: int) -> Iterator[Running]:
+        target = Target("ours", "triton_generate", f"http://{triton.http_url}", "llama")
+        yield Running(target, "make serve", {}, triton.pid, 8.0, triton)
+
+    return Server("ours", "Ours", "ours", "int8", start)
+
+
+def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None:
+    entries = measured(tmp_path, ours)
+    assert list(entries) == ["ours/ours", "article/ours"]
+    for entry in entries.values():
+        assert (entry["requests"], entry["errors"]) == (4, 0)
+        assert entry["tokens_per_second"] > 0
+        assert entry["limit"]["tokens_per_second"] > 0
+        assert entry["memory"]["process_mib"] > entry["memory"]["weights_mib"]
+    assert 1 <= entries["article/ours"]["mean_rows"] <= 2
+    assert 1 <= entries["article/ours"]["mean_batch"] <= 2
+
+
+def test_a_server_that_cannot_run_has_its_reason_at_every_load(tmp_path: Path) -> None:
+    entries = measured(tmp_path, Server("vllm", "vLLM", "peer", "bf16", absent))
+    assert [entry["not_run"] for entry in entries.values()] == ["vLLM isn't installed"] * 2
+    assert {entry["title"] for entry in entries.values()} == {"vLLM"}
+
+
+def test_no_server_is_started_when_the_time_is_over(tmp_path: Path) -> None:
+    entries = measured(tmp_path, Server("vllm", "vLLM", "peer", "bf16", absent), minutes=0.1)
+    assert {entry["not_run"] for entry in entries.values()} == {"6 s are left of --budget"}
+
+
+def test_a_load_that_takes_too_long_ends_the_server_s_measurements(
+    ours: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perf.bench.loads.LOAD_S", 0.01)
+
+    entries = measured(tmp_path, ours)
+    assert all("requests weren't answered within 0 s" in entry["not_run"] for entry in entries.values())
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, "large"])
+def test_every_measurement_has_a_key_of_its_own(section: str) -> None:
+    loads = SECTIONS.get(section, LARGE)
+    keys = [f"{load.key}/{server.key}" for server in chosen(section, servers()) for load in loads]
+    assert len(keys) == len(set(keys)) > 0

@@ -11,13 +11,10 @@ every generated token can be decoded.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -29,150 +26,81 @@ from perf.roofline.rates import BYTES, Weights
 
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 FOLDER = ROOT / ".work" / "bench"
-"""Cache of the random ones."""
+"""Of the random ones."""
 DTYPES: Mapping[Weights, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 """PyTorch's names of the formats."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A Llama's shape. vocabulary: at least the embedded tokenizer's 3,072 tokens. dtype: of the saved weights."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    vocabulary: int
-    positions: int
-    dtype: str
-
-
-SMALL = Shape(512, 1536, 8, 8, 8, 3072, 1024, "float32")
-"""30.4 million parameters, 29 million of them in the layers' matrices and the head."""
-TINY_LLAMA = Shape(2048, 5632, 22, 32, 4, 32000, 2048, "bfloat16")
-"""TinyLlama's: 1.1 billion parameters."""
-LLAMA_2_7B = Shape(4096, 11008, 32, 32, 32, 32000, 4096, "float16")
-
-
-def default_checkpoint() -> Path:
-    """Return the checkpoint that is benchmarked by default, of the shape for this device; created unless it exists."""
-    return random_checkpoint(LLAMA_2_7B if torch.cuda.is_available() else SMALL, FOLDER)
-
-
-def random_checkpoint(shape: Shape, folder: Path) -> Path:
-    """Return a checkpoint of that shape under `folder`, created there unless it exists."""
-    digest = hashlib.sha256(json.dumps(asdict(shape)).encode()).hexdigest()[:8]
-    target = folder / f"llama-{shape.hidden}x{shape.layers}-{digest}"
-    if target.exists():
-        return target
-    _build(target, partial(_save, shape))
-    return target
-
-
-def w8a8(checkpoint: Path) -> Path:
-    """Return the checkpoint in vLLM's INT8, in the form of compressed-tensors; created unless it exists.
-
-    Weights have a scale per output channel; activations get one per token when they are computed. The head is floats.
-    Its name has a digest of the config and of the weights' files' sizes and times: changed ones are converted again.
-    """
-    digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        found = file.stat()
-        digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
-    target = FOLDER / f"{checkpoint.resolve().name}-w8a8-{digest.hexdigest()[:8]}"
-    if not target.exists():
-        _build(target, partial(_save_w8a8, checkpoint))
-    return target
-
-
-def _build(target: Path, save: Callable[[Path], None]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Under another name first: an interrupted write must not pass for a complete checkpoint.
-    building = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
-    try:
-        save(building)
-        building.rename(target)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def config_of(shape: Shape) -> LlamaConfig:
-    """Return the model's config: no end token, and the embedded tokenizer's beginning."""
+def _shape(
+    hidden: int, intermediate: int, layers: int, heads: int, key_value_heads: int, vocabulary: int, positions: int
+) -> LlamaConfig:
+    """Return a Llama's config: no end token, and the embedded tokenizer's beginning."""
     return LlamaConfig(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_value_heads,
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=shape.positions,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        vocab_size=vocabulary,
+        max_position_embeddings=positions,
         bos_token_id=1,
         eos_token_id=None,
         pad_token_id=0,
         tie_word_embeddings=False,
-        dtype=getattr(torch, shape.dtype),
     )
 
 
-def unquantized() -> Weights:
-    """Return the format of unquantized weights that the setting dtype=auto selects: FP16 on a GPU, FP32 on a CPU."""
-    return "fp16" if torch.cuda.is_available() else "fp32"
+SMALL = _shape(512, 1536, 8, 8, 8, 3072, 1024)
+"""30.4 million parameters, 29 million of them in the layers' matrices and the head."""
+TINY_LLAMA = _shape(2048, 5632, 22, 32, 4, 32000, 2048)
+"""TinyLlama's: 1.1 billion parameters."""
+LLAMA_2_7B = _shape(4096, 11008, 32, 32, 32, 32000, 4096)
 
 
-def fastest() -> Weights:
-    """Return the floats of baselines that use whatever the machine has: BF16 on a CPU whose flags have a product of it.
-
-    The flags decide, no measurement: BF16 halves what a step reads and is multiplied by instructions of its own.
-    """
-    bf16 = {"amx_bf16", "avx512_bf16"} & set(Path("/proc/cpuinfo").read_text().split())
-    return "bf16" if bf16 and not torch.cuda.is_available() else unquantized()
+def default_checkpoint() -> Path:
+    """Return the checkpoint that is benchmarked by default, of the shape for this device; created unless it exists."""
+    return random_checkpoint(LLAMA_2_7B if torch.cuda.is_available() else SMALL)
 
 
-def mebibytes(checkpoint: Path, weights: Weights) -> float:
-    """Return the memory of all weights of the checkpoint in that format of a baseline.
-
-    INT8 is W8A8: the layers' matrices with an FP32 scale a row; embedding, head and norms are `fastest()`.
-    """
-    size = 0
-    for name, parameter in _model(checkpoint).named_parameters():
-        matrix = weights == "int8" and name.endswith("_proj.weight")
-        kept = fastest() if weights == "int8" else weights
-        size += parameter.numel() + 4 * len(parameter) if matrix else parameter.numel() * BYTES[kept]
-    return size / 2**20
-
-
-def described(checkpoint: Path) -> str:
-    """Return the checkpoint in a few words."""
-    random = ", random weights" if checkpoint.is_relative_to(FOLDER) else ""
-    parameters = sum(parameter.numel() for parameter in _model(checkpoint).parameters())
-    return f"Llama of {parameters / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
-
-
-def _model(checkpoint: Path) -> LlamaForCausalLM:
-    """Return a model of the checkpoint's config, without values."""
-    with torch.device("meta"):
-        return LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint))
+def random_checkpoint(config: LlamaConfig) -> Path:
+    """Return a checkpoint of that config; created unless it exists: a small one in FP32, a larger one in BF16."""
+    target = FOLDER / f"llama-{config.hidden_size}x{config.num_hidden_layers}"
+    if target.exists():
+        return target
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    # Under another name first: an interrupted write must not pass for a complete checkpoint.
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=FOLDER) as name:
+        building = Path(name) / target.name
+        torch.manual_seed(0)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = LlamaForCausalLM(config).to(getattr(torch, "float32" if config is SMALL else "bfloat16"))
+        model.generation_config.eos_token_id = None
+        model.save_pretrained(building)
+        _save_tokenizer(building, config.vocab_size)
+        building.rename(target)
+    return target
 
 
-def _save(shape: Shape, folder: Path) -> None:
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = LlamaForCausalLM(config_of(shape)).to(getattr(torch, shape.dtype))
-    model.generation_config.eos_token_id = None
-    model.save_pretrained(folder)
+def _save_tokenizer(folder: Path, vocabulary_size: int) -> None:
     for name in _TOKENIZER_FILES:
         shutil.copyfile(EMBEDDED / name, folder / name)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
-    for token in range(len(vocabulary), shape.vocabulary):
+    for token in range(len(vocabulary), vocabulary_size):
         # No merge leads to them, so no text is ever split into them.
         vocabulary[f"<unused{token}>"] = token
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
-def _save_w8a8(checkpoint: Path, folder: Path) -> None:
+def w8a8(checkpoint: Path) -> Path:
+    """Convert the checkpoint into vLLM's INT8, in the form of compressed-tensors; return the new one.
+
+    Weights have a scale per output channel; activations get one per token when they are computed. The head is floats.
+    """
+    folder = FOLDER / "w8a8"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for file in checkpoint.iterdir():
         if file.suffix != ".safetensors":
             shutil.copyfile(file, folder / file.name)
@@ -198,3 +126,44 @@ def _save_w8a8(checkpoint: Path, folder: Path) -> None:
         "config_groups": {"group_0": group}, "ignore": ["lm_head"],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def unquantized() -> Weights:
+    """Return the format of unquantized weights that the setting dtype=auto selects: FP16 on a GPU, FP32 on a CPU."""
+    return "fp16" if torch.cuda.is_available() else "fp32"
+
+
+def fastest() -> Weights:
+    """Return the floats of baselines that use whatever the machine has: BF16 on a CPU whose flags have a product of it.
+
+    The flags decide, no measurement: BF16 halves what a step reads and is multiplied by instructions of its own.
+    """
+    bf16 = {"amx_bf16", "avx512_bf16"} & set(Path("/proc/cpuinfo").read_text().split())
+    return "bf16" if bf16 and not torch.cuda.is_available() else unquantized()
+
+
+def mebibytes(checkpoint: Path, weights: Weights) -> float:
+    """Return the memory of all weights of the checkpoint in that format of a baseline.
+
+    INT8 is W8A8: the layers' matrices with an FP32 scale a row; embedding, head and norms are `fastest()`.
+    """
+    size = 0
+    for name, parameter in _model(checkpoint).named_parameters():
+        matrix = weights == "int8" and name.endswith("_proj.weight")
+        floats = fastest() if weights == "int8" else weights
+        size += parameter.numel() + 4 * len(parameter) if matrix else parameter.numel() * BYTES[floats]
+    return size / 2**20
+
+
+def described(checkpoint: Path) -> str:
+    """Return the checkpoint in a few words."""
+    random = ", random weights" if checkpoint.is_relative_to(FOLDER) else ""
+    parameters = sum(parameter.numel() for parameter in _model(checkpoint).parameters())
+    return f"Llama of {parameters / 1e6:,.1f} million parameters ({checkpoint.name}{random})"
+
+
+def _model(checkpoint: Path) -> LlamaForCausalLM:
+    """Return a model of the checkpoint's config, without values."""
+    with torch.device("meta"):
+        return LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint))

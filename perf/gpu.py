@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from perf.checkpoint import FOLDER, LLAMA_2_7B, SMALL, described, random_checkpoint
+from perf.checkpoint import LLAMA_2_7B, SMALL, described, random_checkpoint
 from perf.command import CORES, count, make_command
 from perf.quality import text
 from perf.quality.divergence import Forward, distances, summary
@@ -52,7 +50,7 @@ def main() -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device is cuda, and there is no GPU; --device cpu tests the program")
     device = torch.device(options.device)
-    large = random_checkpoint(LLAMA_2_7B if device.type == "cuda" else SMALL, FOLDER)
+    large = random_checkpoint(LLAMA_2_7B if device.type == "cuda" else SMALL)
     facts = {"model": described(large), "threads": CORES}
     results = Results(options.output, "gpu", facts, make_command("bench-gpu"))
     rates = measure_rates(CORES)
@@ -70,20 +68,14 @@ def main() -> int:
     half: Weights = "fp16" if device.type == "cuda" else "fp32"
     for weights, quantization in ((half, "none"), ("int8", "int8")):
         settings = Settings(model=str(large), quantization=quantization, max_model_len=PROMPT_TOKENS + options.tokens)
-        with loaded(settings, device) as checkpoint:
-            for rows in ROWS:
-                note(f"decode/{weights}/{rows}", decode(checkpoint, settings, weights, rates, rows, options.tokens))
+        checkpoint = load_checkpoint(settings, device)
+        for rows in ROWS:
+            note(f"decode/{weights}/{rows}", decode(checkpoint, settings, weights, rates, rows, options.tokens))
+        # Freed before the next one is loaded.
+        del checkpoint
     results.finish()
     print(f"written to {options.output}")
     return 1 if exact["different"] else 0
-
-
-@contextmanager
-def loaded(settings: Settings, device: torch.device) -> Iterator[Checkpoint]:
-    """Load a checkpoint for the block."""
-    yield load_checkpoint(settings, device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def requests(checkpoint: Checkpoint, amount: int, tokens: int) -> list[GenerationRequest]:
@@ -99,32 +91,30 @@ def requests(checkpoint: Checkpoint, amount: int, tokens: int) -> list[Generatio
 def exactness(device: torch.device, amount: int = 16, tokens: int = 64) -> dict[str, object]:
     """Compare the engine's greedy FP32 texts, all rows at once, with generate()'s, each prompt alone."""
     settings = Settings(quantization="none", dtype="float32")
-    with loaded(settings, device) as checkpoint:
-        load = requests(checkpoint, amount, tokens)
-        results = Engine(checkpoint, settings, amount).generate(load)
-        model = LlamaForCausalLM.from_pretrained(checkpoint.name, dtype=torch.float32)
-        different = 0
-        for request, result in zip(load, results, strict=True):
-            ids = torch.tensor([request.prompt_tokens])
-            # On the CPU: the reference is the same on every device.
-            output: torch.Tensor = model.generate(  # type: ignore[misc, assignment]
-                ids, do_sample=False, repetition_penalty=1.0, max_new_tokens=tokens, min_new_tokens=tokens
-            )
-            expected = str(checkpoint.tokenizer.pretrained.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
-            different += not isinstance(result, Completion) or result.text.strip() != expected.strip()
+    checkpoint = load_checkpoint(settings, device)
+    load = requests(checkpoint, amount, tokens)
+    results = Engine(checkpoint, settings, amount).generate(load)
+    model = LlamaForCausalLM.from_pretrained(checkpoint.name, dtype=torch.float32)
+    different = 0
+    for request, result in zip(load, results, strict=True):
+        ids = torch.tensor([request.prompt_tokens])
+        # On the CPU: the reference is the same on every device.
+        output: torch.Tensor = model.generate(  # type: ignore[misc, assignment]
+            ids, do_sample=False, repetition_penalty=1.0, max_new_tokens=tokens, min_new_tokens=tokens
+        )
+        expected = str(checkpoint.tokenizer.pretrained.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
+        different += not isinstance(result, Completion) or result.text.strip() != expected.strip()
     return {"requests": amount, "tokens": amount * tokens, "different": different}
 
 
 def divergence(device: torch.device, quantization: str, dtype: str) -> dict[str, object]:
     """Compare a precision's next-token distributions with FP32's."""
     base = Settings(quantization="none", dtype="float32")
-    with (
-        loaded(base, device) as reference,
-        loaded(replace(base, quantization=quantization, dtype=dtype), device) as candidate,
-    ):
-        rows, _ = text.held_out(reference.max_model_len)
-        (tokens,) = distances([Forward(reference)], Forward(candidate), rows[:TEXTS])
-        return {"loaded": candidate.info.describe(), **summary(tokens)}
+    reference = load_checkpoint(base, device)
+    candidate = load_checkpoint(replace(base, quantization=quantization, dtype=dtype), device)
+    rows, _ = text.held_out(reference.max_model_len)
+    (tokens,) = distances([Forward(reference)], Forward(candidate), rows[:TEXTS])
+    return {"loaded": candidate.info.describe(), **summary(tokens)}
 
 
 def decode(

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,7 +29,7 @@ from perf.command import existing_checkpoint, make_command, positive
 from perf.environment import family, pss_mib
 from perf.load.arrivals import Closed
 from perf.load.generator import drive
-from perf.load.protocols import Protocol, Request, Target
+from perf.load.protocols import Request, Target
 from perf.results_file import Results
 from perf.workload import warm_and_measured
 
@@ -44,15 +44,6 @@ _READY_S = 900.0
 _ROUND_S = 600.0
 _END_S = 180.0
 _SERVED_NAME = "soaked"
-_ENVIRONMENT = {
-    "TRITON_LLAMA_OPENAI_SERVED_NAME": _SERVED_NAME,
-    "TRITON_LLAMA_OPENAI_LOG_REQUESTS": "none",
-    "LLAMA_LOG_REQUESTS": "none",
-}
-_PROTOCOLS: Mapping[str, tuple[Protocol, str, Mapping[str, object]]] = {
-    "http": ("triton_stream", "llama", {}),
-    "openai": ("openai_completions", _SERVED_NAME, {"ignore_eos": True}),
-}
 
 
 def main() -> int:
@@ -66,18 +57,22 @@ def main() -> int:
     results = Results(options.output, "soak", settings, make_command("soak"))
     faults: list[str] = []
     samples: list[dict[str, float]] = []
-    with served(options.model) as (launcher, addresses):
-        until = time.monotonic() + 60 * options.minutes
-        while time.monotonic() < until or len(samples) < MIN_ROUNDS:
-            faults += one_round(addresses, options.model, len(samples))
-            samples.append(memory_mib(launcher.pid))
-            print(f"round {len(samples)}: {samples[-1]}, {len(faults)} faults", flush=True)
-            results.add(f"round/{len(samples)}", samples[-1])
-        launcher.send_signal(signal.SIGINT)
-        if (code := launcher.wait(_END_S)) != 0:
-            faults.append(f"the server ended with code {code}")
+    requests = warm_and_measured(options.model, "uniform", 0, REQUESTS, MEAN_OUTPUT)
+    with tempfile.TemporaryDirectory() as folder:
+        launcher, addresses = served(options.model, Path(folder) / "ready.json")
+        try:
+            until = time.monotonic() + 60 * options.minutes
+            while time.monotonic() < until or len(samples) < MIN_ROUNDS:
+                faults += one_round(addresses, requests)
+                samples.append(memory_mib(launcher.pid))
+                print(f"round {len(samples)}: {samples[-1]}, {len(faults)} faults", flush=True)
+                results.add(f"round/{len(samples)}", samples[-1])
+        finally:
+            launcher.send_signal(signal.SIGINT)
+            code = launcher.wait(_END_S)
     growth = {name: grown(values) for name, values in by_process(samples).items()}
     faults += [f"{name} grew by {mib:.1f} MiB" for name, mib in growth.items() if mib > MAX_GROWTH_MIB]
+    faults += [f"the server ended with code {code}"] if code else []
     results.section("growth_mib", growth)
     results.section("faults", faults)
     results.finish()
@@ -86,61 +81,52 @@ def main() -> int:
     return 1 if faults else 0
 
 
-@contextmanager
-def served(model: Path) -> Iterator[tuple[subprocess.Popen[bytes], Mapping[str, str]]]:
-    """Run the launcher, as `make serve` does, at free ports; yield it and its addresses (host:port by service)."""
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Path(folder) / "ready.json"
-        command = [sys.executable, "-m", "triton_local", "--model", str(model), "--ready-file", str(ready)]
-        command += [word for name in ("http", "grpc", "metrics", "openai") for word in (f"--{name}-port", "0")]
-        environment = {**os.environ, **_ENVIRONMENT}
-        launcher = subprocess.Popen(command, env=environment, start_new_session=True)
-        try:
-            deadline = time.monotonic() + _READY_S
-            while not ready.exists():
-                if launcher.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the server is not ready; its exit code is {launcher.poll()}")
-                time.sleep(0.2)
-            yield launcher, json.loads(ready.read_text())
-        finally:
-            if launcher.poll() is None:
-                launcher.send_signal(signal.SIGTERM)
-                launcher.wait(_END_S)
+def served(model: Path, ready: Path) -> tuple[subprocess.Popen[bytes], Mapping[str, str]]:
+    """Start the launcher, as `make serve` does, at free ports; return it and its addresses (host:port by service)."""
+    command = [sys.executable, "-m", "triton_local", "--model", str(model), "--ready-file", str(ready)]
+    command += [word for name in ("http", "grpc", "metrics", "openai") for word in (f"--{name}-port", "0")]
+    quiet = {"TRITON_LLAMA_OPENAI_LOG_REQUESTS": "none", "LLAMA_LOG_REQUESTS": "none"}
+    environment = {**os.environ, **quiet, "TRITON_LLAMA_OPENAI_SERVED_NAME": _SERVED_NAME}
+    launcher = subprocess.Popen(command, env=environment, start_new_session=True)
+    deadline = time.monotonic() + _READY_S
+    while not ready.exists():
+        if launcher.poll() is not None or time.monotonic() > deadline:
+            launcher.terminate()
+            raise RuntimeError(f"the server is not ready; its exit code is {launcher.poll()}")
+        time.sleep(0.2)
+    return launcher, json.loads(ready.read_text())
 
 
-def one_round(addresses: Mapping[str, str], model: Path, number: int) -> list[str]:
+def one_round(addresses: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
     """Put a load on every protocol at the same time; return what went wrong."""
-    requests = warm_and_measured(model, "uniform", 0, REQUESTS, MEAN_OUTPUT)
+    targets = [
+        Target("http", "triton_stream", f"http://{addresses['http']}", "llama"),
+        Target("openai", "openai_completions", f"http://{addresses['openai']}", _SERVED_NAME, {"ignore_eos": True}),
+    ]
     with ThreadPoolExecutor() as threads:
-        loads = [threads.submit(_http_load, name, addresses, requests) for name in _PROTOCOLS]
-        loads.append(threads.submit(_grpc_load, addresses["grpc"], requests))
-        return [f"round {number + 1}: {fault}" for load in loads for fault in load.result()]
-
-
-def _http_load(name: str, addresses: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
-    protocol, model, fields = _PROTOCOLS[name]
-    target = Target(name, protocol, f"http://{addresses[name]}", model, fields)
-    run = drive(target, requests, Closed(USERS), 0, _ROUND_S)
-    return [f"{name}: {record.error}" for record in run.records if record.error]
+        grpc = threads.submit(_grpc_load, addresses["grpc"], requests)
+        runs = threads.map(lambda target: drive(target, requests, Closed(USERS), 0, _ROUND_S), targets)
+        faults = [
+            f"{target.name}: {record.error}"
+            for target, run in zip(targets, runs, strict=True)
+            for record in run.records
+            if record.error
+        ]
+        return [*faults, *grpc.result()]
 
 
 def _grpc_load(address: str, requests: Sequence[Request]) -> list[str]:
-    faults: list[str] = []
-
-    def send(request: Request) -> None:
+    def fault(request: Request) -> str:
+        tokens = request.output_tokens
         try:
-            completion = client.generate(
-                request.prompt, max_tokens=request.output_tokens, min_tokens=request.output_tokens
-            )
+            completion = client.generate(request.prompt, max_tokens=tokens, min_tokens=tokens)
         except TritonLlamaError as error:
-            faults.append(f"grpc: {error}")
-        else:
-            if completion.num_output_tokens != request.output_tokens:
-                faults.append(f"grpc: {completion.num_output_tokens} tokens came, not {request.output_tokens}")
+            return f"grpc: {error}"
+        came = completion.num_output_tokens
+        return "" if came == tokens else f"grpc: {came} tokens came, not {tokens}"
 
     with LlamaClient(address, protocol="grpc") as client, ThreadPoolExecutor(USERS) as users:
-        list(users.map(send, requests))
-    return faults
+        return [message for message in users.map(fault, requests) if message]
 
 
 def memory_mib(pid: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ import torch
 
 from perf import environment
 from perf.bench.loads import LARGE, SECTIONS, SLOTS, Bench
-from perf.checkpoint import FOLDER, TINY_LLAMA, default_checkpoint, described, random_checkpoint
+from perf.checkpoint import TINY_LLAMA, default_checkpoint, described, random_checkpoint
 from perf.command import CORES, Budget, existing_checkpoint, make_command, positive
 from perf.report.results import read
 from perf.report.tables import summary
@@ -59,7 +59,7 @@ def main() -> None:
                 bench.measure(server, checkpoint, loads)
     # A model of the user's, or a GPU's default, is large itself.
     if "large" in options.only and options.model is None and not torch.cuda.is_available():
-        larger = random_checkpoint(TINY_LLAMA, FOLDER)
+        larger = random_checkpoint(TINY_LLAMA)
         for server in chosen("large", peers):
             bench.measure(server, larger, LARGE)
     results.finish()

@@ -70,7 +70,7 @@ def generate(target: Target, requests: Sequence[Request], arrivals: Closed | Poi
     for request, record, chunks in zip(requests, load.records, load.chunks, strict=True):
         read_answer(target.protocol, chunks, not record.error, record)
         if not record.error and record.output_tokens != request.output_tokens:
-            record.error = f"{record.output_tokens} tokens came, {request.output_tokens} were asked for"
+            record.error = f"{record.output_tokens} tokens came, not {request.output_tokens}"
     return load.records
 
 
@@ -148,8 +148,8 @@ class _Load:
         """Send a request and keep its answer's bytes; return what is wrong with its status, "" for nothing."""
         async with client.post(self._url, data=self._bodies[number]) as response:
             if response.status != 200:
-                said = (await response.read())[:200].decode(errors="replace").strip()
-                return f"HTTP {response.status}: {said}"
+                message = (await response.read())[:200].decode(errors="replace").strip()
+                return f"HTTP {response.status}: {message}"
             async for chunk in response.content.iter_any():
                 self.chunks[number].append((self._now(), chunk))
         return ""

@@ -117,8 +117,8 @@ def describe(
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """Return mean, p50, p95, p99 and max in milliseconds; by nearest rank, so each is a value that was measured."""
     ordered = sorted(seconds)
-    found = {f"p{share}": ordered[max(0, math.ceil(share / 100 * len(ordered)) - 1)] for share in PERCENTILES}
-    every = {"mean": sum(ordered) / len(ordered), **found, "max": ordered[-1]}
+    ranked = {f"p{share}": ordered[max(0, math.ceil(share / 100 * len(ordered)) - 1)] for share in PERCENTILES}
+    every = {"mean": sum(ordered) / len(ordered), **ranked, "max": ordered[-1]}
     return {name: round(1e3 * value, 3) for name, value in every.items()}
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from llama_engine.errors import EngineError
-from llama_engine.model.loader import EMBEDDED
 from llama_engine.model.precision import choose_device
 from llama_engine.settings import Settings
 
@@ -57,11 +56,9 @@ def _measure(options: argparse.Namespace) -> None:
     reference = load(base, device)
     if content is None:
         rows, origin = text.held_out(reference.max_model_len)
-        if not origin["same_corpus_as_training"]:
-            print(f"this Python's documentation is not that of {EMBEDDED.name}'s training: other text, other figures")
     else:
         rows = text.from_text(content, reference.tokenizer.pretrained, reference.max_model_len)
-        origin = {"text": options.text.name, "characters": len(content)}
+        origin = {"text": options.text.name}
     settings = {
         "model": options.model or "models/pydoc-llama",
         "context": reference.max_model_len,

@@ -115,7 +115,7 @@ def measured(
 
     same_weights: INT8's weights alone, to compare with, too.
     """
-    references = [Forward(one) for one in (reference, same_weights) if one is not None]
+    references = [Forward(checkpoint) for checkpoint in (reference, same_weights) if checkpoint is not None]
     tokens, *others = distances(references, Forward(loaded, candidate.kv_cache_dtype), rows)
     name = _WEIGHTS[reference.info.dtype]
     return {

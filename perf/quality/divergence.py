@@ -61,7 +61,7 @@ class Forward:
 
 def _attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention [tokens, heads, dim] of a text."""
-    queries, keys, values = (one.transpose(0, 1)[None] for one in (query, key, value))
+    queries, keys, values = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
     return attended[0].transpose(0, 1)
@@ -113,8 +113,8 @@ def kl_nats(tokens: Tokens) -> dict[str, float]:
     """Return mean, 99th percentile and maximum of the divergence, for a result file."""
     # By nearest rank, which counts from 1.
     p99 = tokens.divergence.kthvalue(math.ceil(0.99 * len(tokens.divergence))).values
-    found = {"mean": tokens.divergence.mean(), "p99": p99, "max": tokens.divergence.max()}
-    return {name: float(f"{value:.5g}") for name, value in found.items()}
+    nats = {"mean": tokens.divergence.mean(), "p99": p99, "max": tokens.divergence.max()}
+    return {name: float(f"{value:.5g}") for name, value in nats.items()}
 
 
 def summary(tokens: Tokens) -> dict[str, object]:

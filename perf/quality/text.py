@@ -7,13 +7,12 @@ still none that was trained on, and other figures; its origin states it. Any oth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from llama_engine.model.loader import EMBEDDED
 from transformers import PreTrainedTokenizerBase
 
-FEWEST_TOKENS = 100
+MIN_TOKENS = 100
 """Fewer predicted tokens have no 99th percentile."""
 
 Rows = Sequence[Sequence[int]]
@@ -23,7 +22,7 @@ Rows = Sequence[Sequence[int]]
 def from_text(text: str, tokenizer: PreTrainedTokenizerBase, context: int) -> Rows:
     """Cut a text into rows of `context` tokens, at least 2, each after a BOS if the tokenizer has one.
 
-    Raises ValueError for a text with less than FEWEST_TOKENS to predict.
+    Raises ValueError for a text with less than MIN_TOKENS to predict.
     """
     # The tokenizer would add a BOS before the first row only.
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -32,8 +31,8 @@ def from_text(text: str, tokenizer: PreTrainedTokenizerBase, context: int) -> Ro
     rows = [[*begin, *ids[first : first + room]] for first in range(0, len(ids), room)]
     # Without a BOS the last row may have a single token, which nothing predicts.
     rows = [row for row in rows if len(row) > 1]
-    if (predicted := sum(len(row) - 1 for row in rows)) < FEWEST_TOKENS:
-        raise ValueError(f"the text has {predicted} tokens to predict; {FEWEST_TOKENS} are needed at least")
+    if (predicted := sum(len(row) - 1 for row in rows)) < MIN_TOKENS:
+        raise ValueError(f"the text has {predicted} tokens to predict; {MIN_TOKENS} are needed")
     return rows
 
 
@@ -45,14 +44,6 @@ def held_out(context: int) -> tuple[Rows, Mapping[str, object]]:
     from models.train_pydoc_llama.tokenizer import load_tokenizer
 
     corpus = build_corpus()
-    found = corpus.describe()
-    trained_on = json.loads((EMBEDDED / "training.json").read_text(encoding="utf-8"))["data"]
-    origin = {
-        "text": "held-out documentation of CPython",
-        "python": found["python"],
-        "documents": len(corpus.held_out),
-        "characters": sum(len(document.text) for document in corpus.held_out),
-        "corpus_sha256": found["sha256"],
-        "same_corpus_as_training": found["sha256"] == trained_on["sha256"],
-    }
+    facts = corpus.describe()
+    origin = {"text": "held-out documentation of CPython", "python": facts["python"], "corpus_sha256": facts["sha256"]}
     return held_out_rows(corpus.held_out, load_tokenizer(EMBEDDED), context), origin

@@ -56,8 +56,8 @@ def measure_rates(threads: int, seconds: float = SECONDS) -> DeviceRates:
 def _read(size: int, device: torch.device, seconds: float) -> float:
     """Return bytes per second over a tensor of `size` bytes."""
     values = torch.zeros(size // 4, device=device)
-    one, other = values.chunk(2)
-    return size / min(_best(values.sum, device, seconds), _best(lambda: one.copy_(other), device, seconds))
+    target, source = values.chunk(2)
+    return size / min(_best(values.sum, device, seconds), _best(lambda: target.copy_(source), device, seconds))
 
 
 def _multiply(kind: Weights, device: torch.device, seconds: float) -> float | None:

@@ -63,14 +63,10 @@ class DeviceRates:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> DeviceRates:
+    def from_json(cls, rates: Mapping[str, Any]) -> DeviceRates:
         """Return the rates of a result's file."""
-        return cls(
-            found["device"],
-            found["threads"],
-            {int(size): rate for size, rate in found["bandwidth"].items()},
-            {kind: found["operations"][kind] for kind in WIDTHS if kind in found["operations"]},
-        )
+        bandwidth = {int(size): rate for size, rate in rates["bandwidth"].items()}
+        return cls(rates["device"], rates["threads"], bandwidth, rates["operations"])
 
     def describe(self) -> str:
         """Return the rates as one line."""

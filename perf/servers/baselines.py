@@ -70,7 +70,7 @@ def _ours(weights: Weights) -> Server:
 
 @dataclass(frozen=True)
 class _Launch:
-    """How a baseline is started. ready_s: until it listens. fields: of every request. settings: for the results."""
+    """How a baseline is started. ready_s: until it answers. fields: of every request. settings: for the results."""
 
     protocol: Protocol
     model: str

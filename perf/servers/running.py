@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 LOGS = ROOT / ".work" / "baselines"
 
 _FIRST_TOKEN_S = 240.0
-_POLL_S = 0.2
+_POLL_S = 0.5
 _GRACE_S = 20.0
 
 
@@ -102,7 +102,7 @@ def held_port() -> Iterator[int]:
 def running(target: Target, command: Sequence[str], environment: Mapping[str, str], ready_s: float) -> Iterator[int]:
     """Run the command until the block ends; on entry it has completed a token at the target. Yields its process id.
 
-    environment: added to the current one. ready_s: until the server listens. Raises NotRunError if it fails before.
+    environment: added to the current one. ready_s: until then. Raises NotRunError if it fails before.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{target.name}.log"
@@ -112,37 +112,24 @@ def running(target: Target, command: Sequence[str], environment: Mapping[str, st
             command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        if (failure := _failure(process, target, ready_s)) is not None:
-            lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            last = f"{lines[-1][:300]} ({str(log).replace(f'{ROOT}/', '')})" if lines else "its log is empty"
-            raise NotRunError(f"{target.name} {failure}: {last}")
+        _wait(process, target, ready_s, log)
         yield process.pid
     finally:
-        _end_group(process)
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signum)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and its group: SIGTERM, and SIGKILL after _GRACE_S."""
-    for signum in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signum)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-
-
-def _failure(process: subprocess.Popen[bytes], target: Target, ready_s: float) -> str | None:
-    """Wait until the server listens, and have it complete a token; return what failed."""
+def _wait(process: subprocess.Popen[bytes], target: Target, ready_s: float, log: Path) -> None:
+    """Return once the server has completed a token: some servers allocate or compile only then."""
     deadline = time.monotonic() + ready_s
-    port = int(target.url.rpartition(":")[2])
     while True:
-        if (code := process.poll()) is not None:
-            return f"ended with code {code} before it was ready"
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            if probe.connect_ex((HOST, port)) == 0:
-                break
-        if time.monotonic() > deadline:
-            return f"didn't listen within {ready_s:g} s"
+        (record,) = generate(target, [Request("Return a list of", 1)], Closed(1), _FIRST_TOKEN_S)
+        if not record.error:
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            *_, last = ["its log is empty", *log.read_text(errors="replace").strip().splitlines()]
+            raise NotRunError(f"{target.name} didn't complete a token: {record.error}; {last.strip()[:300]}")
         time.sleep(_POLL_S)
-    # The first one may be slow: some servers allocate or compile only now.
-    (record,) = generate(target, [Request("Return a list of", 1)], Closed(1), _FIRST_TOKEN_S)
-    return f"didn't complete a token: {record.error}" if record.error else None

@@ -37,8 +37,8 @@ def installed() -> dict[str, str]:
     names = [PACKAGE, "torch", "transformers"]
     program = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     command = [str(interpreter()), "-c", program, *names]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-    return dict(zip(names, found, strict=True))
+    versions = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return dict(zip(names, versions, strict=True))
 
 
 def create() -> None:
@@ -58,4 +58,4 @@ def create() -> None:
 if __name__ == "__main__":
     argparse.ArgumentParser(prog="make bench-vllm", description=__doc__).parse_args()
     create()
-    print(", ".join(f"{name} {found}" for name, found in installed().items()), "in", FOLDER.relative_to(ROOT))
+    print(", ".join(f"{name} {version}" for name, version in installed().items()), "in", FOLDER.relative_to(ROOT))

@@ -123,7 +123,7 @@ def test_without_a_bos_no_row_of_one_token_is_left(tokenizer: Tokenizer) -> None
 
 
 def test_a_text_of_a_few_words_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match=r"the text has [0-9]+ tokens to predict; 100 are needed at least"):
+    with pytest.raises(ValueError, match=r"the text has [0-9]+ tokens to predict; 100 are needed"):
         from_text("four words of text", tokenizer.pretrained, 64)
 
 

@@ -22,9 +22,9 @@ def prompt_log_probs(
         return []
     # What follows the prompt's last token is no prompt token.
     following = sequence.request.prompt_tokens[chunk.start + 1 : chunk.start + 1 + len(chunk.tokens)]
-    found: list[TokenLogProbs] = []
+    log_probs: list[TokenLogProbs] = []
     for first in range(0, len(following), rows):
         tokens = torch.tensor(following[first : first + rows], device=hidden.device)
         logits = model.logits(hidden[first : first + len(tokens)]).float()
-        found += log_probs_of(logits, tokens, [top] * len(tokens))
-    return found
+        log_probs += log_probs_of(logits, tokens, [top] * len(tokens))
+    return log_probs

@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections import Counter
+from functools import partial
 
 from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, RequestError
@@ -137,32 +138,17 @@ class Stats:
         self._flush()
 
     def _flush(self) -> None:
-        """Pass on what is recorded. A counter or gauge that fails is retried next time; a failed observation is lost,
-        because keeping them would take ever more memory.
-        """
+        """Pass on what is recorded. An update that fails is lost."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
             gauges, self._gauges = self._gauges, {}
             observations, self._observations = self._observations, []
-        failures: list[Exception] = []
-        for (metric, label), amount in counts.items():
+        registry = self._registry
+        updates = [partial(registry.add, metric, amount, label) for (metric, label), amount in counts.items()]
+        updates += [partial(registry.set, metric, value) for metric, value in gauges.items()]
+        updates += [partial(registry.observe, metric, value) for metric, value in observations]
+        for update in updates:
             try:
-                self._registry.add(metric, amount, label)
-            except Exception as error:  # noqa: BLE001 - metrics must never stop the service
-                failures.append(error)
-                with self._lock:
-                    self._counts[metric, label] += amount
-        for metric, value in gauges.items():
-            try:
-                self._registry.set(metric, value)
-            except Exception as error:  # noqa: BLE001 - as above
-                failures.append(error)
-                with self._lock:
-                    self._gauges.setdefault(metric, value)
-        for metric, observation in observations:
-            try:
-                self._registry.observe(metric, observation)
-            except Exception as error:  # noqa: BLE001 - as above
-                failures.append(error)
-        if failures:
-            _log.error("%d updates of the metrics failed", len(failures), exc_info=failures[0])
+                update()
+            except Exception:  # noqa: BLE001 - metrics must never stop the service
+                _log.exception("an update of the metrics failed")

@@ -118,10 +118,10 @@ def _race(logits: _Floats, top_p: _Floats, keys: NDArray[np.uint32]) -> list[int
     threshold = -np.log(bound / 2)
     ends = np.searchsorted(row, np.arange(rows + 1)).tolist()
     drawn = []
-    for one, (first, last) in enumerate(pairwise(ends)):
+    for at, (first, last) in enumerate(pairwise(ends)):
         places = first + np.argsort(-scores[first:last], kind="stable")
-        finishers = token[places[scores[places] >= threshold[one]]]
-        drawn.append(_first_of_nucleus(finishers, logits[one], weights[one], float(total[one]), float(top_p[one])))
+        finishers = token[places[scores[places] >= threshold[at]]]
+        drawn.append(_first_of_nucleus(finishers, logits[at], weights[at], float(total[at]), float(top_p[at])))
     return drawn
 
 

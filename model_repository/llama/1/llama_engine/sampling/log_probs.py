@@ -33,9 +33,9 @@ def log_probs_of(logits: torch.Tensor, tokens: torch.Tensor, top: Sequence[int])
     best: list[tuple[tuple[int, float], ...]] = [()] * len(top)
     # By count, so that a row's best don't depend on how many its neighbours ask for.
     for count in sorted(set(top) - {0}):
-        rows = [row for row, asked in enumerate(top) if asked == count]
+        rows = [row for row, requested in enumerate(top) if requested == count]
         values, ids = logits[rows].topk(min(count, logits.shape[1]))
         values = (values.double() - total[rows, None]).float()
         for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True):
             best[row] = tuple(zip(row_ids, row_values, strict=True))
-    return [TokenLogProbs(*one) for one in zip(tokens.tolist(), chosen_log_probs, ranks, best, strict=True)]
+    return [TokenLogProbs(*values) for values in zip(tokens.tolist(), chosen_log_probs, ranks, best, strict=True)]

@@ -68,10 +68,10 @@ def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
     ranked = logits.sort(dim=-1, descending=True).values
     among = ranked.masked_fill(ranked < ranked.gather(-1, top_k[:, None] - 1), -torch.inf)
     probability = (among - among.logsumexp(-1, keepdim=True)).exp()
-    kept = (probability.cumsum(-1) - probability < top_p[:, None]) | (top_p >= 1.0)[:, None]
-    kept &= among > -torch.inf
-    kept[:, 0] = True
-    worst = torch.where(kept, ranked, torch.inf).amin(-1, keepdim=True)
+    nucleus = (probability.cumsum(-1) - probability < top_p[:, None]) | (top_p >= 1.0)[:, None]
+    nucleus &= among > -torch.inf
+    nucleus[:, 0] = True
+    worst = torch.where(nucleus, ranked, torch.inf).amin(-1, keepdim=True)
     return logits.masked_fill(logits < worst, -torch.inf)
 
 

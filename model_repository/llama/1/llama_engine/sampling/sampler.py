@@ -222,8 +222,8 @@ def _record_log_probs(logits: torch.Tensor, tokens: torch.Tensor, sequences: lis
     rows = [row for row, sequence in enumerate(sequences) if sequence.request.needs_log_probs]
     if rows:
         top = [sequences[row].request.num_logprobs or 0 for row in rows]
-        for row, one in zip(rows, log_probs_of(logits[rows], tokens[rows], top), strict=True):
-            sequences[row].next_log_probs = one
+        for row, log_probs in zip(rows, log_probs_of(logits[rows], tokens[rows], top), strict=True):
+            sequences[row].next_log_probs = log_probs
 
 
 def on_cpu(logits: torch.Tensor) -> bool:

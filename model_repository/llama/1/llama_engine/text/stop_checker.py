@@ -87,14 +87,14 @@ class StopChecker:
 
         The first to end, not the first to begin: so the text does not depend on its tokenization.
         """
-        found: list[tuple[int, int, bytes]] = []
+        matches: list[tuple[int, int, bytes]] = []
         for word in self._stop_words:
             start = self._output.bytes.find(word, max(checked - len(word) + 1, 0))
             if start >= 0:
-                found.append((start + len(word), start, word))
-        if not found:
+                matches.append((start + len(word), start, word))
+        if not matches:
             return False
-        _, start, word = min(found)
+        _, start, word = min(matches)
         self.stop_reason = word.decode(errors="replace")
         del self._output.bytes[start:]
         return True

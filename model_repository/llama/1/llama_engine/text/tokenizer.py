@@ -74,15 +74,15 @@ class Vocabulary:
     def containing(self, text: bytes) -> list[int]:
         """Return the ids whose bytes contain `text` (not empty)."""
         joined, starts = self._joined
-        found: list[int] = []
+        tokens: list[int] = []
         position = joined.find(text)
         while position >= 0:
             index = bisect_right(starts, position) - 1
             if position + len(text) <= starts[index + 1]:
-                found.append(index)
+                tokens.append(index)
             # A later match that starts in the same token is of the same token, or crosses its end, too.
             position = joined.find(text, starts[index + 1])
-        return found
+        return tokens
 
     def starting_with(self, text: bytes) -> list[int]:
         """Return the ids whose bytes start with `text` (not empty)."""

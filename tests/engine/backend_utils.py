@@ -56,7 +56,9 @@ class Response:
     def values(self) -> dict[str, list[Any]]:
         """The outputs by name, strings as str."""
         return {
-            tensor.given_name: [one.decode() if isinstance(one, bytes) else one for one in tensor.array.tolist()]
+            tensor.given_name: [
+                value.decode() if isinstance(value, bytes) else value for value in tensor.array.tolist()
+            ]
             for tensor in self.output_tensors
         }
 

@@ -73,13 +73,13 @@ _ALONE: dict[tuple[int, GenerationRequest], tuple[Checkpoint, Completion]] = {}
 
 def alone(checkpoint: Checkpoint, requests: Iterable[GenerationRequest]) -> list[Completion]:
     """Run the requests one after the other on an engine of one slot, each once for all tests of the process."""
-    asked = list(requests)
-    new = [request for request in dict.fromkeys(asked) if (id(checkpoint), request) not in _ALONE]
+    requests = list(requests)
+    new = [request for request in dict.fromkeys(requests) if (id(checkpoint), request) not in _ALONE]
     if new:
         for request, completion in zip(new, completions(engine_of(checkpoint, 1), new), strict=True):
             # With the checkpoint, so that no other one gets its id.
             _ALONE[id(checkpoint), request] = checkpoint, completion
-    return [_ALONE[id(checkpoint), request][1] for request in asked]
+    return [_ALONE[id(checkpoint), request][1] for request in requests]
 
 
 def add_all(engine: Engine, requests: Iterable[GenerationRequest]) -> list[Sequence]:
@@ -129,12 +129,12 @@ def churn(
             inside.append(waiting.popleft())
             engine.add(inside[-1])
         if inside and randomness.random() < 0.15:
-            partial = [one for one in inside if one.num_cached and one not in started]
+            partial = [sequence for sequence in inside if sequence.num_cached and sequence not in started]
             gone = randomness.choice(partial or inside)
             removed[gone] = "partly cached" if partial else gone.status.value
             engine.remove(gone)
             inside.remove(gone)
-        decoding = [one for one in inside if one in started]
+        decoding = [sequence for sequence in inside if sequence in started]
         step = engine.step()
         steps.append(step)
         assert step.errors == 0
@@ -142,12 +142,12 @@ def churn(
         assert step.decoded == len(decoding)
         # While prompts wait, each step computes some of them.
         assert step.prefill_tokens or len(inside) == len(decoding)
-        first = [one for one in inside if one.num_output_tokens and one not in decoding]
+        first = [sequence for sequence in inside if sequence.num_output_tokens and sequence not in decoding]
         assert all(sequence.num_output_tokens == 1 for sequence in first)
         assert step.sampled == len(decoding) + len(first)
         started += first
         assert all(sequence.status is Status.FINISHED for sequence in step.finished)
-        inside = [one for one in inside if one not in step.finished]
+        inside = [sequence for sequence in inside if sequence not in step.finished]
         assert engine.used_slots == len(inside)
-    assert started == [one for one in sequences if one not in removed or one in started]
+    assert started == [sequence for sequence in sequences if sequence not in removed or sequence in started]
     return removed, steps

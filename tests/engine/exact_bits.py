@@ -67,7 +67,9 @@ class Bits:
         for seed in range(mixes):
             randomness = random.Random(seed)
             engine = self._engine(randomness.choice(SLOTS), randomness.choice(BUDGETS))
-            sequences = [engine.builder.build(one) for one in randomness.choices(requests, k=randomness.randint(1, 10))]
+            sequences = [
+                engine.builder.build(request) for request in randomness.choices(requests, k=randomness.randint(1, 10))
+            ]
             # Mostly one: beside other tests, two threads wait for each other a scheduler slice at a time.
             with threads(2 if seed % 32 == 7 else 1):
                 logits, cancelled = self._run(engine, sequences, randomness, 0.05)

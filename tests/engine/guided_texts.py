@@ -15,7 +15,9 @@ from llama_engine.text.tokenizer import Tokenizer, Vocabulary
 END = 2
 
 # Exponential: more than 10 s and 1 GB.
-ENDLESS = json.dumps({"allOf": [{"type": "string", "pattern": f".*{one}.{{20}}"} for one in string.ascii_lowercase]})
+ENDLESS = json.dumps(
+    {"allOf": [{"type": "string", "pattern": f".*{letter}.{{20}}"} for letter in string.ascii_lowercase]}
+)
 
 
 @pytest.fixture(scope="module", params=["byte-level", "SentencePiece"])

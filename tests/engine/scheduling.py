@@ -34,10 +34,10 @@ class Pace:
         self._reached = 0
         self.prompts: list[int] = []
 
-    def __call__(self, one: ForwardPass) -> None:
+    def __call__(self, forward: ForwardPass) -> None:
         with self._changed:
-            if not one.decodes:
-                self.prompts.append(one.longest)
+            if not forward.decodes:
+                self.prompts.append(forward.longest)
             self._reached += 1
             number = self._reached
             self._changed.notify_all()

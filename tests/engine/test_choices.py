@@ -11,10 +11,9 @@ import torch
 from engine.engines import alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
-from engine.scheduling import Client, client_of, running
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
-from llama_engine.errors import Cancelled, GenerationError
+from llama_engine.errors import GenerationError
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sequence import Completion, Result, Sequence
 
@@ -32,13 +31,11 @@ def _prefilled(engine: Engine, sequences: list[Sequence]) -> tuple[list[Result |
     passes: list[ForwardPass] = []
     with watching(passes.append):
         results = run(engine, sequences).results
-    return results, sum(one.tokens for one in passes if not one.decodes)
+    return results, sum(forward.tokens for forward in passes if not forward.decodes)
 
 
 @pytest.mark.parametrize("budget", [512, 16])
-def test_choices_have_the_texts_of_requests_alone_and_their_prompt_is_computed_once(
-    checkpoint: Checkpoint, budget: int
-) -> None:
+def test_the_prompt_of_choices_is_computed_once(checkpoint: Checkpoint, budget: int) -> None:
     request = _request(checkpoint, 4)
     engine = engine_of(checkpoint, 6, prefill_tokens=str(budget))
     results, prefilled = _prefilled(engine, engine.builder.choices(request))
@@ -48,7 +45,7 @@ def test_choices_have_the_texts_of_requests_alone_and_their_prompt_is_computed_o
     assert [result.choice for result in results if isinstance(result, Completion)] == [0, 1, 2, 3]
 
 
-def test_copies_of_a_long_prompt_are_spread_over_passes_that_compute_other_prompts(checkpoint: Checkpoint) -> None:
+def test_copies_of_a_long_prompt_are_spread_over_passes(checkpoint: Checkpoint) -> None:
     request, other = _request(checkpoint, 4), request_of(checkpoint, 9, 30, 3)
     # 16 times 2 tokens are less than the prompt: one copy a pass.
     engine = engine_of(checkpoint, 6, prefill_tokens="2")
@@ -63,11 +60,11 @@ def test_copies_of_a_long_prompt_are_spread_over_passes_that_compute_other_promp
             engine.step()
             copies.append(copy.call_count - before)
     assert (max(copies), sum(copies)) == (1, 3)
-    assert sum(one.tokens for one in passes if not one.decodes) == 40 + 30
-    assert [one.result for one in sequences] == [*_expected(checkpoint, request), *alone(checkpoint, [other])]
+    assert sum(forward.tokens for forward in passes if not forward.decodes) == 40 + 30
+    assert [choice.result for choice in sequences] == [*_expected(checkpoint, request), *alone(checkpoint, [other])]
 
 
-def test_a_prompt_whose_hidden_state_can_not_be_kept_at_first_is_computed_again(checkpoint: Checkpoint) -> None:
+def test_a_prompt_whose_hidden_state_is_not_stored_is_computed_again(checkpoint: Checkpoint) -> None:
     request, other = _request(checkpoint, 3), request_of(checkpoint, 9, 30, 3)
     engine = engine_of(checkpoint, 4)
     real, failures = torch.Tensor.clone, [torch.OutOfMemoryError("no room for a copy")]
@@ -88,11 +85,11 @@ def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkp
     engine = engine_of(checkpoint, 2)
     first, *others = engine.builder.choices(request)
     # The first one lasts, and each other one ends sooner.
-    others = [engine.builder.build(replace(one.request, max_tokens=2, min_tokens=2)) for one in others]
-    for one in others:
-        one.share = first.share
+    others = [engine.builder.build(replace(choice.request, max_tokens=2, min_tokens=2)) for choice in others]
+    for choice in others:
+        choice.share = first.share
     results, prefilled = _prefilled(engine, [first, *others])
-    assert results == alone(checkpoint, [one.request for one in (first, *others)])
+    assert results == alone(checkpoint, [choice.request for choice in (first, *others)])
     assert prefilled == 40
 
 
@@ -117,13 +114,6 @@ def test_choices_among_other_requests_change_no_text(checkpoint: Checkpoint) -> 
     assert run(engine, sequences).results == alone(checkpoint, [sequence.request for sequence in sequences])
 
 
-def test_identical_prompts_of_different_requests_are_not_shared(fp32: Checkpoint) -> None:
-    request = _request(fp32, 2)
-    engine = engine_of(fp32, 4)
-    _, prefilled = _prefilled(engine, [*engine.builder.choices(request), *engine.builder.choices(request)])
-    assert prefilled == 2 * 40
-
-
 @pytest.mark.parametrize("fails", [1, 2, 3])
 def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: Checkpoint, fails: int) -> None:
     request = _request(checkpoint, 4)
@@ -139,8 +129,8 @@ def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: Checkpoint, fails:
     with patch.object(engine._model, "copy", copy):
         faulty = run(engine, engine.builder.choices(request))
     assert isinstance(faulty.results[fails], GenerationError)
-    assert [one for place, one in enumerate(faulty.results) if place != fails] == [
-        one for place, one in enumerate(expected) if place != fails
+    assert [choice for place, choice in enumerate(faulty.results) if place != fails] == [
+        choice for place, choice in enumerate(expected) if place != fails
     ]
     assert run(engine, engine.builder.choices(request)).results == expected
 
@@ -149,8 +139,8 @@ def test_a_first_choice_that_fails_in_prefill_costs_the_others_nothing(checkpoin
     request = _request(checkpoint, 3)
     engine = engine_of(checkpoint, 4)
 
-    def fail_first(one: ForwardPass) -> None:
-        if one.number == 0:
+    def fail_first(forward: ForwardPass) -> None:
+        if forward.number == 0:
             raise RuntimeError("no prefill")
 
     with watching(fail_first):
@@ -175,19 +165,5 @@ def test_choices_that_are_removed_at_any_time_harm_no_other(checkpoint: Checkpoi
                 if not engine.used_slots:
                     break
                 engine.step()
-            left = [one for one in choices if one is not choices[gone]]
-            assert [one.result for one in left] == alone(checkpoint, [one.request for one in left])
-
-
-def test_a_cancelled_choice_frees_its_slot_and_the_others_end_as_they_would(fp32: Checkpoint) -> None:
-    request = _request(fp32, 4, max_tokens=20)
-    with running(fp32, 2) as scheduled:
-        choices = scheduled.engine.builder.choices(request)
-        for choice in choices:
-            choice.sink = Client()
-        scheduled.scheduler.add(choices)
-        scheduled.pace.let(4)
-        client_of(choices[0]).cancel()
-        results = scheduled.finish(choices)
-    assert isinstance(results[0], Cancelled)
-    assert results[1:] == _expected(fp32, request)[1:]
+            left = [choice for choice in choices if choice is not choices[gone]]
+            assert [choice.result for choice in left] == alone(checkpoint, [choice.request for choice in left])

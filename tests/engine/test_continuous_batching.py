@@ -22,7 +22,7 @@ def test_removed_sequences_change_neither_the_others_nor_their_order(fp32: Check
     assert {"partly cached", "decode", *(["prefill"] if slots > 1 else [])} <= set(removed.values())
 
 
-def test_a_text_is_the_same_alone_and_in_any_batch(checkpoint: Checkpoint) -> None:
+def test_a_text_is_the_same_in_any_batch(checkpoint: Checkpoint) -> None:
     randomness = random.Random(33)
     requests = [random_request(checkpoint, randomness) for _ in range(12)]
     expected = alone(checkpoint, requests)

@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder
 from llama_engine import cuda_graphs
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets, span_buckets, unsupported_reason
+from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets, unsupported_reason
 from llama_engine.engine import Engine
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.gpu_kernels import Kernels
@@ -95,7 +94,7 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) 
     sequences = [engine.builder.build(request) for request in requests]
     removed, steps = churn(engine, sequences, 24, randomness)
     finished = [sequence for sequence in sequences if sequence not in removed]
-    assert [one.result for one in finished] == alone(attending, [one.request for one in finished])
+    assert [sequence.result for sequence in finished] == alone(attending, [sequence.request for sequence in finished])
     # Every decode step was a replay; every sampling was one too, except beside what a row alone asks for.
     decoded, sampled = sum(bool(step.decoded) for step in steps), sum(bool(step.sampled) for step in steps)
     assert decoded < recorder.replayed < decoded + sampled
@@ -116,26 +115,27 @@ def test_replayed_steps_serve_rows_with_features_of_each_row(
     attending: Checkpoint,
 ) -> None:
     requests = requests_of(attending, SLOTS, range(3, 20))
-    requests[::3] = [replace(one, bad_words=(b"e", b" ")) for one in requests[::3]]
-    requests[1::3] = [replace(one, return_log_probs=True, num_logprobs=2, prompt_logprobs=1) for one in requests[1::3]]
-    requests[2::3] = [replace(one, min_p=0.2, logit_bias=((7, 3.0),)) for one in requests[2::3]]
+    requests[::3] = [replace(request, bad_words=(b"e", b" ")) for request in requests[::3]]
+    log_probs = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1}
+    requests[1::3] = [replace(request, **log_probs) for request in requests[1::3]]  # type: ignore[arg-type]
+    requests[2::3] = [replace(request, min_p=0.2, logit_bias=((7, 3.0),)) for request in requests[2::3]]
     (engine, recorder), other = _graphed(attending), engine_of(attending, SLOTS)
-    replayed, launched = ([one.builder.build(request) for request in requests] for one in (engine, other))
+    replayed, launched = ([each.builder.build(request) for request in requests] for each in (engine, other))
     run(engine, replayed)
     run(other, launched)
-    assert [one.result for one in replayed] == [one.result for one in launched]
+    assert [sequence.result for sequence in replayed] == [sequence.result for sequence in launched]
     assert recorder.replayed > 0
-    for one in replayed[::3]:
-        assert isinstance(one.result, Completion)
-        assert not {"e", " "} & set(one.result.text)
+    for sequence in replayed[::3]:
+        assert isinstance(sequence.result, Completion)
+        assert not {"e", " "} & set(sequence.result.text)
     for ours, theirs in zip(replayed, launched, strict=True):
-        assert [one.token for one in ours.log_probs] == [one.token for one in theirs.log_probs]
-        expected = [one.log_prob for one in theirs.log_probs]
-        assert [one.log_prob for one in ours.log_probs] == pytest.approx(expected, abs=2e-4)
+        assert [entry.token for entry in ours.log_probs] == [entry.token for entry in theirs.log_probs]
+        expected = [entry.log_prob for entry in theirs.log_probs]
+        assert [entry.log_prob for entry in ours.log_probs] == pytest.approx(expected, abs=2e-4)
 
 
-@pytest.mark.parametrize("size", [30, 31, 32, 33, 62, 63, 64])
-def test_a_sequence_that_outgrows_a_span_keeps_all_its_positions(of_one_slot: tuple[Engine, Engine], size: int) -> None:
+@pytest.mark.parametrize("size", [31, 32, 63])
+def test_a_sequence_that_outgrows_a_span_has_all_its_positions(of_one_slot: tuple[Engine, Engine], size: int) -> None:
     request = GenerationRequest(
         prompt="", prompt_tokens=tuple(range(40, 40 + size)), max_tokens=6, min_tokens=6, temperature=1.0, seed=size
     )
@@ -155,7 +155,7 @@ def test_each_decode_step_is_replayed_once(small: Checkpoint) -> None:
     engine, recorder = _graphed(small)
     assert engine.describe_decode().endswith(", replayed as 24 CUDA graphs")
     launched: list[int] = []
-    with watching(lambda one: launched.append(one.number)):
+    with watching(lambda forward: launched.append(forward.number)):
         completions(engine, _greedy(3))
     # The prefill is launched, and the sampling of its tokens replayed; then five steps in two graphs each.
     assert (launched, recorder.replayed) == ([0], 1 + 2 * 5)
@@ -172,7 +172,8 @@ def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(
     runner_of(graphed).kv_cache.values[:, sequences[place].kv_slot, :, 1:100] = torch.nan
     assert [graphed.step().errors for _ in range(6)] == [0] * 6
     assert str(sequences[place].result) == "the model's logits for this request were not finite"
-    assert {one for one, other in zip(sequences, expected, strict=True) if one.result != other} == {sequences[place]}
+    others = [sequence.result for sequence in sequences if sequence is not sequences[place]]
+    assert others == [*expected[:place], *expected[place + 1 :]]
     assert completions(graphed, requests) == expected
 
 
@@ -266,14 +267,3 @@ def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_plan, "unsupported_reason", lambda checkpoint: "it is no GPU")
         assert plan_memory(small, Settings(cuda_graphs="on"), SLOTS).total == without.total
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 31, 32, 33, 128, 1000, 4096, 5000])
-def test_buckets_are_not_far_larger_than_needed(count: int) -> None:
-    rows, spans = row_buckets(count), span_buckets(count)
-    for buckets in (rows, spans):
-        assert list(buckets) == sorted(set(buckets))
-        assert buckets[-1] == count
-    # One row more than a bucket has needs the next bucket.
-    assert all(larger <= 2 * (smaller + 1) or larger - smaller <= 16 for smaller, larger in pairwise((0, *rows)))
-    assert all(longer <= 2 * shorter for shorter, longer in pairwise(spans))

@@ -10,14 +10,13 @@ import pytest
 import torch
 from engine.engines import alone, completions, engine_of, spoil_cache
 from engine.forward_passes import ForwardPass, watching
-from engine.prompts import request_of, requests_of
+from engine.prompts import requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.gpu_kernels import DecodeAttention, Kernels
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sequence import RequestContext
 
 
 @pytest.fixture
@@ -48,9 +47,7 @@ def _spoiling(engine: Engine, number: int, slot: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("number", "slot"), [(0, 0), (2, 1)], ids=["prefill", "decode step"])
-def test_a_sequence_that_is_not_finite_fails_alone_and_spoils_no_later_one_in_its_slot(
-    fp32: Checkpoint, engine: Engine, number: int, slot: int
-) -> None:
+def test_a_sequence_that_is_not_finite_fails_alone(fp32: Checkpoint, engine: Engine, number: int, slot: int) -> None:
     requests = requests_of(fp32, 4)
     expected = completions(engine, requests)
     with _spoiling(engine, number, slot):
@@ -62,18 +59,11 @@ def test_a_sequence_that_is_not_finite_fails_alone_and_spoils_no_later_one_in_it
     assert engine.generate(requests) == expected
 
 
-def test_a_sequence_of_one_token_needs_no_decode_step(fp32: Checkpoint, engine: Engine) -> None:
-    passes: list[int] = []
-    with watching(lambda one: passes.append(one.number)):
-        (completion,) = completions(engine, [request_of(fp32, 1, max_tokens=1)])
-    assert (completion.num_output_tokens, completion.finish_reason, passes) == (1, "length", [0])
-
-
 def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: Checkpoint, engine: Engine) -> None:
     engine.warm_up()
 
-    def fail(one: ForwardPass) -> None:
-        if one.number == 1:
+    def fail(forward: ForwardPass) -> None:
+        if forward.number == 1:
             raise RuntimeError("no kernel")
 
     with watching(fail), pytest.raises(GenerationError):
@@ -91,25 +81,7 @@ def test_the_longest_prompt_of_a_gpus_warm_up_changes_no_token(
     assert completions(engine, requests) == alone(checkpoint, requests)
 
 
-def test_the_shortest_cache_warms_up_and_generates_a_token(fp32: Checkpoint) -> None:
+def test_the_shortest_cache_generates_a_token(fp32: Checkpoint) -> None:
     engine = engine_of(replace(fp32, max_model_len=2), 1)
     engine.warm_up()
     assert completions(engine, [GenerationRequest(prompt="", prompt_tokens=(5,), max_tokens=1)])
-
-
-def test_chunks_have_the_tokens_of_the_setting_and_join_to_the_completion(fp32: Checkpoint) -> None:
-    (request,) = requests_of(fp32, 1)
-    request = replace(request, max_tokens=20, min_tokens=20)
-    engine = engine_of(fp32, 1, stream_interval="6")
-    sequence = engine.builder.build(request, RequestContext(stream=True))
-    engine.add(sequence)
-    chunks = []
-    while sequence.result is None:
-        engine.step()
-        chunks.append(sequence.next_chunk())
-    sent = [chunk for chunk in chunks if chunk is not None]
-    assert sum(chunk.num_tokens for chunk in sent) == 20
-    assert all(chunk.num_tokens >= 6 for chunk in sent[1:-1])
-    assert len(sent) <= 5
-    (expected,) = completions(engine_of(fp32, 1), [request])
-    assert "".join(chunk.text for chunk in sent) == expected.text

@@ -26,18 +26,16 @@ def exposed(fp32: Checkpoint) -> Checkpoint:
 
 
 @pytest.mark.parametrize(("batches", "prompts"), [(10, 10), pytest.param(100, 40, marks=pytest.mark.long)])
-def test_greedy_tokens_are_those_of_generate_with_repetition_penalties_beside_them(
-    exposed: Checkpoint, batches: int, prompts: int, note: Note
-) -> None:
+def test_greedy_tokens_are_those_of_generate(exposed: Checkpoint, batches: int, prompts: int, note: Note) -> None:
     randomness, tally = random.Random(200), Tally()
-    given = pool(exposed.tokenizer, prompts, randomness)
+    prompt_pool = pool(exposed.tokenizer, prompts, randomness)
     references = {penalty: GreedyReference(exposed, LONGEST, penalty) for penalty in (1.0, 0.8, 1.3)}
     by_row = replace(exposed, kernels=Kernels(attention=kernels.decode_attention))
     # Three slots: sequences wait, and are prefilled while others decode. A small budget: a batch is prefilled in parts.
     engines = [engine_of(exposed, 8), engine_of(by_row, 3), engine_of(by_row, 8, prefill_tokens="256")]
     for _ in range(batches):
-        requests = mix(given, randomness.randint(1, 6), randomness)
-        requests += mix(given, randomness.randint(0, 3), randomness, randomness.choice((0.8, 1.3)))
+        requests = mix(prompt_pool, randomness.randint(1, 6), randomness)
+        requests += mix(prompt_pool, randomness.randint(0, 3), randomness, randomness.choice((0.8, 1.3)))
         compare(randomness.choice(engines), requests, references, tally)
     note(f"greedy FP32 against generate() alone: {tally}")
     assert tally.requests > 3.5 * batches
@@ -91,12 +89,12 @@ def test_greedy_tokens_of_prompts_of_these_lengths_are_those_of_generate(
     compare(engine, requests, {1.0: short_reference}, Tally())
 
 
-def test_each_chunk_is_computed_once_and_in_order_and_short_prompts_behind_it_together(fp32: Checkpoint) -> None:
+def test_chunks_of_a_prompt_are_computed_once(fp32: Checkpoint) -> None:
     seen: list[tuple[int, int, int]] = []
 
-    def record(one: ForwardPass) -> None:
-        if not one.decodes:
-            seen.append((len(one.chunks), one.chunks[0].start, one.tokens))
+    def record(forward: ForwardPass) -> None:
+        if not forward.decodes:
+            seen.append((len(forward.chunks), forward.chunks[0].start, forward.tokens))
 
     engine = engine_of(fp32, 3, prefill_tokens="32")
     with watching(record):

@@ -77,7 +77,7 @@ def test_the_masks_allow_exactly_the_texts_that_conform(
         assert conforms(state, text, any_tokenizer) == (text in conforming), text
 
 
-def test_a_mask_has_every_token_that_can_begin_a_conforming_text_and_no_other(
+def test_a_mask_has_exactly_the_tokens_that_can_begin_a_conforming_text(
     guides: Guides, any_tokenizer: Tokenizer
 ) -> None:
     pattern, randomness = r"(def |class )?[a-fi-n]{1,12}(\([a-z]{0,3}\))*é?", random.Random(17)
@@ -107,22 +107,12 @@ def can_begin(pattern: str, text: bytes) -> bool:
 
 def test_a_completion_is_finished_when_nothing_may_follow(guides: Guides, any_tokenizer: Tokenizer) -> None:
     state = guides.start("regex", "ab?").result()
-    found = []
+    states = []
     for token in tokens_of("a", any_tokenizer) + tokens_of("b", any_tokenizer):
-        found.append((state.may_end, state.finished))
+        states.append((state.may_end, state.finished))
         assert state.accept(token)
-    assert [*found, (state.may_end, state.finished)] == [(False, False), (True, False), (True, True)]
+    assert [*states, (state.may_end, state.finished)] == [(False, False), (True, False), (True, True)]
     assert allowed_tokens(state, any_tokenizer) == {END}
-
-
-def test_a_token_that_the_guide_forbids_ends_the_completion_with_an_error(
-    guides: Guides, any_tokenizer: Tokenizer
-) -> None:
-    state = guides.start("regex", "a+").result()
-    assert not state.accept(tokens_of("b", any_tokenizer)[0])
-    assert not state.finished
-    with pytest.raises(InvalidRequest, match=r"^guided_decoding_guide can't be followed"):
-        allowed_tokens(state, any_tokenizer)
 
 
 def test_special_tokens_come_only_where_the_guide_names_them(own_guides: Guides, tokenizer: Tokenizer) -> None:
@@ -138,7 +128,7 @@ def test_special_tokens_come_only_where_the_guide_names_them(own_guides: Guides,
 
 
 @pytest.mark.parametrize(("milliseconds", "goes_on"), [(2, True), (8, False)])
-def test_a_guide_may_take_two_milliseconds_a_token_and_not_eight(
+def test_a_guide_may_take_milliseconds_a_token(
     own_guides: Guides, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, milliseconds: int, goes_on: bool
 ) -> None:
     # Read before and after a mask, and before and after a token.

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
-import jsonschema
 import numpy as np
 import pytest
 from engine.engines import alone, engine_of
@@ -24,12 +23,6 @@ from numpy.typing import NDArray
 
 END = 2
 DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
-CITY = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 8}, "zip": {"type": "integer", "maximum": 99}},
-    "required": ["city", "zip"],
-    "additionalProperties": False,
-}
 NO_END = ((END, -100.0),)
 NOT_FOLLOWED = "guided_decoding_guide can't be followed to its end: it "
 
@@ -92,17 +85,11 @@ def test_a_completion_stops_at_the_token_that_finishes_its_guide(
         ("a{2,9}", {"bad_words": (b"aaa",), "min_tokens": 50, "logit_bias": NO_END}, ("aa", "stop", "")),
     ],
 )
-def test_a_guided_text_ends_with_its_guide_before_a_stop_string_and_where_nothing_else_may_come(
+def test_what_ends_a_guided_text(
     engine: Engine, guide: str, values: dict[str, object], expected: tuple[str, str, str]
 ) -> None:
     result = completion(engine, "regex", guide, **values)
     assert (result.text, result.finish_reason, result.stop_reason) == expected
-
-
-def test_max_tokens_cuts_a_text_that_its_guide_would_continue(engine: Engine) -> None:
-    result = completion(engine, "regex", "[ab]{200}", max_tokens=7)
-    assert (result.finish_reason, result.num_output_tokens) == ("length", 7)
-    assert re.fullmatch("[ab]+", result.text)
 
 
 def test_a_guided_text_may_end_with_an_end_token_where_the_guide_lets_it(engine: Engine) -> None:
@@ -116,33 +103,18 @@ def test_a_guided_text_may_end_with_an_end_token_where_the_guide_lets_it(engine:
     assert re.fullmatch("(abc){3,}", text_of(completion(engine, "regex", "(abc){2,}", min_tokens=12, **greedy)))
 
 
-def test_bad_words_hold_beside_a_guide(engine: Engine) -> None:
-    guided = [request("regex", "[ab]{9}", seed=seed, bad_words=(b"aa", b"bbb")) for seed in range(6)]
-    for result in engine.generate(guided):
-        assert re.fullmatch("[ab]{9}", text_of(result))
-        assert not re.search("aa|bbb", text_of(result))
-
-
-def test_choices_follow_the_guide_each_for_itself(engine: Engine) -> None:
-    four = request("json_schema", json.dumps(CITY), n=4, temperature=1.4)
-    texts = [text_of(result) for result in engine.generate(four.choices())]
-    for text in texts:
-        jsonschema.validate(json.loads(text), CITY)
-    assert len(set(texts)) > 1
-
-
-def test_rows_that_move_keep_their_guides_and_harm_no_other(engine: Engine, fp32: Checkpoint) -> None:
+def test_rows_that_move_keep_their_guides(engine: Engine, fp32: Checkpoint) -> None:
     """More sequences than slots, of different lengths: each leaves when its guide is finished."""
     counts = (9, 1, 7, 2, 8, 3, 6, 4, 5, 1)
     patterns = [f"({letter}[0-9]){{{count}}}" for letter, count in zip("abcdefghij", counts, strict=True)]
     guided = [request("regex", pattern, seed=seed) for seed, pattern in enumerate(patterns)]
     plain = requests_of(fp32, len(guided), 12, 9)
-    results = engine.generate(one for pair in zip(guided, plain, strict=True) for one in pair)
+    results = engine.generate(each for pair in zip(guided, plain, strict=True) for each in pair)
     for pattern, result in zip(patterns, results[::2], strict=True):
         assert re.fullmatch(pattern, text_of(result))
     assert results[1::2] == alone(fp32, plain)
     # And what a row samples does not depend on who is beside it.
-    assert results[::2] == [engine.generate([one])[0] for one in guided]
+    assert results[::2] == [engine.generate([alone_request])[0] for alone_request in guided]
 
 
 @pytest.mark.parametrize(
@@ -208,21 +180,19 @@ WIDE = {"type": "object", "properties": {f"p{number}": {"type": "string"} for nu
     ("kind", "guide", "message"),
     [
         ("ebnf_grammar", "root ::= root root | [a-z]", NOT_FOLLOWED),
-        ("ebnf_grammar",
-         'root ::= a\na ::= b a c | "x" | b\nb ::= a b | "y" | c\nc ::= a | b c b | "z"', NOT_FOLLOWED),
         # Long tokens only: each makes tens of states.
         ("regex", r"[\p{L}\p{N}]{1,2000}", f"{NOT_FOLLOWED}is refused: lexer error: too many states"),
         # After the brace each of the properties may follow: more than a row of llguidance's parser holds.
         ("json_schema", json.dumps(WIDE), f"{NOT_FOLLOWED}is refused: "),
     ],
-    ids=["ambiguous", "more ambiguous", "too many states", "too many properties"],
+    ids=["ambiguous", "too many states", "too many properties"],
 )  # fmt: skip
-def test_a_guide_that_becomes_too_complex_or_takes_ever_longer_fails_its_sequence_alone(
+def test_a_guide_that_becomes_too_complex_fails_its_sequence_alone(
     engine: Engine, fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch, kind: str, guide: str, message: str
 ) -> None:
     if kind == "regex":
         monkeypatch.setattr(guide_matcher, "MAX_LEXER_STATES", 2000)
-    asked = request(kind, guide, temperature=2.0, max_tokens=450, min_tokens=450, ignore_eos=True)
-    failed = failure_alone(engine, fp32, asked)
+    complex_request = request(kind, guide, temperature=2.0, max_tokens=450, min_tokens=450, ignore_eos=True)
+    failed = failure_alone(engine, fp32, complex_request)
     assert isinstance(failed, InvalidRequest)
     assert str(failed).startswith(message)

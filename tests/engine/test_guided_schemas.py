@@ -50,7 +50,7 @@ SCHEMAS = st.recursive(
         st.builds(lambda items, low: {"type": "array", "items": items, "minItems": low, "maxItems": low + 1},
                   inner, st.integers(0, 2)),
         st.builds(_objects, st.dictionaries(_NAMES, inner, max_size=3), st.sets(_NAMES, max_size=2)),
-        st.builds(lambda one, other: {"anyOf": [one, other]}, inner, inner),
+        st.builds(lambda schema, other: {"anyOf": [schema, other]}, inner, inner),
     ),
     max_leaves=6,
 )  # fmt: skip
@@ -61,11 +61,11 @@ SCHEMAS = st.recursive(
 def test_every_text_that_ends_conforms_to_its_schema(
     engine: Engine, schema: dict[str, object], seed: int, temperature: float
 ) -> None:
-    asked = GenerationRequest(
+    request = GenerationRequest(
         "", tuple(range(40, 52)), max_tokens=300, temperature=temperature, seed=seed, frequency_penalty=0.5,
         guided_decoding_guide_type="json_schema", guided_decoding_guide=json.dumps(schema),
     )  # fmt: skip
-    (result,) = engine.generate([asked])
+    (result,) = engine.generate([request])
     assert isinstance(result, Completion), result
     if result.finish_reason == "stop":
         jsonschema.validate(json.loads(result.text), schema, format_checker=jsonschema.FormatChecker())

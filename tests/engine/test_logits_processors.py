@@ -29,8 +29,8 @@ def _top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor)
     """As transformers computes it, row by row."""
     rows = []
     for row in range(len(logits)):
-        kept = TopKLogitsWarper(int(top_k[row]))(NO_TOKENS, logits[row : row + 1])
-        rows.append(TopPLogitsWarper(float(top_p[row]))(NO_TOKENS, kept) if top_p[row] < 1 else kept)
+        masked = TopKLogitsWarper(int(top_k[row]))(NO_TOKENS, logits[row : row + 1])
+        rows.append(TopPLogitsWarper(float(top_p[row]))(NO_TOKENS, masked) if top_p[row] < 1 else masked)
     return torch.cat(rows)
 
 
@@ -54,22 +54,22 @@ def test_top_k_and_top_p_keep_the_tokens_of_transformers_alone_and_among_others(
     top_k[torch.rand(rows, generator=source) < 0.4] = vocabulary
     top_p = _uniform(0.01, 0.99, source, rows)
     top_p[torch.rand(rows, generator=source) < 0.3] = 1.0
-    kept = keep_top_k_top_p(logits, top_k, top_p)
-    assert torch.equal(kept, _top_k_top_p(logits, top_k, top_p))
-    for one in (slice(row, row + 1) for row in range(rows)):
-        assert torch.equal(kept[one], keep_top_k_top_p(logits[one], top_k[one], top_p[one]))
+    masked = keep_top_k_top_p(logits, top_k, top_p)
+    assert torch.equal(masked, _top_k_top_p(logits, top_k, top_p))
+    for single in (slice(row, row + 1) for row in range(rows)):
+        assert torch.equal(masked[single], keep_top_k_top_p(logits[single], top_k[single], top_p[single]))
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(2, 1.0), (5, 0.5)])
 def test_ties_with_the_worst_token_kept_are_kept(top_k: int, top_p: float) -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
-    kept = keep_top_k_top_p(logits, torch.tensor([top_k]), torch.tensor([top_p]))
-    assert kept.isfinite().tolist() == [[True, True, True, True, False]]
+    masked = keep_top_k_top_p(logits, torch.tensor([top_k]), torch.tensor([top_p]))
+    assert masked.isfinite().tolist() == [[True, True, True, True, False]]
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(VOCABULARY, 1e-45), (VOCABULARY, 1e-7), (VOCABULARY, 0.5), (1, 1.0)])
 def test_the_best_token_is_always_kept(logits: torch.Tensor, top_k: int, top_p: float) -> None:
-    kept = keep_top_k_top_p(logits, torch.full((ROWS,), top_k), torch.full((ROWS,), top_p))
-    assert torch.equal(kept.argmax(-1), logits.argmax(-1))
+    masked = keep_top_k_top_p(logits, torch.full((ROWS,), top_k), torch.full((ROWS,), top_p))
+    assert torch.equal(masked.argmax(-1), logits.argmax(-1))
     if top_k == 1:
-        assert (kept.isfinite().sum(-1) == 1).all()
+        assert (masked.isfinite().sum(-1) == 1).all()

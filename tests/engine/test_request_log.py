@@ -8,7 +8,7 @@ import pytest
 from engine.metrics import finished_sequence
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
 from llama_engine.observability.log import ERROR_CHARACTERS, ID_CHARACTERS, PROMPT_CHARACTERS, RequestLog, fields_of
-from llama_engine.sequence import Completion, Sequence, names_of
+from llama_engine.sequence import Completion, Sequence
 
 PROMPT = "a secret prompt"
 STOPPED = Completion("a secret completion", "stop", 3, 2)
@@ -31,7 +31,7 @@ def _logged(
     return dict(fields_of(record))
 
 
-def test_a_request_is_logged_with_its_counts_and_times(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_logged_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
     assert _logged(caplog, "summary", _sequence()) == {
         "id": "job-7", "rows": 1, "stream": False, "finish_reason": "stop", "input_tokens": 3, "output_tokens": 2,
         "queue_seconds": 0.5, "first_token_seconds": 1.25, "seconds": 10.0,
@@ -39,7 +39,7 @@ def test_a_request_is_logged_with_its_counts_and_times(caplog: pytest.LogCapture
     assert caplog.records[0].levelno == logging.INFO
 
 
-def test_the_rows_of_a_request_share_a_line_with_sums_and_the_latest_times(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_rows_of_a_request_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     late = finished_sequence(Completion("", "length", 3, 4), tokens=4, admitted_at=13.0, first_token_at=14.0)
     fields = _logged(caplog, "summary", _sequence(), late, _sequence())
     assert (fields["rows"], fields["input_tokens"], fields["output_tokens"]) == (3, 9, 8)
@@ -47,7 +47,7 @@ def test_the_rows_of_a_request_share_a_line_with_sums_and_the_latest_times(caplo
     assert (fields["queue_seconds"], fields["first_token_seconds"], fields["seconds"]) == (3.0, 4.0, 10.0)
 
 
-def test_prompts_are_logged_only_on_request_once_for_all_choices_and_completions_never(
+def test_prompts_are_logged_only_on_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert "secret" not in str(_logged(caplog, "summary", _sequence()))
@@ -60,7 +60,7 @@ def test_prompts_are_logged_only_on_request_once_for_all_choices_and_completions
 
 
 @pytest.mark.parametrize(("level", "logged"), [("summary", "stop_words is ...; it must be short"), ("prompts", "")])
-def test_a_refused_request_is_logged_with_its_error_and_what_that_quotes_only_where_prompts_are(
+def test_what_an_error_quotes_is_logged_only_where_prompts_are(
     caplog: pytest.LogCaptureFixture, level: str, logged: str
 ) -> None:
     error = InvalidRequest("stop_words is ", "'a secret'", "; it must be short")
@@ -88,7 +88,7 @@ def test_a_failed_sequence_is_logged_without_the_times_it_never_reached(
     assert caplog.records[0].levelno == level
 
 
-def test_long_prompts_and_errors_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_values_are_cut(caplog: pytest.LogCaptureFixture) -> None:
     sequences = [finished_sequence(GenerationError("e" * 5000), "p" * 50_000)] * 32
     fields = _logged(caplog, "prompts", *sequences)
     assert len(str(fields["error"])) == ERROR_CHARACTERS
@@ -99,7 +99,7 @@ def test_long_prompts_and_errors_are_cut(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("request_id", "name"),
     [
         ("a b", "a b"),
         ("a\nb\x1b[31m\x7f", "a\\nb\\x1b[31m\\x7f"),
@@ -109,14 +109,6 @@ def test_long_prompts_and_errors_are_cut(caplog: pytest.LogCaptureFixture) -> No
         ("\n" * 1_000_000, "\\n" * (ID_CHARACTERS // 2 - 1) + "\\~"),
     ],
 )
-def test_an_id_is_escaped_and_cut_and_requests_without_one_are_numbered(given: str, name: str) -> None:
+def test_a_request_is_named_by_its_id_or_a_number(request_id: str, name: str) -> None:
     log = RequestLog("summary")
-    assert [log.name(one) for one in ("", given, "", given)] == ["#1", name, "#2", name]
-
-
-def test_one_sequence_is_named_by_its_request_and_several_by_their_number() -> None:
-    sequence = _sequence()
-    assert names_of([sequence]) == "1 sequences"
-    sequence.name = "job-7"
-    assert names_of([sequence]) == "request job-7"
-    assert names_of([sequence, sequence]) == "2 sequences"
+    assert [log.name(client_id) for client_id in ("", request_id, "", request_id)] == ["#1", name, "#2", name]

@@ -111,7 +111,7 @@ def test_a_stream_of_choices_ends_with_the_last_chunk_of_the_last_one(decoder: R
         assert ("stop_reason" in values) == (values["finish_reason"] == ["length"])
     assert texts == outputs["text_output"]
     assert counts == [9] * 6
-    assert all(one[-1] == "length" and set(one[:-1]) <= {""} for one in reasons)
+    assert all(value[-1] == "length" and set(value[:-1]) <= {""} for value in reasons)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -132,14 +132,14 @@ def test_a_response_has_only_the_outputs_that_the_client_requests(decoder: Reque
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_chunks_optional_outputs_join_to_those_of_one_response(decoder: RequestDecoder, every: int) -> None:
-    asked = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
-    parameters = json.dumps({**asked, "max_tokens": 7, "min_tokens": 7, "temperature": 0.0})
+    optional = {"return_log_probs": True, "num_logprobs": 2, "prompt_logprobs": 1, "return_perf_metrics": True}
+    parameters = json.dumps({**optional, "max_tokens": 7, "min_tokens": 7, "temperature": 0.0})
     whole = _answer(decoder, Request(parameters, text_input=text(PROMPT)))
     request = Request(parameters, text_input=text(PROMPT), stream=_flag(True))
     _run(decoder.engine, _decode(decoder, request), every)
     chunks = [response.values() for response, _ in request.sent]
-    assert [one for chunk in chunks for one in chunk["output_log_probs"][0]] == whole["output_log_probs"][0]
-    assert [one for chunk in chunks for one in json.loads(chunk["logprobs"][0])] == json.loads(whole["logprobs"][0])
+    assert [value for chunk in chunks for value in chunk["output_log_probs"][0]] == whole["output_log_probs"][0]
+    assert [value for chunk in chunks for value in json.loads(chunk["logprobs"][0])] == json.loads(whole["logprobs"][0])
     assert chunks[-1]["cum_log_probs"] == whole["cum_log_probs"]
     assert chunks[0]["prompt_logprobs"] == whole["prompt_logprobs"]
     assert [("prompt_logprobs" in chunk, "arrival_time_ns" in chunk) for chunk in chunks] == [
@@ -185,9 +185,9 @@ def test_many_log_probabilities_are_written_between_other_responses(
     assert other.before == [0]
 
 
-def _refusal(decoder: RequestDecoder, own: dict[str, object], streams: bool) -> str:
+def _refusal(decoder: RequestDecoder, forwarded_parameters: dict[str, object], streams: bool) -> str:
     """Return the error of a forwarded request for a stream."""
-    forwarded = json.dumps({FORWARDED: json.dumps([own, streams])})
+    forwarded = json.dumps({FORWARDED: json.dumps([forwarded_parameters, streams])})
     request = Request(forwarded, text_input=text(PROMPT), stream=_flag(True))
     _decode(decoder, request)
     assert decoder.dispatcher.close(60)
@@ -250,15 +250,18 @@ def test_the_id_of_a_request_to_generate_is_no_input(decoder: RequestDecoder) ->
     assert _answer(decoder, request)["num_output_tokens"] == [2]
 
 
-def test_a_refused_request_is_freed_once_it_is_answered(decoder: RequestDecoder) -> None:
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_a_request_is_freed_once_it_is_answered(decoder: RequestDecoder, max_tokens: int) -> None:
     """In a cycle it would wait for the garbage collector, or be destroyed with the interpreter: signal 11."""
     gc.disable()
     try:
-        request = Request(text_input=text(PROMPT), max_tokens=_int32(0))
+        request = Request(text_input=text(PROMPT), max_tokens=_int32(max_tokens))
         freed = weakref.ref(request)
         response = _decode(decoder, request)
+        _run(decoder.engine, response)
         response.send([])
-        assert response.error is not None
+        # A request for no token is refused.
+        assert (response.error is None) == (max_tokens > 0)
         del request
         assert freed() is None
     finally:

@@ -9,10 +9,9 @@ import pytest
 from engine.engines import alone
 from engine.prompts import request_of
 from engine.scheduling import SECONDS, client_of, running
-from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import Cancelled, Unavailable
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sequence import Completion, Sequence, Status
+from llama_engine.sequence import Sequence, Status
 
 
 def _assert_unharmed(checkpoint: Checkpoint, *sequences: Sequence) -> None:
@@ -34,7 +33,7 @@ def test_a_short_sequence_finishes_before_a_long_one_that_came_first(fp32: Check
         _assert_unharmed(fp32, long, short)
 
 
-def test_sequences_that_arrive_at_any_time_keep_their_texts_and_their_order(fp32: Checkpoint) -> None:
+def test_sequences_that_arrive_at_any_time_have_their_texts(fp32: Checkpoint) -> None:
     randomness = random.Random(4)
     with running(fp32, 3, prefill_tokens="16") as scheduled:
         sequences = scheduled.add(request_of(fp32, 0, 12, 20))
@@ -44,7 +43,7 @@ def test_sequences_that_arrive_at_any_time_keep_their_texts_and_their_order(fp32
             sequences += scheduled.add(request_of(fp32, index, size, max_tokens))
         scheduled.finish(sequences)
         _assert_unharmed(fp32, *sequences)
-        for times in zip(*((one.admitted_at, one.first_token_at) for one in sequences), strict=True):
+        for times in zip(*((sequence.admitted_at, sequence.first_token_at) for sequence in sequences), strict=True):
             assert list(times) == sorted(times)
 
 
@@ -62,7 +61,7 @@ def test_the_load_is_zero_once_everything_is_answered(fp32: Checkpoint) -> None:
     assert (levels["llama_slots_in_use"], levels["llama_waiting_rows"]) == (0, 0)
 
 
-def test_waiting_for_admission_blocks_until_a_slot_is_free_and_waits_for_no_step_while_one_is(fp32: Checkpoint) -> None:
+def test_waiting_for_admission_blocks_only_while_no_slot_is_free(fp32: Checkpoint) -> None:
     """Triton tells its batcher of no request while `execute` runs, and then looks half a second later."""
     with running(fp32, 2) as scheduled:
         (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
@@ -85,37 +84,20 @@ def test_waiting_for_admission_blocks_until_a_slot_is_free_and_waits_for_no_step
         scheduled.finish([first, second, third])
 
 
-def test_slots_go_to_lower_priorities_first_and_in_order_of_arrival_among_equals(fp32: Checkpoint) -> None:
+def test_slots_go_to_lower_priorities_first(fp32: Checkpoint) -> None:
     priorities = [0, 5, -1, 0, 5, -1, -2]
     with running(fp32, 1) as scheduled:
         (first,) = scheduled.add(request_of(fp32, 0, 10, 9))
         scheduled.pace.let(2)
-        waiting = [replace(request_of(fp32, row + 1, 20 + row, 1), priority=one) for row, one in enumerate(priorities)]
+        waiting = [
+            replace(request_of(fp32, row + 1, 20 + row, 1), priority=priority)
+            for row, priority in enumerate(priorities)
+        ]
         sequences = scheduled.add(*waiting[:3]) + scheduled.add(*waiting[3:])
         scheduled.finish([first, *sequences])
         # A sequence that runs keeps its slot.
         assert scheduled.pace.prompts == [10, 26, 22, 25, 20, 23, 21, 24]
         _assert_unharmed(fp32, first, *sequences)
-
-
-def test_chunks_join_to_the_text_that_is_sent_without_streaming(fp32: Checkpoint) -> None:
-    prompt = "def f(🙂):"
-    request = GenerationRequest(
-        prompt=prompt, prompt_tokens=fp32.tokenizer.encode(prompt), max_tokens=25,
-        stop_words=(b"never", b"\n\n\n\n"), temperature=1.0, seed=5,
-    )  # fmt: skip
-    with running(fp32, 4) as scheduled:
-        (plain,) = scheduled.add(request)
-        streamed = scheduled.add(request, replace(request, exclude_input_in_output=False), stream=True)
-        expected, *results = scheduled.finish([plain, *streamed])
-    assert client_of(plain).chunks == []
-    assert isinstance(expected, Completion)
-    for sequence, result, before in zip(streamed, results, ("", prompt), strict=True):
-        chunks = client_of(sequence).chunks
-        assert result == replace(expected, text=before + expected.text)
-        assert "".join(chunk.text for chunk in chunks) == before + expected.text
-        assert sum(chunk.num_tokens for chunk in chunks) == expected.num_output_tokens
-        assert len(chunks) > 5
 
 
 @pytest.mark.parametrize(
@@ -144,7 +126,7 @@ def test_a_sequence_late_or_cancelled_while_it_waits_is_never_computed(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_cancelled_sequence_frees_its_slot_and_changes_no_neighbour(fp32: Checkpoint, stream: bool) -> None:
+def test_a_cancelled_sequence_frees_its_slot(fp32: Checkpoint, stream: bool) -> None:
     with running(fp32, 3) as scheduled:
         sequences = scheduled.add(*(request_of(fp32, size, size, 20) for size in (10, 12, 14)), stream=stream)
         scheduled.pace.let(4)
@@ -162,7 +144,7 @@ def test_a_cancelled_sequence_frees_its_slot_and_changes_no_neighbour(fp32: Chec
         _assert_unharmed(fp32, *sequences[1:], waiting)
 
 
-def test_a_sequence_whose_client_cannot_be_polled_completes_and_hides_no_cancellation(fp32: Checkpoint) -> None:
+def test_a_client_that_cannot_be_polled_hides_no_cancellation(fp32: Checkpoint) -> None:
     with running(fp32, 2) as scheduled:
         first, gone = scheduled.add(request_of(fp32, 0, 10, 9), request_of(fp32, 1, 12, 200))
         scheduled.pace.let(1)

@@ -35,7 +35,7 @@ def _begin_to_stop(scheduled: Running, drain_seconds: float) -> threading.Thread
     return thread
 
 
-def test_shutdown_completes_running_sequences_and_refuses_waiting_and_later_ones(fp32: Checkpoint) -> None:
+def test_shutdown_completes_running_sequences_alone(fp32: Checkpoint) -> None:
     with running(fp32, 2) as scheduled:
         sequences = _crowd(scheduled, fp32)
         stopping = _begin_to_stop(scheduled, SECONDS)

@@ -41,7 +41,7 @@ def stats(registry: RecordingRegistry) -> Iterator[Stats]:
     assert registry.closed
 
 
-def test_steps_are_counted_with_their_tokens_and_latencies(stats: Stats, registry: RecordingRegistry) -> None:
+def test_steps_are_counted_with_what_they_did(stats: Stats, registry: RecordingRegistry) -> None:
     before = time.time()
     stats.record_step(StepResult(decoded=0, sampled=1, prefill_tokens=30), now=100.0, running=1, waiting=2)
     stats.record_step(StepResult(decoded=1, sampled=2, prefill_tokens=16), now=101.0, running=2, waiting=1)
@@ -69,7 +69,7 @@ def test_steps_are_counted_with_their_tokens_and_latencies(stats: Stats, registr
         (GenerationError("f"), "error", {}),
     ],
 )
-def test_finished_sequences_are_counted_by_their_reason_with_the_times_they_reached(
+def test_finished_sequences_are_counted_by_their_reason(
     stats: Stats, registry: RecordingRegistry, result: Result, reason: str, others: dict[str, int]
 ) -> None:
     """One that ran, and one that never had a slot; only a completion has a latency."""
@@ -91,7 +91,7 @@ def test_a_copied_prompt_is_not_counted_again(stats: Stats, registry: RecordingR
     assert registry.counts["llama_prompt_tokens_total"] == 3
 
 
-def test_refused_requests_and_the_load_are_counted(stats: Stats, registry: RecordingRegistry) -> None:
+def test_refused_requests_are_counted(stats: Stats, registry: RecordingRegistry) -> None:
     stats.record_refused(InvalidRequest("top_p is 2; it must be at most 1"))
     stats.record_refused(GenerationError("the request could not be read"))
     stats.record_load(0, 5)

@@ -30,11 +30,11 @@ def test_chunks_are_made_of_tokens_as_soon_as_their_text_is_certain(
     stop_checker = StopChecker(min_tokens=0, max_tokens=5, stop_words=[b"!", b"?!"], end_tokens=(2,))
     sequence = Sequence(request, stop_checker)
     assert sequence.next_chunk() is None
-    found = []
+    made = []
     for token in tokens:
         sequence.append(7, token)
-        found.append(sequence.next_chunk())
-    assert found == chunks
+        made.append(sequence.next_chunk())
+    assert made == chunks
     assert sequence.next_chunk() is None
     text = "".join(chunk.text for chunk in chunks if chunk is not None)
     stop_reason = "!" if reason == "stop" else ""
@@ -58,11 +58,11 @@ def test_after_the_first_chunk_the_next_waits_for_the_interval_or_the_end(
     request = GenerationRequest(prompt=PROMPT, prompt_tokens=(1, 5, 6), max_tokens=6)
     stop_checker = StopChecker(min_tokens=0, max_tokens=6, stop_words=[b"!", b"?!"], end_tokens=(2,))
     sequence = Sequence(request, stop_checker, stream_interval=3)
-    found = []
+    made = []
     for token in tokens:
         sequence.append(7, token)
-        found.append(sequence.next_chunk())
-    assert found == chunks
+        made.append(sequence.next_chunk())
+    assert made == chunks
 
 
 @pytest.mark.parametrize(
@@ -73,16 +73,16 @@ def test_after_the_first_chunk_the_next_waits_for_the_interval_or_the_end(
         (20, [Chunk("a", 1), None, Chunk("bc", 2), None, Chunk("de", 2), Chunk("f", 1)]),
     ],
 )
-def test_tokens_within_the_requests_interval_share_a_chunk_and_the_first_and_the_last_wait_for_none(
+def test_tokens_within_the_requests_interval_share_a_chunk(
     milliseconds: int, chunks: list[Chunk | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
     monkeypatch.setattr("llama_engine.sequence.time.monotonic", lambda: now)
     request = GenerationRequest(PROMPT, (1, 5, 6), max_tokens=6, stream_interval_ms=milliseconds)
     sequence = Sequence(request, StopChecker(min_tokens=0, max_tokens=6, stop_words=[], end_tokens=(2,)))
-    found = []
+    made = []
     for token in (b"a", b"b", b"c", b"d", b"e", b"f"):
         sequence.append(7, token)
-        found.append(sequence.next_chunk())
+        made.append(sequence.next_chunk())
         now += 0.0101
-    assert found == chunks
+    assert made == chunks

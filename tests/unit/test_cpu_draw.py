@@ -46,13 +46,13 @@ def _random(seed: int, vocabulary: int) -> Arguments:
 
 @pytest.mark.parametrize("vocabulary", [2, 5, 300, 3072, 20_000])
 @pytest.mark.parametrize("seed", range(4))
-def test_tokens_are_those_of_the_draw_by_sorting_alone_and_among_others(vocabulary: int, seed: int) -> None:
+def test_tokens_are_those_of_the_draw_by_sorting(vocabulary: int, seed: int) -> None:
     arguments = _random(seed, vocabulary)
     drawn = draw_on_cpu(*arguments)
     assert torch.equal(drawn, _by_sorting(*arguments))
-    for one in range(0, ROWS, 9):
-        alone = [argument[one : one + 1] for argument in arguments]
-        assert draw_on_cpu(*alone).tolist() == [int(drawn[one])]
+    for row in range(0, ROWS, 9):
+        alone = [argument[row : row + 1] for argument in arguments]
+        assert draw_on_cpu(*alone).tolist() == [int(drawn[row])]
 
 
 @pytest.mark.parametrize("vocabulary", [2, 300, 3072])
@@ -73,9 +73,7 @@ def test_min_p_rules_out_the_tokens_that_it_does_before_sorting(vocabulary: int,
 
 
 @pytest.mark.parametrize(("name", "value"), [("MARGIN", 0.3), ("EXPECTED_FINISHERS", 0.5), ("MIN_TOP_P", 1.0)])
-def test_rows_that_rounding_or_too_few_finishers_leave_undecided_are_drawn_by_sorting(
-    name: str, value: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undecided_rows_are_drawn_by_sorting(name: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = _random(5, 3072)
     expected = _by_sorting(*arguments)
     monkeypatch.setattr(cpu_draw, name, value)

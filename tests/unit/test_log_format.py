@@ -29,7 +29,7 @@ def _record(fields: Fields | None = None, error: Exception | None = None) -> log
     return record
 
 
-def test_a_line_is_the_message_and_its_fields_in_text_and_an_object_in_json() -> None:
+def test_the_format_of_a_line() -> None:
     assert TextFormatter().format(_record()) == "request answered"
     fields: Fields = {
         "id": "job/7:a.b@c,d#1+2-3", "rows": 2, "stream": False, "seconds": 1.23456, "error": "top_p is 2",
@@ -48,7 +48,7 @@ def test_a_line_is_the_message_and_its_fields_in_text_and_an_object_in_json() ->
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_a_client_wrote_stays_in_its_line_and_field(text: str) -> None:
+def test_what_a_client_wrote_stays_in_its_field(text: str) -> None:
     start, record = "request answered id=", _record({"id": text, "rows": 1})
     line = TextFormatter().format(record)
     assert line.isascii()

@@ -34,8 +34,8 @@ def _sequence(tokens: int, **values: object) -> Sequence:
     sequence = Sequence(request, checker)
     for token in range(tokens):
         if request.needs_log_probs:
-            own = -float(token + 1)
-            sequence.next_log_probs = TokenLogProbs(token, own, 7, ((3, -0.5), (token, own)))
+            always = -float(token + 1)
+            sequence.next_log_probs = TokenLogProbs(token, always, 7, ((3, -0.5), (token, always)))
         sequence.append(token, b"x")
     if request.prompt_logprobs is not None:
         first, second = TokenLogProbs(6, -1.0, 3, ((8, -0.25), (9, -0.25))), TokenLogProbs(7, -math.inf, 9)
@@ -47,7 +47,7 @@ def _whole(sequence: Sequence) -> Span:
     return Span(sequence, 0, sequence.num_output_tokens)
 
 
-def test_log_probabilities_are_padded_with_zeros_and_cumulated() -> None:
+def test_log_probabilities_are_padded_with_zeros() -> None:
     spans = [_whole(_sequence(tokens, return_log_probs=tokens != 4)) for tokens in (3, 1, 4)]
     outputs = optional_outputs(spans, LogProbsWriter(TOKENIZER), final=True)
     assert set(outputs) == {"output_log_probs", "cum_log_probs"}
@@ -72,32 +72,33 @@ def test_the_likeliest_tokens_are_json_as_of_the_vllm_backend() -> None:
     assert [next(iter(entries)) for entries in first] == ["0", "1", "2"]
 
 
-def test_a_prompts_first_token_is_null_and_json_has_no_infinity() -> None:
+def test_the_json_of_a_prompts_log_probabilities() -> None:
     outputs = optional_outputs(
         [_whole(_sequence(1, prompt_logprobs=2)), _whole(_sequence(1))], LogProbsWriter(TOKENIZER), final=True
     )
     assert set(outputs) == {"prompt_logprobs"}
     first, second = outputs["prompt_logprobs"]
     assert second == b"null"
-    nothing, one, other = json.loads(first)
+    nothing, first_entry, other = json.loads(first)
     assert nothing is None
     # Equally likely tokens have the same rank.
-    assert {token: (entry["logprob"], entry["rank"]) for token, entry in one.items()} == {
+    assert {token: (entry["logprob"], entry["rank"]) for token, entry in first_entry.items()} == {
         "6": (-1.0, 3), "8": (-0.25, 1), "9": (-0.25, 1),
     }  # fmt: skip
     assert {token: entry["logprob"] for token, entry in other.items()} == {"7": -9999.0}
 
 
-def test_a_chunk_has_its_own_tokens_the_first_one_the_prompts_and_the_last_one_the_times() -> None:
-    asked = {"return_log_probs": True, "num_logprobs": 0, "prompt_logprobs": 0, "return_perf_metrics": True}
-    sequence = _sequence(5, **asked)
+def test_which_outputs_a_chunk_has() -> None:
+    requested = {"return_log_probs": True, "num_logprobs": 0, "prompt_logprobs": 0, "return_perf_metrics": True}
+    sequence = _sequence(5, **requested)
     sequence.admitted_at = sequence.arrived_at
-    own = {"output_log_probs", "cum_log_probs", "logprobs"}
+    always = {"output_log_probs", "cum_log_probs", "logprobs"}
+    writer = LogProbsWriter(TOKENIZER)
     chunks = [
-        optional_outputs([Span(sequence, first, last)], LogProbsWriter(TOKENIZER), final=last == 5)
+        optional_outputs([Span(sequence, first, last)], writer, final=last == 5)
         for first, last in ((0, 1), (1, 3), (3, 5))
     ]
-    assert [set(chunk) - own for chunk in chunks] == [{"prompt_logprobs"}, set(), {*TIMES, "num_cached_tokens"}]
+    assert [set(chunk) - always for chunk in chunks] == [{"prompt_logprobs"}, set(), {*TIMES, "num_cached_tokens"}]
     assert [chunk["output_log_probs"].tolist() for chunk in chunks] == [[[-1]], [[-2, -3]], [[-4, -5]]]
     assert [chunk["cum_log_probs"].tolist() for chunk in chunks] == [[-1], [-6], [-15]]
     assert [[*json.loads(chunk["logprobs"][0])[0]] for chunk in chunks] == [["0", "3"], ["1", "3"], ["3"]]

@@ -92,7 +92,7 @@ def test_a_guide_masks_what_it_rules_out_beside_all_other_masks() -> None:
 
 
 @pytest.mark.parametrize("too_early", [False, True])
-def test_a_guided_row_without_any_token_left_can_only_end_where_its_guide_lets_it(too_early: bool) -> None:
+def test_a_guided_row_without_a_token_left_ends_only_where_its_guide_lets_it(too_early: bool) -> None:
     guide = _Alternating()
     processor = _guided(RowProcessor(SIZE, CPU, allowed=[1], ends=[END]), guide)
     assert _left(processor, too_early) == set()
@@ -101,7 +101,7 @@ def test_a_guided_row_without_any_token_left_can_only_end_where_its_guide_lets_i
     assert _left(processor, too_early) == {END}
 
 
-def test_stop_tokens_may_come_where_the_guided_text_may_end_and_only_there() -> None:
+def test_stop_tokens_come_only_where_the_guided_text_may_end() -> None:
     guide = _Alternating()
     processor = _guided(RowProcessor(SIZE, CPU, allowed=[2, 4, 5, END], ends=[END, 4, 5], stops=[4, 5]), guide)
     assert _left(processor) == {2}

@@ -87,7 +87,7 @@ def test_the_text_ends_before_the_first_stop_string_in_every_tokenization(
         ([], 0, 3, [b"ok", b"\xff", b"go"], ["ok", "\ufffd", "go"], "length"),
     ],
 )
-def test_a_completion_finishes_with_its_last_token_and_a_delta_holds_back_what_may_not_be_text(
+def test_a_delta_holds_back_what_may_not_be_text(
     stop_words: list[bytes], min_tokens: int, max_tokens: int, tokens: list[bytes | None], deltas: list[str], end: str
 ) -> None:
     stop_checker = _checker(stop_words, min_tokens, max_tokens)
@@ -169,7 +169,7 @@ def _run(case: _Case, deltas_at: random.Random | None) -> tuple[StopChecker, str
     return stop_checker, deltas
 
 
-def test_deltas_join_to_the_text_and_never_run_ahead_of_it() -> None:
+def test_deltas_join_to_the_text() -> None:
     randomness, reasons = random.Random(77), set[str]()
     for _ in range(3000):
         case = _random_case(randomness)

@@ -53,15 +53,15 @@ def test_an_instance_shares_all_series_but_gauges(triton: _Triton) -> None:
     for metric in METRICS:
         family = triton.families[metric.name]
         assert family.kind == metric.kind
-        own = [one.labels.get(INSTANCE_LABEL) for one in family.series]
-        assert own == (instances if metric.kind == "gauge" else [None] * 2 * len(metric.values)), metric.name
-        assert all(LABELS.items() <= one.labels.items() for one in family.series)
-        assert all((one.buckets is not None) == (metric.kind == "histogram") for one in family.series)
+        labels = [series.labels.get(INSTANCE_LABEL) for series in family.series]
+        assert labels == (instances if metric.kind == "gauge" else [None] * 2 * len(metric.values)), metric.name
+        assert all(LABELS.items() <= series.labels.items() for series in family.series)
+        assert all((series.buckets is not None) == (metric.kind == "histogram") for series in family.series)
 
 
 def test_series_outlive_closed_metrics(triton: _Triton) -> None:
     metrics = TritonMetrics(triton, LABELS, "llama_0_0", INFO)
-    kept = [weakref.ref(one) for family in triton.families.values() for one in [family, *family.series]]
+    references = [weakref.ref(series) for family in triton.families.values() for series in [family, *family.series]]
     metrics.close()
     del metrics
     for family in triton.families.values():
@@ -69,7 +69,7 @@ def test_series_outlive_closed_metrics(triton: _Triton) -> None:
     del family
     triton.families.clear()
     gc.collect()
-    assert all(one() is not None for one in kept)
+    assert all(reference() is not None for reference in references)
 
 
 def test_log_records_are_written_at_tritons_nearest_level() -> None:

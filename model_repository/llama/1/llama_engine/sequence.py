@@ -156,10 +156,13 @@ class Sequence:
     """One request in the engine, or one choice of it. Times are monotonic, in seconds; NaN until they are reached."""
 
     request: GenerationRequest
+    """The prompt and the parameters."""
     stop_checker: StopChecker
+    """The text so far, and where it ends."""
     processor: RowProcessor | None = None
     """Bias, masks and guide of this sequence alone."""
     sink: ResponseSink = field(default_factory=DiscardingSink)
+    """Takes its chunks and its result."""
     name: str = ""
     """The request's id in the log, one printable line."""
     stream: bool = False
@@ -171,9 +174,11 @@ class Sequence:
     share: PromptShare | None = None
     """The prompt that it shares with the other choices."""
     status: Status = Status.WAITING
+    """Where it is on its way."""
     guide: Future[GuideState] | None = None
     """Its guide, once the scheduler has had it started."""
     result: Result | None = None
+    """Its completion or its error, once it has finished."""
     kv_slot: int | None = None
     """Where its keys and values are cached, from prefill to its end."""
     num_cached: int = 0
@@ -189,9 +194,13 @@ class Sequence:
     next_log_probs: TokenLogProbs | None = None
     """Of the sampled token that is appended next."""
     arrived_at: float = field(default_factory=time.monotonic)
+    """When it was made of its request."""
     admitted_at: float = math.nan
+    """When it got its slot."""
     first_token_at: float = math.nan
+    """When its first token was appended."""
     finished_at: float = math.nan
+    """When it got its result."""
     _num_chunked_tokens: int = 0
     _next_chunk_at: float = -math.inf
     _finishing: threading.Lock = field(default_factory=threading.Lock, repr=False)

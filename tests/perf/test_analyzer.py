@@ -19,18 +19,14 @@ A, B, C = Request("a", 5), Request("b", 6), Request("c", 7)
 
 
 def test_every_request_has_the_client_s_set_of_inputs() -> None:
-    requests = [Request('a "quoted"\nline', 7), Request("ä€𝄞", 1), Request("c", 380)]
+    requests = [Request('a "quoted"\nline', 7), Request("ä€𝄞", 1)]
     full_set = [tensor.name for tensor in prepare("any", SamplingParams()).tensors]
-    document = inputs(requests)
-    entries = json.loads(document)["data"]
-    assert [list(entry) for entry in entries] == [full_set] * 3
-    for request, entry in zip(requests, entries, strict=True):
-        assert all(value["shape"] == [1] and len(value["content"]) == 1 for value in entry.values())
-        assert entry["text_input"]["content"] == [request.prompt]
+    for request, entry in zip(requests, json.loads(inputs(requests))["data"], strict=True):
+        assert list(entry) == full_set
+        assert entry["text_input"] == {"content": [request.prompt], "shape": [1]}
         # Neither an end token nor sampling can change the length.
         assert entry["max_tokens"]["content"] == entry["min_tokens"]["content"] == [request.output_tokens]
         assert entry["temperature"]["content"] == [0.0]
-    assert inputs(requests) == document, "the same requests are the same file"
 
 
 def exported(request: Request, sent_s: float, ended_s: float, tokens: int | None = None) -> dict[str, object]:

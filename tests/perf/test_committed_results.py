@@ -20,21 +20,14 @@ def test_a_result_says_where_it_comes_from(file: Path) -> None:
     machine = content["machine"]
     assert re.fullmatch(r"[0-9a-f]{40}", machine["commit"])
     assert machine["device"]
-    assert machine["cores"] >= 1
     assert {"torch", "transformers", "bitsandbytes"} <= set(machine["versions"])
     assert re.match(r"\d{4}-\d{2}-\d{2}T", content["date"])
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
-def test_a_result_says_which_command_makes_it_again(file: Path) -> None:
-    command = json.loads(file.read_text())["command"]
-    program = re.fullmatch(r"make (?P<target>[a-z-]+).*|python -m (?:perf\.)?(?P<package>\w+).*", command)
-    assert program is not None, command
-    if program["target"]:
-        assert re.search(rf"^{program['target']}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    else:
-        module = ROOT / "perf" / program["package"]
-        assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+def test_a_result_names_a_make_target_that_makes_it_again(file: Path) -> None:
+    target = json.loads(file.read_text())["command"].split()[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -92,8 +91,8 @@ async def test_every_request_is_recorded_with_its_fault() -> None:
             running -= 1
 
     async with serving(answer) as target:
-        asked = [Request(prompt, 3) for prompt in prompts]
-        records = await asyncio.to_thread(drive, target, asked, Closed(3), 2, 3.0)
+        requests = [Request(prompt, 3) for prompt in prompts]
+        records = await asyncio.to_thread(drive, target, requests, Closed(3), 2, 3.0)
     assert set(received[:3]) == set(prompts[:3]), "the warm-up comes first"
     assert [record.error for record in records.records[:2]] == ["", ""]
     assert sorted(received) == sorted(prompts[:-1]), "each was sent once"
@@ -127,8 +126,8 @@ async def test_measured_requests_do_not_wait_for_the_warm_up() -> None:
         return await stream(request, chunk(1, "length"))
 
     async with serving(hold) as target:
-        asked = [Request(prompt, 1) for prompt in ("warm", "first", "second", "third")]
-        records = await asyncio.to_thread(generate, target, asked, Closed(2), 60.0)
+        requests = [Request(prompt, 1) for prompt in ("warm", "first", "second", "third")]
+        records = await asyncio.to_thread(generate, target, requests, Closed(2), 60.0)
     assert [record.error for record in records] == [""] * 4
     ended = [record.ended for record in records]
     for record in records[2:]:
@@ -149,8 +148,8 @@ async def test_an_open_loop_sends_without_waiting_for_answers() -> None:
 
     arrivals = Poisson(300.0, 5)
     async with serving(hold) as target:
-        asked = [Request(str(number), 1) for number in range(count)]
-        records = await asyncio.to_thread(generate, target, asked, arrivals, 60.0)
+        requests = [Request(str(number), 1) for number in range(count)]
+        records = await asyncio.to_thread(generate, target, requests, arrivals, 60.0)
     assert [record.error for record in records] == [""] * count
     assert sorted(prompts, key=int) == [str(number) for number in range(count)], "each was sent once"
     assert [record.scheduled for record in records] == arrivals.moments(count)
@@ -167,23 +166,13 @@ def test_an_unreachable_server_is_recorded() -> None:
     assert refused.sent is not None
 
 
-@pytest.mark.parametrize(
-    ("does", "message"),
-    [
-        ("kill -KILL $$", "^the load generator ended with code -9: nothing on stderr$"),
-        ("exec sleep 600", r"^the load generator was still running 0\.1 s after its 0\.1 s$"),
-    ],
-)
-def test_a_generator_that_dies_or_hangs_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, message: str
-) -> None:
+def test_a_generator_that_dies_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     interpreter = tmp_path / "python"
-    interpreter.write_text(f"#!/bin/sh\n{does}\n")
+    interpreter.write_text("#!/bin/sh\nkill -KILL $$\n")
     interpreter.chmod(0o755)
     monkeypatch.setattr("perf.load.generator.sys.executable", str(interpreter))
-    monkeypatch.setattr("perf.load.generator._SLACK_S", 0.1)
-    with pytest.raises(LoadError, match=message):
-        drive(Target("test", "fastapi", "http://127.0.0.1:1", "llama"), [Request("a", 1)], Closed(1), 0, 0.1)
+    with pytest.raises(LoadError, match=r"^the load generator ended with code -9: nothing on stderr$"):
+        drive(Target("test", "fastapi", "http://127.0.0.1:1", "llama"), [Request("a", 1)], Closed(1), 0, 1.0)
 
 
 BENCHMARK = """
@@ -196,8 +185,7 @@ drive(Target("test", "fastapi", sys.argv[1], "llama"), [Request("a", 1)], Closed
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_a_benchmark_that_is_killed_leaves_no_generator_behind(tmp_path: Path, sent: signal.Signals) -> None:
+def test_a_benchmark_that_is_killed_leaves_no_generator_behind(tmp_path: Path) -> None:
     """The server never answers; the connection of the one request is open until the generator has ended."""
     program = tmp_path / "benchmark.py"
     program.write_text(BENCHMARK)
@@ -210,12 +198,11 @@ def test_a_benchmark_that_is_killed_leaves_no_generator_behind(tmp_path: Path, s
                 connection, _ = server.accept()
                 with connection:
                     assert connection.recv(4096).startswith(b"POST /generate ")
-                    benchmark.send_signal(sent)
-                    said, _ = benchmark.communicate(timeout=60.0)
+                    benchmark.kill()
+                    output, _ = benchmark.communicate(timeout=60.0)
                     connection.settimeout(60.0)
                     while connection.recv(4096):
                         pass
             finally:
                 benchmark.kill()
-    assert benchmark.returncode == -sent
-    assert said == b"imported\n", "the generator doesn't run the benchmark's program again"
+    assert output == b"imported\n", "the generator doesn't run the benchmark's program again"

@@ -31,7 +31,7 @@ from perf.workload import MEAN_OUTPUT, MIXES, Mix, warm_and_measured
 SLOTS = 32
 """Of every server; and the default users."""
 LOAD_S = 600.0
-"""For all requests of one load, and at most a quarter of the time left: the slowest servers would take the others' time."""
+"""For all requests of one load, at most a quarter of the time left: the slowest would take the others' time."""
 START_S = 30.0
 """With less time left no load is started."""
 

@@ -56,7 +56,7 @@ def test_tokens_have_the_same_bits_in_any_mix(cache: str, terms: str, mixes: int
 @pytest.mark.parametrize(
     ("cache", "terms", "mixes"),
     [
-        ("auto", "2", 10),
+        ("auto", "2", 5),
         ("int8", "1", 5),
         ("bfloat16", "2", 5),
         pytest.param("auto", "2", 50, marks=long),

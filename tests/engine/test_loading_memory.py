@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from engine.checkpoints import save_small
 from engine.compiled_kernels import needs_compiled_kernels
 from llama_engine.text.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ print(status("VmHWM") - before, checkpoint.info.weight_bytes, type(checkpoint.mo
 """
 
 
+@pytest.mark.long
 def test_loading_for_the_compiled_kernels_holds_two_more_layers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     needs_compiled_kernels()
     small = save_small(tmp_path / "small", tokenizer)

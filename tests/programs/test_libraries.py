@@ -31,6 +31,7 @@ def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ENGINE, env=variables, capture_output=True, text=True, check=True, timeout=120)
 
 
+@pytest.mark.long
 def test_only_nf4_imports_modelling_code() -> None:
     done = _run(IMPORT_AND_LOAD)
     int8 = none = [str(False)] * 3
@@ -40,6 +41,7 @@ def test_only_nf4_imports_modelling_code() -> None:
     assert [line for line in done.stderr.splitlines() if "the CPU kernels aren't built" not in line] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("variables", "spin_count"),
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 
 import pytest
 from server.metrics import Metrics
-from server.plans import PLANS, SHARED, running
-from server.servers import logs
+from server.plans import PLANS, SHARED, planned
+from server.servers import in_use, logs
 from triton_local.server import LocalTriton
 
 # Settings that a developer exports for `make serve` don't apply to tests.
@@ -16,11 +17,20 @@ for name in [name for name in os.environ if name.startswith("LLAMA_")]:
     del os.environ[name]
 
 
+@pytest.fixture(scope="session")
+def ending() -> Iterator[ExitStack]:
+    """Waits at the end of the run for servers that were told to end: each takes five seconds, mostly waiting."""
+    with ExitStack() as stack:
+        yield stack
+
+
 def _server_fixture(name: str) -> object:
     @pytest.fixture(scope="session" if name in SHARED else "module", name=name)
-    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
-        with running(name, tmp_path_factory.mktemp(name)) as started:
+    def server(ending: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
+        started = ending.enter_context(planned(name, tmp_path_factory.mktemp(name)))
+        with in_use(name, started):
             yield started
+        started.terminate()
 
     return server
 

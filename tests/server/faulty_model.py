@@ -14,7 +14,6 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.model.model_runner import PromptChunk
 from llama_engine.sequence import Sequence
 from llama_engine.settings import Settings
-from llama_engine.triton.response import Response
 
 SECRET = "cuda:0 is on fire at 10.0.0.1"
 
@@ -63,17 +62,6 @@ def _check_parse(parser: RequestParser, inputs: RawInputs, parameters: RequestVa
         raise RuntimeError(SECRET)
 
 
-def _check_chunk(row: Sequence) -> None:
-    _fail(row, "chunk", after=3)
-
-
-def _check_cancellation(response: Response) -> None:
-    for row in response.sequences:
-        _fail(row, "question")
-
-
 _before(RequestParser, "parse", _check_parse)
-_before(Sequence, "next_chunk", _check_chunk)
-_before(Response, "is_cancelled", _check_cancellation)
 TritonPythonModel = real_model.TritonPythonModel
 real_model.Engine = FaultyEngine

@@ -52,9 +52,8 @@ SHARED = {
     "triton": Plan(),
     "streaming": Plan("streaming"),
     "batched_int8": Plan("batched_int8"),
-    # For tests that act while a request runs.
-    "slow_streaming": Plan("streaming", shim="slow_model"),
-    # The same with two slots and a queue of three, and the models for other backends' clients.
+    # For tests that act while a request runs: slow, with two slots and a queue of three; and the models for other
+    # backends' clients.
     "narrow_default": Plan("default", _TWO_SLOTS, "slow_model", _QUEUE_OF_THREE, beside=("ensemble", "vllm_model")),
     "narrow_streaming": Plan(
         "streaming",
@@ -80,15 +79,19 @@ PLANS = {
 }
 
 
-@contextmanager
-def running(name: str, folder: Path) -> Iterator[LocalTriton]:
-    """Yield the server of this name. folder: an empty one, for a changed model repository."""
+def planned(name: str, folder: Path) -> LocalTriton:
+    """Return the server of this name, not started. folder: an empty one, for a changed model repository."""
     plan = PLANS[name]
     changes = (plan.shim, plan.queue_policy, plan.beside)
     repository = copy_repository(folder, *changes) if any(changes) else None
     options = [f"--load-model={model}" for model in plan.beside]
-    server = new_server(plan.variant, plan.environment, repository, options, supervised=plan.supervised)
-    with server, in_use(name, server):
+    return new_server(plan.variant, plan.environment, repository, options, supervised=plan.supervised)
+
+
+@contextmanager
+def running(name: str, folder: Path) -> Iterator[LocalTriton]:
+    """Yield the server of this name; parameters as of `planned`."""
+    with planned(name, folder) as server, in_use(name, server):
         yield server
 
 

@@ -23,7 +23,7 @@ CONFIGS = {
 
 each_config = pytest.mark.parametrize(
     ("server", "expected"),
-    [pytest.param(*item, marks=[pytest.mark.long] * (item[0] == "batched_fp16")) for item in CONFIGS.items()],
+    [pytest.param(*item, marks=[pytest.mark.long] * item[0].endswith("fp16")) for item in CONFIGS.items()],
     indirect=["server"],
     ids=CONFIGS,
 )

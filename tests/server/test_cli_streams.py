@@ -37,10 +37,10 @@ def test_the_command_prints_the_same_text_in_chunks(streaming: LocalTriton, prot
 
 
 @both_protocols
-def test_ctrl_c_stops_the_command_and_the_request(slow_streaming: LocalTriton, protocol: str) -> None:
-    metrics = Metrics(slow_streaming)
+def test_ctrl_c_stops_the_command_and_the_request(narrow_streaming: LocalTriton, protocol: str) -> None:
+    metrics = Metrics(narrow_streaming)
     with subprocess.Popen(
-        [*COMMAND, WITH_CTRL_C, "generate", "def", "--stream", *LONG, "--url", url(slow_streaming, protocol)],
+        [*COMMAND, WITH_CTRL_C, "generate", "def", "--stream", *LONG, "--url", url(narrow_streaming, protocol)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:

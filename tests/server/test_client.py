@@ -183,9 +183,9 @@ def test_a_seed_of_64_bits_arrives_as_it_is(streaming: LocalTriton, protocol: Pr
 
 
 @both_protocols
-def test_streams_that_are_left_give_their_slots_back(slow_streaming: LocalTriton, protocol: Protocol) -> None:
-    metrics = Metrics(slow_streaming)
-    with LlamaClient(address(slow_streaming, protocol), protocol) as client:
+def test_streams_that_are_left_give_their_slots_back(narrow_streaming: LocalTriton, protocol: Protocol) -> None:
+    metrics = Metrics(narrow_streaming)
+    with LlamaClient(address(narrow_streaming, protocol), protocol) as client:
         # More than there are slots.
         for _ in range(40):
             with client.stream("def", LONG) as stream:
@@ -195,10 +195,10 @@ def test_streams_that_are_left_give_their_slots_back(slow_streaming: LocalTriton
         assert client.generate("def", max_tokens=2).num_output_tokens == 2
 
 
-def test_a_grpc_stream_out_of_time_gives_its_slot_back(slow_streaming: LocalTriton) -> None:
+def test_a_grpc_stream_out_of_time_gives_its_slot_back(narrow_streaming: LocalTriton) -> None:
     """Over HTTP the timeout is for each wait, and this stream never pauses."""
-    metrics = Metrics(slow_streaming)
-    with LlamaClient(address(slow_streaming, "grpc"), "grpc") as client:
+    metrics = Metrics(narrow_streaming)
+    with LlamaClient(address(narrow_streaming, "grpc"), "grpc") as client:
         with client.stream("def", LONG, timeout=0.2) as stream, pytest.raises(LlamaTimeoutError, match=r"0\.2 s"):
             list(stream)
         metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")

@@ -72,6 +72,7 @@ def test_a_server_with_a_full_queue_is_healthy(narrow: LocalTriton, metrics: Met
         assert all(other.result().num_output_tokens == 3 for other in others)
 
 
+@pytest.mark.long
 def test_probes_leave_one_request_at_most_with_a_stuck_model(stuck: LocalTriton) -> None:
     """What they leave is computed once the model goes on: it costs tokens, and slots of clients."""
     metrics = Metrics(stuck)
@@ -94,6 +95,7 @@ def test_probes_leave_one_request_at_most_with_a_stuck_model(stuck: LocalTriton)
     assert metrics.now(PENDING) == 0
 
 
+@pytest.mark.long
 def test_a_stopped_model_process_is_unhealthy(stuck: LocalTriton) -> None:
     process = model_process(stuck)
     metrics = Metrics(stuck)

@@ -158,11 +158,11 @@ def test_a_forced_call_has_valid_arguments_streamed_or_not(served: Endpoint, cho
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_slot(slow_streaming: LocalTriton, stream: bool) -> None:
-    metrics = Metrics(slow_streaming)
+def test_a_client_that_leaves_frees_its_slot(narrow_streaming: LocalTriton, stream: bool) -> None:
+    metrics = Metrics(narrow_streaming)
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 500, "min_tokens": 500, "stream": stream}
     with (
-        in_front_of(slow_streaming) as served,
+        in_front_of(narrow_streaming) as served,
         httpx.Client(base_url=f"http://{HOST}:{served.port}", timeout=1) as leaving,
         # An answer that isn't streamed takes longer than the client waits.
         contextlib.suppress(httpx.ReadTimeout),

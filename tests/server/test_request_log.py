@@ -9,6 +9,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -43,23 +44,23 @@ class _Export(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def traced() -> Iterator[LocalTriton]:
+def traced(ending: ExitStack) -> Iterator[LocalTriton]:
     """A server that traces requests with a traceparent; not a plan, because it needs the receiver's address."""
     _Export.spans = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Export) as receiver:
-        threading.Thread(target=receiver.serve_forever, name="otlp").start()
-        options = (
-            "--trace-config=mode=opentelemetry",
-            f"--trace-config=opentelemetry,url=http://127.0.0.1:{receiver.server_port}/v1/traces",
-            "--trace-config=opentelemetry,bsp_schedule_delay=100",
-            "--trace-config=level=TIMESTAMPS",
-            "--trace-config=rate=0",
-        )
-        try:
-            with new_server(environment=ENVIRONMENT, options=options) as server, in_use("traced", server):
-                yield server
-        finally:
-            receiver.shutdown()
+    receiver = ending.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), _Export))
+    threading.Thread(target=receiver.serve_forever, name="otlp").start()
+    ending.callback(receiver.shutdown)
+    options = (
+        "--trace-config=mode=opentelemetry",
+        f"--trace-config=opentelemetry,url=http://127.0.0.1:{receiver.server_port}/v1/traces",
+        "--trace-config=opentelemetry,bsp_schedule_delay=100",
+        "--trace-config=level=TIMESTAMPS",
+        "--trace-config=rate=0",
+    )
+    server = ending.enter_context(new_server(environment=ENVIRONMENT, options=options))
+    with in_use("traced", server):
+        yield server
+    server.terminate()
 
 
 def _ask(server: LocalTriton, request_id: str, traceparent: str) -> None:

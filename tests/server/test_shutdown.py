@@ -179,6 +179,7 @@ def test_an_announced_shutdown_refuses_new_requests_answers_accepted_ones_and_en
     _check_exit_code_0(status)
 
 
+@pytest.mark.long
 def test_a_batching_model_ends_in_order_and_the_last_traces_are_written(tmp_path: Path) -> None:
     repository, traces = copy_repository(tmp_path), tmp_path / "traces.json"
     status = _exit_code_of_model(repository, tmp_path)

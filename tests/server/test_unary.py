@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from server.clients import BAD, UNARY, UNARY_WIRES, Inputs, Refusal, Wire, ask, assert_clean, at_once, generate
+from server.clients import BAD, UNARY, UNARY_WIRES, Refusal, Wire, ask, assert_clean, at_once, generate
 from server.clients import unary_infer as infer
 from server.servers import HTTP
 from server.streams import sse, whole
@@ -36,11 +36,8 @@ def test_unary_requests_run_beside_streams(streaming: LocalTriton) -> None:
 
 
 @every_wire
-@pytest.mark.parametrize(
-    "wrong", [{"max_tokens": 10_000}, {"stop_words": ["a"] * 17}], ids=lambda wrong: next(iter(wrong))
-)
-def test_an_error_is_llamas_own(streaming: LocalTriton, wire: Wire, wrong: Inputs) -> None:
-    direct, refused = (way(streaming, {**REQUEST, **wrong}) for way in (generate, wire))
+def test_an_error_is_llamas_own(streaming: LocalTriton, wire: Wire) -> None:
+    direct, refused = (way(streaming, {**REQUEST, "max_tokens": 10_000}) for way in (generate, wire))
     assert isinstance(direct, Refusal)
     assert refused == direct
     assert refused.kind == BAD
@@ -50,7 +47,6 @@ def test_an_error_is_llamas_own(streaming: LocalTriton, wire: Wire, wrong: Input
 def test_a_request_for_a_stream_is_refused_by_name(streaming: LocalTriton) -> None:
     refused = infer(streaming, {**REQUEST, "stream": True})
     assert refused == Refusal(BAD, "stream is true; it must be false: llama_unary answers in one response")
-    assert infer(streaming, {**REQUEST, "stream": False}) == [ask(streaming, generate, **REQUEST)]
 
 
 @pytest.mark.parametrize("value", [1, "one", True])
@@ -62,9 +58,8 @@ def test_request_parameters_reach_the_model(streaming: LocalTriton, value: objec
     assert refused.json()["error"].startswith("'temprature' is no input of this model")
 
 
-@pytest.mark.parametrize("forged", ["{}", "[1, true]", "[{}, 1]", "x", 10_000 * "["])
-def test_a_forged_request_is_refused_as_one_with_an_unknown_parameter(streaming: LocalTriton, forged: str) -> None:
-    refused = generate(streaming, {"text_input": "a", UNARY: forged})
+def test_a_forged_request_is_refused_as_one_with_an_unknown_parameter(streaming: LocalTriton) -> None:
+    refused = generate(streaming, {"text_input": "a", UNARY: "[1, true]"})
     assert isinstance(refused, Refusal)
     assert refused.kind == BAD
     assert refused.message.startswith(f"'{UNARY}' is no input of this model")

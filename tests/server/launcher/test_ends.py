@@ -60,7 +60,15 @@ def _sigterm_to_every_process(launcher: Launcher) -> None:
     launcher.process.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("stop", [_sigterm, _repeated_sigterm, _repeated_ctrl_c, _sigterm_to_every_process])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        _sigterm,
+        pytest.param(_repeated_sigterm, marks=pytest.mark.long),
+        _repeated_ctrl_c,
+        pytest.param(_sigterm_to_every_process, marks=pytest.mark.long),
+    ],
+)
 def test_an_accepted_request_is_answered_before_the_end(launch: Launch, stop: Callable[[Launcher], None]) -> None:
     launcher = launch("--", "--exit-timeout-secs=600", BUSY="1")
     address = launcher.facts()["http"]

@@ -14,7 +14,7 @@ from httpx_sse import EventSource
 from triton_llama import http_wire
 from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
-from triton_llama.http_wire import EventReader, HttpRequest
+from triton_llama.http_wire import HttpRequest
 from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest
 from triton_llama.translate import from_generate_response, http_errors
@@ -90,16 +90,12 @@ class HttpTransport(_Transport):
         wire_request = http_wire.stream_request(self._endpoint, model, request)
         with self._errors(timeout), closing(self._send(wire_request, timeout, stream=True)) as response:
             if response.status_code != 200:
-                body = b""
-                for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > http_wire.LARGEST_ERROR:
-                        break
-                raise from_generate_response(response.status_code, body)
-            reader = EventReader(response)
+                raise from_generate_response(response.status_code, response.read())
+            started = False
             for event in EventSource(response).iter_sse():
                 if event.data:
-                    yield reader.chunk(event.data)
+                    yield http_wire.read_event(event.data, started=started)
+                    started = True
 
     def close(self) -> None:
         """Close every connection. A thread that waits for an answer goes on waiting: close after its request."""
@@ -144,17 +140,13 @@ class AsyncHttpTransport(_Transport):
         with self._errors(timeout):
             async with aclosing(await self._send(wire_request, timeout, stream=True)) as response:
                 if response.status_code != 200:
-                    body = b""
-                    async for chunk in response.aiter_bytes():
-                        body += chunk
-                        if len(body) > http_wire.LARGEST_ERROR:
-                            break
-                    raise from_generate_response(response.status_code, body)
-                reader = EventReader(response)
+                    raise from_generate_response(response.status_code, await response.aread())
+                started = False
                 async with aclosing(EventSource(response).aiter_sse()) as events:
                     async for event in events:
                         if event.data:
-                            yield reader.chunk(event.data)
+                            yield http_wire.read_event(event.data, started=started)
+                            started = True
 
     async def close(self) -> None:
         """Close every connection; requests in flight in other tasks end with a LlamaConnectionError."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -24,13 +23,6 @@ from triton_llama.status import ServerStatus, read_status
 from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, Tensor, Value, decode, read_chunk, read_completion
 from triton_llama.translate import from_http_response, from_stream_error
 
-LARGEST_EVENT = 4 * 2**20
-"""Bytes of one event; Triton's longest is a whole text with its prompt."""
-LARGEST_ERROR = 65536
-"""Bytes to read of a stream's response other than 200."""
-
-_EVENTS = "text/event-stream"
-_EVENT_END = re.compile(rb"\n\n|\r\r|\r\n\r\n")
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -111,71 +103,21 @@ def stream_request(endpoint: Endpoint, model: str, request: PreparedRequest) -> 
         RejectedInputError: a number is not finite.
     """
     fields = {"id": request.request_id} | {tensor.name: _json_value(tensor) for tensor in request.tensors}
-    headers = {"Content-Type": "application/json", "Accept": _EVENTS}
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
     content = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
     return HttpRequest("POST", _url(endpoint, "models", model, "generate_stream"), headers, content)
 
 
-class EventReader(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """Decodes the events of one response, and bounds their size: httpx-sse itself reads an event of any size.
+def read_event(data: str, *, started: bool) -> Chunk:
+    """Decode the data of one event of a stream; `started`: there was one before it.
 
-    As the response's stream it counts the bytes since the last event.
+    Raises:
+        TritonLlamaError: it is an error, or violates the contract.
     """
-
-    def __init__(self, response: httpx.Response) -> None:
-        """Raise ServerError unless the response is a stream of events."""
-        kind = response.headers.get("content-type", "")
-        if not kind.startswith(_EVENTS):
-            raise ServerError(f"the answer's type is {kind!r}, must be {_EVENTS}")
-        self._stream = response.stream
-        self._tail = b""
-        self._pending = 0
-        self._started = False
-        response.stream = self
-        # One character per byte, so that `chunk` gets the bytes back. Events are UTF-8, whatever the response's charset
-        # is, and httpx would replace bytes that are not.
-        response.encoding = "iso-8859-1"
-
-    def chunk(self, data: str) -> Chunk:
-        """Decode the data of one event, one character per byte.
-
-        Raises:
-            TritonLlamaError: it is an error, or violates the contract.
-        """
-        event = _json_object("event", data.encode("iso-8859-1"))
-        if "error" in event:
-            raise from_stream_error(str(event["error"]), started=self._started)
-        self._started = True
-        return read_chunk(event)
-
-    def __iter__(self) -> Iterator[bytes]:
-        assert isinstance(self._stream, httpx.SyncByteStream)
-        return map(self._checked, self._stream)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        assert isinstance(self._stream, httpx.AsyncByteStream)
-        async for chunk in self._stream:
-            yield self._checked(chunk)
-
-    def _checked(self, chunk: bytes) -> bytes:
-        # Comments (keep-alives) end with an empty line too.
-        window = self._tail + chunk
-        ends = [match.end() for match in _EVENT_END.finditer(window)]
-        self._pending = len(window) - ends[-1] if ends else self._pending + len(chunk)
-        self._tail = window[-3:]
-        if self._pending > LARGEST_EVENT:
-            raise ServerError(f"the server sent an event of more than {LARGEST_EVENT} bytes")
-        return chunk
-
-    def close(self) -> None:
-        """Close the response."""
-        assert isinstance(self._stream, httpx.SyncByteStream)
-        self._stream.close()
-
-    async def aclose(self) -> None:
-        """Close the response."""
-        assert isinstance(self._stream, httpx.AsyncByteStream)
-        await self._stream.aclose()
+    event = _json_object("event", data.encode())
+    if "error" in event:
+        raise from_stream_error(str(event["error"]), started=started)
+    return read_chunk(event)
 
 
 def _url(endpoint: Endpoint, *parts: str) -> str:
@@ -207,10 +149,10 @@ def _json_value(tensor: Tensor) -> Value | list[Value]:
 
 def _json_object(what: str, data: bytes) -> Mapping[str, object]:
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     # JSON nested too deep is a RecursionError.
     except (ValueError, RecursionError) as error:
         raise ServerError(f"the server sent an {what} that is not JSON: {data[:80]!r}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ServerError(f"the server sent the {what} {data[:80]!r}, must be a JSON object")
-    return found
+    return value

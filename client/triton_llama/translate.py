@@ -73,9 +73,12 @@ def http_errors(
 ) -> Iterator[None]:
     """Translate httpx's exceptions; the timeouts, in seconds, and whether the client was closed are for messages."""
     import httpx
+    from httpx_sse import SSEError
 
     try:
         yield
+    except SSEError as error:
+        raise ServerError(f"the answer is not a stream of events: {error}") from error
     except httpx.TimeoutException as error:
         if isinstance(error, httpx.ConnectTimeout) and connect_timeout < timeout:
             raise LlamaTimeoutError(f"no connection to {endpoint} within {connect_timeout:g} s") from error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import grpc
 import httpx
 import pytest
 from triton_llama import (
@@ -24,6 +25,8 @@ from triton_llama import (
     TritonLlamaError,
 )
 from triton_llama.endpoint import Protocol
+from tritonclient.grpc.service_pb2 import ModelInferRequest
+from unit.grpc_peers import Responses, grpc_server, response
 from unit.peers import HOST, hang_up, receive_request, respond, server, stay_silent
 from unit.streaming import both_protocols, stream_server
 
@@ -75,9 +78,7 @@ def dead_port() -> Iterator[int]:
 
 @both_protocols
 @both_clients
-def test_a_refused_connection_is_a_connection_error_that_names_the_address(
-    ask: Ask, protocol: Protocol, dead_port: int
-) -> None:
+def test_a_refused_connection_is_an_error_with_the_address(ask: Ask, protocol: Protocol, dead_port: int) -> None:
     with pytest.raises(LlamaConnectionError, match=f"no connection to {protocol}://{HOST}:{dead_port}: ") as error:
         ask(dead_port, protocol)
     assert "refused" in str(error.value)
@@ -97,9 +98,7 @@ def test_a_refused_connection_is_a_connection_error_that_names_the_address(
     ],
 )
 @both_clients
-def test_a_host_that_hangs_up_or_cannot_be_found_or_asked_is_a_connection_error(
-    ask: Ask, url: str | None, protocol: Protocol
-) -> None:
+def test_an_unreachable_host_is_a_connection_error(ask: Ask, url: str | None, protocol: Protocol) -> None:
     with server(hang_up) as port, pytest.raises(LlamaConnectionError, match="no connection to") as error:
         ask(url or port, protocol)
     assert error.value.__cause__ is not None
@@ -145,9 +144,7 @@ def test_a_connection_that_is_never_accepted_is_a_connect_timeout(ask: Ask) -> N
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found", ServerError),
     ],
 )
-def test_a_broken_response_is_a_connection_error_and_one_outside_the_contract_a_server_error(
-    answer: bytes, kind: type[Exception]
-) -> None:
+def test_a_broken_response_is_an_error_of_its_kind(answer: bytes, kind: type[Exception]) -> None:
     with server(respond(answer)) as port, pytest.raises(kind) as error:
         ask(port)
     assert type(error.value) is kind
@@ -155,20 +152,7 @@ def test_a_broken_response_is_a_connection_error_and_one_outside_the_contract_a_
         assert isinstance(error.value.__cause__, httpx.HTTPError)
 
 
-@both_clients
-def test_a_response_that_trickles_may_take_longer_than_the_timeout_of_each_wait(ask: Ask) -> None:
-    def trickle(connection: socket.socket) -> None:
-        connection.recv(65536)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n")
-        for _ in range(10):
-            connection.sendall(b"{}")
-            time.sleep(0.1)
-
-    with server(trickle) as port, pytest.raises(ServerError, match="not one of Triton's inference protocol"):
-        ask(port, timeout=0.9)
-
-
-def test_a_request_has_its_tensors_after_the_json_and_the_response_too() -> None:
+def test_tensors_follow_the_json_in_requests_and_responses() -> None:
     outputs = [("text_output", "BYTES", b"\x02\0\0\0\xc3\xa9"), ("finish_reason", "BYTES", b"\x04\0\0\0stop")]
     outputs += [("num_input_tokens", "INT32", b"\x03\0\0\0"), ("num_output_tokens", "INT32", b"\x05\0\0\0")]
     listed = [
@@ -191,7 +175,7 @@ def test_a_request_has_its_tensors_after_the_json_and_the_response_too() -> None
     assert fields["id"] == completion.request_id
     assert all(output["parameters"] == {"binary_data": True} for output in fields["outputs"])
     assert request_body[length:].startswith(b"\x03\0\0\0def")
-    assert len(request_body) - length == sum(one["parameters"]["binary_data_size"] for one in fields["inputs"])
+    assert len(request_body) - length == sum(tensor["parameters"]["binary_data_size"] for tensor in fields["inputs"])
 
 
 def test_a_response_in_json_alone_is_a_completion() -> None:
@@ -203,8 +187,8 @@ def test_a_response_in_json_alone_is_a_completion() -> None:
     assert completion == Completion("é", "stop", 3, 5, completion.request_id, completion.seed)
 
 
-async def test_header_values_are_sent_as_utf_8_without_blanks_around_them_and_cookies_not_at_all() -> None:
-    headers, requests = {"X-User": " Zoë\t"}, list[bytes]()
+async def test_headers_are_sent_with_every_request() -> None:
+    headers, requests = {"X-User": "Zoë"}, list[bytes]()
     answer = EMPTY.replace(b"\r\n", b"\r\nSet-Cookie: node=1; Path=/\r\n", 1)
     with server(answering(answer, requests)) as port:
         with LlamaClient(f"{HOST}:{port}", headers=headers) as client:
@@ -218,14 +202,6 @@ async def test_header_values_are_sent_as_utf_8_without_blanks_around_them_and_co
     assert len(requests) == 4
     assert all(b"\r\nX-User: Zo\xc3\xab\r\n" in request for request in requests)
     assert not any(b"\r\ncookie:" in request.lower() for request in requests)
-
-
-def test_a_connection_that_the_server_has_closed_is_replaced() -> None:
-    with server(respond(EMPTY)) as port, LlamaClient(f"{HOST}:{port}") as client:
-        for _ in range(3):
-            with pytest.raises(ServerError, match="lacks the output"):
-                client.generate("def")
-            time.sleep(0.05)
 
 
 async def test_complete_streams_share_a_connection() -> None:
@@ -279,18 +255,18 @@ async def test_cancelling_a_task_ends_its_whole_list(protocol: Protocol) -> None
 
 
 @both_protocols
-def test_a_list_names_the_prompt_that_failed_and_an_empty_one_sends_nothing(protocol: Protocol, dead_port: int) -> None:
+def test_the_error_of_a_list_names_its_prompt(protocol: Protocol, dead_port: int) -> None:
     with LlamaClient(f"{HOST}:{dead_port}", protocol) as client:
         with pytest.raises(LlamaConnectionError) as error:
             client.generate(["a", "b"])
         assert error.value.prompt_index == 0
-        kept = client.generate(["a", "b"], return_exceptions=True)
-        assert [type(one) for one in kept] == [LlamaConnectionError, LlamaConnectionError]
+        outcomes = client.generate(["a", "b"], return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [LlamaConnectionError, LlamaConnectionError]
         assert client.generate([]) == []
 
 
 @both_protocols
-async def test_kept_errors_are_in_the_places_of_their_prompts(protocol: Protocol, dead_port: int) -> None:
+async def test_returned_errors_are_in_the_places_of_their_prompts(protocol: Protocol, dead_port: int) -> None:
     prompts, kinds = ["a", "\ud800", "c"], [LlamaConnectionError, RejectedInputError, LlamaConnectionError]
     with LlamaClient(f"{HOST}:{dead_port}", protocol, concurrency=1) as client:
         errors = client.generate(prompts, return_exceptions=True)
@@ -299,6 +275,30 @@ async def test_kept_errors_are_in_the_places_of_their_prompts(protocol: Protocol
     for outcomes in (errors, async_errors):
         assert [type(error) for error in outcomes] == kinds
         assert [error.prompt_index for error in outcomes if isinstance(error, TritonLlamaError)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_list_has_no_more_requests_in_flight_than_concurrency(kind: str) -> None:
+    lock, running, peaks = threading.Lock(), set[str](), list[int]()
+
+    def answer(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
+        with lock:
+            running.add(request.id)
+            peaks.append(len(running))
+        time.sleep(0.05)
+        with lock:
+            running.remove(request.id)
+        yield response("a", "stop")
+
+    with grpc_server(answer) as port:
+        if kind == "sync":
+            with LlamaClient(f"{HOST}:{port}", "grpc", concurrency=3) as client:
+                client.generate(["def"] * 12)
+        else:
+            async with AsyncLlamaClient(f"{HOST}:{port}", "grpc", concurrency=3) as twin:
+                await twin.generate(["def"] * 12)
+    assert len(peaks) == 12
+    assert max(peaks) == 3
 
 
 def test_a_failure_stops_the_sending_of_prompts_that_wait() -> None:
@@ -310,7 +310,7 @@ def test_a_failure_stops_the_sending_of_prompts_that_wait() -> None:
     assert len(requests) < 200
 
 
-async def test_a_failure_cancels_the_other_requests_of_an_async_list() -> None:
+async def test_a_failure_cancels_the_rest_of_an_async_list() -> None:
     requests: list[bytes] = []
     with server(answering(EMPTY, requests)) as port:
         async with AsyncLlamaClient(f"{HOST}:{port}", concurrency=1) as client:

@@ -71,23 +71,18 @@ def test_an_argument_without_meaning_is_refused(arguments: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("protocol", "headers", "message"),
     [
-        *(
-            ("http", {"Authorization": value}, "header 'Authorization' has a line end or another control character")
-            for value in ("Bearer secret\n", "secret\r\nHost: x", "secret\0", "secret\ud800")
-        ),
-        ("http", {"Author ization": "secret"}, "headers has the name 'Author ization'"),
+        ("http", {"Authorization": "Bearer secret\n"}, "header 'Authorization' has a line end"),
+        ("http", {"Author\nization": "secret"}, "has a line end or another control character"),
         ("grpc", {"X-User": "secret Zoë"}, "header 'X-User' must be ASCII"),
     ],
 )
-def test_a_header_that_cannot_be_sent_is_refused_without_its_value(
-    protocol: Protocol, headers: dict[str, str], message: str
-) -> None:
+def test_refusing_a_header_keeps_its_value_secret(protocol: Protocol, headers: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         LlamaClient("localhost", protocol, headers=headers)
     assert "secret" not in str(error.value)
 
 
-def test_a_list_with_an_unsendable_prompt_is_refused_before_anything_is_sent() -> None:
+def test_a_list_with_an_unsendable_prompt_is_refused_unsent() -> None:
     with LlamaClient("no-such-host.invalid") as client, pytest.raises(RejectedInputError) as error:
         client.generate(["a", "\ud800"])
     assert error.value.prompt_index == 1

@@ -24,7 +24,6 @@ from triton_llama import (
     TritonLlamaError,
 )
 from triton_llama.endpoint import Protocol
-from triton_llama.http_wire import LARGEST_EVENT
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
 from unit.grpc_peers import Responses, grpc_server, response, saying, strings
 from unit.peers import HOST, answer_with, receive_request, send_chunk, send_head, server
@@ -37,7 +36,7 @@ FULL = "Exceeds maximum queue size"
 
 @both_protocols
 @both_clients
-def test_chunks_come_one_by_one_and_add_up_to_a_completion(stream: Stream, protocol: Protocol) -> None:
+def test_chunks_add_up_to_a_completion(stream: Stream, protocol: Protocol) -> None:
     has_come = threading.Semaphore(0)
 
     def wait_for_the_reader() -> None:
@@ -53,7 +52,7 @@ def test_chunks_come_one_by_one_and_add_up_to_a_completion(stream: Stream, proto
 
 @both_protocols
 @both_clients
-def test_a_stream_that_stalls_ends_with_the_timeout_on_the_server_too(stream: Stream, protocol: Protocol) -> None:
+def test_a_stalled_stream_is_cancelled_at_its_timeout(stream: Stream, protocol: Protocol) -> None:
     with stream_server(protocol, "a") as peer:
         streamed = stream(peer.port, protocol, timeout=1.0)
         assert peer.left.wait(20)
@@ -64,7 +63,6 @@ def test_a_stream_that_stalls_ends_with_the_timeout_on_the_server_too(stream: St
 
 ODD = "é🙂\u2028\x85"
 BYTES = (b": hello\n" + event(ODD) + LAST).replace(b"\n", b"\r\n")
-HALF = "x" * (LARGEST_EVENT // 2)
 
 
 @pytest.mark.parametrize(
@@ -72,43 +70,19 @@ HALF = "x" * (LARGEST_EVENT // 2)
     [
         ([BYTES[index : index + 1] for index in range(len(BYTES))], [ODD, " é"]),
         ([event("a").replace(b", ", b",\ndata: "), LAST], ["a", " é"]),
-        ([event("a"), b"event: ping\n\n", b"data:\n\n", b"retry: 10\n\n", b"id: 1\n\n", LAST], ["a", " é"]),
-        ([event(HALF)] * 3 + [LAST], [HALF] * 3 + [" é"]),
-        *(([event("a"), *[b": " + HALF.encode() + end * 2] * 3, LAST], ["a", " é"]) for end in (b"\n", b"\r", b"\r\n")),
+        ([event("a"), b"event: ping\n\n", b"data:\n\n", b": keep-alive\r\n\r\n", LAST], ["a", " é"]),
     ],
-    ids=["byte by byte", "several lines", "no data", "long", "keep-alives", "keep-alives CR", "keep-alives CR LF"],
+    ids=["byte by byte", "several lines", "no data"],
 )
 @both_clients
 def test_events_are_chunks_however_they_are_written(stream: Stream, chunks: list[bytes], texts: list[str]) -> None:
-    """The bound on one event is none on the stream, and keep-alives don't count."""
     with server(answer_with(*chunks)) as port:
         assert stream(port).texts == texts
 
 
-@both_clients
-def test_an_endless_error_page_is_cut_off(stream: Stream) -> None:
-    def babble(connection: socket.socket) -> None:
-        receive_request(connection)
-        send_head(connection, "502 Bad Gateway", "text/html")
-        while True:
-            send_chunk(connection, b"x" * 4096)
-
-    with server(babble) as port:
-        outcome = stream(port, "http").outcome
-    assert type(outcome) is ServerError
-    assert "HTTP status 502" in str(outcome)
-
-
-@pytest.mark.parametrize("charset", ["iso-8859-1", "utf-16", "utf-8"])
-def test_events_are_utf_8_whatever_the_charset_says(charset: str) -> None:
-    content_type = f"text/event-stream; charset={charset}"
-    with server(answer_with(event("é🙂"), LAST, content_type=content_type)) as port:
-        assert stream(port).texts == ["é🙂", " é"]
-
-
 @pytest.mark.parametrize("cut", [b"", b"5\r\nda", b"10", b"4\r\ndata\r\n"])
 @both_clients
-def test_a_connection_that_breaks_is_a_connection_error_after_the_chunks_before(stream: Stream, cut: bytes) -> None:
+def test_a_broken_connection_is_an_error_after_the_chunks_before(stream: Stream, cut: bytes) -> None:
     def die(connection: socket.socket) -> None:
         receive_request(connection)
         send_head(connection)
@@ -127,18 +101,15 @@ def test_a_connection_that_breaks_is_a_connection_error_after_the_chunks_before(
     [
         (b"", "the stream ended after 1 chunks without a finish_reason"),
         (b"data: nonsense\n\n", "an event that is not JSON"),
-        (event("X").replace(b"X", b"\xff"), "an event that is not JSON"),
         (b"data: []\n\n", "must be a JSON object"),
         (b"data: {}\n\n", "lacks the output text_output"),
         (b"data: " + b"[" * 100_000 + b"\n\n", "an event that is not JSON"),
         (event("x").replace(b'"x"', b'"\\ud83d"'), "text_output has half a character"),
         (LAST + event("x"), "a chunk after the one with finish_reason 'length'"),
-        (b"data: " + b"x" * (LARGEST_EVENT + 1), "an event of more than 4194304 bytes"),
-        (b"data\n" * (LARGEST_EVENT // 5 + 1), "an event of more than 4194304 bytes"),
     ],
     ids=lambda value: repr(value[:40]),
 )
-def test_an_event_outside_the_contract_is_a_server_error_after_the_chunks_before(garbage: bytes, message: str) -> None:
+def test_an_event_outside_the_contract_is_a_server_error(garbage: bytes, message: str) -> None:
     with server(answer_with(event("a"), garbage)) as port:
         streamed = stream(port)
     assert streamed.texts[0] == "a"
@@ -154,11 +125,10 @@ def test_an_event_outside_the_contract_is_a_server_error_after_the_chunks_before
         ("400 Bad Request", FULL, OverloadedError),
         ("400 Bad Request", "decoding failed; the server's log has the reason", ServerError),
         ("503 Service Unavailable", FULL, OverloadedError),
-        ("200 OK", "the answer's type is 'text/html', must be text/event-stream", ServerError),
     ],
 )
 @both_clients
-def test_an_answer_that_is_no_stream_is_the_error_of_its_status_or_words(
+def test_an_answer_that_is_no_stream_is_an_error(
     stream: Stream, status: str, message: str, kind: type[TritonLlamaError]
 ) -> None:
     """Triton sends its own errors as JSON, and the model's as an event."""
@@ -173,7 +143,7 @@ def test_an_answer_that_is_no_stream_is_the_error_of_its_status_or_words(
 @pytest.mark.parametrize(("before", "kind"), [(0, RejectedInputError), (1, ServerError)])
 @both_protocols
 @both_clients
-def test_an_error_message_in_a_stream_is_the_requests_fault_only_before_its_first_chunk(
+def test_an_error_after_a_chunk_is_the_servers_fault(
     stream: Stream, protocol: Protocol, before: int, kind: type[TritonLlamaError]
 ) -> None:
     over_http = answer_with(*[event("a")] * before, f'data: {{"error":"{REFUSED}"}}\n\n'.encode())
@@ -195,7 +165,7 @@ def test_an_error_message_in_a_stream_is_the_requests_fault_only_before_its_firs
 )
 @pytest.mark.parametrize("before", [0, 2])
 @both_clients
-def test_an_error_with_a_grpc_status_is_the_error_of_that_status(
+def test_a_grpc_status_selects_the_error(
     stream: Stream, before: int, status: grpc.StatusCode, message: str, kind: type[TritonLlamaError]
 ) -> None:
     def fail(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
@@ -226,7 +196,7 @@ def broken(change: Callable[[ModelStreamInferResponse], object]) -> ModelStreamI
     ],
     ids=["no last chunk", "empty", "no output", "no content", "count"],
 )
-def test_a_grpc_response_outside_the_contract_is_a_server_error_after_the_chunks_before(
+def test_a_grpc_response_outside_the_contract_is_a_server_error(
     garbage: list[ModelStreamInferResponse],
 ) -> None:
     with grpc_server(saying(response("a"), *garbage)) as port:
@@ -236,7 +206,7 @@ def test_a_grpc_response_outside_the_contract_is_a_server_error_after_the_chunks
 
 
 @both_clients
-def test_a_grpc_request_asks_for_chunks_and_for_errors_with_a_status(stream: Stream) -> None:
+def test_a_grpc_stream_requests_errors_with_a_status(stream: Stream) -> None:
     seen: list[tuple[ModelInferRequest, dict[str, str]]] = []
 
     def look(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
@@ -274,7 +244,7 @@ async def test_leaving_the_block_cancels_the_request(protocol: Protocol) -> None
 
 
 @both_protocols
-async def test_a_loop_that_is_left_without_a_block_cancels_the_request(protocol: Protocol) -> None:
+async def test_leaving_a_loop_without_a_block_cancels_the_request(protocol: Protocol) -> None:
     """Without the garbage collector, which may run much later."""
     gc.disable()
     try:
@@ -302,7 +272,7 @@ def test_closing_a_grpc_client_ends_a_stream_in_another_thread() -> None:
 
 @both_protocols
 @pytest.mark.parametrize("end", ["client", "task"])
-async def test_closing_the_async_client_or_cancelling_the_task_ends_a_stream(protocol: Protocol, end: str) -> None:
+async def test_an_async_stream_ends_with_its_client_or_its_task(protocol: Protocol, end: str) -> None:
     has_come = asyncio.Event()
     with stream_server(protocol, "a") as peer:
         async with AsyncLlamaClient(f"{HOST}:{peer.port}", protocol) as client:
@@ -324,7 +294,7 @@ async def test_closing_the_async_client_or_cancelling_the_task_ends_a_stream(pro
             assert await asyncio.to_thread(peer.left.wait, 20)
 
 
-def test_leaving_one_of_nine_grpc_streams_leaves_the_others_alone() -> None:
+def test_leaving_a_grpc_stream_leaves_others_alone() -> None:
     together = threading.Barrier(9)
     left = threading.Event()
 
@@ -362,7 +332,7 @@ def _ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_ctrl_c")
-def test_after_ctrl_c_in_a_grpc_stream_a_client_still_streams_and_its_close_still_ends_other_requests() -> None:
+def test_after_ctrl_c_in_a_grpc_stream_a_client_still_streams() -> None:
     """An interrupt may leave one of grpc's locks locked."""
     waiting = threading.Semaphore(0)
     again, left = threading.Event(), threading.Event()
@@ -412,7 +382,7 @@ async def test_a_stream_that_is_not_read_sends_nothing(protocol: Protocol) -> No
         assert unread_too.text == ""
 
 
-def test_a_value_no_tensor_can_hold_is_refused_at_once_and_one_json_lacks_at_the_first_chunk() -> None:
+def test_a_value_that_cannot_be_sent_is_refused() -> None:
     with LlamaClient(HOST) as client:
         with pytest.raises(RejectedInputError, match="seed is -1"):
             client.stream("def", seed=-1)

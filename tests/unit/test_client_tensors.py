@@ -31,19 +31,19 @@ def tensors(prompt: str = "def", /, **sampling: object) -> dict[str, Tensor]:
     return {tensor.name: tensor for tensor in prepare(prompt, SamplingParams(**sampling)).tensors}  # type: ignore[arg-type]
 
 
-def test_every_request_has_the_full_set_of_inputs_with_the_documented_defaults() -> None:
+def test_every_request_has_all_inputs_with_their_defaults() -> None:
     sent = tensors(seed=7)
     assert {name: (tensor.datatype, tensor.values) for name, tensor in sent.items()} == FULL_SET
     assert all(tensor.shape == [1, 1] for tensor in sent.values())
 
 
-def test_none_omits_that_input_only_and_from_checkpoint_omits_all_but_prompt_and_seed() -> None:
+def test_none_leaves_an_input_to_the_checkpoint() -> None:
     assert tensors(top_p=None).keys() == FULL_SET.keys() - {"top_p"}
     sent = prepare("def", SamplingParams.from_checkpoint()).tensors
     assert [tensor.name for tensor in sent] == ["text_input", "seed"]
 
 
-def test_a_drawn_seed_is_reported_and_differs_between_requests() -> None:
+def test_each_request_draws_a_seed_of_its_own() -> None:
     first, second = prepare("def", SamplingParams()), prepare("def", SamplingParams())
     assert first.seed != second.seed
     assert first.request_id != second.request_id
@@ -69,9 +69,7 @@ def test_a_drawn_seed_is_reported_and_differs_between_requests() -> None:
         ("logit_bias", '{"5": 1}', b'\x08\x00\x00\x00{"5": 1}'),
     ],
 )
-def test_a_value_is_encoded_in_its_wire_type_whatever_the_servers_bounds(
-    name: str, value: object, encoded: bytes
-) -> None:
+def test_a_value_is_encoded_in_its_wire_type(name: str, value: object, encoded: bytes) -> None:
     tensor = tensors("def", **{name: value})[name]
     assert tensor.encode() == encoded
     assert tensor.shape == [1, len(tensor.values)]
@@ -103,9 +101,7 @@ def test_a_number_that_is_not_finite_is_left_to_the_server() -> None:
         ({"exclude_input_in_output": 1}, "exclude_input_in_output is 1, must be True or False"),
     ],
 )
-def test_a_value_no_tensor_can_hold_is_refused_by_name_value_and_bound(
-    sampling: dict[str, object], message: str
-) -> None:
+def test_refusing_a_value_names_the_field_and_the_bound(sampling: dict[str, object], message: str) -> None:
     with pytest.raises(RejectedInputError) as refusal:
         tensors(**sampling)
     assert str(refusal.value) == message
@@ -139,7 +135,7 @@ def test_outputs_outside_the_contract_are_the_servers_error(outputs: dict[str, o
         read_completion(outputs, prepare("def", SamplingParams()))
 
 
-def test_an_output_is_decoded_from_a_tensor_of_one_value_with_or_without_a_batch() -> None:
+def test_an_output_is_decoded_with_or_without_a_batch() -> None:
     assert decode("text_output", "BYTES", [1], b"\x07\x00\x00\x00Z\xc3\xbcrich") == "Zürich"
     assert decode("num_input_tokens", "INT32", (1, 1), b"\xff\xff\xff\xff") == -1
 

@@ -93,9 +93,7 @@ def test_a_grpc_status_becomes_its_exception(status: str, message: str, kind: ty
         ("the device's memory was exhausted by this request alone", ServerError),
     ],
 )
-def test_an_error_without_a_status_is_classified_by_the_models_own_words(
-    words: str, kind: type[TritonLlamaError]
-) -> None:
+def test_an_error_without_a_status_is_classified_by_its_words(words: str, kind: type[TritonLlamaError]) -> None:
     assert any(words in path.read_text() for path in MODEL.rglob("*.py"))
     for started in (False, True):
         assert type(from_stream_error(words, started=started)) is kind
@@ -110,7 +108,7 @@ def test_an_error_without_a_status_is_classified_by_the_models_own_words(
         (UNLOADED, False, OverloadedError),
     ],
 )
-def test_an_unknown_message_is_the_requests_fault_only_before_its_first_chunk(
+def test_an_unknown_message_after_a_chunk_is_the_servers_fault(
     message: str, started: bool, kind: type[TritonLlamaError]
 ) -> None:
     assert type(from_stream_error(message, started=started)) is kind

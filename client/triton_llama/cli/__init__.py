@@ -9,10 +9,19 @@ from typing import NoReturn
 import click
 
 from triton_llama.cli.generate import generate
-from triton_llama.cli.output import INTERRUPTED, OTHER, USAGE, exit_code, report
-from triton_llama.cli.status import status
-from triton_llama.errors import TritonLlamaError
+from triton_llama.cli.status import SERVER_ERROR, status
+from triton_llama.errors import (
+    LlamaConnectionError,
+    LlamaTimeoutError,
+    OverloadedError,
+    RejectedInputError,
+    TritonLlamaError,
+)
 
+OTHER = 1
+USAGE = 2
+INTERRUPTED = 130
+_EXIT_CODES = {LlamaConnectionError: 3, LlamaTimeoutError: 4, RejectedInputError: 5, OverloadedError: 6}
 _EPILOG = """\b
 Exit codes:
   0    everything was answered
@@ -24,7 +33,6 @@ Exit codes:
   6    server overloaded; try later
   7    server error, model not found or not ready
   130  interrupted (Ctrl-C)
-With --prompts-file, the code of the first prompt that failed.
 """
 
 
@@ -58,16 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _fail(error: Exception) -> int:
+    """Write an error to stderr, in one line; return its exit code."""
+    code, message = OTHER, str(error)
     if isinstance(error, TritonLlamaError):
-        report(str(error))
-        return exit_code(error)
-    if isinstance(error, click.ClickException):
+        code = next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), SERVER_ERROR)
+    elif isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if isinstance(context, click.Context) else ""
-        report(f"{error.format_message()}{hint}")
-        return USAGE
-    if isinstance(error, OSError):
-        report(str(error))
-        return OTHER
-    report(f"{type(error).__name__}: {error} (a fault of this program; --debug shows where)")
-    return OTHER
+        code, message = USAGE, f"{error.format_message()}{hint}"
+    elif not isinstance(error, OSError):
+        message = f"{type(error).__name__}: {error} (a fault of this program; --debug shows where)"
+    click.echo(f"triton-llama: error: {' '.join(message.split())}", err=True)
+    return code

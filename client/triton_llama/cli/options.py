@@ -107,11 +107,11 @@ def sampling_options(command: Command) -> Command:
     def with_params(*arguments: object, from_checkpoint: bool, include_prompt: bool = False, **options: object) -> int:
         names = SamplingOptions.__annotations__.keys() & options.keys()
         values = {name: options.pop(name) for name in names}
-        given = {name: value for name, value in values.items() if value not in (None, ())}
+        chosen = {name: value for name, value in values.items() if value not in (None, ())}
         if include_prompt:
-            given["exclude_input_in_output"] = False
+            chosen["exclude_input_in_output"] = False
         base = SamplingParams.from_checkpoint() if from_checkpoint else SamplingParams()
-        return command(*arguments, params=base.with_options(**cast("SamplingOptions", given)), **options)
+        return command(*arguments, params=base.with_options(**cast("SamplingOptions", chosen)), **options)
 
     return _with(_SAMPLING, with_params)
 

@@ -23,7 +23,6 @@ NAMES = (
     "llama_step_rows_count",
     "nv_inference_count",
     "nv_inference_exec_count",
-    "nv_inference_queue_duration_us",
 )
 _LINE = re.compile(rf"^({'|'.join(NAMES)})(?:\{{.*\}})? (\S+)$", re.MULTILINE)
 _TIMEOUT_S = 30.0

@@ -1,9 +1,8 @@
 """A run of a load as an entry of a result's measurements.
 
 The article's runs are perf_analyzer's. Their throughput is over the steady-state window (`load.records`), too, but from
-the growth of the server's own token counter in it. Queue time and batch are over as many of the last answers as are
-measured; Triton counts both when it answers, and where the queue is long most of what it answers in the window is the
-warm-up.
+the growth of the server's own token counter in it. Triton's batch is over as many of the last answers as are measured:
+it counts when it answers, and where the queue is long most of what it answers in the window is the warm-up.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ def counted(counters: Samples, run: Run, requests: Sequence[Request]) -> dict[st
         "tokens_per_second": round(rate, 2),
         "mean_rows": ratio(stepped("llama_step_rows_sum"), stepped("llama_step_rows_count")),
         "mean_batch": ratio(answered("nv_inference_count"), answered("nv_inference_exec_count")),
-        "queue_ms": ratio(answered("nv_inference_queue_duration_us") / 1e3, answered("nv_inference_count")),
     }
 
 

@@ -40,14 +40,10 @@ from perf.roofline.rates import BYTES, DeviceRates, Weights
 
 @dataclass(frozen=True)
 class Roofline:
-    """The best possible. tokens_per_second: output tokens of the load. seconds: of the whole load. bound_by: likewise.
-
-    step_seconds: of a step with all rows taken, at the load's mean context.
-    """
+    """The best possible. tokens_per_second: output tokens of the load. seconds: of the whole load."""
 
     tokens_per_second: float
     seconds: float
-    step_seconds: float
     bound_by: Literal["bandwidth", "operations"]
 
     def beside(self, tokens_per_second: float) -> dict[str, float | str]:
@@ -131,6 +127,5 @@ def roofline(
     return Roofline(
         tokens_per_second=sum(requests) / seconds,
         seconds=seconds,
-        step_seconds=max(step_bytes / bandwidth, costs.computing(rows, rows, round(rows * context) + rows)),
         bound_by="bandwidth" if reading > computing else "operations",
     )

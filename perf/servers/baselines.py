@@ -55,7 +55,7 @@ def servers() -> list[Server]:
     return [
         *map(_ours, ("int8", *floats)),
         *(
-            Server(key, title, "peer", kind, partial(_baseline, key, kind, launch), best if kind == "int8" else None)
+            Server(key, title, kind, partial(_baseline, key, kind, launch), best if kind == "int8" else None)
             for key, title, kind, launch in baselines
         ),
     ]

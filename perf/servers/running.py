@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from triton_local.server import LocalTriton
 
@@ -60,21 +59,20 @@ stopped on leaving."""
 
 @dataclass(frozen=True)
 class Server:
-    """key: in results. family: ours, or a baseline ("peer" in results). weights: their format.
+    """key: in results. weights: their format.
 
     floats: of head and KV cache around INT8 weights, if they aren't the engine's (see `Costs`).
     """
 
     key: str
     title: str
-    family: Literal["ours", "peer"]
     weights: Weights
     start: Start
     floats: Weights | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the fields that every measurement of it begins with."""
-        return {"server": self.key, "title": self.title, "family": self.family, "weights": self.weights.upper()}
+        return {"server": self.key, "title": self.title, "weights": self.weights.upper()}
 
 
 def shown(command: Sequence[str], checkpoint: Path) -> str:

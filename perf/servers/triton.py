@@ -70,7 +70,7 @@ def our_server(
     if unquantized() == "fp16":
         # What the load needs: on a GPU the KV cache of 32 full contexts of a Llama-2-7B takes 64 GB.
         settings["LLAMA_MAX_MODEL_LEN"] = str(-(-(PROMPT_TOKENS + MAX_OUTPUT) // 256) * 256)
-    return Server(key, title, "ours", weights, partial(_serving, key, variant, weights, settings))
+    return Server(key, title, weights, partial(_serving, key, variant, weights, settings))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def ours(triton: LocalTriton) -> Server:
         target = Target("ours", "triton_generate", f"http://{triton.http_url}", "llama")
         yield Running(target, "make serve", {}, triton.pid, 8.0, triton)
 
-    return Server("ours", "Ours", "ours", "int8", start)
+    return Server("ours", "Ours", "int8", start)
 
 
 def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None
 
 
 def test_a_server_that_cannot_run_has_its_reason_at_every_load(tmp_path: Path) -> None:
-    entries = measured(tmp_path, Server("vllm", "vLLM", "peer", "bf16", absent))
+    entries = measured(tmp_path, Server("vllm", "vLLM", "bf16", absent))
     assert [entry["not_run"] for entry in entries.values()] == ["vLLM isn't installed"] * 2
     assert {entry["title"] for entry in entries.values()} == {"vLLM"}
 
 
 def test_no_server_is_started_when_the_time_is_over(tmp_path: Path) -> None:
-    entries = measured(tmp_path, Server("vllm", "vLLM", "peer", "bf16", absent), minutes=0.1)
+    entries = measured(tmp_path, Server("vllm", "vLLM", "bf16", absent), minutes=0.1)
     assert {entry["not_run"] for entry in entries.values()} == {"6 s are left of --budget"}
 
 

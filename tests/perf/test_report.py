@@ -70,7 +70,7 @@ def test_the_run_ends_with_every_table_it_measured() -> None:
     assert tables.summary(changed()).count("writes `x.json`.") == 5
 
 
-def test_the_page_and_the_plot_are_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_committed_report_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--check"])
     assert capsys.readouterr().err == ""
     assert code == 0

@@ -75,7 +75,7 @@ def chosen(section: str, peers: Sequence[Server]) -> list[Server]:
         # A CPU computes FP16 many times slower than FP32; the table of equal lengths shows that cost.
         return [server for server in article_servers() if server.weights != "fp16" or torch.cuda.is_available()]
     if section == "peers":
-        # The slowest one last: if the budget ends there, the least is missing.
+        # The slowest one last, as of the article's.
         return sorted(peers, key=lambda server: server.key == "naive_fastapi")
     if section == "users":
         # The FastAPI servers answer one and eight at a time, whatever the users.

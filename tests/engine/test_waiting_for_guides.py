@@ -13,6 +13,7 @@ import pytest
 from engine.engines import alone
 from engine.prompts import request_of, requests_of
 from engine.scheduling import SECONDS, Client, Running, client_of, running, sent_result
+from llama_engine import scheduler
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
 from llama_engine.model.loader import Checkpoint
@@ -73,15 +74,35 @@ def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: Checkpoint) -> N
     assert re.fullmatch("[a-c]{5}", texts_of([slow])[0])
 
 
-def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(fp32: Checkpoint) -> None:
+def test_a_free_slot_is_not_reserved_for_a_sequence_that_waits_for_its_guide(fp32: Checkpoint) -> None:
+    with running(fp32, 2) as scheduled, held(scheduled) as go:
+        (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
+        scheduled.pace.let(1)
+        scheduled.add(guided("ab"))
+        # The next step is held, so nothing is admitted; one slot is free.
+        (second,) = scheduled.add(request_of(fp32, 1, 12, 4))
+        waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],))
+        waiter.start()
+        waiter.join(SECONDS)
+        assert not waiter.is_alive()
+        assert second.status is Status.WAITING
+        go.release()
+        scheduled.finish([first, second])
+
+
+def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
+    fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "GUIDE_SECONDS", SECONDS)
     with running(fp32, 1) as scheduled:
         (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
         scheduled.pace.let(1)
         (second,) = scheduled.add(guided("ab"))
-        while second.status is Status.WAITING_FOR_GUIDE:
-            time.sleep(0.001)
+        # While its guide is compiled, and then while there is no slot.
         waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],))
         waiter.start()
+        while second.status is Status.WAITING_FOR_GUIDE:
+            time.sleep(0.001)
         scheduled.pace.let(3)
         assert second.status is Status.WAITING
         assert waiter.is_alive()
@@ -102,7 +123,9 @@ def test_a_sequence_that_waits_for_its_guide_is_cancelled(fp32: Checkpoint) -> N
         assert not scheduled.engine.used_slots
 
 
-def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(fp32: Checkpoint) -> None:
+def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(
+    fp32: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
     with running(fp32, 3) as scheduled, held(scheduled) as go:
         (patient,) = scheduled.add(guided("ab"))
         (late,) = scheduled.add(guided("cd"), deadline=time.monotonic() + 0.2)
@@ -116,6 +139,7 @@ def test_the_time_of_a_sequence_ends_while_it_waits_for_its_guide(fp32: Checkpoi
         scheduled.pace.run_free()
         scheduled.scheduler.wait_until_finished([patient, after])
     assert texts_of([patient, after]) == ["ab", "ef"]
+    assert "compiling the guide" not in caplog.text
 
 
 def test_a_shutdown_answers_sequences_that_wait_for_their_guides(fp32: Checkpoint) -> None:

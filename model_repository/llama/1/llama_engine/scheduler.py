@@ -177,15 +177,10 @@ class Scheduler:
                 self._fail_running()
 
     def _fail_running(self) -> None:
-        try:
-            self._health.record_error()
-            self._stats.record_error()
-            with self._changed:
-                self._abort(list(self._running), FAILURE)
-        except Exception:  # noqa: BLE001 - as above; each attempt answers at least one sequence
-            _log.exception("failing the running sequences failed; %d are left", len(self._running))
-        # Without sequences there may be no step for long that would record the load.
-        self._stats.record_load(len(self._running), len(self._waiting))
+        self._health.record_error()
+        self._stats.record_error()
+        with self._changed:
+            self._abort(list(self._running), FAILURE)
 
     def _schedule_and_step(self) -> bool:
         """Abort, admit, step once; return whether to go on."""

@@ -182,6 +182,15 @@ def test_no_more_guides_than_slots_are_compiled_for_sequences_that_wait(fp32: Ch
     assert all(re.fullmatch("[a-c]{5}", text) for text in texts_of(choices))
 
 
+def test_refused_guides_make_room_for_the_next(fp32: Checkpoint) -> None:
+    with running(fp32, 2) as scheduled:
+        sequences = add_choices(scheduled, guided("(", n=7))
+        waiter = threading.Thread(target=scheduled.scheduler.wait_until_finished, args=(sequences,), daemon=True)
+        waiter.start()
+        waiter.join(SECONDS)
+        assert all(isinstance(sequence.result, InvalidRequest) for sequence in sequences)
+
+
 def test_guides_that_are_refused_or_break_fail_alone(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = requests_of(fp32, 2, 12)
     with running(fp32, 2) as scheduled:

@@ -142,16 +142,20 @@ class Scheduler:
         self._polling.join(HANG_SECONDS)
         self._engine.guides.close()
 
-    def _start_guides(self) -> None:
-        """Start the guides of the first sequences that wait: as many as there are slots, for each takes megabytes."""
+    def _next_guides(self) -> list[Sequence]:
+        """Return the sequences whose guides may be started: as many wait with theirs as there are slots, for each takes
+        megabytes.
+        """
         guided = [sequence for sequence in self._waiting if sequence.request.guided_decoding_guide_type]
-        for sequence in guided[: self._engine.slots]:
-            if sequence.guide is None:
-                request = sequence.request
-                sequence.guide = self._engine.guides.start(
-                    request.guided_decoding_guide_type, request.guided_decoding_guide
-                )
-                sequence.guide.add_done_callback(partial(self._take_guide, sequence))
+        return [sequence for sequence in guided[: self._engine.slots] if sequence.guide is None]
+
+    def _start_guides(self) -> None:
+        for sequence in self._next_guides():
+            request = sequence.request
+            sequence.guide = self._engine.guides.start(
+                request.guided_decoding_guide_type, request.guided_decoding_guide
+            )
+            sequence.guide.add_done_callback(partial(self._take_guide, sequence))
 
     def _take_guide(self, sequence: Sequence, guide: Future[GuideState]) -> None:
         """Let a sequence whose guide is compiled be admitted, or finish it with the guide's error."""
@@ -208,7 +212,7 @@ class Scheduler:
         """Whether there is anything to do but wait for guides."""
         now = time.monotonic()
         return (
-            bool(self._running or self._cancelled)
+            bool(self._running or self._cancelled or self._next_guides())
             or any(sequence.status is Status.WAITING or now >= sequence.deadline for sequence in self._waiting)
             or self._drain_until is not None
         )

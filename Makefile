@@ -37,13 +37,15 @@ COMPILED := cpu-kernels
 READY := $(INSTALLED) $(COMPILED)
 READY_PERF := .venv/.ready-perf
 READY_ANALYZER := .venv/.ready-analyzer
-READY_KERNELS := .venv/.ready-kernels
 # Programs that speak OpenAI's protocol, an environment each, for tests.
 CLIENTS := langchain litellm llama_index lm_eval
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
-# Folders of tests/, the longest first. Two at a time, because starting servers is mostly waiting; a room's output comes at its end.
-ROOMS := server engine programs frontend unit perf contract
-IN_PAIRS := $(MAKE) --jobs=2 --keep-going --output-sync --no-print-directory
+# The Triton language, for tests of the GPU's kernels alone: others must not find it.
+LANGUAGE := .work/triton-language
+# Folders of tests/, the longest first.
+ROOMS := server engine perf programs frontend contract unit
+# Three at a time on two cores, because tests of servers mostly wait; a room's output comes at its end.
+SIDE_BY_SIDE := $(MAKE) --jobs=3 --keep-going --output-sync --no-print-directory
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
 # Every target with a help text.
@@ -68,20 +70,21 @@ prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickl
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
-	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(IN_PAIRS) $(ROOMS:%=.room-%) MARKED='not long')
+	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) $(ROOMS:%=.room-%) MARKED='not long')
 
-# Kernels come last: they install the Triton language, which other tests must not find.
-test-all: $(READY_ANALYZER) ## every test, long ones, docker compose, clients of others and the GPU's kernels too: what continuous integration runs
-	@failed=0; $(IN_PAIRS) $(ROOMS:%=.room-%) .room-compose .room-clients || failed=1; \
-	  $(MAKE) --no-print-directory .room-kernels || failed=1; exit "$$failed"
+test-all: $(READY_ANALYZER) ## every test, long ones, docker compose, clients of others and the GPU's kernels too, beside make check
+	@$(SIDE_BY_SIDE) .room-compose $(ROOMS:%=.room-%) .room-clients .room-kernels check
 
 test-clients: .room-clients ## LiteLLM, LangChain, LlamaIndex, lm_eval and openai against the OpenAI endpoint (installs them: 1.3 GB)
 
+# Two threads that wait for each other on busy cores are slower than one.
+.room-%: export OMP_NUM_THREADS ?= 1
 .room-%:
 	@exec $(BIN)/python -m pytest tests/$* $(if $(MARKED),-m '$(MARKED)')
 
 .room-clients: $(READY_CLIENTS)
-.room-kernels: $(READY_KERNELS)
+.room-kernels: export PYTHONPATH := $(LANGUAGE)
+.room-kernels: $(LANGUAGE)/.ready
 
 bench: $(READY_ANALYZER) ## the article's table, mixed lengths, other servers at 1 to 128 users, a larger model, each beside the roofline (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
@@ -154,8 +157,9 @@ $(READY_PERF): $(INSTALLED) | $(COMPILED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
 	@touch $@
 
-$(READY_KERNELS): $(INSTALLED) | $(COMPILED)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[kernels]'
+# The version of torch's CUDA wheels, which bring it along.
+$(LANGUAGE)/.ready: constraints.txt | $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $< --no-deps --upgrade --target $(@D) triton
 	@touch $@
 
 .work/clients/%/.ready: tests/clients/requirements/%.txt | $(INSTALLED)

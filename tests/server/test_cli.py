@@ -52,9 +52,7 @@ def test_status_without_metrics_says_so_and_shows_the_rest(triton: LocalTriton) 
 
 
 @both_protocols
-def test_a_missing_model_is_one_line_with_exit_code_7(
-    triton: LocalTriton, protocol: str
-) -> None:
+def test_a_missing_model_is_one_line_with_exit_code_7(triton: LocalTriton, protocol: str) -> None:
     shown = run(triton, protocol, "status", "--model", "no-such-model")
     assert shown.returncode == 7
     assert "no-such-model: not ready" in shown.stdout

@@ -64,6 +64,8 @@ class Scheduler:
         self._running: dict[Sequence, None] = {}
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
+        # When the guide that is being compiled began, at the latest.
+        self._guide_began = 0.0
         self._health = EngineHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
         self._polling = threading.Thread(target=self._poll_cancellation, name="cancellation", daemon=True)
@@ -74,6 +76,8 @@ class Scheduler:
         """Queue sequences; after `stop`, finish them with Unavailable at once."""
         with self._changed:
             guided = {sequence.sink for sequence in self._waiting if sequence.status is Status.WAITING_FOR_GUIDE}
+            if not guided:
+                self._guide_began = time.monotonic()
             for sequence in sequences:
                 if sequence.status is Status.WAITING_FOR_GUIDE:
                     guided.add(sequence.sink)
@@ -90,7 +94,7 @@ class Scheduler:
 
     def wait_until_admitted(self, sequences: list[Sequence]) -> None:
         """Block until every sequence is admitted, guaranteed a slot before the next step, or finished; for those that
-        wait for their guides GUIDE_SECONDS at most.
+        wait for their guides GUIDE_SECONDS at most, and not behind a guide that takes longer.
 
         Not longer: Triton wakes its batcher for a request only when the model is free to take it, and otherwise looks
         again half a second later.
@@ -101,10 +105,12 @@ class Scheduler:
             all_fit = self._drain_until is None and ready <= self._engine.slots - len(self._running)
             return all_fit or all(sequence.status is not Status.WAITING for sequence in sequences)
 
+        def have_guides() -> bool:
+            stalled = time.monotonic() - self._guide_began > GUIDE_SECONDS
+            return stalled or all(sequence.status is not Status.WAITING_FOR_GUIDE for sequence in sequences)
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: all(sequence.status is not Status.WAITING_FOR_GUIDE for sequence in sequences), GUIDE_SECONDS
-            )
+            self._changed.wait_for(have_guides, GUIDE_SECONDS)
             self._changed.wait_for(admitted)
 
     def wait_until_finished(self, sequences: list[Sequence]) -> None:
@@ -160,6 +166,7 @@ class Scheduler:
     def _take_guide(self, sequence: Sequence, guide: Future[GuideState]) -> None:
         """Let a sequence whose guide is compiled be admitted, or finish it with the guide's error."""
         with self._changed:
+            self._guide_began = time.monotonic()
             if sequence.status is not Status.WAITING_FOR_GUIDE:
                 return
             try:

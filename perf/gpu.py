@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
+from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.memory_plan import plan_memory
-from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -12,11 +12,12 @@ from engine.forward_passes import ForwardPass, watching
 from engine.metrics import RecordingRegistry
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
+from llama_engine.events import Chunk, Event, Result
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
 from llama_engine.scheduler import Scheduler
-from llama_engine.sequence import Chunk, Event, RequestContext, Result, Sequence
+from llama_engine.sequence import RequestContext, Sequence
 
 SECONDS = 60.0
 """How long a test waits for another thread before it fails."""

@@ -14,8 +14,9 @@ from engine.prompts import request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
+from llama_engine.events import Completion, Result
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sequence import Completion, Result, Sequence
+from llama_engine.sequence import Sequence
 
 
 def _request(checkpoint: Checkpoint, n: int, size: int = 40, max_tokens: int = 8) -> GenerationRequest:

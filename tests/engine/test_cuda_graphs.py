@@ -17,13 +17,13 @@ from llama_engine import cuda_graphs
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets, unsupported_reason
 from llama_engine.engine import Engine
+from llama_engine.events import Completion
 from llama_engine.kernels.gpu import gpu_reference
 from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model import memory_plan
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
 from llama_engine.sampling import sampler
-from llama_engine.sequence import Completion
 from llama_engine.settings import Settings
 from transformers import GenerationConfig
 

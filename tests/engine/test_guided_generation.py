@@ -15,10 +15,10 @@ from engine.prompts import requests_of
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
+from llama_engine.events import Completion, Result
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling import guide_matcher
 from llama_engine.sampling.guide_matcher import GuideState
-from llama_engine.sequence import Completion, Result
 from numpy.typing import NDArray
 
 END = 2

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.engine import Engine
+from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint
-from llama_engine.sequence import Completion
 
 
 @pytest.fixture(scope="module")

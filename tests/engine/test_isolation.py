@@ -14,9 +14,9 @@ from engine.prompts import request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
+from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.sampling_state import SamplingState
-from llama_engine.sequence import Completion
 
 FAILED = "decoding failed; the server's log has the reason"
 EXHAUSTED, EXHAUSTED_ALONE = torch.OutOfMemoryError, "the device's memory was exhausted by this request alone"

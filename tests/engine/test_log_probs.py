@@ -11,9 +11,10 @@ from engine.oracle import oracle
 from engine.prompts import request_of, requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
+from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.log_probs import TokenLogProbs
-from llama_engine.sequence import Completion, Sequence
+from llama_engine.sequence import Sequence
 
 TOLERANCE = 2e-4
 """Of a log probability in FP32, against another order of sums."""

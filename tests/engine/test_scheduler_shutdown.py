@@ -11,9 +11,10 @@ from llama_engine import scheduler
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import GenerationError, Unavailable
+from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint
 from llama_engine.observability.stats import Stats
-from llama_engine.sequence import Completion, Sequence
+from llama_engine.sequence import Sequence
 
 STOPPING = "the server is stopping"
 

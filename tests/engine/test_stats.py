@@ -10,8 +10,8 @@ from engine.metrics import RecordingRegistry, finished_sequence
 from engine.scheduling import SECONDS
 from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
+from llama_engine.events import FAILURE, Completion, Result
 from llama_engine.observability.stats import Stats
-from llama_engine.sequence import FAILURE, Completion, Result
 
 STOPPED = Completion("", "stop", 3, 4)
 IDLE = {

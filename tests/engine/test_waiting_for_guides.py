@@ -16,10 +16,11 @@ from engine.scheduling import SECONDS, Client, Running, client_of, running, sent
 from llama_engine import scheduler
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, Unavailable
+from llama_engine.events import Completion
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.guide_matcher import GuideState
 from llama_engine.scheduler import MAX_WAITING_GUIDES
-from llama_engine.sequence import Completion, RequestContext, Sequence, Status
+from llama_engine.sequence import RequestContext, Sequence, Status
 
 PLAIN = GenerationRequest("", tuple(range(40, 52)), max_tokens=40, temperature=1.0, seed=3)
 

@@ -2,7 +2,8 @@
 
 import pytest
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.sequence import Chunk, Completion, Sequence
+from llama_engine.events import Chunk, Completion
+from llama_engine.sequence import Sequence
 from llama_engine.text.stop_checker import StopChecker
 
 PROMPT = "Return é"

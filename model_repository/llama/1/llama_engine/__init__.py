@@ -5,6 +5,7 @@ Independent of Triton except for `triton/`; `model.py` beside this package is th
 settings, errors   configuration and exceptions
 libraries          torch and transformers, imported with short OpenMP spinning
 sequence           one request in the engine
+events             what leaves the engine: chunks and results
 scheduler          the waiting queue, admission, cancellation, deadlines, shutdown
 engine             the step: prefill, decode, append, remove
 prefill            the prompts of a step

@@ -15,13 +15,14 @@ from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
+from llama_engine.events import Result
 from llama_engine.isolation import Isolation
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import plan_memory
 from llama_engine.prefill import Prefill
 from llama_engine.sampling.guides import Guides
 from llama_engine.sampling.sampler import FAILED, Sampler
-from llama_engine.sequence import Result, Sequence, Status, names_of
+from llama_engine.sequence import Sequence, Status, names_of
 from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
 from llama_engine.slot_batch import DecodeStep, SlotBatch

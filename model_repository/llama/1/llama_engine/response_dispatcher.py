@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from llama_engine.sequence import Event, ResponseSink
+from llama_engine.events import Event, ResponseSink
 
 _log = logging.getLogger(__name__)
 

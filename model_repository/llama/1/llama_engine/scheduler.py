@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import Cancelled, RequestError, Unavailable
+from llama_engine.events import FAILURE, Event, ResponseSink
 from llama_engine.observability.health import EngineHealth
 from llama_engine.observability.stats import Stats
 from llama_engine.response_dispatcher import ResponseDispatcher
-from llama_engine.sequence import FAILURE, Event, ResponseSink, Sequence, Status, names_of
+from llama_engine.sequence import Sequence, Status, names_of
 
 if TYPE_CHECKING:
     from llama_engine.sampling.guide_matcher import GuideState

@@ -13,13 +13,14 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
 
 from llama_engine.api.generation_request import GenerationRequest
-from llama_engine.errors import Cancelled, GenerationError, InvalidRequest, RequestError, Unavailable
+from llama_engine.errors import GenerationError, RequestError
+from llama_engine.events import FAILURE, Chunk, Completion, DiscardingSink, ResponseSink, Result
 from llama_engine.sampling.log_probs import TokenLogProbs
 from llama_engine.sampling.row_processor import RowProcessor
 from llama_engine.text.stop_checker import StopChecker
@@ -41,72 +42,6 @@ class Status(Enum):
     """It gets one token per step."""
     FINISHED = "finished"
     """It has its result."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The result of a sequence that ran to its end.
-
-    finish_reason: stop (end token, stop token or stop string) or length. stop_reason: the stop string, or the id of the
-    stop token; else empty. choice: of the request's completions, from 0.
-    """
-
-    text: str
-    finish_reason: str
-    num_input_tokens: int
-    num_output_tokens: int
-    stop_reason: str = ""
-    choice: int = 0
-
-
-Result = Completion | RequestError
-
-FAILURE = GenerationError("decoding failed; the server's log has the reason")
-
-
-def finish_reason(result: Result) -> str:
-    """Return how a sequence finished, as metrics and the request log name it."""
-    if isinstance(result, Completion):
-        return result.finish_reason
-    if isinstance(result, Cancelled):
-        return "cancelled"
-    if isinstance(result, Unavailable):
-        return "unavailable"
-    return "invalid" if isinstance(result, InvalidRequest) else "error"
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A part of a sequence's text, with the number of tokens since the previous chunk. choice: as in `Completion`."""
-
-    text: str
-    num_tokens: int
-    choice: int = 0
-
-
-Event = Chunk | Result
-"""What a response sink receives of a sequence: chunks if it streams, and last its result."""
-
-
-class ResponseSink(Protocol):
-    """The way back to the client that sent a request; hashable by identity."""
-
-    def send(self, events: list[Event]) -> None:
-        """Send the events since the last call, in order."""
-
-    def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request. A round trip to Triton: may block for a while."""
-
-
-class DiscardingSink:
-    """A sink for internal sequences, such as readiness trials."""
-
-    def send(self, events: list[Event]) -> None:
-        """Discard the events."""
-
-    def is_cancelled(self) -> bool:
-        """Return False."""
-        return False
 
 
 @dataclass(frozen=True)

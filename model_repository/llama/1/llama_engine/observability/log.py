@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
-from llama_engine.sequence import Result, Sequence, finish_reason
+from llama_engine.events import Result, finish_reason
+from llama_engine.sequence import Sequence
 
 ID_CHARACTERS = 128
 ERROR_CHARACTERS = 300

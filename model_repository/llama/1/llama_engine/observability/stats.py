@@ -14,6 +14,7 @@ from functools import partial
 
 from llama_engine.engine import StepResult
 from llama_engine.errors import Cancelled, RequestError
+from llama_engine.events import Completion, finish_reason
 from llama_engine.observability.metrics import (
     CANCELLATIONS,
     GENERATED_TOKENS,
@@ -37,7 +38,7 @@ from llama_engine.observability.metrics import (
     Metric,
     Registry,
 )
-from llama_engine.sequence import Completion, Sequence, finish_reason
+from llama_engine.sequence import Sequence
 
 FLUSH_SECONDS = 0.2
 """Maximum age of a metric."""

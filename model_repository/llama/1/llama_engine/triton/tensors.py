@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from llama_engine.events import Completion
 from llama_engine.optional_outputs import LogProbsWriter, Span, optional_outputs
-from llama_engine.sequence import Completion
 
 
 def completion_tensors(completions: Sequence[Completion]) -> list[pb_utils.Tensor]:

@@ -17,7 +17,7 @@ from triton_llama.client import LlamaClient
 from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.sampling_params import SamplingOptions, SamplingParams
 
-Command = Callable[..., int]
+Command = Callable[..., int | None]
 
 _SECONDS = click.FloatRange(min=0, min_open=True, max=86400.0)
 _SERVER = (
@@ -85,7 +85,7 @@ def server_options(command: Command) -> Command:
         timeout: float,
         connect_timeout: float,
         **others: object,
-    ) -> int:
+    ) -> int | None:
         if protocol is None:
             protocol = "grpc" if url is not None and url.startswith(("grpc://", "grpcs://")) else "http"
         try:
@@ -104,7 +104,9 @@ def sampling_options(command: Command) -> Command:
     """
 
     @wraps(command)
-    def with_params(*arguments: object, from_checkpoint: bool, include_prompt: bool = False, **options: object) -> int:
+    def with_params(
+        *arguments: object, from_checkpoint: bool, include_prompt: bool = False, **options: object
+    ) -> int | None:
         names = SamplingOptions.__annotations__.keys() & options.keys()
         values = {name: options.pop(name) for name in names}
         chosen = {name: value for name, value in values.items() if value not in (None, ())}

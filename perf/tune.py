@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from google.protobuf import text_format  # type: ignore[import-untyped]  # ships no annotations
-from triton_local.repository import MODEL_NAME
+from triton_local.server import LocalTriton
+from triton_supervisor.triton import MODEL
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from perf.checkpoint import default_checkpoint, described
@@ -29,7 +30,7 @@ from perf.load.generator import drive
 from perf.load.protocols import Target
 from perf.load.summary import percentiles, summarize
 from perf.results_file import Results
-from perf.servers.triton import local_triton
+from perf.servers.triton import READY_TIMEOUT_S, UNDISTURBED
 from perf.workload import warm_and_measured
 
 SLOTS = (32, 16, 64, 8)
@@ -89,7 +90,7 @@ def repository(point: Point) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "model_repository"
         shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        config = copy / MODEL_NAME / "config.pbtxt"
+        config = copy / MODEL / "config.pbtxt"
         config.write_text(configured(config.read_text(), point))
         yield copy
 
@@ -99,14 +100,15 @@ def measure(point: Point, options: argparse.Namespace, checkpoint: Path) -> Figu
     requests = warm_and_measured(checkpoint, "uniform", options.users, options.requests, options.output_tokens)
     with (
         repository(point) as folder,
-        local_triton(
+        LocalTriton(
             variant="default",
             model=str(checkpoint),
             model_repository=folder,
-            environment={"OMP_NUM_THREADS": str(CORES)},
+            environment={"OMP_NUM_THREADS": str(CORES), **UNDISTURBED},
+            ready_timeout=READY_TIMEOUT_S,
         ) as triton,
     ):
-        target = Target("tuned", "triton_generate", f"http://{triton.http_url}", MODEL_NAME)
+        target = Target("tuned", "triton_generate", f"http://{triton.http_url}", MODEL)
         run = drive(target, requests, Closed(options.users), options.users, _LOAD_S)
     summary = summarize(run, None)
     rate, errors = summary.get("tokens_per_second"), summary["errors"]

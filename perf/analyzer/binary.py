@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from triton_local.installation import Interpreter, find_wheel
-from triton_local.runtime import cache_root
 
 NAME = "perf_analyzer"
 LIBRARIES = ("libb64.so.0d", "libcudart.so.12")
@@ -34,7 +33,7 @@ class AnalyzerError(Exception):
 
 def fetched(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the binary in the cache, fetched with pip if missing. Raises AnalyzerError."""
-    cache = cache_root(environment)
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-llama"
     binary = cache / f"{NAME}-{VERSION}" / NAME
     if binary.exists():
         return binary
@@ -53,7 +52,7 @@ def fetched(environment: Mapping[str, str] = os.environ) -> Path:
 def library_path() -> Iterator[dict[str, str]]:
     """Yield this process's environment, in which the binary finds its libraries during the block.
 
-    Raises AnalyzerError where the wheel lacks one, MissingWheelError (a LauncherError) without the wheel.
+    Raises AnalyzerError where the wheel lacks one, MissingPartError (a LauncherError) without the wheel.
     """
     source = find_wheel(Interpreter.current().site_packages).libraries
     with tempfile.TemporaryDirectory(prefix="perf-analyzer-libraries-") as folder:

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from triton_local.process import Supervised
-from triton_local.repository import MODEL_NAME
 from triton_local.server import LocalTriton
+from triton_supervisor.triton import MODEL
 
 from perf.checkpoint import DTYPES, unquantized
 from perf.load.protocols import Protocol, Target
@@ -30,9 +29,8 @@ READY_TIMEOUT_S = 900.0
 _LOADED = re.compile(r'^.*llama: (loaded ([\d,.]+) MiB of weights: linear layers (.*); everything else .*?)"?$', re.M)
 _STEPS = re.compile(r'^.*llama: decode steps: (.*?)"?$', re.M)
 
-local_triton = partial(LocalTriton, ready_timeout=READY_TIMEOUT_S, supervised=Supervised(stuck_after=None, restarts=0))
-"""Returns a server to start. Its supervisor sends no probes of its own: only the load may reach the model. A death
-ends the measurement."""
+UNDISTURBED = {"TRITON_STUCK_SECONDS": "0", "TRITON_RESTARTS": "0"}
+"""The supervisor sends no probes of its own: only the load may reach the model. A death ends the measurement."""
 
 
 def article_servers() -> list[Server]:
@@ -80,10 +78,16 @@ def _serving(
 ) -> Iterator[Running]:
     """Run a fresh server during the block. Raises a LauncherError if it does not start, NotRunError of `read_back`."""
     environment = {"OMP_NUM_THREADS": str(threads), **settings}
-    with local_triton(variant=variant, model=str(checkpoint), environment=environment) as triton:
+    triton = LocalTriton(
+        variant=variant,
+        model=str(checkpoint),
+        environment=environment | UNDISTURBED,
+        ready_timeout=READY_TIMEOUT_S,
+    )
+    with triton:
         loaded, steps, weights_mib = read_back(triton.log_text(), weights)
         protocol: Protocol = "triton_stream" if variant == "streaming" else "triton_generate"
-        target = Target(key, protocol, f"http://{triton.http_url}", MODEL_NAME)
+        target = Target(key, protocol, f"http://{triton.http_url}", MODEL)
         facts = {"variant": variant, "environment": environment, "loaded": loaded, "decode_steps": steps}
         command = [*(f"{name}={value}" for name, value in environment.items()), "make", "serve", f"VARIANT={variant}"]
         yield Running(target, shlex.join(command), facts, triton.pid, weights_mib, triton)

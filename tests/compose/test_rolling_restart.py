@@ -13,7 +13,7 @@ from threading import Event
 
 import pytest
 from compose.commands import CommandFailedError, run
-from compose.engine import BUILD_AND_START_S, STOP_S
+from compose.engine import BUILD_AND_START_S
 from compose.proxied import Connection, Proxied
 from contract.code_blocks import ROOT
 from server.servers import until
@@ -136,15 +136,3 @@ def test_replicas_are_not_recreated_without_the_proxys_ready_port(proxied: Proxi
     with pytest.raises(CommandFailedError, match="TRITON_READY_PORT"):
         rolling_restart(proxied, "--recreate", COMPOSE_FILE="docker-compose.yml")
     assert proxied.replicas() == before
-
-
-def test_a_replica_that_stops_without_notice_costs_no_http_request(proxied: Proxied, texts: list[str]) -> None:
-    engine = proxied.project.engine
-    replica = next(iter(proxied.replicas()))
-    with http_clients(proxied) as clients, steady_load(clients, texts) as wait_for_more:
-        # Announced, so that there is no notice; for 0 s, so that the proxy has not checked since.
-        engine.docker("exec", replica, "python3", "-m", "triton_supervisor", "announce", "--seconds", "0")
-        engine.docker("stop", replica, timeout=STOP_S)
-        wait_for_more()
-    assert engine.inspect(replica, "{{.State.ExitCode}}") == "0"
-    engine.docker("start", replica)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 from compose.commands import CommandFailedError, run
 from filelock import FileLock
-from triton_local.runtime import cache_root
 
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 APT_S = 240.0
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-llama"
 
 
 class Prometheus(NamedTuple):
@@ -46,7 +46,7 @@ def programs_or_skip(package: str, names: Sequence[str], release: str = "") -> l
         return folder / "root"
 
     try:
-        binaries = made_once(cache_root(os.environ) / package, unpack) / "usr" / "bin"
+        binaries = made_once(CACHE / package, unpack) / "usr" / "bin"
     except (OSError, CommandFailedError) as error:
         reason = f"{' and '.join(names)}: neither on PATH nor Debian's package: {' '.join(str(error).split())}"
         if os.environ.get("CI"):

@@ -14,7 +14,7 @@ from contract.monitoring_files import DASHBOARD, MONITORING
 from llama_engine.bounds import Integer
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
 from triton_llama_openai import settings as endpoint_settings
-from triton_supervisor.settings import STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings, with_model_defaults
+from triton_supervisor.settings import STOP_MARGIN_S, UNLOAD_S, RefusedError, Settings
 from triton_supervisor.supervisor import END_S, FLUSH_S
 
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
@@ -90,7 +90,7 @@ def test_docker_waits_until_a_server_has_drained() -> None:
     assert _seconds(SERVER["stop_grace_period"]) == default.notice + default.grace + STOP_MARGIN_S
     assert _seconds(PROXIED["server"]["stop_grace_period"]) == notice + default.grace + STOP_MARGIN_S
     assert UNLOAD_S + FLUSH_S + END_S <= STOP_MARGIN_S - 5
-    assert with_model_defaults({}, grace=default.grace, stuck=None)["LLAMA_DRAIN_SECONDS"] == str(default.grace)
+    assert default.for_model({})["LLAMA_DRAIN_SECONDS"] == str(default.grace)
     # Supervisor and model have the same longest grace period.
     bound = BOUNDS["drain_seconds"]
     assert isinstance(bound, Integer)

@@ -10,7 +10,7 @@ from llama_engine.observability.metrics import METRICS, MODEL_INFO
 from llama_engine.triton.metrics import INSTANCE_LABEL
 from triton_llama import SamplingParams, model_info
 from triton_llama.tensors import prepare
-from triton_supervisor import health, metrics_page
+from triton_supervisor import health, triton
 
 
 def test_the_probes_request_has_the_inputs_of_the_config_and_of_the_client_library() -> None:
@@ -22,9 +22,7 @@ def test_the_probes_request_has_the_inputs_of_the_config_and_of_the_client_libra
 
 def test_the_probe_reads_metrics_that_exist() -> None:
     kinds = {metric.name: metric.kind for metric in METRICS}
-    assert {kinds[name] for name in (metrics_page.LAST_STEP, metrics_page.SLOTS_IN_USE, metrics_page.WAITING)} == {
-        "gauge"
-    }
+    assert {kinds[name] for name in (triton.LAST_STEP, triton.SLOTS_IN_USE, triton.WAITING)} == {"gauge"}
 
 
 def test_status_reads_the_labels_that_the_model_info_has() -> None:
@@ -35,4 +33,4 @@ def test_status_reads_the_labels_that_the_model_info_has() -> None:
 
 
 def test_the_probe_recognizes_how_a_model_that_is_being_unloaded_refuses() -> None:
-    assert health._NOT_LOADED.search(str(scheduler._STOPPING))
+    assert health.NOT_LOADED.search(str(scheduler._STOPPING))

@@ -23,7 +23,7 @@ HELP = {
     **{name: name for name in ("triton_supervisor", "triton_prepare", "triton_llama_openai")},
     "triton_llama_openai.health": "triton_llama_openai.health",
 }
-SUPERVISOR_VARIABLES = {"TRITON_GRACE_SECONDS", "TRITON_READY_PORT"}
+SUPERVISOR_VARIABLES = {"TRITON_GRACE_SECONDS", "TRITON_NOTICE_SECONDS", "TRITON_READY_PORT"}
 OTHER_VARIABLES = {"CHECKPOINT", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 PROBE_MARGIN_S = 5
@@ -48,7 +48,7 @@ def _option(command: list[str], name: str) -> float:
 
 
 def _notice(one: Built) -> float:
-    return _option(one.server["lifecycle"]["preStop"]["exec"]["command"], "--seconds")
+    return float(environment(one.server)["TRITON_NOTICE_SECONDS"] or 0)
 
 
 def test_every_command_is_one_of_the_image() -> None:
@@ -57,8 +57,7 @@ def test_every_command_is_one_of_the_image() -> None:
     for program, arguments in (command for folder in FOLDERS for command in _commands(built(folder))):
         module = HELP[program].partition(".")[0]
         assert re.search(rf"^COPY .*/{module} /srv/triton-llama/python/{module}$", DOCKERFILE, re.MULTILINE)
-        verb = arguments[:1] if program == "triton_supervisor" else []
-        used.setdefault((HELP[program], *verb), set()).update(word for word in arguments if word.startswith("--"))
+        used.setdefault((HELP[program],), set()).update(word for word in arguments if word.startswith("--"))
     for command, options in used.items():
         line = [sys.executable, "-m", *command, "--help"]
         shown = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -156,8 +155,6 @@ def test_the_server_reads_the_checkpoint_that_was_prepared(overlay: Built) -> No
 def test_a_pod_is_killed_only_after_its_drain(overlay: Built) -> None:
     variables = environment(overlay.server)
     assert variables["TRITON_GRACE_SECONDS"] == str(DEFAULT_GRACE_S)
-    # preStop gives the notice; the supervisor gives none of its own after an announcement.
-    assert "TRITON_NOTICE_SECONDS" not in variables
     seconds = overlay.pod["terminationGracePeriodSeconds"]
     assert seconds == _notice(overlay) + DEFAULT_GRACE_S + STOP_MARGIN_S
     # A stuck pod has no requests to answer.

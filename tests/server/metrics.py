@@ -120,7 +120,7 @@ def all_slots_taken(server: LocalTriton, metrics: Metrics, slots: int) -> Iterat
 
 def request_lines(server: LocalTriton) -> list[str]:
     """Return the log messages about answered requests."""
-    messages = [parse_line(line).message for line in server.log_text().splitlines()]
+    messages = [parse_line(line)[1] for line in server.log_text().splitlines()]
     return [message for message in messages if message.startswith("llama: request answered ")]
 
 

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from server.servers import ROOT, SUPERVISED, in_use, new_server
-from triton_local.process import Supervised
+from server.servers import ROOT, in_use, new_server
 from triton_local.server import LocalTriton
 
 
@@ -25,7 +24,6 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     shim: str = ""
     queue_policy: str = ""
-    supervised: Supervised = SUPERVISED
     beside: Sequence[str] = ()
 
 
@@ -42,7 +40,7 @@ _QUEUE_OF_THREE = (
     # Triton takes a request's own timeout only where it is shorter than this one; 0 is none.
     "default_timeout_microseconds: 600000000"
 )
-_LATE_S = 16.0
+_LATE = {"TRITON_STUCK_SECONDS": "16"}
 """Without a step, until a model counts as dead: a working one must not, beside other tests."""
 
 _QUEUE_POLICY = re.compile(r"\bdefault_queue_policy \{[^{}]*\}")
@@ -71,11 +69,11 @@ PLANS = {
     # The other configs.
     "batched_fp16": Plan("batched_fp16"),
     "naive_fp16": Plan("naive_fp16"),
-    "failing": Plan("streaming", shim="faulty_model", supervised=Supervised(stuck_after=_LATE_S, restarts=0)),
+    "failing": Plan("streaming", _LATE, "faulty_model"),
     # Triton shares mutexes with the model's process: a SIGSTOP can abort it later (boost's lock_exception).
     "stuck": Plan(shim="slow_model"),
     # For tests that kill it, and go on with the one that follows.
-    "healing": Plan("streaming", _TWO_SLOTS, "slow_model", supervised=Supervised(stuck_after=_LATE_S)),
+    "healing": Plan("streaming", {**_TWO_SLOTS, **_LATE, "TRITON_RESTARTS": "5"}, "slow_model"),
 }
 
 
@@ -85,7 +83,7 @@ def planned(name: str, folder: Path) -> LocalTriton:
     changes = (plan.shim, plan.queue_policy, plan.beside)
     repository = copy_repository(folder, *changes) if any(changes) else None
     options = [f"--load-model={model}" for model in plan.beside]
-    return new_server(plan.variant, plan.environment, repository, options, supervised=plan.supervised)
+    return new_server(plan.variant, plan.environment, repository, options)
 
 
 @contextmanager

@@ -10,21 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from triton_local.ports import SERVICES, Service
-from triton_local.process import Supervised
 from triton_local.server import LocalTriton
-from triton_supervisor.process_table import ModelProcess, model_processes
+from triton_supervisor.process import model_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 
-# On two busy cores, two threads that synchronize at every small matrix product are ten times slower than one.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-
-# The product's supervisor without its liveness probe: tests count requests, and the probe would send some. Without
-# restarts: a server that dies fails its tests.
-SUPERVISED = Supervised(stuck_after=None, restarts=0)
+ENVIRONMENT = {
+    # On two busy cores, two threads that synchronize at every small matrix product are ten times slower than one.
+    "OMP_NUM_THREADS": "1",
+    # Tests count requests, and the supervisor's liveness probe would send some.
+    "TRITON_STUCK_SECONDS": "0",
+    # A server that dies fails its tests.
+    "TRITON_RESTARTS": "0",
+    "TRITON_GRACE_SECONDS": "30",
+}
 
 PATIENCE_S = 60.0
 """How long `until` waits."""
@@ -49,7 +52,6 @@ def new_server(
     environment: Mapping[str, str] | None = None,
     repository: Path | None = None,
     options: Sequence[str] = (),
-    supervised: Supervised | None = SUPERVISED,
     ports: Mapping[Service, int] | None = None,
 ) -> LocalTriton:
     """Return a server of the embedded checkpoint, not started.
@@ -66,8 +68,7 @@ def new_server(
         grpc_port=chosen["grpc"],
         metrics_port=chosen["metrics"],
         ready_timeout=240.0,
-        extra_args=("--exit-timeout-secs=30", *options),
-        supervised=supervised,
+        extra_args=options,
     )
 
 
@@ -130,10 +131,10 @@ def is_decoupled(server: LocalTriton) -> bool:
     return bool(live.get("model_transaction_policy", {}).get("decoupled", False))
 
 
-def model_process(server: LocalTriton, model: str = "llama") -> ModelProcess:
+def model_process(server: LocalTriton, model: str = "llama") -> psutil.Process:
     """Return the process of one of the server's models."""
 
-    def is_its(process: ModelProcess) -> bool:
+    def is_its(process: psutil.Process) -> bool:
         return f"/{model}/1/model.py" in Path(f"/proc/{process.pid}/cmdline").read_text()
 
     (process,) = filter(is_its, model_processes(server.pid))

@@ -13,7 +13,7 @@ from server.metrics import PENDING, Metrics, all_slots_taken
 from server.servers import model_process
 from triton_local.server import LocalTriton
 from triton_supervisor.health import Limits, Verdict, healthy, live, ready
-from triton_supervisor.triton_http import Address
+from triton_supervisor.triton import Address
 
 SHORT = {"text_input": "Return a list of the", "max_tokens": 3, "min_tokens": 3, "temperature": 0.0}
 
@@ -31,7 +31,7 @@ SHORT_OF_TIME = Limits(timeout=0.5, step_age=1e-6)
 
 def _addresses(server: LocalTriton) -> tuple[Address, Address]:
     """HTTP and metrics addresses."""
-    return Address.parse(server.http_url, 8000), Address.parse(server.metrics_url, 8002)
+    return Address.parse(server.http_url), Address.parse(server.metrics_url)
 
 
 def _ask(server: LocalTriton, limits: Limits) -> dict[str, Verdict]:

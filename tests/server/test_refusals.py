@@ -16,7 +16,7 @@ from server.clients import BAD, BINARY_WIRES, TENSOR_WIRES, WIRES, Refusal, Wire
 from server.servers import HTTP
 from server.streams import STREAM_WIRES
 from triton_local.server import LocalTriton
-from triton_supervisor.hardening import BODY_BYTES
+from triton_supervisor.command import MAX_BODY_BYTES
 
 PROMPT = "Be bad"
 
@@ -56,8 +56,8 @@ TENSORS = [
     Bad("temprature", np.array([[1.0]], np.float32), ("unexpected",), BINARY_WIRES),
 ]
 
-HALF = BODY_BYTES // 2 - 10
-NESTED = [b"[" * BODY_BYTES, b'{"text_input": %s%s}' % (b"[" * HALF, b"]" * HALF)]
+HALF = MAX_BODY_BYTES // 2 - 10
+NESTED = [b"[" * MAX_BODY_BYTES, b'{"text_input": %s%s}' % (b"[" * HALF, b"]" * HALF)]
 
 
 def test_bad_requests_of_a_batch_harm_no_good_one(triton: LocalTriton) -> None:

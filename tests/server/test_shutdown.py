@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +17,7 @@ from server.servers import HTTP, in_use, new_server, until
 from triton_llama import LlamaClient, LlamaConnectionError, OverloadedError, SamplingParams
 from triton_llama.endpoint import Protocol
 from triton_local.installation import STUB_NAME, find_wheel
-from triton_local.process import Supervised
 from triton_local.server import LocalTriton
-from triton_supervisor.health import Limits, read_state, ready
-from triton_supervisor.triton_http import Address
 
 MOMENTS = 20
 """Numbers of requests that are answered before a shutdown."""
@@ -119,44 +114,17 @@ def _check_exit_code_0(status: Path) -> None:
     assert status.read_text() == "0\n"
 
 
-def _is_serving(state_file: Path) -> bool:
-    state = read_state(state_file)
-    return state is not None and state.name == "serving"
-
-
-def _announce(state_file: Path) -> None:
-    command = [sys.executable, "-m", "triton_supervisor", "announce", "--seconds", "0"]
-    subprocess.run(command, env={**os.environ, "TRITON_STATE_FILE": str(state_file)}, check=True, timeout=60)
-
-
-def test_an_announced_shutdown_refuses_new_requests_answers_accepted_ones_and_ends_in_order(
-    tmp_path: Path, note: Note
-) -> None:
-    """On one server: announce, not ready but serving, SIGTERM, refuse, answer, end."""
-    state_file = tmp_path / "state.json"
+def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: Note) -> None:
     repository = copy_repository(tmp_path, "slow_model")
     status = _exit_code_of_model(repository, tmp_path)
-
-    def is_ready() -> bool:
-        addresses = Address.parse(server.http_url, 8000), Address.parse(server.metrics_url, 8002)
-        return ready(*addresses, Limits(timeout=60.0), state_file=state_file).ok
 
     def tokens(protocol: Protocol) -> int:
         with _client(server, protocol) as client:
             return client.generate("def", LONG).num_output_tokens
 
-    supervised = Supervised(stuck_after=None, notice=3600.0, state_file=state_file, restarts=0)
     # 200 s are enough for the long requests, also on a busy machine.
-    starting = new_server(
-        "streaming", repository=repository, options=("--exit-timeout-secs=200",), supervised=supervised
-    )
-    with starting as server, in_use("announced", server):
-        with _client(server, "http") as client:
-            until(lambda: _is_serving(state_file), lambda: "it serves")
-            assert is_ready()
-            _announce(state_file)
-            until(lambda: not is_ready(), lambda: "it isn't ready any more")
-            assert client.generate("def", max_tokens=1).num_output_tokens == 1, "it doesn't serve any more"
+    starting = new_server("streaming", {"TRITON_GRACE_SECONDS": "200"}, repository)
+    with starting as server, in_use("draining", server):
         metrics = Metrics(server)
         with ThreadPoolExecutor(2) as pool:
             lasting = [pool.submit(tokens, protocol) for protocol in PROTOCOLS]

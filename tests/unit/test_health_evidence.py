@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from triton_supervisor import health, metrics_page
+from triton_supervisor import health
+from triton_supervisor import triton as triton_api
 from triton_supervisor.health import Limits, Verdict, healthy, live, ready
-from triton_supervisor.triton_http import Address
-from triton_supervisor.watch import Pace, live_probe
+from triton_supervisor.triton import Address
+from triton_supervisor.watch import MAX_FAILURES, live_probe
 from unit.peers import HOST, hang_up, respond, server, stay_silent
 from unit.tritons import DEAD, FULL, Answer, FakeTriton, Instance, fake_triton, refusal
 
@@ -31,7 +32,7 @@ def triton() -> Iterator[FakeTriton]:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(health, "PAUSE_S", 0.02)
 
 
 def _ask(triton: FakeTriton, limits: Limits = IN_TIME) -> Verdict:
@@ -80,7 +81,7 @@ def waiting(triton: FakeTriton, request: pytest.FixtureRequest) -> FakeTriton:
     return triton
 
 
-def test_a_model_that_makes_no_step_for_waiting_requests_is_unhealthy_and_gets_no_more(waiting: FakeTriton) -> None:
+def test_a_model_without_a_step_for_waiting_requests_is_unhealthy(waiting: FakeTriton) -> None:
     assert _ask(waiting, SOON) == Verdict(False, f"requests wait, {OLD}")
     assert waiting.asked == []
 
@@ -93,9 +94,7 @@ def test_a_step_for_waiting_requests_is_evidence_in_place_of_a_token(
     assert waiting.asked == []
 
 
-def test_a_token_is_asked_for_once_the_waiting_requests_are_gone_without_a_step(
-    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_is_generated_once_no_request_waits(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were cancelled, or refused."""
     triton.queued = 1
     monkeypatch.setattr(time, "sleep", lambda _: setattr(triton, "queued", 0))
@@ -112,13 +111,11 @@ def test_a_model_without_token_or_step_is_unhealthy_after_the_timeout(
     assert _ask(triton, SOON) == Verdict(False, f"no token within 0.3 s, {words}")
 
 
-@pytest.mark.parametrize(("before", "meanwhile"), [(95.0, 0.0), (3700.0, 3600.0)], ids=["slow", "clock-an-hour-late"])
-def test_a_step_made_while_a_token_is_awaited_is_evidence(triton: FakeTriton, before: float, meanwhile: float) -> None:
+def test_a_step_made_while_a_token_is_awaited_is_evidence(triton: FakeTriton) -> None:
     def step_and_hang(triton: FakeTriton) -> Answer:
-        triton.step(ago=meanwhile)
+        triton.step()
         return triton.hang()
 
-    triton.step(ago=before)
     triton.generate = step_and_hang
     _assert_healthy(triton, "no token within 0.3 s, but a step ", SOON)
 
@@ -136,11 +133,7 @@ def test_a_full_queue_is_healthy_if_steps_are_made(triton: FakeTriton, refused: 
     _assert_healthy(triton, f"HTTP {refused[0]}: {words}, but a step ")
 
 
-def test_a_full_queue_is_asked_again_until_it_has_room_or_the_time_is_up(triton: FakeTriton) -> None:
-    triton.generate = lambda triton: refusal(*FULL) if len(triton.asked) < 3 else triton.hang()
-    assert _ask(triton, SOON) == Verdict(False, f"HTTP 503: Exceeds maximum queue size, {OLD}")
-    assert len(triton.asked) == 3
-    triton.asked.clear()
+def test_a_full_queue_is_tried_until_it_has_room(triton: FakeTriton) -> None:
     triton.generate = lambda triton: refusal(*FULL) if len(triton.asked) < 3 else triton.token()
     _assert_healthy(triton, "one token in ")
 
@@ -150,8 +143,7 @@ def test_a_full_queue_is_asked_again_until_it_has_room_or_the_time_is_up(triton:
     [
         (refusal(400, "decoding failed; the server's log has the reason"), "HTTP 400: decoding failed; the "),
         ((500, {"error": "two\nlines \ud800"}), "HTTP 500: two lines ?"),
-        ((200, {"text_output": ""}), 'the answer has no num_output_tokens: {"text_output": ""}'),
-        ((200, {"num_output_tokens": 0}), "num_output_tokens is 0, where one token was asked for"),
+        ((200, {"num_output_tokens": 0}), 'HTTP 200: {"num_output_tokens": 0}'),
         ((404, {}), "HTTP 404: {}"),
     ],
 )
@@ -176,12 +168,13 @@ def test_with_metrics_switched_off_another_servers_page_is_ignored(
     assert re.fullmatch(r"one token in [0-9.]+ s \(no metrics \(switched off\)\)", verdict.reason)
 
 
-def test_the_supervisor_ignores_another_servers_page_too(triton: FakeTriton) -> None:
-    triton.step()
-    triton.generate = _dead
-    pace = Pace.for_verdict_within(60)
-    assert live_probe(triton.endpoint, triton.metrics, pace)().ok
-    assert not live_probe(triton.endpoint, None, pace)().ok
+@pytest.mark.parametrize("seconds", [10.0, 120.0, 3600.0])
+def test_a_stuck_model_is_declared_dead_in_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    limits: list[Limits] = []
+    monkeypatch.setattr("triton_supervisor.watch.live", lambda http, metrics, limit: limits.append(limit))
+    probe, pause = live_probe(Address(HOST, 1), None, seconds)
+    probe()
+    assert limits[0].step_age + MAX_FAILURES * (limits[0].timeout + pause) <= seconds
 
 
 def test_the_metrics_of_another_model_are_no_evidence(triton: FakeTriton) -> None:
@@ -206,18 +199,12 @@ def test_the_metrics_of_another_model_are_no_evidence(triton: FakeTriton) -> Non
 def test_a_page_that_cannot_be_read_leaves_the_token_as_evidence(
     triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
 ) -> None:
-    monkeypatch.setattr(metrics_page, "METRICS_S", 0.2 if answer is None else 20.0)
+    monkeypatch.setattr(triton_api, "METRICS_S", 0.2 if answer is None else 20.0)
     with server(stay_silent if answer is None else respond(answer)) as port:
         verdict = healthy(triton.endpoint, Address(HOST, port), IN_TIME)
     assert verdict.ok
     assert f"(no metrics (127.0.0.1:{port}" in verdict.reason
     assert ("doesn't answer within 0.2 s" in verdict.reason) == (answer is None)
-
-
-def test_a_steps_age_is_taken_by_the_servers_own_clock(triton: FakeTriton) -> None:
-    triton.clock = time.time() + 3600
-    triton.step(ago=-3600)
-    _assert_healthy(triton, "a step ")
 
 
 def test_every_instance_needs_a_recent_step(triton: FakeTriton) -> None:
@@ -230,7 +217,7 @@ def test_every_instance_needs_a_recent_step(triton: FakeTriton) -> None:
 
 def test_an_unreachable_server_is_unhealthy_and_named(triton: FakeTriton) -> None:
     with server(hang_up) as port:
-        for address in (Address("no-such-host.invalid", port), Address(HOST, 65535), Address(HOST, port)):
+        for address in (Address("no-such-host.invalid", port), Address(HOST, port)):
             verdict = healthy(address, triton.metrics, IN_TIME)
             assert not verdict.ok
             assert f"{address} can't be asked: " in verdict.reason

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from triton_supervisor.health import Limits, healthy, live, main, ready
-from triton_supervisor.triton_http import Address
 from unit.tritons import DEAD, NOT_LOADED, FakeTriton, fake_triton, refusal
 
 LIMITS = Limits(timeout=30.0)
@@ -29,8 +28,7 @@ def state_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TRITON_LLAMA_URL", "TRITON_STATE_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TRITON_STATE_FILE", raising=False)
 
 
 def _write(file: Path, state: str, reason: str = "") -> None:
@@ -63,18 +61,6 @@ def test_a_draining_server_is_alive_and_not_ready(triton: FakeTriton, state_file
     _assert_all(triton, state_file, "live", r"draining for \d+ s: SIGTERM$")
     triton.step()
     _assert_all(triton, state_file, "healthy live")
-
-
-def test_an_announced_shutdown_is_not_ready(triton: FakeTriton, state_file: Path) -> None:
-    _write(state_file, "serving")
-    announcement = state_file.with_name("state.json.announced")
-    announcement.touch()
-    _assert_all(triton, state_file, "healthy live", r"draining for \d+ s: its end is announced$")
-    announcement.unlink()
-    _assert_all(triton, state_file, "healthy live ready")
-    state_file.unlink()
-    announcement.touch()
-    _assert_all(triton, state_file, "healthy live", r"draining for \d+ s: its end is announced$")
 
 
 def test_a_starting_server_is_alive_once_the_state_file_says_so(state_file: Path) -> None:
@@ -120,7 +106,6 @@ def test_a_dead_or_hanging_model_is_not_alive_whatever_triton_says_of_its_readin
 
 def test_a_failed_server_is_not_alive_despite_a_recent_step(triton: FakeTriton, state_file: Path) -> None:
     _write(state_file, "failed", "the model's process is gone")
-    state_file.with_name("state.json.announced").touch()
     triton.step()
     _assert_all(triton, state_file, "", r"failed for \d+ s: the model's process is gone$")
 
@@ -134,7 +119,7 @@ def test_a_server_that_triton_calls_unready_is_not_ready(triton: FakeTriton, pat
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff", b"[]", b'{"state": "serving"}', b'{"state": "well", "since": 1}', b'"serving"', None],
+    [b"", b"\xff", b"[]", b'{"state": "serving"}', b'{"state": "well", "reason": "", "since": 1}', None],
 )
 def test_an_unreadable_state_file_is_alive_and_not_ready(
     triton: FakeTriton, state_file: Path, content: bytes | None
@@ -163,43 +148,31 @@ def test_each_question_prints_one_line_and_exits_with_0_or_1(
     assert re.fullmatch(rf"{no}: HTTP 400: .*\n", capsys.readouterr().out)
 
 
-def test_no_metrics_asks_for_a_token_and_step_age_extends_the_evidence(
-    triton: FakeTriton, capsys: pytest.CaptureFixture[str]
-) -> None:
-    triton.step()
-    assert main(["--url", str(triton.endpoint), "--no-metrics"]) == 0
-    assert capsys.readouterr().out.startswith("healthy: one token ")
+def test_a_step_age_extends_the_evidence(triton: FakeTriton, capsys: pytest.CaptureFixture[str]) -> None:
     triton.step(ago=95)
-    assert main(["--url", str(triton.endpoint), f"--metrics-url={triton.metrics}", "--step-age", "1000"]) == 0
+    assert main(["--url", str(triton.endpoint), "--step-age", "1000"]) == 0
     assert capsys.readouterr().out.startswith("healthy: a step ")
 
 
-def test_options_override_the_environment(
+def test_the_environment_names_the_state_file(
     triton: FakeTriton, state_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     triton.step()
     _write(state_file, "failed", "no GPU")
-    monkeypatch.setenv("TRITON_LLAMA_URL", str(triton.endpoint))
     monkeypatch.setenv("TRITON_STATE_FILE", str(state_file))
-    assert main([]) == 1
+    assert main(["--url", str(triton.endpoint)]) == 1
     assert "no GPU" in capsys.readouterr().out
-    monkeypatch.setenv("TRITON_LLAMA_URL", "grpc://x")
-    assert main(["--url", str(triton.endpoint), "--state-file", f"{state_file}.none"]) == 0
-    monkeypatch.setenv("TRITON_STATE_FILE", "")
-    assert main(["--url", str(triton.endpoint)]) == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--url", "https://llama"), "--url: 'https://llama' is no address; it must be HOST:PORT"),
-        (("--url", "llama:0"), "--url: 'llama:0' has the port 0; it must be from 1 to 65535"),
-        (("--metrics-url", "a b"), "--metrics-url: 'a b' is no address"),
+        (("--url", "llama:0"), "--url: 'llama:0' is no address; it must be HOST:PORT, with a port of 1 ... 65535"),
         (("--timeout", "0"), "--timeout: '0' is no number of seconds above 0"),
         (("--timeout", "soon"), "--timeout: 'soon' is no number of seconds above 0"),
         (("--step-age", "inf"), "--step-age: 'inf' is no number of seconds above 0"),
         (("--live", "--ready"), "--ready: not allowed with argument --live"),
-        (("--metrics-url=a", "--no-metrics"), "--no-metrics: not allowed with argument --metrics-url"),
         (("--liv",), "unrecognized arguments: --liv"),
     ],
 )
@@ -211,25 +184,3 @@ def test_wrong_use_is_one_line_on_stderr_and_exit_code_2(
     written = capsys.readouterr()
     assert (end.value.code, written.out, len(written.err.splitlines())) == (2, "", 1)
     assert message in written.err
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("llama", Address("llama", 8000)),
-        ("http://llama:9000/", Address("llama", 9000)),
-        ("127.0.0.1:80", Address("127.0.0.1", 80)),
-        ("[::1]:80", Address("::1", 80)),
-        ("[::1]", Address("::1", 8000)),
-    ],
-)
-def test_an_address_is_parsed_and_written_back(text: str, expected: Address) -> None:
-    assert Address.parse(text, 8000) == expected
-    assert Address.parse(str(expected), 1) == expected
-    assert expected.metrics == Address(expected.host, expected.port + 2)
-
-
-@pytest.mark.parametrize("text", ["", ":80", "http://", "a:b", "a:99999", "::1", "a/b:80", "a:1:2", "a:-1"])
-def test_a_malformed_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        Address.parse(text, 8000)

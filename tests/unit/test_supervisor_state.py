@@ -1,70 +1,57 @@
-"""The state file: written atomically, retried, read by probes."""
+"""The state file: written atomically, read by probes; and the repository API's answers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from triton_supervisor.health import read_state
 from triton_supervisor.settings import RefusedError
-from triton_supervisor.state import State, StateFile, announcement_file
+from triton_supervisor.state import Name, StateFile, read_state
+from triton_supervisor.triton import Address, ApiError, RepositoryApi
+from unit.peers import HOST, respond, server
 
 
 @pytest.mark.parametrize("state", ["starting", "serving", "draining", "failed"])
-def test_a_probe_reads_the_state(tmp_path: Path, state: State) -> None:
+def test_a_probe_reads_the_state(tmp_path: Path, state: Name) -> None:
     path = tmp_path / "new" / "state.json"
-    file = StateFile(path, pytest.fail)
-    file.enter(state, "a reason")
-    read = read_state(path)
-    assert read is not None
-    assert (read.name, read.reason, read.since) == (state, "a reason", file.condition.since)
-    assert path.stat().st_mode & 0o777 == 0o644
+    file = StateFile(path, None, pytest.fail)
+    file.enter(state, "a reason", pid=7)
+    assert read_state(path) == file.current
+    assert (file.current.state, file.current.reason, file.current.pid) == (state, "a reason", 7)
     assert list(path.parent.iterdir()) == [path], "a temporary file is left"
-    # The time of the last change.
-    file.enter(state, "a reason")
-    assert read_state(path) == read
-
-
-def test_an_announcement_ends_with_its_run_and_needs_a_file(tmp_path: Path) -> None:
-    without = StateFile(None, pytest.fail)
-    without.enter("serving", "the model is loaded")
-    assert (without.condition.state, without.announced()) == ("serving", False)
-    path = tmp_path / "state.json"
-    file = StateFile(path, pytest.fail)
-    file.enter("serving", "the model is loaded")
-    assert not file.announced()
-    announcement_file(path).touch()
-    assert file.announced()
-    read = read_state(path)
-    assert read is not None
-    assert read.name == "draining"
-    assert not StateFile(path, pytest.fail).announced()
 
 
 def test_a_state_file_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "state.json"
-    with pytest.raises(RefusedError, match=rf"^the state file {path} \(TRITON_STATE_FILE\) can't be written: "):
-        StateFile(path, pytest.fail)
+    with pytest.raises(RefusedError, match=f"^TRITON_STATE_FILE is {path}, and can't be written: "):
+        StateFile(path, None, pytest.fail)
 
 
-def test_a_failed_write_is_reported_once_and_retried_until_a_success(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "state.json"
-    lines: list[str] = []
-    file = StateFile(path, lines.append)
-    states: tuple[State, ...] = ("serving", "draining")
-    for state in states:
-        path.unlink()
-        path.parent.rmdir()
-        file.enter(state, "another reason")
-        file.enter(state, "a reason")
-        since = file.condition.since
-        for _ in range(3):
-            file.catch_up()
-        path.parent.mkdir()
-        file.catch_up()
-        assert read_state(path) == (state, "a reason", since)
-    assert lines == [f"the state file {path} can't be written any more: No such file or directory"] * 2
+def test_a_write_that_fails_later_is_reported(tmp_path: Path) -> None:
+    path, lines = tmp_path / "folder" / "state.json", list[str]()
+    file = StateFile(path, None, lines.append)
     path.unlink()
-    file.catch_up()
-    assert not path.exists(), "written without a need"
+    path.parent.rmdir()
+    file.enter("serving", "a reason")
+    assert file.current.state == "serving"
+    assert lines == [f"the state file {path} can't be written any more: No such file or directory"]
+
+
+def test_a_taken_ready_port_is_refused() -> None:
+    with server(respond(b"")) as port, pytest.raises(RefusedError, match=f"^TRITON_READY_PORT is {port}, and can't be"):
+        StateFile(None, port, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (b"403 Forbidden", b'{"error":\n "no"}', 'HTTP 403: {"error": "no"}'),
+        (b"200 OK", b"[{}]", r"HTTP 200: \[{}\]"),
+        (b"200 OK", b"\xff", "HTTP 200: "),
+    ],
+)
+def test_an_unexpected_answer_does_not_count_as_unloaded(status: bytes, body: bytes, message: str) -> None:
+    answer = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+    with server(respond(answer)) as port, pytest.raises(ApiError, match=message):
+        RepositoryApi(Address(HOST, port), {}).is_loaded("llama")

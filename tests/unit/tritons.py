@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from triton_supervisor.triton_http import Address
+from triton_supervisor.triton import Address
 from unit.peers import HOST
 
 SECONDS = 60.0

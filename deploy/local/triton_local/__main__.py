@@ -1,6 +1,204 @@
-"""Entry point of `python -m triton_local`."""
+"""The command line, `python -m triton_local`: options, signals and output; LocalTriton does the work.
 
-from triton_local.cli import main
+The launcher's own lines go to stdout, the server's to stderr.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from triton_local.errors import InterruptedStartError, InvalidSettingError, LauncherError
+from triton_local.openai_endpoint import OpenAIEndpoint
+from triton_local.ports import HeldPorts, Service, resolve_host
+from triton_local.server import LocalTriton
+
+_PORT = click.IntRange(0, 65535)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_POLL_S = 0.25
+
+
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option(
+    "--variant",
+    help="`default` (config.pbtxt), or the NAME of configs/NAME.pbtxt.  [default: streaming, if it exists]",
+)
+@click.option("--model", help="Checkpoint: a folder or a hub id. Sets LLAMA_MODEL.  [default: the variant's own]")
+@click.option("--http-port", type=_PORT, default=8000, help="0: any free port, which is printed.")
+@click.option("--grpc-port", type=_PORT, default=8001, help="0: any free port, which is printed.")
+@click.option("--metrics-port", type=_PORT, default=8002, help="0: any free port, which is printed.")
+@click.option("--openai-port", type=_PORT, help="Starts the OpenAI endpoint; 0: any free port.  [default: off]")
+@click.option("--host", default="127.0.0.1", help="IPv4 address to listen on; 0.0.0.0 is every one of this machine.")
+@click.option("--model-repository", type=click.Path(path_type=Path), help="[default: the checkout's own]")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="JSON with its addresses, while it is ready.")
+@click.option("--ready-timeout", type=float, default=3600.0, help="Seconds to download, load and be ready.")
+@click.argument("tritonserver_args", nargs=-1, type=click.UNPROCESSED)
+def main(
+    variant: str | None,
+    model: str | None,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    openai_port: int | None,
+    host: str,
+    model_repository: Path | None,
+    ready_file: Path | None,
+    ready_timeout: float,
+    tritonserver_args: tuple[str, ...],
+) -> None:
+    """Run Triton on the model repository, without Docker; TRITONSERVER_ARGS come after --.
+
+    SIGTERM or Ctrl-C drains accepted requests and ends, SIGQUIT kills. A server that dies is started again on the same
+    ports. The environment has the supervisor's settings, as in the container: TRITON_GRACE_SECONDS, TRITON_RESTARTS,
+    TRITON_RESTART_MINUTES, TRITON_STUCK_SECONDS. Exit codes: 0 drained, 70 the model died too often, 1 not ready in
+    time or not drained in time, 2 refused before the start; else tritonserver's own.
+    """
+    ports: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+    try:
+        server = LocalTriton(
+            variant=variant,
+            model=model,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            host=host,
+            model_repository=model_repository,
+            extra_args=tritonserver_args,
+            ready_timeout=ready_timeout,
+            on_log_line=_show,
+        )
+        endpoint = None if openai_port is None else _endpoint(server, host, ports | {"openai": openai_port}, model)
+        sys.exit(_serve(server, endpoint, host, ready_file))
+    except LauncherError as error:
+        click.echo(f"triton_local: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _endpoint(server: LocalTriton, host: str, ports: dict[Service, int], model: str | None) -> OpenAIEndpoint:
+    """Return the server's endpoint. Raises InvalidSettingError if a port is taken, or two are the same."""
+    with HeldPorts(resolve_host(host), ports):
+        pass
+    return OpenAIEndpoint(host, ports["openai"], server.grace, model)
+
+
+def _serve(server: LocalTriton, endpoint: OpenAIEndpoint | None, host: str, ready_file: Path | None) -> int:
+    started = time.monotonic()
+    stopper = _Stopper(server, endpoint)
+    _write_ready_file(ready_file, None)
+    _say(f"starting tritonserver, variant {server.variant}")
+    try:
+        with server, endpoint or contextlib.nullcontext():
+            if endpoint is not None:
+                endpoint.start(server.grpc_url, _say)
+            stopper.server_is_ready()
+            urls = {str(service): url for service, url in server.urls.items()}
+            if endpoint is not None:
+                urls["openai"] = endpoint.address
+            _say(f"ready after {time.monotonic() - started:.1f} s, pid {server.pid}, listening on {host}")
+            for service, url in server.urls.items():
+                _say(f"  {service:<7} {url}")
+            if endpoint is not None:
+                _say(f"  openai  {endpoint.url}")
+                _say(f"try: {_example(endpoint)}")
+            shown = None
+            while server.exit_code is None:
+                # Absent while it drains, or has died and is started again.
+                facts = {**urls, "pid": server.pid, "variant": server.variant} if server.serves else None
+                if facts != shown:
+                    _write_ready_file(ready_file, facts)
+                    shown = facts
+                time.sleep(_POLL_S)
+            return server.wait()
+    finally:
+        _write_ready_file(ready_file, None)
+
+
+def _write_ready_file(path: Path | None, facts: Mapping[str, object] | None) -> None:
+    """Replace the file, or remove it without facts. Raises InvalidSettingError where it can't be written."""
+    if path is None:
+        return
+    try:
+        if facts is None:
+            path.unlink(missing_ok=True)
+        else:
+            new = path.with_name(f".{path.name}-new")
+            new.write_text(json.dumps(facts) + "\n")
+            new.replace(path)
+    except OSError as error:
+        raise InvalidSettingError(f"ready file {path} can't be written: {error.strerror}") from error
+
+
+def _example(endpoint: OpenAIEndpoint) -> str:
+    """Return a command that asks the endpoint, as a shell takes it."""
+    body = {"model": endpoint.served_name, "messages": [{"role": "user", "content": "What does textwrap.wrap do?"}]}
+    return f"curl -s {endpoint.url}/chat/completions -d {shlex.quote(json.dumps(body))}"
+
+
+class _Stopper:
+    """Signal handling: before the server is ready a signal aborts the start, later it drains the server.
+
+    The OpenAI endpoint drains first: its requests are the server's.
+    """
+
+    def __init__(self, server: LocalTriton, endpoint: OpenAIEndpoint | None) -> None:
+        self._server = server
+        self._endpoint = endpoint
+        self._ready = False
+        self._draining = False
+        for signum in _STOP_SIGNALS:
+            signal.signal(signum, self._handle)
+        signal.signal(signal.SIGQUIT, self._kill)
+
+    def server_is_ready(self) -> None:
+        """From now on signals drain the endpoint, if there is one, and the server."""
+        self._ready = True
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        """Repeated signals change nothing: make and a terminal send several."""
+        if self._draining:
+            return
+        self._draining = True
+        if not self._ready:
+            raise InterruptedStartError(signum)
+        # The endpoint's requests have as long as those that the server has after them.
+        name, limit = signal.Signals(signum).name, self._server.grace * (1 if self._endpoint is None else 2)
+        _say(f"{name}: ending when the running requests are answered, in {limit:g} s at most; SIGQUIT: at once")
+        if self._endpoint is None:
+            self._terminate()
+        else:
+            self._endpoint.end_then(self._terminate)
+
+    def _terminate(self) -> None:
+        # The server may have ended while the endpoint did.
+        with contextlib.suppress(RuntimeError):
+            self._server.terminate()
+
+    def _kill(self, signum: int, frame: FrameType | None) -> None:
+        if self._endpoint is not None:
+            self._endpoint.kill()
+        with contextlib.suppress(RuntimeError):
+            self._server.kill()
+
+
+def _show(line: str) -> None:
+    """Show a line of the server's log, in the thread that reads them; its reader may be gone, and serving goes on."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
+
+
+def _say(message: str) -> None:
+    # Unbuffered: a signal handler may print in the middle of a line. The reader may be gone, and serving goes on.
+    with contextlib.suppress(OSError):
+        os.write(1, f"triton_local: {message}\n".encode())
+
 
 if __name__ == "__main__":
     main(prog_name="triton_local")

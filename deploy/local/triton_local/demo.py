@@ -55,7 +55,7 @@ Outcome = Completion | TritonLlamaError
 def main() -> int:
     """Run the demonstration; return the exit code."""
     # The demo serves the embedded checkpoint with the settings' defaults, whatever the shell sets for `make serve`.
-    for name in [name for name in os.environ if name.startswith(("LLAMA_", "TRITON_LLAMA_OPENAI_"))]:
+    for name in [name for name in os.environ if name.startswith(("LLAMA_", "TRITON_"))]:
         del os.environ[name]
     print("starting Triton with the embedded checkpoint ...", flush=True)
     try:

@@ -1,20 +1,10 @@
-"""The launcher's errors, each with a message of one line.
+"""The launcher's errors, each with a message for the user.
 
 LauncherError
-├── before the start, exit code 2
-│   ├── MissingWheelError            nvidia-pytriton isn't installed, or only in part
-│   ├── UnsupportedInterpreterError  the wheel has no Python backend stub for this Python
-│   ├── MissingLibpythonError        the interpreter has no shared libpython
-│   ├── CacheError                   the runtime can't be kept in the cache folder
-│   ├── UnknownRepositoryError       no such model repository, or no model in it
-│   ├── UnknownVariantError          no such config
-│   ├── UnknownModelError            neither a folder nor a hub id
-│   ├── InvalidSettingError          a host, port or timeout out of its bounds
-│   ├── ReservedArgumentError        an argument for tritonserver that the launcher itself sets
-│   └── PortInUseError               a given port is taken
-├── StartFailedError                 tritonserver ended before it was ready, exit code 1
-├── NotReadyError                    tritonserver wasn't ready in time, exit code 1
-└── InterruptedStartError            a signal came before it was ready, exit code 128 + signal
+├── MissingPartError        the wheel, its stub for this Python, or a shared libpython: exit code 2
+├── InvalidSettingError     a port, host, variant, model or option that can't be used: exit code 2
+├── StartFailedError        tritonserver ended before it was ready, or wasn't ready in time: exit code 1
+└── InterruptedStartError   a signal came before it was ready: exit code 128 + signal
 """
 
 
@@ -24,54 +14,16 @@ class LauncherError(Exception):
     exit_code = 2
 
 
-class MissingWheelError(LauncherError):
-    """nvidia-pytriton isn't installed, or only in part."""
-
-
-class UnsupportedInterpreterError(LauncherError):
-    """The wheel has no Python backend stub for this Python version."""
-
-
-class MissingLibpythonError(LauncherError):
-    """The interpreter has no shared libpython, which the stub links."""
-
-
-class CacheError(LauncherError):
-    """The assembled runtime can't be kept in the cache folder."""
-
-
-class UnknownRepositoryError(LauncherError):
-    """There is no model repository at that path, or not our model in it."""
-
-
-class UnknownVariantError(LauncherError):
-    """There is no config of that name; Triton would silently fall back to config.pbtxt."""
-
-
-class UnknownModelError(LauncherError):
-    """The value is neither an existing folder nor a hub id."""
+class MissingPartError(LauncherError):
+    """nvidia-pytriton isn't installed as a whole, has no stub for this Python, or that has no shared libpython."""
 
 
 class InvalidSettingError(LauncherError):
-    """A host, port or timeout out of its bounds."""
-
-
-class ReservedArgumentError(LauncherError):
-    """An argument for tritonserver that the launcher itself sets, or that is no option."""
-
-
-class PortInUseError(LauncherError):
-    """A given port is taken."""
+    """A setting that can't be used; nothing is started."""
 
 
 class StartFailedError(LauncherError):
-    """tritonserver ended before it was ready; the message has the reason from its log."""
-
-    exit_code = 1
-
-
-class NotReadyError(LauncherError):
-    """tritonserver wasn't ready in time."""
+    """tritonserver ended before it was ready, or wasn't ready in time; the message has the reason from its log."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""The Python and the nvidia-pytriton wheel that tritonserver runs with.
+"""What tritonserver runs from: the nvidia-pytriton wheel, this Python, and a folder of links that joins them.
 
 The backend's stub embeds Python: it links `libpython<major.minor>.so.1.0` and finds its standard library beside the
 first `python3` on PATH. The wheel contributes tritonserver, the Python backend, its stubs, the caches and their
@@ -7,23 +7,24 @@ libraries; its own Python API isn't imported.
 
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from triton_local.errors import MissingLibpythonError, MissingWheelError, UnsupportedInterpreterError
+from triton_local.errors import MissingPartError
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """One interpreter. executable: not resolved, because a virtual environment's `python` is a link out of it.
+    """A Python whose libraries the model imports.
 
+    executable: not resolved, because a virtual environment's `python` is a link out of it. minor_version: "3.11".
     library_dirs: where its own libpython may be; another build of the same version on the machine doesn't do.
     """
 
     executable: Path
-    version: tuple[int, int, int]
+    minor_version: str
     library_dirs: tuple[Path, ...]
     site_packages: tuple[Path, ...]
 
@@ -40,30 +41,20 @@ class Interpreter:
             directories += [directory / multiarch for directory in list(directories)]
         return cls(
             executable=Path(sys.executable),
-            version=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
+            minor_version=f"{sys.version_info.major}.{sys.version_info.minor}",
             library_dirs=tuple(dict.fromkeys(directories)),
             site_packages=tuple(dict.fromkeys((Path(paths["purelib"]), Path(paths["platlib"])))),
         )
 
-    @property
-    def minor_version(self) -> str:
-        """Such as "3.11"."""
-        return f"{self.version[0]}.{self.version[1]}"
-
-    @property
-    def full_version(self) -> str:
-        """Such as "3.11.7"."""
-        return ".".join(str(part) for part in self.version)
-
     def libpython(self) -> Path:
-        """Return the interpreter's own shared library. Raises MissingLibpythonError, with the package that has it."""
+        """Return the interpreter's own shared library. Raises MissingPartError, with the package that has it."""
         name = f"libpython{self.minor_version}.so.1.0"
         for directory in self.library_dirs:
             if (directory / name).is_file():
                 return directory / name
         looked = ", ".join(str(directory) for directory in self.library_dirs)
-        raise MissingLibpythonError(
-            f"{self.executable} (Python {self.full_version}) has no shared {name} in {looked}: "
+        raise MissingPartError(
+            f"{self.executable} (Python {self.minor_version}) has no shared {name} in {looked}: "
             f"install the package libpython{self.minor_version} (apt-get install libpython{self.minor_version}), "
             f"or, for a Python built from source, build it with --enable-shared"
         )
@@ -82,11 +73,6 @@ class TritonWheel:
     libraries: Path
 
     @property
-    def tritonserver(self) -> Path:
-        """The server binary."""
-        return self.root / "bin" / "tritonserver"
-
-    @property
     def python_backend(self) -> Path:
         """The folder of the Python backend, without a stub."""
         return self.root / "backends" / "python"
@@ -96,31 +82,27 @@ class TritonWheel:
         """The folder of response cache implementations."""
         return self.root / "caches"
 
-    def supported_versions(self) -> tuple[str, ...]:
-        """Return the Python versions that have a stub, ascending: ("3.8", "3.9", "3.10", ...)."""
-        found = [stub.parent.name for stub in (self.root / "python_backend_stubs").glob(f"*/{STUB_NAME}")]
-        return tuple(sorted(found, key=lambda version: [int(part) for part in version.split(".")]))
-
     def stub(self, minor_version: str) -> Path:
-        """Return the backend's stub for Python `minor_version` ("3.11"). Raises UnsupportedInterpreterError."""
-        supported = self.supported_versions()
-        if minor_version not in supported:
-            raise UnsupportedInterpreterError(
+        """Return the backend's stub for Python `minor_version` ("3.11"). Raises MissingPartError."""
+        stubs = self.root / "python_backend_stubs"
+        if not (stubs / minor_version / STUB_NAME).is_file():
+            versions = sorted(path.parent.name for path in stubs.glob(f"*/{STUB_NAME}"))
+            raise MissingPartError(
                 f"Python {minor_version} has no Python backend stub in {DISTRIBUTION} {self.version}: "
-                f"use one of {', '.join(supported)}"
+                f"it has {', '.join(versions)}"
             )
-        return self.root / "python_backend_stubs" / minor_version / STUB_NAME
+        return stubs / minor_version / STUB_NAME
 
 
 def find_wheel(search_path: Sequence[Path]) -> TritonWheel:
     """Return the nvidia-pytriton of the first site-packages folder that has it.
 
-    Raises MissingWheelError when there is none, or a part of it is missing.
+    Raises MissingPartError when there is none, or a part of it is missing.
     """
     installed = next(iter(metadata.distributions(name=DISTRIBUTION, path=[str(path) for path in search_path])), None)
     if installed is None:
         looked = ", ".join(str(path) for path in search_path)
-        raise MissingWheelError(
+        raise MissingPartError(
             f"the package {DISTRIBUTION}, which contains tritonserver, isn't installed in {looked}: "
             f"pip install {DISTRIBUTION}"
         )
@@ -129,10 +111,47 @@ def find_wheel(search_path: Sequence[Path]) -> TritonWheel:
         root=Path(str(installed.locate_file("pytriton/tritonserver"))),
         libraries=Path(str(installed.locate_file("nvidia_pytriton.libs"))),
     )
-    for part in (wheel.tritonserver, wheel.python_backend, wheel.caches, wheel.libraries):
+    for part in (wheel.root / "bin" / "tritonserver", wheel.python_backend, wheel.caches, wheel.libraries):
         if not part.exists():
-            raise MissingWheelError(
+            raise MissingPartError(
                 f"{DISTRIBUTION} {wheel.version} is installed without {part}: "
                 f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
             )
     return wheel
+
+
+def link_runtime(folder: Path, wheel: TritonWheel, interpreter: Interpreter) -> None:
+    """Link what tritonserver needs into an empty folder. Raises MissingPartError.
+
+    backends/python/   the wheel's Python backend with the stub of this Python beside it
+    lib/               libpython only: other files of its folder must not hide the system's libraries
+    """
+    libpython, stub = interpreter.libpython(), wheel.stub(interpreter.minor_version)
+    backend, libraries = folder / "backends" / "python", folder / "lib"
+    for links, targets in (
+        (backend, [*(part for part in wheel.python_backend.iterdir() if part.is_file()), stub]),
+        (libraries, [libpython]),
+    ):
+        links.mkdir(parents=True)
+        for target in targets:
+            (links / target.name).symlink_to(target)
+
+
+def runtime_environment(
+    folder: Path, wheel: TritonWheel, interpreter: Interpreter, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return `inherited` with the paths that tritonserver, in a `link_runtime` folder, and its stub need."""
+    return {
+        **inherited,
+        # The stub uses the prefix of the first python3 on PATH.
+        "PATH": _joined(interpreter.executable.parent, wheel.root / "bin", inherited.get("PATH", "")),
+        "LD_LIBRARY_PATH": _joined(folder / "lib", wheel.libraries, inherited.get("LD_LIBRARY_PATH", "")),
+        "PYTHONPATH": _joined(*interpreter.site_packages, inherited.get("PYTHONPATH", "")),
+        # The model's prints reach the log at once.
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _joined(*entries: Path | str) -> str:
+    # An empty entry would be the working directory.
+    return ":".join(str(entry) for entry in entries if str(entry))

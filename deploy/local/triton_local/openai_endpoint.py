@@ -30,7 +30,7 @@ class OpenAIEndpoint:
     """
 
     def __init__(self, host: str, port: int, grace: int, model: str | None = None) -> None:
-        """Start nothing. Raises InvalidSettingError without the endpoint's packages, PortInUseError."""
+        """Start nothing. Raises InvalidSettingError without the endpoint's packages, or its port."""
         for package in _PACKAGES:
             if find_spec(package) is None:
                 raise InvalidSettingError(
@@ -63,16 +63,6 @@ class OpenAIEndpoint:
     def url(self) -> str:
         """Its base URL."""
         return f"http://{self.address}/v1"
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id; None before the start."""
-        return None if self._process is None else self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its process's, negative for a signal; None while it runs and before the start."""
-        return None if self._process is None else self._process.poll()
 
     def start(self, grpc_url: str, say: Callable[[str], None]) -> None:
         """Start it in front of this server and wait until it listens; `served_name` is its first model.
@@ -158,5 +148,5 @@ class OpenAIEndpoint:
 
 def _command() -> list[str]:
     # The kernel kills the endpoint when the launcher is gone, even by SIGKILL.
-    wrapper = [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), "triton-llama-openai"]
+    wrapper = [sys.executable, "-I", "-S", child.__file__, str(os.getpid())]
     return [*wrapper, sys.executable, "-m", "triton_llama_openai"]

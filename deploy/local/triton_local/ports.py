@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
 
-from triton_local.errors import InvalidSettingError, PortInUseError
+from triton_local.errors import InvalidSettingError
 
 Service = Literal["http", "grpc", "metrics", "openai"]
 SERVICES: tuple[Service, ...] = ("http", "grpc", "metrics")
@@ -36,8 +36,7 @@ def reachable_host(address: str) -> str:
 class HeldPorts:
     """Distinct ports on `address`, one for each requested service, held until the context is left or `close`.
 
-    requested: 0 is any free port. Raises PortInUseError for a port that is taken, InvalidSettingError for one that
-    can't be bound for another reason.
+    requested: 0 is any free port. Raises InvalidSettingError for a port that is taken or can't be bound.
     """
 
     def __init__(self, address: str, requested: Mapping[Service, int]) -> None:
@@ -48,7 +47,7 @@ class HeldPorts:
                 port = requested[service]
                 for other, taken in self.numbers.items():
                     if port == taken:
-                        raise PortInUseError(f"port {port} is set twice: {other} and {service}")
+                        raise InvalidSettingError(f"port {port} is set twice: {other} and {service}")
                 held = stack.enter_context(_bound_socket(address, port, service))
                 self.numbers[service] = int(held.getsockname()[1])
             self._held = stack.pop_all()
@@ -74,7 +73,7 @@ def _bound_socket(address: str, port: int, service: Service) -> socket.socket:
     except OSError as error:
         held.close()
         if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
+            raise InvalidSettingError(
                 f"port {port} ({service}) on {address} is in use: "
                 f"choose another with --{service}-port, 0 for any free one"
             ) from error

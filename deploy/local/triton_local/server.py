@@ -3,63 +3,59 @@
     with LocalTriton(variant="default") as server:
         print(server.http_url)  # 127.0.0.1:34567, and the model is ready
 
-The command line (cli.py) is a thin layer over it.
+The command line (__main__.py) is a thin layer over it.
 """
+
+from __future__ import annotations
 
 import math
 import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from triton_supervisor.plan import Plan
-from triton_supervisor.repository_api import served_models
-from triton_supervisor.shared_memory import prefix_for
-from triton_supervisor.triton_http import Address
+from triton_supervisor.command import Options, refuse_reserved, served_models
+from triton_supervisor.settings import DEFAULT_CONFIG, STOP_MARGIN_S, RefusedError, Settings
+from triton_supervisor.state import State, read_state
+from triton_supervisor.triton import MODEL
 
-from triton_local.command import (
-    check_extra_arguments,
-    exit_timeout,
-    served,
-    server_arguments,
-    server_environment,
-)
-from triton_local.errors import InvalidSettingError, NotReadyError, StartFailedError
-from triton_local.installation import Interpreter, find_wheel
-from triton_local.log import ServerLog, failure_reason
-from triton_local.ports import HeldPorts, Service, reachable_host, resolve_host
-from triton_local.process import Supervised, SupervisorProcess
-from triton_local.repository import ModelRepository, resolve_model
-from triton_local.runtime import Runtime, cache_root, prepare_runtime
+from triton_local.errors import InvalidSettingError, StartFailedError
+from triton_local.installation import Interpreter, find_wheel, link_runtime, runtime_environment
+from triton_local.log import MAX_LINES, failure_reason
+from triton_local.ports import SERVICES, HeldPorts, Service, reachable_host, resolve_host
 
+# Options for tritonserver that the launcher sets, and what to use instead; the supervisor refuses others.
+_RESERVED = {
+    **{f"--{service}-port": f"--{service}-port before --" for service in SERVICES},
+    **{f"--{service}-address": "--host" for service in SERVICES},
+    "--model-repository": "--model-repository before --",
+    "--model-store": "--model-repository before --",
+    "--backend-directory": "nothing: the launcher assembles it",
+    "--allow-grpc": "nothing: the launcher serves it",
+}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """The checked parts of a start."""
-
-    runtime: Runtime
-    repository: ModelRepository
-    models: tuple[str, ...]
-    address: str
-    environment: Mapping[str, str]
+_SLACK_S = 20.0
+"""Time for the supervisor itself, on a slow machine."""
 
 
 class LocalTriton:
-    """A tritonserver that is ready on entering the context and gone on leaving it.
+    """A tritonserver that is ready on entering the context and gone on leaving it, under `triton_supervisor`.
 
     Ports of 0 are any free ones. variant: a config's name; None: `streaming`, where the repository has it. model: a
-    folder or a hub id for LLAMA_MODEL. environment: overrides the current one. extra_args: for tritonserver. The log is
-    in `log_text()`, in `log_file` if given, and goes line by line to `on_log_line`, in another thread. supervised:
-    starts a dead server again, on the same ports, within bounds, and drains at shutdown. Methods raise errors of the
-    LauncherError tree.
+    folder or a hub id for LLAMA_MODEL. environment: overrides the current one, which has the supervisor's settings
+    too (TRITON_RESTARTS, TRITON_GRACE_SECONDS, ...). extra_args: for tritonserver. on_log_line: takes each line of the
+    log, in another thread. Methods raise errors of the LauncherError tree.
     """
 
     def __init__(
@@ -74,30 +70,44 @@ class LocalTriton:
         model_repository: Path | str | None = None,
         environment: Mapping[str, str] | None = None,
         extra_args: Sequence[str] = (),
-        log_file: Path | str | None = None,
         ready_timeout: float = 180.0,
         on_log_line: Callable[[str], None] | None = None,
-        supervised: Supervised | None = None,
     ) -> None:
-        """Start nothing. supervised: None is `Supervised()`, as in `make serve`."""
-        self._variant = variant
-        self._model = model
-        self._requested: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
-        self._host = host
-        self._repository_path = None if model_repository is None else Path(model_repository)
-        self._environment = dict(environment or {})
-        self._extra = tuple(extra_args)
-        self._log_file = None if log_file is None else Path(log_file)
+        """Check everything, and start nothing."""
+        if not (math.isfinite(ready_timeout) and ready_timeout > 0):
+            raise InvalidSettingError(f"ready timeout {ready_timeout} is out of bounds: more than 0 seconds")
         self._ready_timeout = ready_timeout
+        self._repository = find_repository(None if model_repository is None else Path(model_repository))
+        streams = (self._repository / MODEL / "configs" / f"{DEFAULT_CONFIG}.pbtxt").is_file()
+        self.variant = variant or (DEFAULT_CONFIG if streams else "default")
+        """The served config's name."""
+        self._environment = {**os.environ, **(environment or {}), "TRITON_MODEL_CONFIG": self.variant}
+        if model is not None:
+            self._environment["LLAMA_MODEL"] = resolve_model(model)
+        self._extra = tuple(extra_args)
+        try:
+            refuse_reserved(self._extra, _RESERVED)
+            served_models(self._repository, self.variant)
+            self._settings = Settings.of(self._environment)
+            has_metrics = Options.parse(self._extra).metrics is not None
+        except RefusedError as error:
+            raise InvalidSettingError(str(error)) from error
+        self._services = tuple(service for service in SERVICES if service != "metrics" or has_metrics)
+        self._address = resolve_host(host)
+        self._requested: dict[Service, int] = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+        with HeldPorts(self._address, self._requested):  # a taken port is reported first
+            pass
+        self._interpreter = Interpreter.current()
+        self._wheel = find_wheel(self._interpreter.site_packages)
         self._on_log_line = on_log_line
-        self._supervised = supervised or Supervised()
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._resources = ExitStack()
-        self._log: ServerLog | None = None
-        self._process: SupervisorProcess | None = None
-        self._host_for_clients = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pump = threading.Thread(target=self._pump_output, name="tritonserver-log", daemon=True)
+        self._state_file = Path()
         self._ports: dict[Service, int] = {}
 
-    def __enter__(self) -> "LocalTriton":
+    def __enter__(self) -> LocalTriton:
         self.start()
         return self
 
@@ -105,11 +115,6 @@ class LocalTriton:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-
-    @property
-    def variant(self) -> str:
-        """The served config's name. Raises UnknownRepositoryError."""
-        return ModelRepository.at(self._repository_path).served_variant() if self._variant is None else self._variant
 
     @property
     def http_url(self) -> str:
@@ -128,151 +133,164 @@ class LocalTriton:
 
     @property
     def urls(self) -> dict[Service, str]:
-        """host:port of each service that is on; `extra_args` may have turned gRPC or metrics off."""
-        return {service: self._url(service) for service in served(self._extra)}
+        """host:port of each service; without the metrics' where `extra_args` turn them off."""
+        return {service: self._url(service) for service in self._services}
 
     @property
     def pid(self) -> int:
         """tritonserver's process id; a restart changes it."""
-        condition = self._running().condition()
-        return 0 if condition is None else condition.pid
+        state = self._state()
+        return 0 if state is None else state.pid
 
     @property
     def serves(self) -> bool:
         """Whether it is ready; not while it drains, or is started again."""
-        condition = self._running().condition()
-        return condition is not None and condition.state == "serving"
+        state = self._state()
+        return state is not None and state.state == "serving"
 
     @property
     def exit_code(self) -> int | None:
         """0 drained, 70 the model died too often, else tritonserver's own; None while it runs."""
-        return self._running().exit_code()
+        code = self._running().poll()
+        return 128 - code if code is not None and code < 0 else code
 
     @property
-    def exit_timeout(self) -> int:
-        """Seconds that accepted requests have at shutdown. Raises InvalidSettingError."""
-        return exit_timeout(self._extra)
+    def grace(self) -> int:
+        """Seconds that accepted requests have at shutdown."""
+        return self._settings.grace
 
     def log_text(self) -> str:
         """Return the log so far (its last 20,000 lines)."""
-        return "" if self._log is None else "\n".join(self._log.lines())
-
-    def check(self) -> None:
-        """Raise a LauncherError if the server can't be started; starts nothing, writes only to the cache."""
-        self._parts()
+        return "\n".join([*self._lines])
 
     def start(self) -> None:
         """Start, and wait until server and model are ready. After a LauncherError nothing is left running."""
-        parts = self._parts()
         try:
-            self._start(parts)
+            self._start()
         except BaseException:
             self.stop()
             raise
 
     def terminate(self) -> None:
         """Start a graceful shutdown. Returns at once."""
-        self._running().terminate()
+        self._running().send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill the server and its children. Returns at once."""
-        self._running().kill()
+        self._running().send_signal(signal.SIGQUIT)
 
     def wait(self) -> int:
-        """Wait until the server has ended; return its exit code."""
-        return self._running().wait()
+        """Wait until the server has ended, then for the last line of its log; return its exit code."""
+        self._running().wait()
+        self._pump.join(_SLACK_S)
+        code = self.exit_code
+        assert code is not None
+        return code
 
     def stop(self) -> None:
         """End the server gracefully, and kill it after a bounded time. Harmless without a server."""
         if self._process is not None:
-            self._process.stop()
+            self.terminate()
+            try:
+                self._process.wait(self._settings.notice + self._settings.grace + STOP_MARGIN_S + _SLACK_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # and the kernel kills the server with it
+            self.wait()
         self._resources.close()
 
-    def _parts(self) -> _Parts:
-        if not (math.isfinite(self._ready_timeout) and self._ready_timeout > 0):
-            raise InvalidSettingError(f"ready timeout {self._ready_timeout} is out of bounds: more than 0 seconds")
-        self._supervised.check()
-        repository = ModelRepository.at(self._repository_path)
-        repository.check_variant(self.variant)
-        model = None if self._model is None else resolve_model(self._model)
-        check_extra_arguments(self._extra)
-        address = resolve_host(self._host)
-        with HeldPorts(address, self._requested):  # a taken port is reported first
-            pass
-        interpreter = Interpreter.current()
-        runtime = prepare_runtime(find_wheel(interpreter.site_packages), interpreter, cache_root(os.environ))
-        environment = server_environment(
-            runtime,
-            os.environ,
-            model,
-            self._environment,
-            grace=self.exit_timeout,
-            stuck=self._supervised.stuck_seconds,
-        )
-        return _Parts(runtime, repository, served_models(repository.path, self.variant), address, environment)
-
-    def _start(self, parts: _Parts) -> None:
-        self._log = self._resources.enter_context(ServerLog(self._log_file, self._on_log_line))
+    def _start(self) -> None:
         folder = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="triton-local-")))
-        with HeldPorts(parts.address, self._requested) as held:
-            self._host_for_clients = reachable_host(parts.address)
+        link_runtime(folder, self._wheel, self._interpreter)
+        environment = runtime_environment(folder, self._wheel, self._interpreter, self._environment)
+        self._state_file = Path(environment.setdefault("TRITON_STATE_FILE", str(folder / "state.json")))
+        with HeldPorts(self._address, self._requested) as held:
             self._ports = held.numbers
-            state_file = (self._supervised.state_file or folder / "state.json").absolute()
-            self._process = SupervisorProcess(self._plan(parts, state_file), state_file, self._log.add)
-            if self._wait_until_ready():
-                return
-        code, reason = self._process.wait(), failure_reason(self._log.lines())
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "triton_supervisor", *self._options(folder), *self._extra],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C at the terminal is the launcher's, which ends the OpenAI endpoint first.
+                start_new_session=True,
+            )
+            self._pump.start()
+            deadline = time.monotonic() + self._ready_timeout
+            while self.exit_code is None:
+                if self.serves and all(self._listens(service) for service in self._services):
+                    return
+                if time.monotonic() > deadline:
+                    raise StartFailedError(
+                        f"not ready within {self._ready_timeout:g} s (--ready-timeout); the log ends with: "
+                        f"{failure_reason([*self._lines])}"
+                    )
+                time.sleep(_POLL_S)
+        code = self.wait()
+        reason = failure_reason([*self._lines])
         raise StartFailedError(f"tritonserver ended with code {code} before it was ready: {reason}")
 
-    def _plan(self, parts: _Parts, state_file: Path) -> Plan:
-        supervised, ports = self._supervised, self._ports
-        # Unique, so that a killed server's shared memory is recognised.
-        shm_prefix = prefix_for(uuid.uuid4().hex[:12])
-        arguments = server_arguments(
-            parts.runtime, parts.repository.path, self.variant, parts.address, ports, shm_prefix, self._extra
-        )
-        has_metrics = "metrics" in served(self._extra)
-        return Plan(
-            arguments=arguments,
-            environment=parts.environment,
-            models=parts.models,
-            http=Address(self._host_for_clients, ports["http"]),
-            metrics=Address(self._host_for_clients, ports["metrics"]) if has_metrics else None,
-            shm_prefix=shm_prefix,
-            grace=self.exit_timeout,
-            notice=supervised.notice,
-            stuck=supervised.stuck_seconds,
-            restarts=supervised.restarts,
-            restart_minutes=supervised.restart_minutes,
-            state_file=state_file,
-            parent=os.getpid(),
-        )
+    def _options(self, folder: Path) -> list[str]:
+        """Return tritonserver's options beside the supervisor's. folder: of `link_runtime`."""
+        options = [
+            f"--model-repository={self._repository}",
+            f"--backend-directory={folder / 'backends'}",
+            f"--cache-directory={self._wheel.caches}",
+        ]
+        for service in SERVICES:
+            options += [f"--{service}-address={self._address}", f"--{service}-port={self._ports[service]}"]
+        return options
 
-    def _wait_until_ready(self) -> bool:
-        """Return False if the server has ended instead. Raises NotReadyError after the timeout."""
+    def _pump_output(self) -> None:
         process = self._running()
-        deadline = time.monotonic() + self._ready_timeout
-        while process.exit_code() is None:
-            if self.serves and all(self._listens(service) for service in served(self._extra)):
-                return True
-            if time.monotonic() > deadline:
-                lines = [] if self._log is None else self._log.lines()
-                raise NotReadyError(
-                    f"not ready within {self._ready_timeout:g} s (--ready-timeout); the log ends with: "
-                    f"{failure_reason(lines)}"
-                )
-            time.sleep(_POLL_S)
-        return False
+        assert process.stdout is not None
+        with process.stdout as stdout:
+            for line in stdout:
+                text = line.decode(errors="replace").rstrip("\r\n")
+                self._lines.append(text)
+                if self._on_log_line is not None:
+                    self._on_log_line(text)
+
+    def _state(self) -> State | None:
+        self._running()
+        return read_state(self._state_file)
 
     def _listens(self, service: Service) -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            return probe.connect_ex((self._host_for_clients, self._ports[service])) == 0
+            return probe.connect_ex((reachable_host(self._address), self._ports[service])) == 0
 
-    def _running(self) -> SupervisorProcess:
+    def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise RuntimeError("the server hasn't been started: use LocalTriton as a context manager")
         return self._process
 
     def _url(self, service: Service) -> str:
         self._running()
-        return f"{self._host_for_clients}:{self._ports[service]}"
+        return f"{reachable_host(self._address)}:{self._ports[service]}"
+
+
+def find_repository(path: Path | None) -> Path:
+    """Return the absolute model repository at `path`, else the checkout's. Raises InvalidSettingError."""
+    # The package runs from the checkout (an editable install), three folders below its root.
+    chosen = Path(__file__).resolve().parents[3] / "model_repository" if path is None else path.expanduser().absolute()
+    config = chosen / MODEL / "config.pbtxt"
+    if not config.is_file():
+        raise InvalidSettingError(
+            f"{chosen} is no model repository with the model {MODEL}: {config} is missing; "
+            f"name the right folder with --model-repository"
+        )
+    return chosen
+
+
+def resolve_model(value: str) -> str:
+    """Return the value of LLAMA_MODEL: the absolute path of an existing folder, or a hub id unchanged.
+
+    Raises InvalidSettingError for a path that doesn't exist, and for anything else.
+    """
+    path = Path(value).expanduser()
+    if value and path.is_dir():
+        return str(path.absolute())
+    # "models/typo" has the form of a hub id; that the folder "models" exists makes it a path.
+    means_path = value.endswith("/") or ("/" in value and path.parent.is_dir())
+    if means_path or not _HUB_ID.fullmatch(value):
+        raise InvalidSettingError(f"model {value!r} is neither an existing folder nor a hub id (organisation/name)")
+    return value

@@ -1,4 +1,9 @@
-"""Entry point of `python -m triton_supervisor`."""
+"""Serve under supervision: python -m triton_supervisor [TRITONSERVER_OPTIONS ...].
+
+The settings are the environment's (settings.py). Messages go to standard error, one line each.
+"""
+
+from __future__ import annotations
 
 import sys
 
@@ -6,10 +11,8 @@ from triton_supervisor.signals import block_signals
 
 if __name__ == "__main__":
     # The kernel drops signals that process 1 doesn't handle. Blocked, a SIGTERM waits until everything is loaded.
-    # `announce` is never process 1, and a signal ends it.
-    if sys.argv[1:2] != ["announce"]:
-        block_signals()
+    block_signals()
 
-    from triton_supervisor.cli import main
+    from triton_supervisor.supervisor import main
 
     sys.exit(main(sys.argv[1:]))

@@ -1,33 +1,32 @@
-"""tritonserver's command line: how to read its options, and the plan of a start in this project's image.
+"""tritonserver's command line: the options that the supervisor reads, those that it adds, and what it refuses.
 
-tritonserver parses with getopt_long: `--option=value` or `--option value`, the last one counts, and a name may be
-abbreviated while it is unambiguous. Which abbreviations are depends on its version, so they are refused (`cut_short`).
-A word that begins with `--` counts as an option here even where it is the value of another one.
+Triton's control APIs have no authentication: a client that reaches the port may unload the model, load another one from
+the request itself, map the server's shared memory, or turn its logs off. They are restricted to requests with a key,
+over HTTP and gRPC; what clients, probes, metrics and benchmarks use stays open. The key keeps out remote clients: it is
+on tritonserver's command line, the only place from which Triton takes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import argparse
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from triton_supervisor.hardening import body_limit_arguments
-from triton_supervisor.plan import Plan
-from triton_supervisor.repository_api import MODEL, served_models
-from triton_supervisor.settings import (
-    DEFAULT_CONFIG,
-    RefusedError,
-    Settings,
-    whole_number,
-    with_model_defaults,
-)
-from triton_supervisor.shared_memory import prefix_argument
-from triton_supervisor.triton_http import Address
+from triton_supervisor.settings import RefusedError, Settings, whole_number
+from triton_supervisor.triton import MODEL, UNARY, Address
 
-REPOSITORY = Path("/srv/triton-llama/model_repository")
-TRITONSERVER = "tritonserver"
+KEY_HEADER = "triton-llama-key"
+"""HTTP header with the key as its value; in a gRPC call's metadata, Triton adds `triton-grpc-protocol-` before it."""
+RESTRICTED = ("model-repository", "shared-memory", "trace", "logging")
+"""Triton's names of the API categories that need the key: every one but those of inference, probes and statistics."""
+MAX_BODY_BYTES = 2 * 2**20
+"""32 rows of 64 KiB each, where a prompt of 4,096 tokens is about 16 KiB of text."""
 
-# Values that tritonserver reads as false, in any case.
-_FALSE = ("false", "off", "0")
+_BODY_LIMIT = "--http-max-input-size"
 # Options that the supervisor sets, and what to use instead.
 _RESERVED = {
     "--model-control-mode": "nothing: the supervisor drains through it",
@@ -36,135 +35,117 @@ _RESERVED = {
     # The supervisor sends its probe without a key, and has set both for its own APIs.
     "--http-restricted-api": "a proxy: it controls who reaches the rest",
     "--grpc-restricted-protocol": "a proxy: it controls who reaches the rest",
+    "--allow-http": "nothing: the supervisor drains over HTTP",
 }
-# Options whose values the supervisor reads.
-_READ = ("--allow-http", "--http-address", "--http-port", "--allow-metrics", "--metrics-address", "--metrics-port")
+# In a config, outside its comments.
+_DECOUPLED = re.compile(r"^[^#\n]*\bdecoupled\s*:\s*true\b", re.MULTILINE)
 
 
-def plan_container(
-    extra: Sequence[str],
-    environment: Mapping[str, str],
-    settings: Settings,
-    shm_prefix: str,
-    repository: Path = REPOSITORY,
-) -> Plan:
-    """Return the plan of a start; runs `tritonserver --help`. extra: the container's arguments, for tritonserver.
+@dataclass(frozen=True)
+class Options:
+    """What the supervisor reads of tritonserver's options; the last value of each counts.
 
-    Raises RefusedError for an unknown config, or an option that the supervisor itself sets.
+    http: where it is reached from here. metrics: the same, None when they are off.
     """
-    _check(extra)
-    config = _config(environment, repository)
-    models = served_models(repository, config)
-    variables = with_model_defaults(environment, grace=settings.grace, stuck=settings.stuck)
-    arguments = (
-        TRITONSERVER,
-        f"--model-repository={repository}",
+
+    repository: Path
+    http: Address
+    metrics: Address | None
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> Options:
+        """Parse `--option=value` or `--option value`; names must be written out. Raises RefusedError."""
+        parser = _Parser(allow_abbrev=False, add_help=False, argument_default=None)
+        parser.add_argument("--model-repository", type=Path, default=Path("/srv/triton-llama/model_repository"))
+        for name in ("--http-address", "--metrics-address", "--allow-metrics"):
+            parser.add_argument(name, default="")
+        parser.add_argument("--http-port", default="8000")
+        parser.add_argument("--metrics-port", default="8002")
+        values, _ = parser.parse_known_args(arguments)
+        host = _reachable(values.http_address)
+        metrics_host = _reachable(values.metrics_address) if values.metrics_address else host
+        metrics_port = whole_number("--metrics-port", values.metrics_port, 1, 65535)
+        # Values that tritonserver reads as false.
+        is_off = values.allow_metrics.lower() in ("false", "off", "0")
+        return cls(
+            repository=values.model_repository,
+            http=Address(host, whole_number("--http-port", values.http_port, 1, 65535)),
+            metrics=None if is_off else Address(metrics_host, metrics_port),
+        )
+
+
+def refuse_reserved(arguments: Sequence[str], reserved: dict[str, str]) -> None:
+    """Raise RefusedError for a word that is no option, or an option of `reserved`, with what to use instead."""
+    if arguments and not arguments[0].startswith("-"):
+        raise RefusedError(f"unexpected argument {arguments[0]!r}; it must be an option for tritonserver")
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if option in reserved:
+            raise RefusedError(f"{option} can't go to tritonserver directly; use {reserved[option]}")
+
+
+def server_command(
+    arguments: Sequence[str], options: Options, models: Sequence[str], settings: Settings, key: str, shm_prefix: str
+) -> list[str]:
+    """Return tritonserver, its options, and the operator's `arguments` last; runs `tritonserver --help`.
+
+    models: to load, each before those that call it. shm_prefix: of the Python backend's shared memory. Raises
+    RefusedError for an option that the supervisor itself sets, and where tritonserver can't be run.
+    """
+    refuse_reserved(arguments, _RESERVED)
+    restricted = f"{','.join(RESTRICTED)}:{KEY_HEADER}={key}"
+    command = [
+        "tritonserver",
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in models),
+        f"--http-restricted-api={restricted}",
+        f"--grpc-restricted-protocol={restricted}",
         # The configs are complete; auto-completion would start a model process, and import PyTorch, once more.
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={settings.grace}",
         # Percentiles of the queue time, off by default.
         "--metrics-config=summary_latencies=true",
-        prefix_argument(shm_prefix),
-        *body_limit_arguments([TRITONSERVER], variables),
-        *(() if config == "default" else (f"--model-config-name={config}",)),
-        *extra,
-    )
-    http, metrics = _addresses(extra)
-    return Plan(
-        arguments=arguments,
-        environment=variables,
-        models=models,
-        http=http,
-        metrics=metrics,
-        shm_prefix=shm_prefix,
-        grace=settings.grace,
-        notice=settings.notice,
-        stuck=settings.stuck,
-        restarts=settings.restarts,
-        restart_minutes=settings.restart_minutes,
-        state_file=settings.state_file,
-        ready_port=settings.ready_port,
-    )
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        *_body_limit(),
+    ]
+    if settings.config != "default":
+        command.append(f"--model-config-name={settings.config}")
+    if not any(argument.partition("=")[0] == "--model-repository" for argument in arguments):
+        command.append(f"--model-repository={options.repository}")
+    return [*command, *arguments]
 
 
-def last_value(arguments: Sequence[str], option: str) -> str | None:
-    """Return the value of `--option=value` or `--option value`, the last one if there are several; None without."""
-    value = None
-    for position, argument in enumerate(arguments):
-        if argument.startswith(f"{option}="):
-            value = argument.split("=", 1)[1]
-        elif argument == option and position + 1 < len(arguments):
-            value = arguments[position + 1]
-    return value
+def served_models(repository: Path, config: str) -> tuple[str, ...]:
+    """Return the models to load, each before those that call it: UNARY too, if MODEL's config is decoupled.
 
-
-def last_number(arguments: Sequence[str], option: str, default: int, minimum: int, maximum: int) -> int:
-    """Return the last value as a whole number within its bounds. Raises RefusedError.
-
-    tritonserver itself also reads "80a" and " 80" as 80.
+    config: "default", or the name of a file in configs/. A copied repository need not have UNARY. Raises RefusedError
+    for an unknown config: Triton would silently fall back to config.pbtxt.
     """
-    text = last_value(arguments, option)
-    return default if text is None else whole_number(option, text, minimum, maximum)
+    model = repository / MODEL
+    names = ["default", *sorted(path.stem for path in (model / "configs").glob("*.pbtxt"))]
+    if config not in names:
+        raise RefusedError(f"TRITON_MODEL_CONFIG={config} is unknown; known: {' '.join(names)}")
+    file = model / "config.pbtxt" if config == "default" else model / "configs" / f"{config}.pbtxt"
+    decoupled = file.is_file() and _DECOUPLED.search(file.read_text(encoding="utf-8")) is not None
+    return (MODEL, UNARY) if decoupled and (repository / UNARY).is_dir() else (MODEL,)
 
 
-def is_off(arguments: Sequence[str], option: str) -> bool:
-    """Return whether the last value of the option is false."""
-    return (last_value(arguments, option) or "").lower() in _FALSE
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RefusedError(message)
 
 
-def has_option(arguments: Sequence[str], option: str) -> bool:
-    """Return whether the option is given, with a value or without."""
-    return any(_name(argument) == option for argument in arguments)
+def _reachable(address: str) -> str:
+    return "127.0.0.1" if address in ("", "0.0.0.0") else address
 
 
-def cut_short(arguments: Sequence[str], options: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first name that may abbreviate one of these options, and that option."""
-    known = tuple(options)
-    for name in map(_name, arguments):
-        if name.startswith("--") and name != "--" and name not in known:
-            for option in known:
-                if option.startswith(name):
-                    return name, option
-    return None
-
-
-def _name(argument: str) -> str:
-    return argument.split("=", 1)[0]
-
-
-def _check(extra: Sequence[str]) -> None:
-    if extra and not extra[0].startswith("-"):
-        raise RefusedError(f"unexpected argument {extra[0]!r}: announce, or options for tritonserver")
-    short = cut_short(extra, (*_RESERVED, *_READ))
-    if short is not None:
-        raise RefusedError(f"{short[0]} is cut short; write out the option, {short[1]} if that is meant")
-    for option, instead in _RESERVED.items():
-        if has_option(extra, option):
-            raise RefusedError(f"{option} can't go to tritonserver directly; use {instead}")
-    if is_off(extra, "--allow-http"):
-        off = f"--allow-http={last_value(extra, '--allow-http')}"
-        raise RefusedError(f"{off} leaves the supervisor no way to drain: it drains over HTTP")
-
-
-def _config(environment: Mapping[str, str], repository: Path) -> str:
-    config = environment.get("TRITON_MODEL_CONFIG") or DEFAULT_CONFIG
-    others = sorted(path.stem for path in (repository / MODEL / "configs").glob("*.pbtxt"))
-    # Triton silently falls back to config.pbtxt when the named config has no file.
-    if config not in ("default", *others):
-        raise RefusedError(f"TRITON_MODEL_CONFIG={config} is unknown; known: {' '.join(['default', *others])}")
-    return config
-
-
-def _addresses(extra: Sequence[str]) -> tuple[Address, Address | None]:
-    host = _reachable(last_value(extra, "--http-address"))
-    http = Address(host, last_number(extra, "--http-port", 8000, 1, 65535))
-    if is_off(extra, "--allow-metrics"):
-        return http, None
-    # The default address of the metrics is HTTP's.
-    address = last_value(extra, "--metrics-address")
-    port = last_number(extra, "--metrics-port", 8002, 1, 65535)
-    return http, Address(host if address is None else _reachable(address), port)
-
-
-def _reachable(address: str | None) -> str:
-    return "127.0.0.1" if address in (None, "", "0.0.0.0") else str(address)
+def _body_limit() -> list[str]:
+    """Return the option that limits an HTTP body; 2.51 (24.10) doesn't have it, and only a proxy can limit there."""
+    try:
+        # The exit code and the stream of --help differ between versions.
+        run = subprocess.run(
+            ["tritonserver", "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise RefusedError(f"tritonserver --help: {error}") from error
+    return [f"{_BODY_LIMIT}={MAX_BODY_BYTES}"] if _BODY_LIMIT in run.stdout + run.stderr else []

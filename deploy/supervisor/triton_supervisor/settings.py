@@ -7,7 +7,6 @@ default.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,29 +16,10 @@ DEFAULT_CONFIG = "streaming"
 """The config of the image and of `make serve`: it takes every kind of request, with llama_unary beside."""
 
 DEFAULT_GRACE_S = 120
-DEFAULT_STUCK_S = 120
-DEFAULT_RESTARTS = 5
-DEFAULT_RESTART_MINUTES = 10
-MAX_RESTARTS = 1000
-MAX_RESTART_MINUTES = 1440
-
-RESTARTS_VARIABLE = "TRITON_SERVER_RESTARTS"
-"""Tells the model how often tritonserver has been started again; the metric llama_server_restarts."""
-
 STOP_MARGIN_S = 30
 """Beyond notice and grace: unloading the model, flushing the last responses, killing what is left."""
-
 UNLOAD_S = 10.0
 """Part of it, for the model's `finalize` after the last response; Triton sets no other limit."""
-
-# Exit codes of the supervisor.
-DRAINED = 0
-CUT_OFF = 1
-"""The model wasn't unloaded in time: sequences still ran, or its `finalize` hung."""
-DEAD = 70
-"""The model died (EX_SOFTWARE of sysexits.h), and the server isn't started again, or not any more."""
-
-MODEL_PREFIX = "LLAMA_"
 MAX_SECONDS = 3600
 """Upper bound of every duration here, and of the model's drain_seconds and stuck_seconds."""
 
@@ -54,12 +34,13 @@ class RefusedError(Exception):
 class Settings:
     """Seconds, restarts, a file and a port.
 
-    grace: for accepted requests to finish during shutdown. notice: of serving on before the drain, unless the shutdown
-    was announced. stuck: without a step, although one is requested, until the model counts as dead; 0 disables the
-    check. restarts: of a tritonserver that has died, within restart_minutes; 0 leaves them to an orchestrator.
-    state_file: JSON for probes. ready_port: for load balancers.
+    config: "default", or the name of a file in the model's configs/. grace: for accepted requests to finish during
+    shutdown. notice: of serving on before the drain. stuck: without a step, although one is requested, until the model
+    counts as dead; 0 disables the check. restarts: of a tritonserver that has died, within restart_minutes; 0 leaves
+    them to an orchestrator. state_file: JSON for probes. ready_port: for load balancers.
     """
 
+    config: str
     grace: int
     notice: int
     stuck: int
@@ -71,23 +52,36 @@ class Settings:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Settings:
         """Read them. Raises RefusedError for a value that isn't a whole number within its bounds."""
-        stuck = _whole(environment, "TRITON_STUCK_SECONDS", DEFAULT_STUCK_S, 0, MAX_SECONDS)
+
+        def whole(name: str, default: int, minimum: int, maximum: int) -> int:
+            return whole_number(name, environment.get(name) or str(default), minimum, maximum)
+
+        stuck = whole("TRITON_STUCK_SECONDS", 120, 0, MAX_SECONDS)
         if 0 < stuck < _MIN_STUCK_S:
             raise RefusedError(
                 f"TRITON_STUCK_SECONDS is {stuck}; it must be 0 (never) or {_MIN_STUCK_S} ... {MAX_SECONDS}"
             )
         state_file = environment.get("TRITON_STATE_FILE")
         return cls(
-            grace=_whole(environment, "TRITON_GRACE_SECONDS", DEFAULT_GRACE_S, 1, MAX_SECONDS),
-            notice=_whole(environment, "TRITON_NOTICE_SECONDS", 0, 0, MAX_SECONDS),
+            config=environment.get("TRITON_MODEL_CONFIG") or DEFAULT_CONFIG,
+            grace=whole("TRITON_GRACE_SECONDS", DEFAULT_GRACE_S, 1, MAX_SECONDS),
+            notice=whole("TRITON_NOTICE_SECONDS", 0, 0, MAX_SECONDS),
             stuck=stuck,
-            restarts=_whole(environment, "TRITON_RESTARTS", DEFAULT_RESTARTS, 0, MAX_RESTARTS),
-            restart_minutes=_whole(
-                environment, "TRITON_RESTART_MINUTES", DEFAULT_RESTART_MINUTES, 1, MAX_RESTART_MINUTES
-            ),
+            restarts=whole("TRITON_RESTARTS", 5, 0, 1000),
+            restart_minutes=whole("TRITON_RESTART_MINUTES", 10, 1, 1440),
             state_file=Path(state_file) if state_file else None,
-            ready_port=_whole(environment, "TRITON_READY_PORT", 0, 0, 65535) or None,
+            ready_port=whole("TRITON_READY_PORT", 0, 0, 65535) or None,
         )
+
+    def for_model(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment for tritonserver and the model, with the model's settings that follow from these.
+
+        Sequences that still run when the model is unloaded have the same grace period. A step that runs for `stuck`
+        seconds makes the model report that it isn't ready.
+        """
+        # An empty setting of the model (LLAMA_MODEL= in .env) is the default.
+        variables = {name: value for name, value in environment.items() if value or not name.startswith("LLAMA_")}
+        return {"LLAMA_DRAIN_SECONDS": str(self.grace), "LLAMA_STUCK_SECONDS": str(self.stuck), **variables}
 
 
 def whole_number(name: str, text: str, minimum: int, maximum: int) -> int:
@@ -96,23 +90,3 @@ def whole_number(name: str, text: str, minimum: int, maximum: int) -> int:
     if not re.fullmatch("[0-9]{1,18}", text) or not minimum <= int(text) <= maximum:
         raise RefusedError(f"{name} is {text!r}; it must be a whole number, {minimum} ... {maximum}")
     return int(text)
-
-
-def with_model_defaults(environment: Mapping[str, str], *, grace: int, stuck: float | None) -> dict[str, str]:
-    """Return the environment for tritonserver and the model, with the model's settings that follow from ours.
-
-    Sequences that still run when the model is unloaded have the same `grace` seconds. A step that runs for `stuck`
-    seconds makes the model report that it isn't ready; 0 disables that, None keeps the model's default.
-    """
-    # An empty setting of the model (LLAMA_MODEL= in .env) is the default.
-    variables = {name: value for name, value in environment.items() if value or not name.startswith(MODEL_PREFIX)}
-    variables.setdefault(f"{MODEL_PREFIX}DRAIN_SECONDS", str(grace))
-    if stuck is not None:
-        # The model takes whole seconds; rounding up never yields 0, which would disable the check.
-        variables.setdefault(f"{MODEL_PREFIX}STUCK_SECONDS", str(min(math.ceil(stuck), MAX_SECONDS)))
-    return variables
-
-
-def _whole(environment: Mapping[str, str], name: str, default: int, minimum: int, maximum: int) -> int:
-    text = environment.get(name, "")
-    return whole_number(name, text, minimum, maximum) if text else default

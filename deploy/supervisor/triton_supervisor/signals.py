@@ -12,8 +12,9 @@ END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Request a graceful shutdown; repeated ones change nothing."""
 KILL = signal.SIGQUIT
 """Ends everything at once."""
+POLL_S = 0.25
+
 _TAKEN = (*END, KILL, signal.SIGCHLD)
-_POLL_S = 0.25
 
 
 def block_signals() -> None:
@@ -22,6 +23,6 @@ def block_signals() -> None:
 
 
 def wait_for_signal() -> int | None:
-    """Wait a quarter of a second, or until a signal or a child's end; return the signal, None without."""
-    received = signal.sigtimedwait(_TAKEN, _POLL_S)
+    """Wait for POLL_S, or until a signal or a child's end; return the signal, None without."""
+    received = signal.sigtimedwait(_TAKEN, POLL_S)
     return None if received is None else received.si_signo

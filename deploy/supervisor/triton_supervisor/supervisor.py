@@ -10,25 +10,40 @@ leave open for ever.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
 from enum import Enum, auto
 
-from triton_supervisor.hardening import new_key
-from triton_supervisor.metrics_page import read_load
-from triton_supervisor.plan import Plan
-from triton_supervisor.process import ServerProcess, kill_children, start_server
-from triton_supervisor.repository_api import ApiError, NotListeningError, RepositoryApi, control_arguments
-from triton_supervisor.restarts import Restarts
-from triton_supervisor.settings import CUT_OFF, DEAD, DRAINED, RESTARTS_VARIABLE, UNLOAD_S
-from triton_supervisor.shared_memory import remove_shared_memory
+from triton_supervisor.command import KEY_HEADER, Options, served_models, server_command
+from triton_supervisor.process import (
+    ServerProcess,
+    adopt_orphans,
+    kill_children,
+    remove_shared_memory,
+    set_stack_limit,
+    shared_memory_prefix,
+    start_server,
+)
+from triton_supervisor.settings import UNLOAD_S, RefusedError, Settings
 from triton_supervisor.signals import END, KILL, wait_for_signal
 from triton_supervisor.state import StateFile
-from triton_supervisor.watch import Pace, Probes, Watch, live_probe
+from triton_supervisor.triton import ApiError, RepositoryApi, read_load
+from triton_supervisor.watch import Watch, live_probe
 
-NAME = "triton_supervisor"
+# Exit codes.
+DRAINED = 0
+CUT_OFF = 1
+"""The model wasn't unloaded in time: sequences still ran, or its `finalize` hung."""
+REFUSED = 2
+DEAD = 70
+"""The model died (EX_SOFTWARE of sysexits.h), and the server isn't started again, or not any more."""
+
 IDLE_S = 2.0
 """So long nothing must wait or run until a model that Triton still holds counts as unloaded: a request on its way from
 Triton's queue to the model is in neither metric for a moment, and the model's own are 0.2 s old."""
@@ -38,9 +53,28 @@ END_S = 2.0
 """For tritonserver to end by itself: it waits for idle connections, and writes its traces."""
 UNLOADS_WITHOUT_PROCESS_S = 3.0
 """Triton notices sooner that the process of a model that it unloads has ended."""
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 30.0
+"""Before a restart."""
 
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _KILLED = 128 + signal.SIGKILL
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Supervise a tritonserver with these options; return the exit code. `block_signals` must have been called."""
+    try:
+        supervisor = Supervisor(arguments, Settings.of(os.environ))
+    except RefusedError as error:
+        say(str(error))
+        return REFUSED
+    return supervisor.run()
+
+
+def say(message: str) -> None:
+    """Write a line to standard error: in one write, because tritonserver writes there. Its reader may have left."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), f"triton_supervisor: {message}\n".encode())
 
 
 class Phase(Enum):
@@ -59,17 +93,49 @@ class Phase(Enum):
     """tritonserver has died, and is started again after a pause."""
 
 
-class Supervisor:
-    """Runs a plan. Not thread-safe; `block_signals` must have been called."""
+class Restarts:
+    """Bounds the restarts within a time: the first follows at once, and each further one after twice the pause.
 
-    def __init__(self, plan: Plan, state: StateFile, say: Callable[[str], None]) -> None:
-        """say: takes lines for the operator."""
-        self._plan = plan
-        self._state = state
-        self._say = say
-        self._key = new_key()
-        self._api = RepositoryApi(plan.http, self._key, plan.models)
-        self._restarts = Restarts(plan.restarts, plan.restart_minutes)
+    total: since the supervisor's own start.
+    """
+
+    def __init__(self, limit: int, minutes: float) -> None:
+        """limit: restarts within `minutes`; 0 restarts nothing."""
+        self._limit = limit
+        self._seconds = minutes * 60
+        self._times: deque[float] = deque()
+        self.total = 0
+
+    def after_death(self, now: float) -> tuple[float, str] | None:
+        """Count a restart; return the seconds before it, and "2 of 5" for the second one. None beyond the bound."""
+        while self._times and now - self._times[0] >= self._seconds:
+            self._times.popleft()
+        earlier = len(self._times)
+        if earlier >= self._limit:
+            return None
+        self._times.append(now)
+        self.total += 1
+        pause = min(FIRST_PAUSE_S * 2 ** (earlier - 1), MAX_PAUSE_S) if earlier else 0.0
+        return pause, f"{earlier + 1} of {self._limit}"
+
+
+class Supervisor:
+    """Supervises one tritonserver. Not thread-safe."""
+
+    def __init__(self, arguments: Sequence[str], settings: Settings) -> None:
+        """arguments: tritonserver's options from the operator. Raises RefusedError."""
+        self._settings = settings
+        self._options = Options.parse(arguments)
+        self._models = served_models(self._options.repository, settings.config)
+        self._shm_prefix = shared_memory_prefix()
+        # Each supervisor has a key of its own.
+        key = secrets.token_urlsafe(32)
+        self._command = server_command(arguments, self._options, self._models, settings, key, self._shm_prefix)
+        self._api = RepositoryApi(self._options.http, {KEY_HEADER: key})
+        self._state = StateFile(settings.state_file, settings.ready_port, say)
+        self._restarts = Restarts(settings.restarts, settings.restart_minutes)
+        # The launcher; its end requests the shutdown. In a container there is none.
+        self._parent = os.getppid()
         self._phase = Phase.STARTING
         self._code: int | None = None
         self._served = False
@@ -89,22 +155,21 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise until the end; return the exit code."""
+        adopt_orphans()
+        set_stack_limit()
         try:
             self._start()
             while self._code is None:
                 number = wait_for_signal()
                 if number == KILL:
                     self._code = _KILLED
-                elif number in END or self._parent_is_gone():
+                elif number in END or os.getppid() != self._parent:
                     self._request_end()
                 if self._code is None:
                     self._advance()
             return self._code
         finally:
             self._clean_up()
-
-    def _parent_is_gone(self) -> bool:
-        return self._plan.parent is not None and os.getppid() != self._plan.parent
 
     def _request_end(self) -> None:
         """Begin the shutdown; no effect a second time."""
@@ -115,26 +180,24 @@ class Supervisor:
             # Before it listens, Triton has accepted no request.
             self._end_server(DRAINED, flush=0.0, wait=END_S)
         elif self._phase is Phase.SERVING:
-            announced = self._state.announced()
             self._state.enter("draining", "told to end")
             self._phase = Phase.NOTICE
-            self._until = time.monotonic() + (0.0 if announced else self._plan.notice)
+            self._until = time.monotonic() + self._settings.notice
 
     def _advance(self) -> None:
         """Take the next step without blocking for long."""
-        self._state.catch_up()
         if self._phase is Phase.PAUSED:
             if time.monotonic() >= self._until:
                 self._start()
         elif self._server is not None and (code := self._server.exit_code()) is not None:
             self._server_has_ended(code)
         elif self._phase is Phase.STARTING:
-            if self._api.model_is_ready():
+            if all(self._api.is_ready(model) for model in self._models):
                 self._begin_to_serve()
         elif self._phase is Phase.SERVING:
-            self._serve()
+            self._kill_if_dead()
         elif self._phase is Phase.NOTICE:
-            if not self._model_is_dead() and time.monotonic() >= self._until:
+            if not self._kill_if_dead() and time.monotonic() >= self._until:
                 self._begin_to_unload()
         elif self._phase is Phase.UNLOADING:
             self._unload()
@@ -144,46 +207,34 @@ class Supervisor:
     # --- The start, and serving
 
     def _start(self) -> None:
-        plan = self._plan
-        # In front: an option without its value would consume what follows.
-        program, *options = plan.arguments
-        arguments = [program, *control_arguments(self._key, plan.models), *options]
-        environment = {**plan.environment, RESTARTS_VARIABLE: str(self._restarts.total)}
+        # The model shows the number in its metric llama_server_restarts.
+        environment = self._settings.for_model(os.environ) | {"TRITON_SERVER_RESTARTS": str(self._restarts.total)}
         self._phase = Phase.STARTING
         self._death = None
+        remove_shared_memory(self._shm_prefix)
         try:
-            self._server = start_server(arguments, NAME, environment)
+            self._server = start_server(self._command, environment)
         except OSError as error:  # no memory or no process left
-            self._server = None
             self._after_death(f"tritonserver can't be started: {error}")
         else:
             self._state.enter("starting", "the model is being loaded", self._server.pid)
 
     def _begin_to_serve(self) -> None:
-        plan, server = self._plan, self._server
-        assert server is not None
-        probes = None
-        if plan.stuck > 0:
-            pace = Pace.for_verdict_within(plan.stuck)
-            probes = Probes(live_probe(plan.http, plan.metrics, pace), pace, self._say)
-        self._watch = Watch(server.pid, probes)
+        assert self._server is not None
+        stuck = self._settings.stuck
+        probe, pause = live_probe(self._options.http, self._options.metrics, stuck)
+        self._watch = Watch(self._server.pid, probe if stuck else None, pause)
         self._served = True
         self._phase = Phase.SERVING
-        self._state.enter("serving", "the model is loaded", server.pid)
+        self._state.enter("serving", "the model is loaded")
 
-    def _serve(self) -> None:
-        if not self._model_is_dead() and self._state.announced():
-            self._state.enter("draining", "the end is announced; still serving")
-
-    def _model_is_dead(self) -> bool:
-        """Return whether the model is dead; tritonserver is killed then."""
+    def _kill_if_dead(self) -> bool:
+        """Kill tritonserver if the model is dead; return whether it is."""
         assert self._watch is not None
         death = self._watch.death()
-        # A tritonserver that another process has terminated closes its port first, and then ends the model itself.
-        if death is None or not self._api.listens():
-            return False
-        self._kill_dead(death)
-        return True
+        if death is not None:
+            self._kill_dead(death)
+        return death is not None
 
     def _kill_dead(self, reason: str) -> None:
         assert self._server is not None
@@ -201,36 +252,34 @@ class Supervisor:
             self._code = self._end_code
         elif self._phase in (Phase.NOTICE, Phase.UNLOADING):
             self._fail(f"{death} before the last request was answered", DEAD)
-        elif self._served and code == 0 and self._death is None:
-            self._say(f"{death}: another process has ended it")
-            self._code = DRAINED
         elif self._served:
             self._after_death(death)
         elif code - 128 in _CRASHES and not self._start_crashed:
             # It can lose a race of its own there (triton-inference-server/server issue 8882).
             self._start_crashed = True
-            self._say(f"{death} before it was ready; it is started again once")
+            say(f"{death} before it was ready; it is started again once")
             self._start()
         else:
             # tritonserver's own last error has the reason.
             self._fail(death, code)
 
     def _after_death(self, death: str) -> None:
-        restart = self._restarts.after_death()
+        restart = self._restarts.after_death(time.monotonic())
         if restart is None:
             restarts = f"; restarts so far: {self._restarts.total}" if self._restarts.total else ""
             self._fail(f"{death}{restarts}", DEAD)
             return
-        when = "at once" if restart.pause == 0 else f"in {restart.pause:g} s"
-        reason = f"{death}; tritonserver is started again {when} ({restart})"
-        self._say(reason)
+        pause, count = restart
+        when = f"in {pause:g} s" if pause else "at once"
+        reason = f"{death}; tritonserver is started again {when} ({count})"
+        say(reason)
         self._state.enter("starting", reason)
         self._phase = Phase.PAUSED
-        self._until = time.monotonic() + restart.pause
+        self._until = time.monotonic() + pause
 
     def _fail(self, reason: str, code: int) -> None:
         self._state.enter("failed", reason)
-        self._say(f"{reason}; the server ends with code {code}")
+        say(f"{reason}; the server ends with code {code}")
         self._code = code
 
     def _clean_up(self) -> None:
@@ -238,32 +287,32 @@ class Supervisor:
         if self._watch is not None:
             self._watch.end()
         kill_children()
-        remove_shared_memory(self._plan.shm_prefix)
+        remove_shared_memory(self._shm_prefix)
 
     # --- The drain
 
     def _begin_to_unload(self) -> None:
         assert self._watch is not None
         self._watch.end()
-        self._deadline = time.monotonic() + self._plan.grace + UNLOAD_S
-        self._to_unload = list(self._plan.models)
+        self._deadline = time.monotonic() + self._settings.grace + UNLOAD_S
+        self._to_unload = list(self._models)
         self._phase = Phase.UNLOADING
         try:
             self._api.unload(self._to_unload[-1])
         except ApiError as error:
             # On a signal Triton also finishes requests, though it waits for idle connections first.
-            self._say(f"the model can't be unloaded ({error}); tritonserver gets SIGINT instead")
-            self._end_server(DRAINED, flush=0.0, wait=self._plan.grace + UNLOAD_S)
+            say(f"the model can't be unloaded ({error}); tritonserver gets SIGINT instead")
+            self._end_server(DRAINED, flush=0.0, wait=self._settings.grace + UNLOAD_S)
 
     def _unload(self) -> None:
         """Wait until the model is unloaded, or everything is answered; then unload the next one, or end."""
         now = time.monotonic()
         try:
-            loaded = self._api.model_is_loaded(self._to_unload[-1])
+            loaded = self._api.is_loaded(self._to_unload[-1])
             if not loaded or self._has_been_idle(now):
                 if loaded:
                     # A gRPC stream that its client has left open.
-                    self._say(f"everything is answered, and Triton still holds {self._to_unload[-1]}")
+                    say(f"everything is answered, and Triton still holds {self._to_unload[-1]}")
                 self._to_unload.pop()
                 self._idle_since = None
                 if not self._to_unload:
@@ -271,15 +320,13 @@ class Supervisor:
                     self._end_server(DRAINED, flush=FLUSH_S, wait=END_S)
                     return
                 self._api.unload(self._to_unload[-1])
-        except NotListeningError:
-            return  # its end is noticed next
         except ApiError as error:
-            self._say(f"unloading: {error}")
+            say(f"unloading: {error}")
         self._stop_unloading(now)
 
     def _has_been_idle(self, now: float) -> bool:
         """Return whether for IDLE_S nothing waits or runs, as Triton's and the model's metrics say."""
-        load = None if self._plan.metrics is None else read_load(self._plan.metrics)
+        load = None if self._options.metrics is None else read_load(self._options.metrics)
         if load is None or not load.idle:
             self._idle_since = None
             return False
@@ -289,13 +336,12 @@ class Supervisor:
     def _stop_unloading(self, now: float) -> None:
         """End the drain where it can't succeed any more, or the grace period is over."""
         assert self._watch is not None
-        assert self._server is not None
         self._gone_since = (self._gone_since or now) if self._watch.all_gone() else None
         if self._gone_since is not None and now - self._gone_since > UNLOADS_WITHOUT_PROCESS_S:
             self._kill_dead(f"the model process {self._watch.gone()[0]} ended")
         elif now > self._deadline:
-            bound = self._plan.grace + UNLOAD_S
-            self._say(f"the model isn't unloaded within {bound:g} s; requests that still ran are cut off")
+            bound = self._settings.grace + UNLOAD_S
+            say(f"the model isn't unloaded within {bound:g} s; requests that still ran are cut off")
             self._end_server(CUT_OFF, flush=0.0, wait=0.0)
 
     def _end_server(self, code: int, *, flush: float, wait: float) -> None:

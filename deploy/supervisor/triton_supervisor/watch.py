@@ -7,98 +7,44 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from triton_supervisor.health import Limits, Verdict, live
-from triton_supervisor.process_table import ModelProcess, model_processes
-from triton_supervisor.triton_http import Address
+from triton_supervisor.process import model_processes, runs
+from triton_supervisor.triton import Address
 
 MAX_FAILURES = 3
 """Consecutive probe failures before the model is declared dead."""
 
-_EVERY_S = 5.0
+_MAX_PAUSE_S = 5.0
+
+Probe = Callable[[], Verdict]
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Seconds. step_age: a younger last step passes the probe at once. timeout: for a token otherwise.
-
-    every: between two probes. first: before the first one.
-    """
-
-    step_age: float
-    timeout: float
-    every: float
-    first: float
-
-    @classmethod
-    def for_verdict_within(cls, seconds: float) -> Pace:
-        """Return the pace that declares a model dead at most `seconds` after its last step."""
-        step_age = seconds / 4
-        # Loading has just proved the model alive.
-        return cls(step_age=step_age, timeout=seconds / 6, every=min(_EVERY_S, seconds / 24), first=step_age)
-
-
-def live_probe(http: Address, metrics: Address | None, pace: Pace) -> Callable[[], Verdict]:
-    """Return the liveness probe of the model at these addresses. metrics: None when they are off."""
-    limits = Limits(timeout=pace.timeout, step_age=pace.step_age)
-    return lambda: live(http, metrics, limits)
-
-
-class Probes:
-    """Probes until it is stopped, or the model is declared dead; `death` has the reason then."""
-
-    def __init__(self, probe: Callable[[], Verdict], pace: Pace, say: Callable[[str], None]) -> None:
-        """say: takes a line when the probe itself raises, which is no failure of the model."""
-        self._probe = probe
-        self._pace = pace
-        self._say = say
-        self._ended = threading.Event()
-        self.death: str | None = None
-        self._thread = threading.Thread(target=self._run, name="probes", daemon=True)
-
-    def begin(self) -> None:
-        """Start probing."""
-        self._thread.start()
-
-    def end(self) -> None:
-        """Stop probing, without waiting."""
-        self._ended.set()
-
-    def _run(self) -> None:
-        failures = 0
-        pause = self._pace.first
-        while not self._ended.wait(pause):
-            pause = self._pace.every
-            try:
-                verdict = self._probe()
-            except Exception as error:  # noqa: BLE001 - the thread's end would go unnoticed
-                self._say(f"the liveness probe failed: {type(error).__name__}: {error}")
-                continue
-            failures = 0 if verdict.ok else failures + 1
-            if failures >= MAX_FAILURES:
-                self.death = verdict.reason
-                return
+def live_probe(http: Address, metrics: Address | None, stuck: float) -> tuple[Probe, float]:
+    """Return a probe that declares a model dead `stuck` seconds after its last step, and the pause between two."""
+    limits = Limits(timeout=stuck / 6, step_age=stuck / 4)
+    return lambda: live(http, metrics, limits), min(_MAX_PAUSE_S, stuck / 24)
 
 
 class Watch:
     """Watches the model of one tritonserver from the moment it is ready."""
 
-    def __init__(self, server: int, probes: Probes | None) -> None:
-        """server: tritonserver's pid. probes: None watches the processes alone."""
-        self._probes = probes
-        self._processes: frozenset[ModelProcess] = model_processes(server)
-        if probes is not None:
-            probes.begin()
+    def __init__(self, server: int, probe: Probe | None, pause: float = _MAX_PAUSE_S) -> None:
+        """server: tritonserver's pid. probe: None watches the processes alone. pause: seconds before each probe."""
+        self._processes = model_processes(server)
+        self._pause = pause
+        self._ended = threading.Event()
+        self._failure: str | None = None
+        if probe is not None:
+            threading.Thread(target=self._probe, args=(probe,), name="probes", daemon=True).start()
 
     def end(self) -> None:
-        """Stop probing: the model is about to be unloaded."""
-        if self._probes is not None:
-            self._probes.end()
+        """Stop probing, without waiting: the model is about to be unloaded."""
+        self._ended.set()
 
     def gone(self) -> list[int]:
         """Return the process ids of the model's processes that have ended."""
-        return sorted(process.pid for process in self._processes if not process.runs())
+        return [process.pid for process in self._processes if not runs(process)]
 
     def all_gone(self) -> bool:
         """Return whether all of the model's processes, at least one, have ended."""
@@ -108,6 +54,13 @@ class Watch:
         """Return why the model is dead, in one line; None if it isn't."""
         if gone := self.gone():
             return f"the model process {gone[0]} is gone: it crashed, or was killed"
-        if self._probes is not None and self._probes.death is not None:
-            return f"the model is dead: {self._probes.death}"
-        return None
+        return None if self._failure is None else f"the model is dead: {self._failure}"
+
+    def _probe(self, probe: Probe) -> None:
+        failures = 0
+        while not self._ended.wait(self._pause):
+            verdict = probe()
+            failures = 0 if verdict.ok else failures + 1
+            if failures >= MAX_FAILURES:
+                self._failure = verdict.reason
+                return

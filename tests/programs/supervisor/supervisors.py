@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,10 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from triton_supervisor.process_table import children, model_processes, read_process
+import psutil
+from triton_supervisor.process import SHARED_MEMORY, model_processes, runs
 
 PATIENCE_S = 30.0
 _FAKE = Path(__file__).with_name("fake_tritonserver.py")
+_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
 _QUICK = Path(__file__).with_name("quick_supervisor.py")
 # Python would print a traceback of a SIGINT at its start.
 _TRITONSERVER = f"""#!/bin/sh
@@ -26,8 +29,8 @@ case "$*" in *--help*) echo "  --model-repository <string>"; exit ;; esac
 exec "{sys.executable}" -I -S "{_FAKE}" "$@"
 """
 _CONSTANTS = {
-    "signals._POLL_S": 0.05,
-    "restarts._FIRST_PAUSE_S": 0.05,
+    "signals.POLL_S": 0.05,
+    "supervisor.FIRST_PAUSE_S": 0.05,
     "supervisor.FLUSH_S": 0.1,
     "supervisor.END_S": 0.2,
     "supervisor.IDLE_S": 0.3,
@@ -49,8 +52,10 @@ def free_port() -> int:
 
 def alive(pid: int) -> bool:
     """Return whether a process runs."""
-    process = read_process(pid)
-    return process is not None and not process.ended
+    try:
+        return runs(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Supervisor:
@@ -76,13 +81,21 @@ class Supervisor:
 
     def tritonserver(self) -> int:
         """Return the process id of its tritonserver, once it is started."""
-        until(lambda: bool(children(self.process.pid)))
-        (child,) = children(self.process.pid)
-        return child.pid
+        process = psutil.Process(self.process.pid)
+        until(lambda: bool(process.children()))
+        (child,) = process.children()
+        return int(child.pid)
 
     def models(self) -> list[int]:
         """Return the process ids of the model's instances."""
         return [process.pid for process in model_processes(self.tritonserver())]
+
+    def region(self) -> Path:
+        """Leave a region of shared memory as a model does; return its path."""
+        host = re.sub("[^A-Za-z0-9]", "-", socket.gethostname())
+        region = SHARED_MEMORY / f"triton_python_backend_shm_region_{host}-{self.process.pid}_1"
+        region.touch()
+        return region
 
     def ends(self) -> tuple[int, list[str]]:
         """Wait for its end; return the exit code and the supervisor's own lines. Fails on a traceback."""
@@ -120,9 +133,10 @@ def supervisor(
     values = [f"{name}={value}" for name, value in {**_CONSTANTS, **(constants or {})}.items()]
     words = [_QUICK, *values, "--"] if program is None else ["-c", program]
     port = free_port()
+    ports = [f"--http-port={port}", f"--metrics-port={port}"]
     process = subprocess.Popen(
         # The stand-in has its metrics on the same port; no probe is sent unless a test is about it.
-        [sys.executable, "-P", *words, f"--http-port={port}", f"--metrics-port={port}"],
+        [sys.executable, "-P", *words, f"--model-repository={_REPOSITORY}", *ports],
         env={**os.environ, **own, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -133,7 +147,7 @@ def supervisor(
         yield Supervisor(process, state_file)
     finally:
         # tritonserver and the model, in a group of their own, would hold the pipe open.
-        groups = children(process.pid) if process.poll() is None else []
+        groups = psutil.Process(process.pid).children() if process.poll() is None else []
         process.kill()
         for group in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):

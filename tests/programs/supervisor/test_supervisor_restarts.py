@@ -9,10 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 from programs.supervisor.supervisors import Supervisor, alive, free_port, supervisor, until
-from triton_supervisor.restarts import Restarts
-from triton_supervisor.shared_memory import SHARED_MEMORY
+from triton_supervisor.supervisor import Restarts
 
-LONG_PAUSES = {"restarts._FIRST_PAUSE_S": 3600, "restarts._MAX_PAUSE_S": 3600}
+LONG_PAUSES = {"supervisor.FIRST_PAUSE_S": 3600, "supervisor.MAX_PAUSE_S": 3600}
 SEGFAULT = "tritonserver died of SIGSEGV"
 AT_ONCE = "tritonserver is started again at once"
 
@@ -36,18 +35,14 @@ def _kill(running: Supervisor, number: signal.Signals = signal.SIGSEGV) -> dict[
 
 
 def test_pauses_between_restarts_double_up_to_a_bound() -> None:
-    restarts = Restarts(8, 10, lambda: 1000.0)
-    pauses = [restart and restart.pause for restart in (restarts.after_death() for _ in range(9))]
-    assert pauses == [0, 1, 2, 4, 8, 16, 30, 30, None]
+    restarts = Restarts(8, 10)
+    answers = [restarts.after_death(1000.0) for _ in range(9)]
+    assert [answer and answer[0] for answer in answers] == [0, 1, 2, 4, 8, 16, 30, 30, None]
 
 
 def test_restarts_count_within_their_time_only() -> None:
-    now = 1000.0
-    restarts = Restarts(1, 10, lambda: now)
-    assert str(restarts.after_death()) == "1 of 1"
-    assert restarts.after_death() is None
-    now += 600
-    assert str(restarts.after_death()) == "1 of 1"
+    restarts = Restarts(1, 10)
+    assert [restarts.after_death(now) for now in (0.0, 599.0, 600.0)] == [(0, "1 of 1"), None, (0, "1 of 1")]
     assert restarts.total == 2
 
 
@@ -56,8 +51,7 @@ def test_a_dead_tritonserver_is_started_again_with_nothing_left(tmp_path: Path) 
     with supervisor(tmp_path, FAKE_STARTS=starts, TRITON_RESTARTS="1", TRITON_READY_PORT=str(port)) as running:
         running.wait_for("serving")
         (model,) = running.models()
-        left = SHARED_MEMORY / f"test-supervisor-{running.process.pid}-of_the_dead"
-        left.touch()
+        left = running.region()
         _serves_again(running, _kill(running))
         assert not alive(model)
         assert not left.exists()

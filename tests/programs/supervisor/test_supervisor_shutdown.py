@@ -12,15 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 from programs.supervisor.supervisors import Supervisor, alive, free_port, supervisor, until
-from triton_supervisor.shared_memory import SHARED_MEMORY
-from triton_supervisor.state import announcement_file
 
 # With a SIGTERM before everything is imported.
 ENDED_AT_ONCE = """
 import os, runpy, signal, sys
 class Importing:
     def find_spec(self, name, path=None, target=None):
-        if name == "triton_supervisor.cli":
+        if name == "triton_supervisor.supervisor":
             os.kill(os.getpid(), signal.SIGTERM)
 sys.meta_path.insert(0, Importing())
 runpy.run_module("triton_supervisor", run_name="__main__", alter_sys=True)
@@ -159,8 +157,7 @@ def test_a_killed_supervisor_takes_the_server_with_it(tmp_path: Path) -> None:
 
 def test_a_drained_server_leaves_no_shared_memory(tmp_path: Path) -> None:
     with _serving(tmp_path) as running:
-        left = SHARED_MEMORY / f"test-supervisor-{running.process.pid}-region"
-        left.touch()
+        left = running.region()
         running.send(signal.SIGTERM)
         assert running.ends() == (0, [])
     assert not left.exists()
@@ -176,16 +173,6 @@ def test_a_loading_server_ends_at_once(tmp_path: Path) -> None:
     with supervisor(tmp_path, FAKE_LOADS=tmp_path) as running:
         running.wait_for("starting")
         running.tritonserver()
-        running.send(signal.SIGTERM)
-        assert running.ends() == (0, [])
-
-
-def test_an_announced_shutdown_has_no_second_notice(tmp_path: Path) -> None:
-    with _serving(tmp_path, TRITON_NOTICE_SECONDS="3600") as running:
-        announcement_file(running.state_file).touch()
-        running.wait_for("draining")
-        assert running.condition()["reason"] == "the end is announced; still serving"
-        assert len(running.models()) == 1
         running.send(signal.SIGTERM)
         assert running.ends() == (0, [])
 

@@ -10,9 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from programs.supervisor.supervisors import alive, until
 from server.servers import HTTP
-from triton_supervisor.process_table import children, model_processes
+from triton_supervisor.process import model_processes
 
 ENDS_S = 60.0
 SUPERVISOR = "triton_supervisor: "
@@ -47,7 +48,9 @@ class Launcher:
 
         def stub_runs() -> bool:
             assert self.process.poll() is None, self.process.communicate()
-            servers = [server.pid for child in children(self.process.pid) for server in children(child.pid)]
+            servers = [
+                server.pid for child in psutil.Process(self.process.pid).children() for server in child.children()
+            ]
             found.extend(server for server in servers if model_processes(server))
             return bool(found)
 
@@ -58,8 +61,8 @@ class Launcher:
     def endpoint(self) -> int:
         """Return the pid of the OpenAI endpoint."""
         (pid,) = (
-            child.pid
-            for child in children(self.process.pid)
+            int(child.pid)
+            for child in psutil.Process(self.process.pid).children()
             if "triton_llama_openai" in Path(f"/proc/{child.pid}/cmdline").read_text()
         )
         return pid

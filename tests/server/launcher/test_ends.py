@@ -14,7 +14,7 @@ from programs.supervisor.supervisors import alive
 from server.launcher.launching import Launch, Launcher, own_lines
 from server.servers import HTTP
 from server.servers import until as patiently
-from triton_supervisor.process_table import model_processes
+from triton_supervisor.process import model_processes
 
 DRAINS = "SIGQUIT: at once"
 """In the line about the first signal."""
@@ -70,7 +70,7 @@ def _sigterm_to_every_process(launcher: Launcher) -> None:
     ],
 )
 def test_an_accepted_request_is_answered_before_the_end(launch: Launch, stop: Callable[[Launcher], None]) -> None:
-    launcher = launch("--", "--exit-timeout-secs=600", BUSY="1")
+    launcher = launch(BUSY="1", TRITON_GRACE_SECONDS="600")
     address = launcher.facts()["http"]
     # An idle connection delays nothing.
     with httpx.Client(trust_env=False) as idle, launcher.asked(address) as answer:
@@ -91,7 +91,7 @@ def test_killing_the_launcher_ends_the_server_and_the_endpoint(launch: Launch) -
 
 
 def test_a_killed_tritonserver_ends_its_stub_and_the_endpoint(launch: Launch) -> None:
-    launcher = launch("--openai-port=0", "--restarts=0")
+    launcher = launch("--openai-port=0", TRITON_RESTARTS="0")
     pid, endpoint = int(launcher.facts()["pid"]), launcher.endpoint()
     os.kill(pid, signal.SIGKILL)
     code, _, errors = launcher.ends()
@@ -111,7 +111,7 @@ def test_sigquit_kills_a_draining_server(launch: Launch) -> None:
 
 
 def test_a_dead_model_ends_the_launcher_with_code_70_and_one_line(launch: Launch) -> None:
-    launcher = launch("--restarts=0", BUSY="1")
+    launcher = launch(TRITON_RESTARTS="0", BUSY="1")
     facts = launcher.facts()
     with launcher.asked(facts["http"]) as answer:
         (model,) = model_processes(int(facts["pid"]))
@@ -135,7 +135,7 @@ def test_a_signal_while_the_model_loads_aborts_the_start(launch: Launch, tmp_pat
 
 @pytest.mark.long
 def test_a_model_that_hangs_in_finalize_is_killed_in_time(launch: Launch) -> None:
-    launcher = launch("--", "--exit-timeout-secs=1", "--allow-metrics=false", FINALIZE_S="600")
+    launcher = launch("--", "--allow-metrics=false", TRITON_GRACE_SECONDS="1", FINALIZE_S="600")
     launcher.facts()
     launcher.process.send_signal(signal.SIGTERM)
     code, _, errors = launcher.ends()

@@ -13,7 +13,7 @@ from pathlib import Path
 from programs.supervisor.supervisors import until
 from server.launcher.launching import Launch, Launcher, generate, own_lines
 from server.servers import HTTP
-from triton_supervisor.process_table import model_processes
+from triton_supervisor.process import model_processes
 
 
 def _facts_of_another(launcher: Launcher, pid: str) -> dict[str, str]:

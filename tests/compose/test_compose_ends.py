@@ -60,7 +60,7 @@ def _restarts(project: ComposeProject) -> int | None:
         return None
 
 
-def test_a_killed_model_is_started_again_in_its_container_and_by_docker_when_that_is_too_often(
+def test_docker_restarts_a_container_whose_model_dies_too_often(
     project: ComposeProject,
 ) -> None:
     project.inside("sh", "-c", KILL_THE_MODEL)
@@ -77,7 +77,7 @@ def test_a_killed_model_is_started_again_in_its_container_and_by_docker_when_tha
     assert last.endswith(" is gone: it crashed, or was killed; restarts so far: 1; the server ends with code 70")
 
 
-def test_stop_answers_every_accepted_request_and_down_leaves_no_container(project: ComposeProject) -> None:
+def test_stop_answers_every_accepted_request(project: ComposeProject) -> None:
     """The first request runs; the others wait in Triton's queue, whose metric shows that they have arrived."""
     # Once: asking Docker for an address takes longer than a request waits. A restart may have changed it.
     addresses = {"http": project.address(HTTP), "grpc": project.address(GRPC)}

@@ -60,7 +60,7 @@ def test_healthy_means_that_the_model_computed(served: ComposeProject) -> None:
         assert served.inside("/srv/triton-llama/bin/health", flag).returncode == 0
 
 
-def test_the_container_computes_with_the_kernels_that_were_compiled_from_its_sources(served: ComposeProject) -> None:
+def test_the_container_computes_with_the_compiled_kernels(served: ComposeProject) -> None:
     """The base image of these tests has no compiler: the objects are those that `make` left in the checkout."""
     expected = {object_path(name).name for name in INSTRUCTION_SETS if object_path(name).exists()}
     if not expected:

@@ -50,7 +50,7 @@ def test_a_request_without_a_valid_key_is_unauthorized(proxied: Proxied) -> None
             assert connection.get("/v2/health/ready") == 401
 
 
-def test_a_body_that_declares_too_great_a_length_is_refused_before_it_is_sent(connection: Connection) -> None:
+def test_a_body_that_declares_too_great_a_length_is_refused_unsent(connection: Connection) -> None:
     assert connection.post(GENERATE, {"Content-Length": str(len(TOO_LONG))}) == 413
 
 

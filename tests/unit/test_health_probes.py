@@ -92,9 +92,7 @@ def test_a_listening_server_without_its_model_is_alive(triton: FakeTriton, refus
 
 
 @pytest.mark.parametrize("status", [200, 400])
-def test_a_dead_or_hanging_model_is_not_alive_whatever_triton_says_of_its_readiness(
-    triton: FakeTriton, state_file: Path, status: int
-) -> None:
+def test_a_model_that_computes_nothing_is_not_alive(triton: FakeTriton, state_file: Path, status: int) -> None:
     _write(state_file, "serving")
     triton.step(ago=95)
     triton.ready["/v2/models/llama/ready"] = status

@@ -24,7 +24,7 @@ EXCEPTION = [
     [
         ([CUDA, LOADING, LOAD, LOAD, ENDING], EXCEPTION),
         ([REFUSED, ENDING], ["the model refused to load: llama: slots must be in 1 ... 64, got 9000"]),
-        ([CUDA, *USAGE], [USAGE[0]]),
+        ([CUDA, *USAGE], ["CudaDriverHelper has not been initialized.", USAGE[0]]),
         ([LOADING, CUDA], ["CudaDriverHelper has not been initialized."]),
         (["one", "", "two"], ["one", "two"]),
         ([], ["it wrote nothing"]),

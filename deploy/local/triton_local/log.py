@@ -33,7 +33,7 @@ def failure_reason(lines: Iterable[str]) -> str:
     errors = [message for severity, message in map(parse_line, plain) if severity in ("E", "F")]
     failed_loads = [message for message in errors if message.startswith("failed to load")]
     complaints = [line for line in plain if _COMPLAINT.match(line)]
-    chosen = failed_loads or complaints or errors or plain[-_LAST_LINES:]
+    chosen = failed_loads or [*errors, *complaints] or plain[-_LAST_LINES:]
     return "\n".join(dict.fromkeys(map(_compact, chosen))) or "it wrote nothing"
 
 

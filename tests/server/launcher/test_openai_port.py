@@ -34,7 +34,7 @@ def _events(text: str) -> list[str]:
     return [line.removeprefix("data: ") for line in text.splitlines() if line]
 
 
-def test_the_endpoint_serves_beside_the_server_is_started_again_on_its_port_and_ends_with_it(launch: Launch) -> None:
+def test_a_killed_endpoint_is_started_again_on_its_port(launch: Launch) -> None:
     launcher = launch(OPENAI)
     address = launcher.facts()["openai"]
     first = launcher.endpoint()
@@ -55,9 +55,7 @@ def test_the_endpoint_serves_beside_the_server_is_started_again_on_its_port_and_
 
 
 @pytest.mark.long
-def test_by_default_every_way_to_ask_is_open_and_at_the_end_the_endpoint_refuses_first(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_by_default_every_way_to_ask_is_open_until_the_drain(launch: Launch, tmp_path: Path) -> None:
     """With the product's repository: infer, generate, streams, streamed chats, and the command that is printed."""
     repository = copy_repository(tmp_path / "repository", "slow_model")
     launcher = launch(OPENAI, f"--model-repository={repository}", "--host=0.0.0.0", OMP_NUM_THREADS="1")
@@ -91,9 +89,7 @@ def test_by_default_every_way_to_ask_is_open_and_at_the_end_the_endpoint_refuses
 
 
 @pytest.mark.long
-def test_an_endpoint_that_cannot_be_started_again_is_reported_and_triton_goes_on(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_triton_goes_on_without_an_endpoint_that_cannot_be_restarted(launch: Launch, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("a key\n")
     launcher = launch(OPENAI, TRITON_LLAMA_OPENAI_API_KEYS_FILE=str(keys))

@@ -26,7 +26,7 @@ def test_a_model_that_is_not_ready_in_time_ends_the_start(launch: Launch, tmp_pa
         (("--", "--no-such-option"), {}, "unrecognized option '--no-such-option'"),
     ],
 )
-def test_a_refusal_of_the_model_or_tritonserver_ends_the_start_with_its_reason(
+def test_a_refused_start_ends_with_its_reason(
     launch: Launch, arguments: tuple[str, ...], environment: dict[str, str], reason: str
 ) -> None:
     code, output, errors = launch(*arguments, **environment).ends()
@@ -50,7 +50,7 @@ def test_a_refusal_of_the_model_or_tritonserver_ends_the_start_with_its_reason(
         (["--http-port={taken}", "--openai-port={taken}"], "port {taken} is set twice: http and openai"),
     ],
 )
-def test_a_refusal_is_one_line_and_starts_nothing(launch: Launch, arguments: list[str], message: str) -> None:
+def test_a_refusal_starts_nothing(launch: Launch, arguments: list[str], message: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         if "twice" in message:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from contract.manifests import FOLDERS, Built, built
+from contract.manifests import FOLDERS, Overlay, build
 
 
 @pytest.fixture(params=FOLDERS)
-def overlay(request: pytest.FixtureRequest) -> Built:
+def overlay(request: pytest.FixtureRequest) -> Overlay:
     """Each folder of deploy/kubernetes in turn, the base included."""
-    return built(request.param)
+    return build(request.param)

@@ -36,9 +36,9 @@ def programs_or_skip(package: str, names: Sequence[str], release: str = "") -> l
 
     release: Debian's codename, by default this machine's.
     """
-    found = [shutil.which(name) for name in names]
-    if all(found):
-        return [Path(str(program)) for program in found]
+    installed = [shutil.which(name) for name in names]
+    if all(installed):
+        return [Path(str(program)) for program in installed]
 
     def unpack(folder: Path) -> Path:
         (deb,) = _download([package], folder, release).iterdir()

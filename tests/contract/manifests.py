@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes as kustomize builds them, one `Built` for the base and each overlay."""
+"""The manifests of deploy/kubernetes as kustomize builds them, one `Overlay` for the base and each overlay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Built:
+class Overlay:
     """The objects of one folder, in kustomize's order."""
 
     objects: tuple[Manifest, ...]
@@ -28,40 +28,35 @@ class Built:
         """Return every object of a kind."""
         return [manifest for manifest in self.objects if manifest["kind"] == kind]
 
-    def one(self, kind: str) -> Manifest:
+    def only(self, kind: str) -> Manifest:
         """Return the only object of a kind."""
         (manifest,) = self.all(kind)
         return manifest
 
     @property
     def pod(self) -> Manifest:
-        """The specification of the one Deployment's pods."""
-        spec: Manifest = self.one("Deployment")["spec"]["template"]["spec"]
+        """The specification of the Deployment's pods."""
+        spec: Manifest = self.only("Deployment")["spec"]["template"]["spec"]
         return spec
+
+    @property
+    def containers(self) -> dict[str, Manifest]:
+        """Every container of the pod by name, init containers included."""
+        return {part["name"]: part for part in [*self.pod.get("initContainers", []), *self.pod["containers"]]}
 
     @property
     def server(self) -> Manifest:
         """Triton's container."""
-        return self._container("server")
+        return self.containers["server"]
 
     @property
     def openai(self) -> Manifest:
         """The OpenAI endpoint's container."""
-        return self._container("openai")
-
-    @property
-    def containers(self) -> list[Manifest]:
-        """Every container of the pod, init containers included."""
-        return [*self.pod.get("initContainers", []), *self.pod["containers"]]
-
-    def _container(self, name: str) -> Manifest:
-        container: Manifest
-        (container,) = (one for one in self.pod["containers"] if one["name"] == name)
-        return container
+        return self.containers["openai"]
 
 
 @cache
-def built(folder: str) -> Built:
+def build(folder: str) -> Overlay:
     """Build a folder of deploy/kubernetes; without kubectl the test is skipped, or fails in CI."""
     # Debian 12's package has an older kustomize than these files need.
     (kubectl,) = programs_or_skip("kubectl", ["kubectl"], "trixie")
@@ -69,7 +64,7 @@ def built(folder: str) -> Built:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     # kustomize builds deprecated fields with a warning.
     assert (done.returncode, done.stderr) == (0, "")
-    return Built(tuple(yaml.safe_load_all(done.stdout)))
+    return Overlay(tuple(yaml.safe_load_all(done.stdout)))
 
 
 def environment(container: Manifest) -> dict[str, str | None]:

@@ -61,16 +61,16 @@ class Query(NamedTuple):
 
 def rules() -> list[Rule]:
     """Return the rules of every file, in order."""
+    entries = [entry for group in GROUPS for entry in group["rules"]]
     return [
         Rule(
-            one.get("alert") or one["record"],
-            one["expr"],
-            "alert" in one,
-            one.get("labels", {}),
-            one.get("annotations", {}),
+            entry.get("alert") or entry["record"],
+            entry["expr"],
+            "alert" in entry,
+            entry.get("labels", {}),
+            entry.get("annotations", {}),
         )
-        for group in GROUPS
-        for one in group["rules"]
+        for entry in entries
     ]
 
 

@@ -52,14 +52,8 @@ def test_a_service_is_locked_down(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    # Reserving a GPU or raising a limit fails on some machines, so only compose.gpu.yml does it.
-    assert not {"deploy", "ulimits", "runtime", "gpus"} & service.keys()
     assert not {"privileged", "network_mode", "pid", "cap_add"} & service.keys()
-    assert all(mount.endswith(":ro") for mount in service["volumes"] if mount.startswith("./"))
-    assert not service.get("user", "").startswith(("0", "root"))
     assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["1000:1000"]
-    # A plain `docker compose up` starts the server and its endpoint.
-    assert service.get("profiles", []) == (["monitoring"] if name in ("prometheus", "grafana") else [])
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
@@ -69,14 +63,6 @@ def test_a_service_is_published_on_this_machine_only(name: str) -> None:
         # It may be published where Triton isn't: its requests can't end Triton (docs/security.md).
         address = rf"\$\{{TRITON_OPENAI_BIND_ADDRESS:-{address}\}}"
     assert all(re.fullmatch(rf"{address}:\$\{{\w+_PORT:-(\d+)\}}:\2", port) for port in CONTAINERS[name]["ports"])
-
-
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_an_image_has_a_version(name: str) -> None:
-    service = CONTAINERS[name]
-    version = r"\$\{\w+_IMAGE:-[\w/]+:v?\d+\.\d+(\.\d+)?\}"
-    if service.get("pull_policy") != "never":
-        assert re.fullmatch(version, service["image"])
 
 
 @pytest.mark.parametrize(("page", "name"), DOCUMENTED)
@@ -107,22 +93,14 @@ def test_compose_passes_every_setting() -> None:
     prefix = endpoint_settings.ENVIRONMENT_PREFIX
     assert OPENAI["command"][::2] == ["--host", "--triton"]
     # The port is the published one.
-    own = {f"{prefix}{name}" for name in ("HOST", "TRITON", "PORT")}
-    assert {name for name in OPENAI["environment"] if name.startswith(prefix)} == ENDPOINT_SETTINGS - own
-    # Named there without a value, it would unset the image's.
-    assert "TRITON_STATE_FILE" not in SERVER["environment"]
+    by_option = {f"{prefix}{name}" for name in ("HOST", "TRITON", "PORT")}
+    assert {name for name in OPENAI["environment"] if name.startswith(prefix)} == ENDPOINT_SETTINGS - by_option
 
 
 def test_a_health_check_times_out_before_docker_does() -> None:
     for health in (SERVER["healthcheck"], OPENAI["healthcheck"]):
         assert health["test"][-2] == "--timeout"
         assert float(health["test"][-1]) + 5 <= _seconds(health["timeout"]) <= _seconds(health["interval"])
-
-
-def test_the_endpoint_has_the_servers_image() -> None:
-    # Built once: of two builds each has its own id, and the next `up` would replace a container.
-    assert "build" not in OPENAI
-    assert OPENAI["image"] == SERVER["image"]
 
 
 def test_the_endpoint_ends_before_the_server() -> None:
@@ -141,19 +119,6 @@ def test_the_endpoint_has_the_servers_checkpoint() -> None:
     override = yaml.safe_load(text)["services"]
     assert override["openai"] == override["server"]
     assert {"LLAMA_MODEL", "LLAMA_REVISION"} <= {*OPENAI["environment"]}
-
-
-def test_grafana_has_no_account() -> None:
-    assert {
-        name: value for name, value in GRAFANA_ENVIRONMENT.items() if name.startswith(("GF_AUTH_", "GF_SECURITY_"))
-    } == {
-        "GF_AUTH_ANONYMOUS_ENABLED": "true",
-        "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
-        "GF_AUTH_BASIC_ENABLED": "false",
-        "GF_AUTH_DISABLE_LOGIN_FORM": "true",
-        "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",
-        "GF_SECURITY_DISABLE_GRAVATAR": "true",
-    }
 
 
 def test_grafana_provisions_the_dashboard() -> None:

@@ -34,9 +34,9 @@ def _anchors(text: str) -> set[str]:
 
 @each_page
 def test_every_make_target_of_a_page_exists(page: Path) -> None:
-    named = re.findall(r"`make ([a-z-]+)", page.read_text())
+    targets = re.findall(r"`make ([a-z-]+)", page.read_text())
     in_blocks = "\n".join(block.text for block in blocks(page))
-    assert {*named, *re.findall(r"^\$? *make ([a-z-]+)", in_blocks, re.MULTILINE)} <= TARGETS
+    assert {*targets, *re.findall(r"^\$? *make ([a-z-]+)", in_blocks, re.MULTILINE)} <= TARGETS
 
 
 def test_make_help_lists_every_target() -> None:
@@ -68,14 +68,15 @@ def test_the_settings_page_lists_every_setting_in_order_with_its_default() -> No
 
 @pytest.mark.parametrize("kind", ["input", "output"])
 def test_the_configs_declare_what_the_api_page_lists(kind: str) -> None:
-    """The page is the contract with clients."""
     declared = getattr(read_config("config"), kind)
     rows = [*table(API_PAGE, kind), *(table(API_PAGE, "optional output") if kind == "output" else [])]
     listed = [(name, type_) for names, type_, *_ in rows for name in names.split(", ")]
     # Every output has a value for each completion.
     suffix = {(1,): "", (-1,): " list" if kind == "input" else ""}
-    types = [DataType.Name(one.data_type).removeprefix("TYPE_") + suffix[tuple(one.dims)] for one in declared]
-    assert sorted(zip((f"`{one.name}`" for one in declared), types, strict=True)) == sorted(listed)
+    assert sorted(listed) == sorted(
+        (f"`{tensor.name}`", DataType.Name(tensor.data_type).removeprefix("TYPE_") + suffix[tuple(tensor.dims)])
+        for tensor in declared
+    )
 
 
 def test_the_readme_lists_every_config() -> None:

@@ -22,13 +22,13 @@ def _types(tensors: Iterable[ModelInput | ModelOutput]) -> dict[str, tuple[int, 
 
 def _definitions(path: Path) -> dict[str, str]:
     """Return the sources of a file's constants and functions by name."""
-    found = {}
+    sources = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign):
-            found[ast.unparse(node.targets[0])] = ast.unparse(node.value)
+            sources[ast.unparse(node.targets[0])] = ast.unparse(node.value)
         elif isinstance(node, ast.FunctionDef):
-            found[node.name] = ast.unparse(node)
-    return found
+            sources[node.name] = ast.unparse(node)
+    return sources
 
 
 def test_llama_unary_has_the_contract_of_the_streaming_config() -> None:
@@ -82,11 +82,11 @@ def test_the_ensembles_tensors_are_llamas_under_their_own_names() -> None:
 
 def test_the_ensemble_of_unsigned_integers_differs_from_llama_in_these_alone() -> None:
     ensemble, first = (parsed(COMPATIBILITY / name / "config.pbtxt") for name in ("ensemble_uint32", "as_int32"))
-    llama, own = _types(read_config("streaming").input), _types(ensemble.input)
+    llama, inputs = _types(read_config("streaming").input), _types(ensemble.input)
     unsigned = {name: llama[name][1] for name in _types(first.input)}
     assert _types(first.input) == {name: (DataType.TYPE_UINT32, dims) for name, dims in unsigned.items()}
     assert _types(first.output) == {name: llama[name] for name in unsigned}
-    assert {name: own[name] for name in unsigned} == _types(first.input)
-    assert {name: llama[name] for name in own if name not in unsigned}.items() <= own.items()
+    assert {name: inputs[name] for name in unsigned} == _types(first.input)
+    assert {name: llama[name] for name in inputs if name not in unsigned}.items() <= inputs.items()
     # A step without one of its inputs never runs.
     assert {tensor.name for tensor in ensemble.input if not tensor.optional} == set(unsigned)

@@ -42,7 +42,6 @@ KERNELS = {"kernels.gpu.int8_product", "kernels.gpu.decode_attention"}
 
 # llguidance is optional, too: imported with the first guide.
 GUIDES = {"sampling.guide_grammar", "sampling.guide_matcher"}
-USES_GUIDES = GUIDES | {"sampling.guides"}
 
 # Its import takes seconds: only what a checkpoint without it doesn't import.
 USES_BITSANDBYTES = {"kernels.gpu.int8_linear", "model.transformers_reader"}
@@ -68,10 +67,11 @@ def _imports(path: Path, nested: bool = True) -> list[str]:
     return names
 
 
-OWN = {
-    name: {one.removeprefix("llama_engine.") for one in _imports(path)} & {*MODULES} for name, path in MODULES.items()
+INTERNAL = {
+    name: {imported.removeprefix("llama_engine.") for imported in _imports(path)} & {*MODULES}
+    for name, path in MODULES.items()
 }
-"""The modules of the package that each one imports."""
+"""The modules of the package that each module imports."""
 
 
 def test_the_version_folder_has_the_model_alone() -> None:
@@ -88,9 +88,9 @@ def test_model_py_imports_the_libraries_first() -> None:
 def test_no_import_leads_to_a_higher_layer() -> None:
     # Raises CycleError, which names the cycle.
     reached: dict[str, set[str]] = {}
-    for name in TopologicalSorter(OWN).static_order():
-        reached[name] = OWN[name].union(*(reached[one] for one in OWN[name]))
-    assert {name: found for at, name in enumerate(LAYERS) if (found := reached[name] & {*LAYERS[at:]})} == {}
+    for name in TopologicalSorter(INTERNAL).static_order():
+        reached[name] = INTERNAL[name].union(*(reached[imported] for imported in INTERNAL[name]))
+    assert [(name, above) for at, name in enumerate(LAYERS) for above in reached[name] & {*LAYERS[at:]}] == []
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -98,7 +98,7 @@ def test_a_module_imports_only_the_servers_packages(name: str) -> None:
     outside = {imported.split(".")[0] for imported in _imports(MODULES[name])} - {"llama_engine"}
     allowed = SERVER - (set() if name in USES_BITSANDBYTES else {"bitsandbytes"})
     allowed |= TRANSFORMERS | ({"triton"} if name in KERNELS else set())
-    allowed |= ({BACKEND} if name in USES_BACKEND else set()) | ({"llguidance"} if name in USES_GUIDES else set())
+    allowed |= ({BACKEND} if name in USES_BACKEND else set()) | ({"llguidance"} if name in GUIDES else set())
     assert outside - set(sys.stdlib_module_names) <= allowed
 
 

@@ -30,8 +30,8 @@ def _offends(node: ast.AST) -> bool:
         case ast.Constant(value="trust_remote_code"):
             return True
         case ast.Call(func=func, keywords=keywords):
-            name, own = ast.unparse(func), [ast.unparse(keyword) for keyword in keywords]
-            return name in _CALLS or bool(_LOADS_WEIGHTS.search(name) and "use_safetensors=True" not in own)
+            name, arguments = ast.unparse(func), [ast.unparse(keyword) for keyword in keywords]
+            return name in _CALLS or bool(_LOADS_WEIGHTS.search(name) and "use_safetensors=True" not in arguments)
     return False
 
 

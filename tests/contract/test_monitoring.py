@@ -1,4 +1,4 @@
-"""The rules pass their tests, alerts have runbooks, and the dashboard uses its own variables and data source.
+"""The rules pass their tests, alerts have runbooks, and the dashboard's queries use its variables.
 
 promtool runs the rules' tests; tests/server/test_dashboard.py runs rules and queries against a real server, which shows
 that their metrics exist.
@@ -15,14 +15,11 @@ from compose.commands import run
 from contract.code_blocks import ROOT
 from contract.debian_packages import prometheus_or_skip
 from contract.monitoring_files import (
-    DASHBOARD,
     GPU_METRICS,
     GPU_PANELS,
-    GROUPS,
     MONITORING,
     OPENAI_METRICS,
     OPENAI_PANELS,
-    PANELS,
     Query,
     Rule,
     metrics_of,
@@ -34,8 +31,6 @@ ALERTS = [rule for rule in rules() if rule.alerts]
 RECORDED = {rule.name for rule in rules() if not rule.alerts}
 RULE_TESTS = sorted((MONITORING / "tests").glob("*.yml"))
 each_alert = pytest.mark.parametrize("alert", ALERTS, ids=str)
-
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def _tests(kind: str) -> list[dict[str, Any]]:
@@ -64,11 +59,6 @@ def test_every_recorded_series_is_tested() -> None:
     assert {case["expr"] for case in _tests("promql_expr_test")} == RECORDED
 
 
-def test_groups_have_different_names() -> None:
-    # Prometheus refuses duplicates within a file; in Kubernetes both files become one.
-    assert len({group["name"] for group in GROUPS}) == len(GROUPS)
-
-
 @each_alert
 def test_an_alert_has_its_annotations(alert: Rule) -> None:
     assert alert.name.startswith("Llama")
@@ -78,13 +68,6 @@ def test_an_alert_has_its_annotations(alert: Rule) -> None:
     file, _, anchor = alert.annotations["runbook_url"].partition("#")
     assert anchor == alert.name.lower()
     assert re.search(rf"^#+ {alert.name}$", (ROOT / file).read_text(), re.MULTILINE)
-
-
-def test_everything_queries_the_selected_data_source() -> None:
-    querying = [*PANELS, *(target for panel in PANELS for target in panel["targets"])]
-    querying += [variable for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
-    querying += DASHBOARD["annotations"]["list"]
-    assert [one for one in querying if one["datasource"] != SOURCE] == []
 
 
 @pytest.mark.parametrize("query", queries(), ids=str)
@@ -98,9 +81,3 @@ def test_a_query_uses_the_variables_of_the_dashboard(query: Query) -> None:
     assert "model" in used or all(name.startswith(("nv_gpu_", "nv_cpu_")) for name in metrics_of(query.expr))
     # A panel is about GPUs as a whole, or has data without one.
     assert query.panel not in GPU_PANELS or metrics_of(query.expr) <= GPU_METRICS
-
-
-def test_the_annotation_covers_every_alert() -> None:
-    (annotation,) = DASHBOARD["annotations"]["list"]
-    (pattern,) = re.findall(r'alertname=~"([^"]+)"', annotation["expr"])
-    assert all(re.fullmatch(pattern, alert.name) for alert in ALERTS)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from contract.code_blocks import ROOT
 from contract.configs import read_config
-from contract.manifests import built, environment
+from contract.manifests import build, environment
 from triton_supervisor.supervisor import FLUSH_S
 from tritonclient.grpc import service_pb2
 
@@ -62,7 +62,7 @@ def test_the_proxy_notices_a_draining_server_before_it_refuses() -> None:
     ports = set(re.findall(r" check port (\d+) ", CONFIG))
     # Clients reach a server through the proxy only.
     assert SERVICES["server"]["ports"] == []
-    assert ports == {server["TRITON_READY_PORT"]} == {environment(built("base").server)["TRITON_READY_PORT"]}
+    assert ports == {server["TRITON_READY_PORT"]} == {environment(build("base").server)["TRITON_READY_PORT"]}
     assert set(re.findall(r'"\$\{TRITON_HOST\}:(\d+)"', CONFIG)) == {"8000", "8001"}
     ((interval, next_ones, failures),) = set(re.findall(r" inter (\d+)s fastinter (\d+)ms fall (\d+) ", CONFIG))
     noticed = int(interval) + int(next_ones) / 1000 * (int(failures) - 1)
@@ -79,13 +79,6 @@ def test_an_allowed_request_fits_into_the_buffer_that_it_is_measured_in() -> Non
     # HAProxy reserves 1 KiB for headers of its own, and 8 bytes for each of at most 101 headers.
     assert int(buffer) - int(most) - int(head) - int(address) >= 4096
     assert CONFIG.index("req.hdrs,length") < CONFIG.index("wait-for-body")
-
-
-def test_every_rule_recognizes_grpc_in_the_same_way() -> None:
-    assert _lines("use_backend triton_grpc if (.*)") == ["is_grpc"]
-    assert _lines("acl is_grpc (.*)") == ["path_beg /inference."]
-    # Every body but a gRPC stream's is received and measured first.
-    assert _lines(r"http-request wait-for-body time \d+s(.*)") == [" unless wants_stream"]
 
 
 def test_the_rule_against_classifications_finds_nothing_else() -> None:

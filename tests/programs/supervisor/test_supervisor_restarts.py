@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
 import httpx
 import pytest
 from programs.supervisor.supervisors import Supervisor, alive, free_port, supervisor, until
+from triton_supervisor.process import STACK_BYTES
 from triton_supervisor.supervisor import Restarts
 
 LONG_PAUSES = {"supervisor.FIRST_PAUSE_S": 3600, "supervisor.MAX_PAUSE_S": 3600}
@@ -44,6 +46,13 @@ def test_restarts_count_within_their_time_only() -> None:
     restarts = Restarts(1, 10)
     assert [restarts.after_death(now) for now in (0.0, 599.0, 600.0)] == [(0, "1 of 1"), None, (0, "1 of 1")]
     assert restarts.total == 2
+
+
+def test_tritonserver_has_large_thread_stacks(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as running:
+        running.wait_for("serving")
+        stack, hard = resource.prlimit(running.tritonserver(), resource.RLIMIT_STACK)
+        assert stack == (STACK_BYTES if hard == resource.RLIM_INFINITY else min(hard, STACK_BYTES))
 
 
 def test_a_dead_tritonserver_is_started_again_with_nothing_left(tmp_path: Path) -> None:

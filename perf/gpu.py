@@ -83,7 +83,7 @@ def requests(checkpoint: Checkpoint, amount: int, tokens: int) -> list[Generatio
     texts = prompts(Path(checkpoint.name), amount)
     encoded = [tuple(checkpoint.tokenizer.encode(prompt)) for prompt in texts]
     return [
-        GenerationRequest(prompt, tuple(ids), tokens, min_tokens=tokens)
+        GenerationRequest(prompt, tuple(ids), max_tokens=tokens, min_tokens=tokens)
         for prompt, ids in zip(texts, encoded, strict=True)
     ]
 

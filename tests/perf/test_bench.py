@@ -22,7 +22,7 @@ from perf.servers.baselines import servers
 from perf.servers.running import NotRunError, Running, Server
 
 RATES = DeviceRates("cpu", 2, {1: 1e9}, {"fp32": 1e9})
-LOADS = [Load("ours", "uniform", 2, 4, 4), Load("article", "uniform", 2, 4, 4, "perf_analyzer")]
+LOADS = [Load("ours", "uniform", 2, 4, 4), Load("article", "uniform", 2, 8, 150, "perf_analyzer")]
 
 
 def measured(folder: Path, server: Server, minutes: float = 10.0) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_each_load_of_a_server_is_measured(ours: Server, tmp_path: Path) -> None
     entries = measured(tmp_path, ours)
     assert list(entries) == ["ours/ours", "article/ours"]
     for entry in entries.values():
-        assert (entry["requests"], entry["errors"]) == (4, 0)
+        assert entry["errors"] == 0
         assert entry["tokens_per_second"] > 0
         assert entry["limit"]["tokens_per_second"] > 0
         assert entry["memory"]["process_mib"] > entry["memory"]["weights_mib"]

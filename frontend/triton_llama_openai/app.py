@@ -1,4 +1,4 @@
-"""The routes."""
+"""The routes, with the bounds on a request's headers, its body's bytes and seconds, and requests in flight."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.chat import answer_chat
 from triton_llama_openai.completions import answer_completion
-from triton_llama_openai.errors import ApiError, error_response, from_validation
-from triton_llama_openai.limits import HeaderLimit, limited_route, read_body
+from triton_llama_openai.errors import ApiError, ClientLeftError, error_response, from_validation
 from triton_llama_openai.metrics import CLIENT_LEFT, CONTENT_TYPE, Metrics, RecordRequests
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from triton_llama_openai.schema import Schema
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.streaming import ClientLeftError
-from triton_llama_openai.tokenization import detokenize, tokenize, tokenizer_info
+from triton_llama_openai.tokenizer import detokenize, tokenize, tokenizer_info
 
 S = TypeVar("S", bound=Schema)
+MAX_HEADER_BYTES = 32 << 10
+"""Of all headers. uvicorn ends a connection that sends twice as much."""
 _NO_EMBEDDINGS = "the models of this endpoint generate text; they have no embeddings"
 
 
@@ -52,7 +54,7 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
 
     # Without pages that describe the fields: docs/openai.md does, and they load scripts from elsewhere.
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_middleware(HeaderLimit)
+    app.add_middleware(_HeaderLimit)
     if settings.allowed_origins is not None:
         origins = [origin.strip() for origin in settings.allowed_origins.split(",")]
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -67,11 +69,11 @@ def create_app(settings: Settings, models: Models) -> FastAPI:
 
 def _generation(settings: Settings, models: Models) -> APIRouter:
     """Return the routes of requests with a body, which share the bound on requests in flight."""
-    router = APIRouter(route_class=limited_route(settings.max_requests))
+    router = APIRouter(route_class=_limited_route(settings.max_requests))
 
     async def parse(request: Request, schema: type[S]) -> S:
         """Return a request's body. Raises ApiError for the first violation of the schema, ClientLeftError."""
-        body = await read_body(request, settings.max_body_bytes, settings.body_timeout)
+        body = await _read_body(request, settings.max_body_bytes, settings.body_timeout)
         try:
             return schema.model_validate_json(body)
         except ValidationError as error:
@@ -94,12 +96,12 @@ def _generation(settings: Settings, models: Models) -> APIRouter:
     async def tokenize_text(request: Request) -> Response:
         body = await parse(request, TokenizeRequest)
         model = models.find(body.model)
-        return JSONResponse(await asyncio.to_thread(tokenize, model, body, settings.max_messages))
+        return JSONResponse(await asyncio.to_thread(tokenize, model.checkpoint, body, settings.max_messages))
 
     @router.post("/detokenize", response_model=None)
     async def detokenize_tokens(request: Request) -> Response:
         body = await parse(request, DetokenizeRequest)
-        return JSONResponse(await asyncio.to_thread(detokenize, models.find(body.model), body))
+        return JSONResponse(await asyncio.to_thread(detokenize, models.find(body.model).checkpoint, body))
 
     return router
 
@@ -109,7 +111,7 @@ def _models(models: Models) -> APIRouter:
 
     @router.get("/tokenizer_info", response_model=None)
     async def describe_tokenizer(model: str | None = None) -> Response:
-        return JSONResponse(tokenizer_info(models.find(model)))
+        return JSONResponse(tokenizer_info(models.find(model).checkpoint))
 
     @router.get("/v1/models", response_model=None)
     async def list_models() -> Response:
@@ -165,3 +167,64 @@ def _handle_errors(app: FastAPI) -> None:
     async def failed(_: Request, __: Exception) -> Response:
         # uvicorn logs the exception; the client isn't shown the inside.
         return error_response(ApiError(500, "the endpoint failed; its log has the reason", None, "internal_error"))
+
+
+class _HeaderLimit:
+    """ASGI middleware that refuses requests with large headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request, or answer 431."""
+        app = self._app
+        if sum(len(name) + len(value) for name, value in scope.get("headers", [])) > MAX_HEADER_BYTES:
+            message = f"the request's headers are too large; they must be at most {MAX_HEADER_BYTES} bytes"
+            app = error_response(ApiError(431, message, None, "headers_too_large"))
+        await app(scope, receive, send)
+
+
+async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        ApiError: it is larger than the bound, announced or not, or takes longer than `seconds` to arrive.
+        ClientLeftError: the client has left before its end.
+    """
+    too_large = ApiError(413, f"the body is too large; it must be at most {max_bytes} bytes", None, "body_too_large")
+    content_length = request.headers.get("content-length", "")
+    if content_length.isdecimal() and int(content_length) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise ApiError(408, f"the body took longer than {seconds:g} s to arrive", None, "timeout") from None
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    return bytes(body)
+
+
+def _limited_route(max_requests: int) -> type[APIRoute]:
+    """Return a class of routes that together run `max_requests` requests; one more is refused with 503.
+
+    A request counts from before its body to the end of its answer.
+    """
+    running = 0
+
+    class LimitedRoute(APIRoute):
+        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal running
+            if running >= max_requests:
+                raise ApiError(503, f"{max_requests} requests are in flight; try again later", None, "overloaded", 1)
+            running += 1
+            try:
+                await super().handle(scope, receive, send)
+            finally:
+                running -= 1
+
+    return LimitedRoute

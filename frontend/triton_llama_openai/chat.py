@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triton_llama_openai.chat_template import Turn, render_messages
-from triton_llama_openai.engine_client import Chunk, TokenLogprobs
-from triton_llama_openai.engine_inputs import engine_fields, engine_inputs
-from triton_llama_openai.errors import ApiError
+from triton_llama_openai.chat_template import render_messages
+from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_logprob
+from triton_llama_openai.errors import check_count
 from triton_llama_openai.generation import Generation
-from triton_llama_openai.limits import check_messages
-from triton_llama_openai.logprobs import chat_logprobs, check_prompt_logprobs
-from triton_llama_openai.models import Models, ServedModel
+from triton_llama_openai.models import Models
 from triton_llama_openai.protocol import ChatRequest
-from triton_llama_openai.responses import Json, dumps, response_head, stop_reason
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.streaming import Events, check_stream, stream_answer, until_disconnect
-from triton_llama_openai.tool_calls import Part, ToolCall
-from triton_llama_openai.tool_choice import ToolUse, tool_use
+from triton_llama_openai.streaming import (
+    Events,
+    Json,
+    dumps,
+    response_head,
+    stop_reason,
+    stream_answer,
+    until_disconnect,
+)
+from triton_llama_openai.tool_calls import Part, ToolCall, ToolUse, tool_use
 
 
 async def answer_chat(request: Request, chat: ChatRequest, models: Models, settings: Settings) -> Response:
     """Answer a request. Raises ApiError or ClientLeftError."""
-    _check(chat, settings.max_messages)
+    check_count("messages", chat.messages, settings.max_messages)
     model = models.find(chat.model)
     use = tool_use(chat, model.tool_form)
-    prompt = _prompt(chat, model, use.template_tools)
-    check_prompt_logprobs(chat, [prompt], chat.prompt_logprobs, model.checkpoint.context)
-    inputs = engine_inputs(
-        chat,
-        prompt,
-        max_tokens=chat.max_new_tokens,
-        guide=use.guide,
-        logprobs=chat.top_logprobs or 0 if chat.logprobs else None,
-        prompt_logprobs=chat.prompt_logprobs,
-        stream_interval_ms=settings.stream_interval_ms,
+    prompt = render_messages(
+        model.checkpoint.template,
+        chat.messages,
+        use.template_tools,
+        add_generation_prompt=chat.add_generation_prompt is not False,
+        continue_final_message=bool(chat.continue_final_message),
+        template_kwargs=chat.chat_template_kwargs,
+        documents=chat.documents,
     )
-    fields = engine_fields(chat, use.guide)
-    if chat.max_completion_tokens is not None:
-        fields["max_tokens"] = "max_completion_tokens"
-    record = request.state.record
-    record.prompt = prompt
-    generation = Generation(model.engine, chat, [inputs], settings.request_timeout, fields, record)
+    generation = Generation(chat, [prompt], use.guide, model, settings, request.state.record)
     kind = "chat.completion.chunk" if chat.streamed else "chat.completion"
     head = response_head("chatcmpl", kind, model.name, await model.fingerprint())
     if chat.streamed:
@@ -52,32 +50,6 @@ async def answer_chat(request: Request, chat: ChatRequest, models: Models, setti
     if chat.prompt_logprobs is not None:
         body["prompt_logprobs"] = chunks[0].prompt_logprobs
     return Response(dumps(body | {"usage": generation.usage.body()}), media_type="application/json")
-
-
-def _check(chat: ChatRequest, max_messages: int) -> None:
-    check_stream(chat)
-    check_messages(chat.messages, max_messages)
-    if chat.top_logprobs is not None and not chat.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
-    names = chat.max_tokens, chat.max_completion_tokens
-    if None not in names and names[0] != names[1]:
-        message = f"max_tokens is {names[0]} and max_completion_tokens is {names[1]}; give one of them"
-        raise ApiError(400, message, "max_tokens", "invalid_value")
-
-
-def _prompt(chat: ChatRequest, model: ServedModel, tools: list[Turn]) -> str:
-    if chat.continue_final_message and chat.add_generation_prompt:
-        message = "continue_final_message and add_generation_prompt are both true; one must be false"
-        raise ApiError(400, message, "continue_final_message", "invalid_value")
-    return render_messages(
-        model.checkpoint.template,
-        chat.messages,
-        tools,
-        add_generation_prompt=chat.add_generation_prompt is not False,
-        continue_final_message=bool(chat.continue_final_message),
-        template_kwargs=chat.chat_template_kwargs,
-        documents=chat.documents,
-    )
 
 
 class _Choice:
@@ -109,7 +81,7 @@ class _Choice:
         if not self._chat.logprobs:
             return None
         tokens, self.tokens = self.tokens, []
-        return {"content": chat_logprobs(tokens, self._chat.top_logprobs or 0), "refusal": None}
+        return {"content": _logprobs(tokens, self._chat.top_logprobs or 0), "refusal": None}
 
     def body(self, chunk: Chunk) -> Json:
         """Return the choice of an answer that isn't streamed."""
@@ -163,3 +135,23 @@ def _delta(part: Part) -> Json:
 
 def _call(call: ToolCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _logprobs(tokens: Iterable[TokenLogprobs], top: int) -> list[dict[str, object]]:
+    """Return the `content` of a chat choice's logprobs; `top`: alternatives of each token."""
+    content = []
+    for token in tokens:
+        entries = text_and_logprob(token)
+        if not entries:
+            continue
+        # The token itself is among the alternatives if it is one of the likeliest.
+        likeliest = sorted(entries, key=lambda entry: -entry[1])[:top]
+        content.append({**_logprob(entries[0]), "top_logprobs": [_logprob(entry) for entry in likeliest]})
+    return content
+
+
+def _logprob(entry: tuple[str, float]) -> dict[str, object]:
+    text, logprob = entry
+    # A token that is part of a character: its text doesn't say which bytes.
+    octets = None if "\ufffd" in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": octets}

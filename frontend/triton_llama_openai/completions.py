@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triton_llama_openai.checkpoint import Checkpoint
-from triton_llama_openai.engine_client import Chunk
-from triton_llama_openai.engine_inputs import engine_fields, engine_inputs
-from triton_llama_openai.errors import invalid, prompt_too_long, unsupported
-from triton_llama_openai.generation import Generation
-from triton_llama_openai.logprobs import CompletionLogprobs, check_prompt_logprobs
+from triton_llama_openai.engine_client import Chunk, TokenLogprobs, text_and_logprob
+from triton_llama_openai.errors import check_count, prompt_too_long
+from triton_llama_openai.generation import Generation, Prompt
 from triton_llama_openai.models import Models
 from triton_llama_openai.protocol import CompletionRequest
-from triton_llama_openai.responses import Json, dumps, response_head, stop_reason
 from triton_llama_openai.settings import Settings
-from triton_llama_openai.streaming import Events, check_stream, stream_answer, until_disconnect
+from triton_llama_openai.streaming import (
+    Events,
+    Json,
+    dumps,
+    response_head,
+    stop_reason,
+    stream_answer,
+    until_disconnect,
+)
 from triton_llama_openai.structured_output import guide_of
+from triton_llama_openai.tokenizer import Checkpoint
 
 
 async def answer_completion(
@@ -28,30 +33,11 @@ async def answer_completion(
 ) -> Response:
     """Answer a request. Raises ApiError or ClientLeftError."""
     prompts = completion.prompts
-    _check(completion, prompts, settings.max_prompts)
+    check_count("prompt", prompts, settings.max_prompts)
     model = models.find(completion.model)
     _check_lengths(prompts, model.checkpoint.context)
     guide = guide_of(completion)
-    prompt_logprobs = completion.prompt_logprobs
-    if prompt_logprobs is None and completion.echo:
-        prompt_logprobs = completion.logprobs
-    check_prompt_logprobs(completion, prompts, prompt_logprobs, model.checkpoint.context)
-    inputs = [
-        engine_inputs(
-            completion,
-            prompt,
-            max_tokens=completion.max_tokens,
-            guide=guide,
-            logprobs=completion.logprobs,
-            prompt_logprobs=prompt_logprobs,
-            stream_interval_ms=settings.stream_interval_ms,
-        )
-        for prompt in prompts
-    ]
-    fields = engine_fields(completion, guide)
-    record = request.state.record
-    record.prompt = completion.prompt
-    generation = Generation(model.engine, completion, inputs, settings.request_timeout, fields, record)
+    generation = Generation(completion, prompts, guide, model, settings, request.state.record)
     echoes = [Echo()] * len(prompts)
     if completion.echo:
         echoes = await asyncio.to_thread(_echoes, prompts, model.checkpoint)
@@ -66,20 +52,7 @@ async def answer_completion(
     return Response(dumps(body), media_type="application/json")
 
 
-def _check(completion: CompletionRequest, prompts: Sequence[object], max_prompts: int) -> None:
-    check_stream(completion)
-    if not prompts:
-        raise invalid("prompt", [], "at least one prompt")
-    if len(prompts) > max_prompts:
-        raise invalid("prompt", f"{len(prompts)} prompts", f"at most {max_prompts}")
-    if completion.best_of is not None and completion.best_of != completion.choices:
-        reason = f"every completion is returned, so it must be n, which is {completion.choices}"
-        raise unsupported("best_of", reason)
-    if completion.streamed and completion.echo and completion.logprobs is not None:
-        raise unsupported("echo", "a stream has no place for the prompt's logprobs")
-
-
-def _check_lengths(prompts: Sequence[str | list[int]], context: int) -> None:
+def _check_lengths(prompts: Sequence[Prompt], context: int) -> None:
     """Refuse tokens beyond the context before anything copies them; a text's length is the model's to check."""
     longest = max((len(prompt) for prompt in prompts if not isinstance(prompt, str)), default=0)
     if longest >= context:
@@ -94,7 +67,7 @@ class Echo:
     first_token: str = ""
 
 
-def _echoes(prompts: Sequence[str | list[int]], checkpoint: Checkpoint) -> list[Echo]:
+def _echoes(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[Echo]:
     return [
         Echo(prompt) if isinstance(prompt, str) else Echo(checkpoint.decode(prompt), checkpoint.decode(prompt[:1]))
         for prompt in prompts
@@ -141,3 +114,38 @@ class CompletionEvents(Events):
         if chunk.finish_reason:
             reason = {"stop_reason": stop_reason(chunk, self._completion.stop_strings)}
         return self._event(chunk.index, {"text": chunk.text}, logprobs, chunk.finish_reason or None, reason)
+
+
+class CompletionLogprobs:
+    """The logprobs of a completion's choice, as four lists; it counts the characters of the text before.
+
+    first_token: the text of the prompt's first token, which has no log probability.
+    """
+
+    def __init__(self, first_token: str = "") -> None:
+        self._first_token = first_token
+        self._offset = 0
+
+    def add(self, tokens: Iterable[TokenLogprobs | None]) -> dict[str, object]:
+        """Return the lists of these tokens; None is the prompt's first token, which has no probability."""
+        texts: list[str] = []
+        logprobs: list[float | None] = []
+        top: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token in tokens:
+            entries = text_and_logprob(token) if token else []
+            text = entries[0][0] if entries else self._first_token
+            texts.append(text)
+            logprobs.append(entries[0][1] if entries else None)
+            top.append(_by_text(entries) if entries else None)
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+
+
+def _by_text(entries: list[tuple[str, float]]) -> dict[str, float]:
+    """Return texts with their logprobs; of two tokens with the same text, the likelier one's."""
+    likeliest: dict[str, float] = {}
+    for text, logprob in sorted(entries, key=lambda entry: -entry[1]):
+        likeliest.setdefault(text, logprob)
+    return likeliest

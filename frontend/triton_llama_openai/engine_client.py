@@ -22,8 +22,21 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 CONNECT_TIMEOUT_S = 10.0
+MIN_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON doesn't have; vLLM's value."""
+
 TokenLogprobs = dict[str, dict[str, object]]
 """Token id → logprob, rank, decoded_token; the token of the text first, then the likeliest."""
+
+
+def text_and_logprob(token: TokenLogprobs) -> list[tuple[str, float]]:
+    """Return text and logprob of a token and its alternatives, in their order."""
+    entries = []
+    for entry in token.values():
+        logprob = entry.get("logprob")
+        finite = max(float(logprob), MIN_LOGPROB) if isinstance(logprob, int | float) else MIN_LOGPROB
+        entries.append((str(entry.get("decoded_token") or ""), finite))
+    return entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -24,6 +24,10 @@ from triton_llama.errors import (
 
 _SHOWN = 80
 """Characters of a refused value in its message."""
+
+
+class ClientLeftError(Exception):
+    """The client has closed its connection, so its answer has no reader."""
 
 
 class ApiError(Exception):
@@ -65,6 +69,12 @@ def error_response(error: ApiError) -> Response:
 def invalid(param: str, value: object, bound: str) -> ApiError:
     """Return the error of a field whose value violates a bound."""
     return ApiError(400, f"{param} is {shorten(value)}; it must be {bound}", param, "invalid_value")
+
+
+def check_count(param: str, values: Sized, bound: int) -> None:
+    """Raise ApiError if a list has more elements than the bound."""
+    if len(values) > bound:
+        raise invalid(param, f"{len(values)} {param.removesuffix('s')}s", f"at most {bound}")
 
 
 def unsupported(param: str, reason: str) -> ApiError:

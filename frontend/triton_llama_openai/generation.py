@@ -1,43 +1,67 @@
-"""One request in the engine: the chunks of its prompts, which run at the same time."""
+"""One request in the engine: its fields as the model's inputs, and the chunks of its prompts, which run in parallel."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from triton_llama.errors import ServerError, TritonLlamaError
+from triton_llama.sampling_params import INPUTS
 from triton_llama.tensors import Tensor
 
-from triton_llama_openai.engine_client import Chunk, EngineClient
-from triton_llama_openai.errors import from_engine
+from triton_llama_openai.engine_client import Chunk
+from triton_llama_openai.errors import from_engine, invalid
 from triton_llama_openai.metrics import RequestRecord
-from triton_llama_openai.protocol import SamplingRequest
-from triton_llama_openai.responses import Usage
+from triton_llama_openai.models import ServedModel
+from triton_llama_openai.protocol import SAME_NAMES, SamplingRequest
+from triton_llama_openai.settings import Settings
+from triton_llama_openai.structured_output import Guide
+
+MAX_MAX_TOKENS = 1 << 20
+"""Stands for what the context leaves: with truncate_max_tokens the model cuts it to the room."""
+
+MAX_PROMPT_LOGPROBS = 1 << 19
+"""In one answer: tokens of all prompts, times completions of each, times alternatives and the token itself."""
 
 _QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""
 
+Prompt = str | list[int]
 
-@dataclass
+
 class Generation:
     """One request's work in the engine.
 
-    prompts: the inputs of each. timeout: seconds for all. fields: the request's field for each input of the model, for
-    errors. record: of the request; it gets the token counts.
+    usage: the tokens so far. timeout: seconds for all prompts. record: of the request; it gets the token counts.
+
+    Raises:
+        ApiError: more log probabilities of prompts than one answer may have.
     """
 
-    engine: EngineClient
-    request: SamplingRequest
-    prompts: Sequence[Sequence[Tensor]]
-    timeout: float
-    fields: Mapping[str, str]
-    record: RequestRecord
-
-    def __post_init__(self) -> None:
-        self.usage = Usage(self.request.choices)
-        self.record.ignored = self.request.ignored()
+    def __init__(
+        self,
+        request: SamplingRequest,
+        prompts: Sequence[Prompt],
+        guide: Guide | None,
+        model: ServedModel,
+        settings: Settings,
+        record: RequestRecord,
+    ) -> None:
+        _check_prompt_logprobs(request, prompts, model.checkpoint.context)
+        self.request = request
+        self.usage = Usage(request.choices)
+        self.timeout = settings.request_timeout
+        self.record = record
+        self.record.ignored = request.ignored()
+        self.record.prompt = prompts if len(prompts) > 1 else prompts[0]
+        self._engine = model.engine
+        self._inputs = [_inputs(request, prompt, guide, settings.stream_interval_ms) for prompt in prompts]
+        self._fields = request.engine_fields()
+        if guide is not None:
+            self._fields |= {"guided_decoding_guide": guide.field, "guided_decoding_guide_type": guide.field}
 
     async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
         """Yield each response's chunks, counted. Closing the generator cancels what still runs.
@@ -45,7 +69,7 @@ class Generation:
         Raises:
             ApiError: the engine's error, in this request's words; one prompt's error ends all.
         """
-        streams = [self._stream(number) for number in range(len(self.prompts))]
+        streams = [self._stream(number) for number in range(len(self._inputs))]
         try:
             async with aclosing(streams[0] if len(streams) == 1 else _merge(streams)) as responses:
                 async for chunks in responses:
@@ -54,7 +78,7 @@ class Generation:
                         self.record.saw_text()
                     yield chunks
         except TritonLlamaError as error:
-            raise from_engine(error, self.fields) from error
+            raise from_engine(error, self._fields) from error
         finally:
             self.record.prompt_tokens = self.usage.prompt_tokens
             self.record.completion_tokens = self.usage.completion_tokens
@@ -63,15 +87,99 @@ class Generation:
         """Return the only chunk of each choice of a request that isn't streamed, in order; raises as `chunks`."""
         async with aclosing(self.chunks()) as responses:
             chunks = [chunk async for response in responses for chunk in response]
-        if len(chunks) != len(self.prompts) * self.request.choices:
+        if len(chunks) != len(self._inputs) * self.request.choices:
             raise from_engine(ServerError(f"the server sent {len(chunks)} chunks of an answer without stream"), {})
         return sorted(chunks, key=lambda chunk: chunk.index)
 
     def _stream(self, number: int) -> AsyncGenerator[list[Chunk], None]:
-        request_id = self.record.id if len(self.prompts) == 1 else f"{self.record.id}-{number}"
+        request_id = self.record.id if len(self._inputs) == 1 else f"{self.record.id}-{number}"
         first = number * self.request.choices
         choices = range(first, first + self.request.choices)
-        return self.engine.stream(self.prompts[number], request_id, choices, self.timeout)
+        return self._engine.stream(self._inputs[number], request_id, choices, self.timeout)
+
+
+@dataclass
+class Usage:
+    """Tokens of a request so far. A prompt counts once, however many completions (`choices_per_prompt`) it has."""
+
+    choices_per_prompt: int
+    completion_tokens: int = 0
+    _prompts: dict[int, int] = field(default_factory=dict)
+    _cached: dict[int, int] = field(default_factory=dict)
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Count the tokens of a response."""
+        for chunk in chunks:
+            prompt = chunk.index // self.choices_per_prompt
+            self.completion_tokens += chunk.num_output_tokens
+            self._prompts[prompt] = max(self._prompts.get(prompt, 0), chunk.num_input_tokens)
+            if chunk.num_cached_tokens is not None:
+                # The first choice's: the others find in the cache what it has computed.
+                cached = self._cached.get(prompt, chunk.num_cached_tokens)
+                self._cached[prompt] = min(cached, chunk.num_cached_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(self._prompts.values())
+
+    def body(self) -> dict[str, object]:
+        """Return the answer's `usage`; without details where the server doesn't say how many tokens were cached."""
+        counts: dict[str, object] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        if self._cached:
+            counts["prompt_tokens_details"] = {"cached_tokens": sum(self._cached.values())}
+        return counts
+
+
+def _inputs(request: SamplingRequest, prompt: Prompt, guide: Guide | None, stream_interval_ms: int) -> list[Tensor]:
+    """Return the tensors of one prompt; fields without a value are left to the model's defaults."""
+    if isinstance(prompt, str):
+        tensors = [Tensor("text_input", "BYTES", (prompt,))]
+    else:
+        tensors = [Tensor("input_ids", "INT32", tuple(prompt))]
+    tensors.append(Tensor("stream", "BOOL", (request.streamed,)))
+    values = {name: getattr(request, name) for name in SAME_NAMES} | {
+        "logit_bias": json.dumps(request.logit_bias) if request.logit_bias else None,
+        "stop_words": request.stop_strings,
+        "num_logprobs": request.num_logprobs,
+        "prompt_logprobs": request.num_prompt_logprobs,
+        "stream_interval_ms": stream_interval_ms if request.streamed else None,
+        # For the cached tokens of usage; a stream without usage does without.
+        "return_perf_metrics": True if request.includes_usage or not request.streamed else None,
+    }
+    if request.max_new_tokens is None:
+        values |= {"max_tokens": MAX_MAX_TOKENS, "truncate_max_tokens": True}
+    else:
+        values["max_tokens"] = request.max_new_tokens
+    if request.top_k is not None:
+        values["top_k"] = max(request.top_k, 0)
+    if request.seed is not None:
+        values["seed"] = request.seed % 2**64
+    if guide is not None:
+        values |= {"guided_decoding_guide_type": guide.kind, "guided_decoding_guide": guide.guide}
+    for name, value in values.items():
+        datatype, is_list = INPUTS[name]
+        elements = (value,) if not is_list else tuple(value or ())
+        if elements and value is not None:
+            tensors.append(Tensor(name, "BYTES" if datatype == "STRING" else datatype, elements))
+    return tensors
+
+
+def _check_prompt_logprobs(request: SamplingRequest, prompts: Sequence[Prompt], context: int) -> None:
+    top = request.num_prompt_logprobs
+    if top is None:
+        return
+    # A text has no more tokens than bytes.
+    sizes = [len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in prompts]
+    count = sum(min(size, context) for size in sizes) * request.choices * (top + 1)
+    if count > MAX_PROMPT_LOGPROBS:
+        name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        value = f"up to {count} log probabilities of the prompts' tokens"
+        raise invalid(name, value, f"at most {MAX_PROMPT_LOGPROBS} in one request")
 
 
 async def _merge(streams: Sequence[AsyncGenerator[list[Chunk], None]]) -> AsyncGenerator[list[Chunk], None]:

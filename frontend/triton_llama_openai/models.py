@@ -15,10 +15,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import TritonLlamaError
 
-from triton_llama_openai.checkpoint import Checkpoint, load_checkpoint
 from triton_llama_openai.engine_client import EngineClient
 from triton_llama_openai.errors import ApiError, from_validation
 from triton_llama_openai.settings import InvalidSettingsError, ModelSettings, Settings
+from triton_llama_openai.tokenizer import Checkpoint, load_checkpoint
 from triton_llama_openai.tool_calls import Form
 
 LOG = logging.getLogger("triton_llama_openai")

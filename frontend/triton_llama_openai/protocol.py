@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, Self, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from triton_llama_openai.errors import ApiError, invalid, unsupported
 from triton_llama_openai.schema import (
     IGNORED,
     MAX_TOKEN,
@@ -21,7 +22,7 @@ from triton_llama_openai.schema import (
     Words,
     by_json_type,
     one_of,
-    unsupported,
+    refused,
 )
 
 JsonObject = dict[str, object]
@@ -94,11 +95,11 @@ class StructuredOutputs(Schema):
 
 
 SAME_NAMES = (
-    *("max_tokens", "min_tokens", "truncate_max_tokens", "n", "seed", "stream", "priority", "ignore_eos"),
+    *("max_tokens", "min_tokens", "truncate_max_tokens", "n", "seed", "priority", "ignore_eos"),
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("logit_bias", "bad_words", "stop_token_ids", "allowed_token_ids", "prompt_logprobs"),
 )
-"""Fields that are inputs of the model as they are."""
+"""Fields with the name of the model's input that they set."""
 
 
 class SamplingRequest(Schema):
@@ -106,6 +107,7 @@ class SamplingRequest(Schema):
 
     ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
         **{name: name for name in SAME_NAMES},
+        "stream": "stream",
         "stop_words": "stop",
         "guided_decoding_guide": "response_format",
         "guided_decoding_guide_type": "response_format",
@@ -158,8 +160,16 @@ class SamplingRequest(Schema):
     include_stop_str_in_output: OnlyFalse = None
     use_beam_search: OnlyFalse = None
     truncate_prompt_tokens: Unsupported = None
-    guided_decoding_backend: Annotated[object | None, unsupported("the server chooses the library")] = None
+    guided_decoding_backend: Annotated[object | None, refused("the server chooses the library")] = None
     guided_whitespace_pattern: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream to be true", "stream_options", "invalid_value")
+        if self.stream and self.prompt_logprobs is not None:
+            raise unsupported("prompt_logprobs", "a stream has no place for them")
+        return self
 
     @property
     def choices(self) -> int:
@@ -177,6 +187,25 @@ class SamplingRequest(Schema):
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The bound on the completion's tokens; None is the end of the context."""
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives of each generated token; None is no log probabilities."""
+        raise NotImplementedError
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives of each token of the prompt; None is no log probabilities."""
+        return self.prompt_logprobs
+
+    def engine_fields(self) -> dict[str, str]:
+        """Return the field of this request for each input of the model, for the model's errors."""
+        return dict(self.ENGINE_FIELDS)
 
     @property
     def includes_usage(self) -> bool:
@@ -255,7 +284,7 @@ class AssistantMessage(Schema):
     refusal: str | None = Field(None, json_schema_extra=IGNORED)
     annotations: Items[JsonObject] | None = Field(None, json_schema_extra=IGNORED)
     audio: Unsupported = None
-    function_call: Annotated[object | None, unsupported("use tool_calls")] = None
+    function_call: Annotated[object | None, refused("use tool_calls")] = None
 
 
 class ToolMessage(Schema):
@@ -346,20 +375,43 @@ class ChatRequest(SamplingRequest):
     documents: Items[JsonObject] | None = None
 
     audio: Unsupported = None
-    function_call: Annotated[object | None, unsupported("use tool_choice")] = None
-    functions: Annotated[object | None, unsupported("use tools")] = None
+    function_call: Annotated[object | None, refused("use tool_choice")] = None
+    functions: Annotated[object | None, refused("use tools")] = None
     moderation: Unsupported = None
     prediction: Unsupported = None
-    reasoning_effort: Annotated[object | None, unsupported(_NOT_REASONING)] = None
-    verbosity: Annotated[object | None, unsupported(_NOT_REASONING)] = None
+    reasoning_effort: Annotated[object | None, refused(_NOT_REASONING)] = None
+    verbosity: Annotated[object | None, refused(_NOT_REASONING)] = None
     web_search_options: Unsupported = None
-    chat_template: Annotated[object | None, unsupported("a template is code; the server's operator sets it")] = None
+    chat_template: Annotated[object | None, refused("a template is code; the server's operator sets it")] = None
     echo: OnlyFalse = None
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
+        names = self.max_tokens, self.max_completion_tokens
+        if None not in names and names[0] != names[1]:
+            message = f"max_tokens is {names[0]} and max_completion_tokens is {names[1]}; give one of them"
+            raise ApiError(400, message, "max_tokens", "invalid_value")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt are both true; one must be false"
+            raise ApiError(400, message, "continue_final_message", "invalid_value")
+        return self
 
     @property
     def max_new_tokens(self) -> int | None:
         """max_completion_tokens, or its old name max_tokens."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives of each generated token; None is no log probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def engine_fields(self) -> dict[str, str]:
+        """Return the field of this request for each input of the model, for the model's errors."""
+        max_tokens = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return super().engine_fields() | {"max_tokens": max_tokens}
 
     def ignored(self) -> list[str]:
         """Return the fields that were sent and have no effect, those of messages included."""
@@ -410,9 +462,30 @@ class CompletionRequest(SamplingRequest):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=1, le=16)] | None = None
-    suffix: Annotated[object | None, unsupported("the models of this endpoint complete a prompt at its end")] = None
+    suffix: Annotated[object | None, refused("the models of this endpoint complete a prompt at its end")] = None
     prompt_embeds: Unsupported = None
-    add_special_tokens: Annotated[object | None, unsupported("the server adds the BOS that the prompt lacks")] = None
+    add_special_tokens: Annotated[object | None, refused("the server adds the BOS that the prompt lacks")] = None
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        if not self.prompts:
+            raise invalid("prompt", [], "at least one prompt")
+        if self.best_of is not None and self.best_of != self.choices:
+            reason = f"every completion is returned, so it must be n, which is {self.choices}"
+            raise unsupported("best_of", reason)
+        if self.stream and self.echo and self.logprobs is not None:
+            raise unsupported("echo", "a stream has no place for the prompt's logprobs")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives of each generated token; None is no log probabilities."""
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives of each token of the prompt, which an echo with log probabilities has too."""
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -439,6 +512,13 @@ class TokenizeRequest(Schema):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: JsonObject | None = None
     return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            number = "neither" if self.prompt is None else "both"
+            raise ApiError(400, f"{number} of prompt and messages is given; it must be one", "prompt", "invalid_value")
+        return self
 
 
 class DetokenizeRequest(Schema):

@@ -31,7 +31,7 @@ class Schema(BaseModel):
         )
 
 
-def unsupported(reason: str) -> BeforeValidator:
+def refused(reason: str) -> BeforeValidator:
     """Mark a field that clients know and this endpoint refuses; null is accepted, as no value."""
 
     def check(value: object) -> object:
@@ -42,7 +42,7 @@ def unsupported(reason: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Unsupported = Annotated[object | None, unsupported("this endpoint has no such feature")]
+Unsupported = Annotated[object | None, refused("this endpoint has no such feature")]
 
 
 def by_json_type(value: object) -> str | None:

@@ -1,10 +1,13 @@
-"""Answers that are streamed as server-sent events, and the end of a request whose client disconnects."""
+"""Answers: their common fields, server-sent events, and the end of a request whose client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
@@ -13,27 +16,39 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from triton_llama_openai.engine_client import Chunk
-from triton_llama_openai.errors import ApiError, unsupported
+from triton_llama_openai.errors import ApiError, ClientLeftError
 from triton_llama_openai.generation import Generation
 from triton_llama_openai.metrics import CLIENT_LEFT
-from triton_llama_openai.protocol import SamplingRequest
-from triton_llama_openai.responses import Json, dumps
 
 T = TypeVar("T")
+Json = dict[str, object]
 _READING_S = 5.0
 """Seconds that a stream's client has for what it hasn't read when the request's own time is over."""
 
 
-def check_stream(request: SamplingRequest) -> None:
-    """Raise ApiError for a field that contradicts `stream`."""
-    if request.stream_options is not None and not request.streamed:
-        raise ApiError(400, "stream_options needs stream to be true", "stream_options", "invalid_value")
-    if request.streamed and request.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "a stream has no place for them")
+def response_head(prefix: str, kind: str, model: str, fingerprint: str | None) -> Json:
+    """Return the fields that every object of one answer begins with; its id begins with `prefix`."""
+    return {
+        "id": f"{prefix}-{secrets.token_hex(16)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": fingerprint,
+    }
 
 
-class ClientLeftError(Exception):
-    """The client has closed its connection, so its answer has no reader."""
+def stop_reason(chunk: Chunk, stop_strings: Sequence[str]) -> str | int | None:
+    """Return vLLM's stop_reason: the stop string, the stop token's id, or None for an end token or the length."""
+    reason = chunk.stop_reason
+    if not reason or reason in stop_strings or not reason.isdecimal():
+        return reason or None
+    return int(reason)
+
+
+def dumps(value: object) -> bytes:
+    """Return JSON in UTF-8."""
+    # A lone surrogate, which a call's arguments may escape, becomes an escape again.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
 
 
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:

@@ -1,4 +1,7 @@
-"""Finds tool calls in generated text. Two forms; Llama 3 writes nothing but calls, separated by `;`, and `parameters`:
+"""Tools of a chat: what the template shows, what the model is made to write, and the calls in what it writes.
+
+A forced call is JSON that the guide demands. Free text has calls in one of two forms. Llama 3 writes nothing but calls,
+separated by `;`, and `parameters`:
 
     {"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": ...}
 
@@ -13,13 +16,16 @@ is broken or no tool has its name, stays text.
 from __future__ import annotations
 
 import json
-import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
-from pydantic_core import from_json
+from triton_llama_openai.chat_template import Turn
+from triton_llama_openai.errors import ApiError, invalid
+from triton_llama_openai.protocol import ChatRequest, JsonObject, NamedToolChoice, Tool
+from triton_llama_openai.structured_output import Guide, guide_of, json_guide
 
 Form = Literal["hermes", "llama3_json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -28,15 +34,15 @@ _SEPARATORS = " \t\r\n;,[]"
 _KEYS = {"name", "type", "id", "arguments", "parameters"}
 """Keys of a call; an object with others is ordinary JSON."""
 
-_CUT_OFF = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(.+)', re.DOTALL)
-"""A call whose arguments the end of the text cuts off."""
+_ON_ONE_LINE: JsonObject = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+"""Calls as json.dumps writes them, which templates show the models; free whitespace is where small models stay."""
 
 _decode = json.JSONDecoder(strict=False).raw_decode
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call. index: from 0 in each answer. arguments: JSON, unless the end of the text cuts them off."""
+    """One call. index: from 0 in each answer. arguments: JSON."""
 
     index: int
     id: str
@@ -70,21 +76,30 @@ class PlainText:
         return []
 
 
-class NamedCall:
-    """All text is the arguments of one call: the guide is the function's schema."""
+class ForcedCalls:
+    """All text is JSON: the arguments of one call, or without a name a list of calls. Cut off, it is nothing."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | None = None) -> None:
         self._name = name
-        self._arguments = ""
+        self._text = ""
 
     def read(self, text: str) -> list[Part]:
         """Hold the text back."""
-        self._arguments += text
+        self._text += text
         return []
 
     def end(self) -> list[Part]:
-        """Return the call."""
-        return [ToolCall(0, _new_id(), self._name, self._arguments)] if self._arguments else []
+        """Return the calls."""
+        try:
+            value = json.loads(self._text)
+        except (ValueError, RecursionError):
+            return []
+        if self._name is not None:
+            return [ToolCall(0, _new_id(), self._name, self._text)]
+        return [
+            ToolCall(index, _new_id(), call["name"], json.dumps(call["parameters"], ensure_ascii=False))
+            for index, call in enumerate(value)
+        ]
 
 
 class _CallReader:
@@ -136,7 +151,7 @@ class HermesReader(_CallReader):
         """Return the rest: a call without its end tag, or text."""
         if self._held.startswith(OPEN):
             body = self._held.removeprefix(OPEN).lstrip()
-            if call := _parse(body, self._names, may_be_cut_off=True):
+            if call := _parse(body, self._names):
                 rest = body[call.length :].strip()
                 return self._call(call) + ([] if CLOSE.startswith(rest) else self._content(rest))
         return self._content(self._held)
@@ -165,7 +180,7 @@ class LlamaReader(_CallReader):
         """Return the calls, and the text after them."""
         parts: list[Part] = []
         while rest := self._held.lstrip(_SEPARATORS).removeprefix(PYTHON_TAG).lstrip():
-            call = _parse(rest, self._names, may_be_cut_off=True)
+            call = _parse(rest, self._names)
             if call is None:
                 return [*parts, rest if self._count else self._held]
             parts += self._call(call)
@@ -182,8 +197,8 @@ class _Call:
     length: int
 
 
-def _parse(text: str, names: Collection[str], *, may_be_cut_off: bool = False) -> _Call | None:
-    """Return the call at the beginning of a text, None for any other text. may_be_cut_off: the text has ended."""
+def _parse(text: str, names: Collection[str]) -> _Call | None:
+    """Return the call at the beginning of a text, None for any other text."""
     try:
         call, length = _decode(text)
         if not isinstance(call, dict) or not call.keys() <= _KEYS:
@@ -192,24 +207,10 @@ def _parse(text: str, names: Collection[str], *, may_be_cut_off: bool = False) -
         # Some models write the arguments' JSON as a string.
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except json.JSONDecodeError:
-        return _parse_cut_off(text, names) if may_be_cut_off else None
     except (ValueError, RecursionError):
         return None
     name = call.get("name")
     return _Call(name, arguments, length) if isinstance(name, str) and name in names else None
-
-
-def _parse_cut_off(text: str, names: Collection[str]) -> _Call | None:
-    """Return the call that the end of a text cuts off within its arguments, None for any other text."""
-    match = _CUT_OFF.fullmatch(text)
-    if match is None or match[1] not in names:
-        return None
-    try:
-        from_json(text, allow_partial="trailing-strings")
-    except ValueError:
-        return None
-    return _Call(match[1], match[2], len(text))
 
 
 def _new_id() -> str:
@@ -219,3 +220,80 @@ def _new_id() -> str:
 def _partial_end(text: str, word: str) -> int:
     """Return how many of the last characters may be the beginning of a word."""
     return next((size for size in range(min(len(text), len(word) - 1), 0, -1) if word.startswith(text[-size:])), 0)
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How one request uses tools.
+
+    template_tools: definitions for the template. guide: of the text, from response_format or a forced call. reader:
+    makes the reader of one choice's text. finish_reason: of a choice with calls; OpenAI's is `stop` for a named one.
+    """
+
+    template_tools: list[Turn]
+    guide: Guide | None
+    reader: Callable[[], TextReader]
+    finish_reason: str = "tool_calls"
+
+
+def tool_use(request: ChatRequest, form: Form) -> ToolUse:
+    """Return how a request uses its tools. Raises ApiError for a choice that its tools don't offer."""
+    tools = request.tools or []
+    choice = request.tool_choice or ("auto" if tools else "none")
+    guide = guide_of(request)
+    if choice == "none":
+        return ToolUse([], guide, PlainText)
+    if not tools:
+        raise ApiError(400, "tool_choice is given without tools", "tool_choice", "invalid_value")
+    template_tools = [template_tool(tool) for tool in tools]
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise invalid("tools", names, "a list of functions with different names")
+    single = request.parallel_tool_calls is False
+    if choice == "auto":
+        reader = HermesReader if form == "hermes" else LlamaReader
+        return ToolUse(template_tools, guide, partial(reader, names, single))
+    if guide is not None:
+        message = f"{guide.field} and a forced tool_choice are both given; it must be one of them"
+        raise ApiError(400, message, guide.field, "invalid_value")
+    if isinstance(choice, NamedToolChoice):
+        name = choice.function.name
+        if name not in names:
+            raise invalid("tool_choice.function.name", name, f"one of the tools: {', '.join(names)}")
+        guide = json_guide("tools", _ON_ONE_LINE | _parameters(tools[names.index(name)]))
+        return ToolUse(template_tools, guide, partial(ForcedCalls, name), "stop")
+    guide = json_guide("tools", _ON_ONE_LINE | _calls_schema(tools, single))
+    return ToolUse(template_tools, guide, ForcedCalls)
+
+
+def template_tool(tool: Tool) -> Turn:
+    """Return a tool as templates read it, without the fields that it doesn't have."""
+    function = {name: value for name, value in vars(tool.function).items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def _calls_schema(tools: Sequence[Tool], single: bool) -> JsonObject:
+    """Return the schema of a list of calls; the parameters' shared definitions move to its root, where $ref looks."""
+    definitions: dict[str, JsonObject] = {}
+    calls = []
+    for tool in tools:
+        parameters = dict(_parameters(tool))
+        for key in ("$defs", "definitions"):
+            schemas = parameters.pop(key, None)
+            if isinstance(schemas, dict):
+                _merge(definitions.setdefault(key, {}), schemas, key)
+        properties = {"name": {"const": tool.function.name}, "parameters": parameters}
+        call = {"type": "object", "properties": properties, "required": ["name", "parameters"]}
+        calls.append({**call, "additionalProperties": False})
+    bound = {"maxItems": 1} if single else {}
+    return {"type": "array", "minItems": 1, **bound, "items": {"anyOf": calls}, **definitions}
+
+
+def _merge(definitions: JsonObject, schemas: JsonObject, key: str) -> None:
+    for name, schema in schemas.items():
+        if definitions.setdefault(name, schema) != schema:
+            raise invalid("tools", f"{key}/{name}", "defined the same way in every tool's parameters")
+
+
+def _parameters(tool: Tool) -> JsonObject:
+    return tool.function.parameters or {"type": "object", "properties": {}}

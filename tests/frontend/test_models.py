@@ -9,9 +9,9 @@ from pathlib import Path
 import triton_llama.endpoint
 from frontend.endpoints import EMBEDDED, HOST, Endpoint, endpoint, error_of
 from frontend.fake_triton import FakeTriton, fake_triton
-from triton_llama_openai.checkpoint import load_checkpoint
 from triton_llama_openai.engine_client import EngineClient
 from triton_llama_openai.models import Models, ServedModel
+from triton_llama_openai.tokenizer import load_checkpoint
 
 
 class _Engine(EngineClient):

@@ -8,7 +8,7 @@ import time
 import pytest
 from frontend.endpoints import EMBEDDED, Endpoint, error_of
 from transformers import AutoTokenizer
-from triton_llama_openai.checkpoint import load_checkpoint
+from triton_llama_openai.tokenizer import load_checkpoint
 
 
 @pytest.mark.parametrize("text", ["Return a list of", "Grüße 👋", "", "<s>a</s>"])

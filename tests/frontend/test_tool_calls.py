@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_llama_openai.tool_calls import Form, HermesReader, LlamaReader, NamedCall, Part, TextReader, ToolCall
+from triton_llama_openai.tool_calls import ForcedCalls, Form, HermesReader, LlamaReader, Part, TextReader, ToolCall
 
 NAMES = ("add", "get_weather")
 READERS: dict[Form, type[HermesReader | LlamaReader]] = {"hermes": HermesReader, "llama3_json": LlamaReader}
@@ -55,11 +55,11 @@ CASES: list[tuple[Form, str, Read]] = [
     ("llama3_json", '{"name": null, "parameters": {}}', ('{"name": null, "parameters": {}}', [])),
     ("llama3_json", "{not json}", ("{not json}", [])),
     ("llama3_json", "[1] is a list", ("[1] is a list", [])),
-    ("llama3_json", '{"name": "add", "parameters": {"a": "cut', ("", [("add", '{"a": "cut')])),
+    ("llama3_json", '{"name": "add", "parameters": {"a": "cut', ('{"name": "add", "parameters": {"a": "cut', [])),
     ("llama3_json", '{"name": "add", "parameters": {"t": "a\\\\\\"} b"}}', ("", [("add", '{"t": "a\\\\\\"} b"}')])),
     ("llama3_json", '{"name": "add", "parameters": null}', ("", [("add", "{}")])),
     ("llama3_json", '{"name": "add", "price": 3}', ('{"name": "add", "price": 3}', [])),
-    ("llama3_json", '{"name": "add"}; {"name": "add", "parameters": {"a', ("", [("add", "{}"), ("add", '{"a')])),
+    ("llama3_json", '{"name": "add"}; {"name": "add", "para', ('{"name": "add", "para', [("add", "{}")])),
     ("llama3_json", '{"name": "add", "parameters": {"a": }}', ('{"name": "add", "parameters": {"a": }}', [])),
     ("llama3_json", '{"name": "add"} and more', ("and more", [("add", "{}")])),
     ("llama3_json", " Just text.", (" Just text.", [])),
@@ -95,17 +95,13 @@ CASES: list[tuple[Form, str, Read]] = [
     ("hermes", '<tool_call>{"name": ["add"]}', ('<tool_call>{"name": ["add"]}', [])),
     ("hermes", "a < b and <tool", ("a < b and <tool", [])),
     ("hermes", '{"name": "add", "arguments": {}}', ('{"name": "add", "arguments": {}}', [])),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a"', ("", [("add", '{"a"')])),
+    ("hermes", '<tool_call>{"name": "add", "argum', ('<tool_call>{"name": "add", "argum', [])),
 ]
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
 def test_calls_are_found_in_a_text(form: Form, text: str, expected: Read) -> None:
     assert _read(READERS[form](NAMES), [text]) == expected
-
-
-@pytest.mark.parametrize(("form", "text", "expected"), CASES, ids=lambda value: str(value)[:40])
-def test_single_characters_are_read_as_the_whole_text(form: Form, text: str, expected: Read) -> None:
     assert _read(READERS[form](NAMES), text) == expected
 
 
@@ -195,5 +191,15 @@ def test_every_call_has_its_id() -> None:
     assert all(call_id.startswith("call_") for call_id in ids)
 
 
-def test_a_named_calls_text_is_its_arguments() -> None:
-    assert _read(NamedCall("add"), ['{"a"', ": 1}"]) == ("", [("add", '{"a": 1}')])
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        ("add", '{"a": 1}', [("add", '{"a": 1}')]),
+        (None, '[{"name": "add", "parameters": {"a": 1}}]', [("add", '{"a": 1}')]),
+        ("add", '{"a": 1', []),
+        (None, '[{"name": "add", "parameters": {"a": 1}}', []),
+    ],
+    ids=["named", "a list", "named and cut off", "a list cut off"],
+)
+def test_a_forced_text_is_calls_or_nothing(name: str | None, text: str, calls: list[tuple[str, str]]) -> None:
+    assert _read(ForcedCalls(name), text) == ("", calls)

@@ -25,7 +25,7 @@ def _tokens(text: str) -> list[str]:
     [
         (f"One moment. {CALL}", 100, "One moment. ", '{"a": 1}', "tool_calls"),
         (CALL, 100, None, '{"a": 1}', "tool_calls"),
-        (CALL, 9, None, '{"a"', "length"),
+        (CALL, 2, CALL[:10], None, "length"),
         ("Hello.", 100, "Hello.", None, "stop"),
     ],
     ids=["text and a call", "a call alone", "cut off", "no call"],
@@ -123,6 +123,21 @@ def test_without_parallel_calls_a_required_choice_is_one_call(served: Endpoint, 
     fields: Json = {"tools": [CLOCK], "tool_choice": "required", "parallel_tool_calls": False}
     assert served.chat(**fields).status_code == 200
     assert json.loads(str(triton.last.value("guided_decoding_guide")))["maxItems"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_off_leaves_no_text(served: Endpoint, triton: FakeTriton, stream: bool) -> None:
+    triton.tokens = _tokens('{"a": 123456789}')
+    choice = {"type": "function", "function": {"name": "add"}}
+    response = served.chat(tools=[ADD], tool_choice=choice, max_tokens=2, stream=stream)
+    if stream:
+        last = events_of(response)[-1]["choices"][0]  # type: ignore[index]  # JSON
+        assert (last["delta"], last["finish_reason"]) == ({}, "length")
+        assert "123" not in response.text
+    else:
+        (answer,) = response.json()["choices"]
+        assert answer["message"] == {"role": "assistant", "content": "", "refusal": None}
+        assert answer["finish_reason"] == "length"
 
 
 def test_a_template_without_tools_gets_them_in_the_system_message(served: Endpoint, triton: FakeTriton) -> None:

@@ -1,4 +1,4 @@
-"""What the endpoint needs of a checkpoint: tokenizer, chat template, context. Its weights aren't read."""
+"""A checkpoint's tokenizer, chat template and context, without its weights; /tokenize, /detokenize, /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
-from triton_llama_openai.chat_template import ChatTemplate, InvalidTemplateError
+from triton_llama_openai.chat_template import ChatTemplate, InvalidTemplateError, render_messages
+from triton_llama_openai.errors import check_count, invalid
+from triton_llama_openai.protocol import DetokenizeRequest, JsonObject, TokenizeRequest
 from triton_llama_openai.settings import InvalidSettingsError
+from triton_llama_openai.tool_calls import template_tool
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
 """In a checkout; an installed package needs the setting `tokenizer`."""
@@ -78,6 +81,46 @@ def load_checkpoint(
         raise InvalidSettingsError(f"chat template of {files.source!r} can't be compiled: {error}") from error
     digest = hashlib.sha256(tokenizer_file + (template_source or "").encode()).digest()
     return Checkpoint(files.name, tokenizer, template, max_model_len or _context(files, config), special, digest)
+
+
+def tokenize(checkpoint: Checkpoint, request: TokenizeRequest, max_messages: int) -> JsonObject:
+    """Return the tokens of a prompt, or of a conversation. Raises ApiError."""
+    check_count("messages", request.messages or [], max_messages)
+    if request.messages is None:
+        text, special = request.prompt or "", request.add_special_tokens is not False
+    else:
+        text, special = _prompt(checkpoint, request), bool(request.add_special_tokens)
+    tokens = checkpoint.encode(text, special)
+    body: JsonObject = {"count": len(tokens), "max_model_len": checkpoint.context, "tokens": tokens}
+    if request.return_token_strs:
+        body["token_strs"] = checkpoint.token_strings(tokens)
+    return body
+
+
+def detokenize(checkpoint: Checkpoint, request: DetokenizeRequest) -> JsonObject:
+    """Return the text of tokens. Raises ApiError for a token that isn't in the vocabulary."""
+    size = checkpoint.tokenizer.get_vocab_size()
+    beyond = next((number for number, token in enumerate(request.tokens) if token >= size), None)
+    if beyond is not None:
+        raise invalid(f"tokens[{beyond}]", request.tokens[beyond], f"below {size}, the size of the vocabulary")
+    return {"prompt": checkpoint.decode(request.tokens)}
+
+
+def tokenizer_info(checkpoint: Checkpoint) -> JsonObject:
+    """Return the special tokens' texts and the chat template; null for those that the checkpoint lacks."""
+    special: JsonObject = {name: text or None for name, text in checkpoint.special_tokens.items()}
+    template = None if checkpoint.template is None else checkpoint.template.source
+    return special | {"chat_template": template, "max_model_len": checkpoint.context}
+
+
+def _prompt(checkpoint: Checkpoint, request: TokenizeRequest) -> str:
+    return render_messages(
+        checkpoint.template,
+        request.messages or [],
+        [template_tool(tool) for tool in request.tools or []],
+        add_generation_prompt=request.add_generation_prompt is not False,
+        template_kwargs=request.chat_template_kwargs,
+    )
 
 
 class _Files:

@@ -80,7 +80,7 @@ class SamplingParams:
 
     @classmethod
     def from_checkpoint(cls) -> SamplingParams:
-        """Leave everything to the checkpoint's generation config; see the class for the price."""
+        """Return parameters with every field None: the checkpoint's generation config decides."""
         return cls(**{{field.name: None for field in fields(cls)}})
 
     def with_options(self, **options: Unpack[SamplingOptions]) -> SamplingParams:

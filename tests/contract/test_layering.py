@@ -44,7 +44,7 @@ KERNELS = {"kernels.gpu.int8_product", "kernels.gpu.decode_attention"}
 GUIDES = {"sampling.guide_grammar", "sampling.guide_matcher"}
 
 # Its import takes seconds: only what a checkpoint without it doesn't import.
-USES_BITSANDBYTES = {"kernels.gpu.int8_linear", "model.transformers_reader"}
+USES_BITSANDBYTES = {"kernels.gpu.bitsandbytes_linear", "model.transformers_reader"}
 
 # Triton's backend API.
 BACKEND = "triton_python_backend_utils"

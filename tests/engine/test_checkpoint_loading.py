@@ -42,7 +42,7 @@ def _refusal(model: Path | str, quantization: str = "none", **parameters: str) -
 def test_the_info_is_that_of_the_weights(fp32: Checkpoint, int8: Checkpoint) -> None:
     model = oracle(fp32)
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    weights, outputs = sum(one.weight.numel() for one in linears), sum(one.out_features for one in linears)
+    weights, outputs = sum(linear.weight.numel() for linear in linears), sum(linear.out_features for linear in linears)
     everything = {tensor.data_ptr(): tensor.nbytes for tensor in model.parameters()}
     info = fp32.info
     assert info.linears == {"float32": len(linears)}
@@ -134,7 +134,7 @@ def test_a_saved_8_bit_checkpoint_is_loaded_bit_for_bit(folder: Path, tmp_path: 
     for quantization in ("int8", "checkpoint"):
         saved = load(quantization, model=str(path))
         assert saved.info == original.info
-        first, second = (one.runner(one.cache_shape(1)) for one in (saved, original))
+        first, second = (checkpoint.runner(checkpoint.cache_shape(1)) for checkpoint in (saved, original))
         assert torch.equal(first.logits(first.prefill([chunk])), second.logits(second.prefill([chunk])))
     for quantization in ("none", "nf4"):
         assert _refusal(path, quantization) == (

@@ -25,7 +25,7 @@ def test_int8_weights_cost_less_than_a_hundredth_in_perplexity(fp32: Checkpoint,
         exact, rounded = (_log_probs(checkpoint, tokens) for checkpoint in (fp32, int8))
         divergences.append(kl_div(rounded, exact, reduction="none", log_target=True).sum(-1))
         following = torch.tensor(tokens[1:])
-        losses.append(torch.stack([nll_loss(one, following, reduction="none") for one in (exact, rounded)]))
+        losses.append(torch.stack([nll_loss(scores, following, reduction="none") for scores in (exact, rounded)]))
     before, after = torch.cat(losses, 1).mean(1).exp().tolist()
     assert 0 < abs(after / before - 1) < 0.01
     assert 0 < torch.cat(divergences).mean() < 0.01

@@ -91,7 +91,7 @@ def test_only_unrounded_int8_on_a_gpu_reserves_a_widened_weight(
     )
     # The head stays unquantized, however large.
     widened = loaded.config.hidden_size * loaded.config.intermediate_size * loaded.info.dtype.itemsize
-    reserve, without = (plan_memory(one, Settings(), 4).reserve for one in (elsewhere, none))
+    reserve, without = (plan_memory(device, Settings(), 4).reserve for device in (elsewhere, none))
     assert reserve - without == widened * widens
 
 

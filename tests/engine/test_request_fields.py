@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from engine.parsing import DEFAULTS, MAX_MODEL_LEN, parse, parse_rows, refusal, tensor
-from llama_engine.api.parameters import ALIASES, NAMES, PARAMETERS, Parameter
+from llama_engine.api.parameters import NAMES
 from llama_engine.api.request_parser import RequestParser
 from llama_engine.errors import InvalidRequest
 from llama_engine.sampling.philox import choice_seed
@@ -57,13 +57,6 @@ def test_a_top_p_of_zero_is_greedy(tokenizer: Tokenizer) -> None:
     assert (request.temperature, request.top_p) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(("alias", "value"), [("n", 3), ("seed", 2**64 - 1), ("min_tokens", 5), ("stop_words", ["x"])])
-def test_an_alias_is_the_field(tokenizer: Tokenizer, alias: str, value: object) -> None:
-    (other,) = (name for name, field in ALIASES.items() if field == alias)
-    parsed = getattr(parse(tokenizer, **{other: value}), alias)
-    assert parsed == getattr(parse(tokenizer, **{alias: value}), alias)
-
-
 @pytest.mark.parametrize(
     ("name", "first", "other", "second", "different"),
     [
@@ -89,12 +82,6 @@ def test_the_parameters_of_other_backends_change_no_other_one(tokenizer: Tokeniz
     neutral = {"pad_id": -1, "beam_width": 1, "length_penalty": 2.0, "end_id": -1, "return_finish_reason": True}
     changed = parse(tokenizer, seed=1, **neutral)
     assert changed == replace(parse(tokenizer, seed=1), pad_id=-1, length_penalty=2.0)
-
-
-@pytest.mark.parametrize("parameter", PARAMETERS.values(), ids=list(PARAMETERS))
-def test_every_parameter_is_described_for_the_documentation(parameter: Parameter) -> None:
-    assert parameter.meaning.endswith(".")
-    assert parameter.bound.description
 
 
 def test_an_end_id_is_one_more_stop_token(tokenizer: Tokenizer) -> None:

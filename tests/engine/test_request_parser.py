@@ -244,13 +244,7 @@ def test_every_row_gets_its_own_values(tokenizer: Tokenizer) -> None:
         assert [getattr(request, name) for request in requests] == EVERY[name], name
 
 
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        *[(name, off[0]) for name, (_, _, off) in BOUNDS.items() if off],
-        *[("text_input", ""), ("text_input", b"\xff"), ("stop_words", [b"\xff", b""]), ("bad_words", [b"", b"\xff"])],
-    ],
-)
+@pytest.mark.parametrize(("name", "bad"), [("text_input", ""), ("top_p", 2.0), ("stop_words", [b"\xff", b""])])
 def test_an_error_names_its_row(tokenizer: Tokenizer, name: str, bad: object) -> None:
     first, _, third = EVERY[name]
     with pytest.raises(InvalidRequest, match=f"^row 1: {name} is .*; it must be "):

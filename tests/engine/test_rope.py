@@ -42,10 +42,10 @@ def test_the_tables_are_those_of_transformers_bit_for_bit(head_dim: int, paramet
         cosine, sine = rope_tables(config, positions)
         assert cosine.dtype == sine.dtype == torch.float32
         expected = embedding(torch.empty(0), torch.arange(positions)[None])
-        for found, table in zip((cosine, sine), expected, strict=True):
-            assert found.shape == (positions, head_dim // 2)
+        for half, table in zip((cosine, sine), expected, strict=True):
+            assert half.shape == (positions, head_dim // 2)
             # transformers has each frequency twice.
-            assert torch.equal(torch.cat((found, found), dim=-1), table[0])
+            assert torch.equal(torch.cat((half, half), dim=-1), table[0])
 
 
 def test_a_row_does_not_depend_on_the_number_of_positions() -> None:

@@ -77,7 +77,7 @@ def _as_it_is(folder: Path) -> None:
 
 def _with_random_biases(folder: Path) -> None:
     saved = load_file(folder / WEIGHTS)
-    _with(folder, **{name: torch.rand(len(one)) for name, one in saved.items() if name.endswith("bias")})
+    _with(folder, **{name: torch.rand(len(bias)) for name, bias in saved.items() if name.endswith("bias")})
 
 
 def _with_equal_head(folder: Path) -> None:
@@ -98,10 +98,10 @@ def _saved_without_head(folder: Path) -> None:
     assert "embed_tokens.weight" in load_file(folder / WEIGHTS)
 
 
-def _assert_equal(found: torch.Tensor | None, expected: list[torch.Tensor], dtype: torch.dtype) -> None:
-    assert found is not None
-    assert found.dtype == dtype
-    assert torch.equal(found, torch.cat(expected).to(dtype))
+def _assert_equal(read: torch.Tensor | None, expected: list[torch.Tensor], dtype: torch.dtype) -> None:
+    assert read is not None
+    assert read.dtype == dtype
+    assert torch.equal(read, torch.cat(expected).to(dtype))
 
 
 def _assert_same(reader: WeightReader, model: LlamaForCausalLM, int8: bool, dtype: torch.dtype = torch.float32) -> None:
@@ -111,13 +111,13 @@ def _assert_same(reader: WeightReader, model: LlamaForCausalLM, int8: bool, dtyp
         for name, parts in FUSED.items():
             linear = getattr(read, name)
             linears: list[Any] = [layer.get_submodule(part) for part in parts]
-            _assert_equal(linear.weight, [one.weight for one in linears], torch.int8 if int8 else dtype)
+            _assert_equal(linear.weight, [part.weight for part in linears], torch.int8 if int8 else dtype)
             if int8:
-                _assert_equal(linear.scales, [one.weight.SCB for one in linears], torch.float32)
+                _assert_equal(linear.scales, [part.weight.SCB for part in linears], torch.float32)
             if linears[0].bias is None:
                 assert linear.bias is None
             else:
-                _assert_equal(linear.bias, [one.bias for one in linears], dtype)
+                _assert_equal(linear.bias, [part.bias for part in linears], dtype)
         _assert_equal(read.attention_norm, [layer.input_layernorm.weight], dtype)
         _assert_equal(read.mlp_norm, [layer.post_attention_layernorm.weight], dtype)
     _assert_equal(reader.norm(), [model.model.norm.weight], dtype)
@@ -157,7 +157,7 @@ def test_the_weights_are_those_that_transformers_loads(
         ({"mlp_bias": True, "num_key_value_heads": 1}, _with_random_biases),
         ({"head_dim": 24}, _as_it_is),
         ({}, _in_shards),
-        *[(TIED, one) for one in (_as_it_is, _with_equal_head, _with_another_head, _with_head_alone)],
+        *[(TIED, prepare) for prepare in (_as_it_is, _with_equal_head, _with_another_head, _with_head_alone)],
         (TIED, _saved_without_head),
     ],
 )

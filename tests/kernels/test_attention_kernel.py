@@ -46,11 +46,11 @@ def test_a_row_has_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
     query, keys, values, slots, lengths = decode_step(LENGTHS, 2, 2, 64, dtype)
     together = decode_attention(query, keys, values, slots, lengths, 0.125)
     for row, length in enumerate(LENGTHS):
-        one = slice(row, row + 1)
+        at = slice(row, row + 1)
         for span in (max(length, 1), keys.shape[2]):
             views = keys[:, :, :span], values[:, :, :span]
-            alone = decode_attention(query[one], *views, slots[one], lengths[one], 0.125)
-            assert torch.equal(alone, together[one]), (length, span)
+            alone = decode_attention(query[at], *views, slots[at], lengths[at], 0.125)
+            assert torch.equal(alone, together[at]), (length, span)
 
 
 def test_a_row_that_is_not_finite_leaves_the_others_unchanged() -> None:

@@ -55,9 +55,9 @@ def _row_by_row(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, leng
     """Attend row by row, over each row's own positions."""
     rows = []
     for row, length in enumerate(lengths):
-        one, span = slice(row, row + 1), max(int(length), 1)
-        own = keys[:, :, :span], values[:, :, :span], slots[one], lengths[one]
-        rows.append(gpu_reference.decode_attention(query[one], *own, scaling))
+        at, span = slice(row, row + 1), max(int(length), 1)
+        cache = keys[:, :, :span], values[:, :, :span], slots[at], lengths[at]
+        rows.append(gpu_reference.decode_attention(query[at], *cache, scaling))
     return torch.cat(rows)
 
 

@@ -80,13 +80,13 @@ def test_a_compiler_that_knows_no_flag_skips_each_instruction_set_with_a_line(
 def test_objects_of_other_sources_are_removed(sources: Path) -> None:
     """An image without a compiler takes those of the checkout that it is built from."""
     directory = sources / "build"
-    kept = seal_stub(object_path("avx2", directory))
+    current = seal_stub(object_path("avx2", directory))
     seal_stub(directory / "avx2-0123456789abcdef.so")
     unfinished = seal_stub(directory / ".avx2-unfinished.so")
     skipped = "CPU kernels for avx512-amx, avx512-vnni skipped: no C++ compiler\n"
     assert run_script(sources, "no-such-compiler") == (0, f"CPU kernels: avx2 in {directory}\n", skipped)
-    assert sorted(directory.iterdir()) == sorted([kept, unfinished])
-    assert kept.read_bytes().startswith(b"here")
+    assert sorted(directory.iterdir()) == sorted([current, unfinished])
+    assert current.read_bytes().startswith(b"here")
     # With nothing to compile a quiet build says nothing.
     for name in build.INSTRUCTION_SETS:
         seal_stub(object_path(name, directory))
@@ -113,7 +113,7 @@ def test_a_damaged_object_is_compiled_again(sources: Path) -> None:
 def test_two_builds_at_the_same_time_leave_whole_objects(sources: Path) -> None:
     assert compiler is not None
     builds = [start_script(sources, " ".join(compiler)) for _ in range(2)]
-    assert [one.communicate(timeout=120)[1] for one in builds] == ["", ""]
+    assert [script.communicate(timeout=120)[1] for script in builds] == ["", ""]
     objects = sorted(object_path(name, sources / "build") for name in build.INSTRUCTION_SETS)
     assert sorted((sources / "build").iterdir()) == objects
     assert all(map(build.is_whole, objects))

@@ -58,10 +58,10 @@ def test_the_fastest_instruction_set_is_chosen(
 
 
 CAPS = {
-    3: [*(("ONEDNN_MAX_CPU_ISA", one) for one in ("ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX10_1_512_AMX")),
+    3: [*(("ONEDNN_MAX_CPU_ISA", cap) for cap in ("ALL", "DEFAULT", "AVX512_CORE_AMX", "AVX10_1_512_AMX")),
         ("ATEN_CPU_CAPABILITY", "avx512")],
-    2: [("ONEDNN_MAX_CPU_ISA", one) for one in ("AVX512_CORE_FP16", "AVX512_CORE_BF16", "avx512_core_vnni")],
-    1: [*(("ONEDNN_MAX_CPU_ISA", one) for one in ("AVX512_CORE", "AVX2_VNNI", "AVX2")), ("DNNL_MAX_CPU_ISA", "AVX2"),
+    2: [("ONEDNN_MAX_CPU_ISA", cap) for cap in ("AVX512_CORE_FP16", "AVX512_CORE_BF16", "avx512_core_vnni")],
+    1: [*(("ONEDNN_MAX_CPU_ISA", cap) for cap in ("AVX512_CORE", "AVX2_VNNI", "AVX2")), ("DNNL_MAX_CPU_ISA", "AVX2"),
         ("ATEN_CPU_CAPABILITY", "avx2")],
     0: [("ONEDNN_MAX_CPU_ISA", "AVX"), ("ONEDNN_MAX_CPU_ISA", "SSE41"), ("ATEN_CPU_CAPABILITY", "default")],
 }  # fmt: skip

@@ -58,7 +58,7 @@ class Hub:
     """The part of the hub's HTTP that lists and downloads a model, without a network.
 
     It has one model, the files of a folder, in one commit, which is its default branch and the tag v1. token: required
-    to read files. breaks_after: bytes after which the next longer download loses its connection, once.
+    to read files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,6 @@ class Hub:
         self.commit = COMMIT
         self.token = ""
         self.is_reachable = True
-        self.breaks_after: int | None = None
         self.requests: list[httpx2.Request] = []
 
     def downloads(self, name: str) -> list[httpx2.Request]:
@@ -106,22 +105,8 @@ class Hub:
             return _refusal(HTTPStatus.NOT_FOUND, "EntryNotFound")
         content = (self.folder / name).read_bytes()
         headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": self.commit}
-        first = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
-        headers |= {"Content-Length": str(len(content) - first)}
-        if request.method == "HEAD":
-            return httpx2.Response(HTTPStatus.OK, headers=headers)
-        if first:
-            headers |= {"Content-Range": f"bytes {first}-{len(content) - 1}/{len(content)}"}
-        status = HTTPStatus.PARTIAL_CONTENT if first else HTTPStatus.OK
-        return httpx2.Response(status, headers=headers, content=self._sent(content[first:]))
-
-    def _sent(self, content: bytes) -> Iterator[bytes]:
-        if self.breaks_after is None or self.breaks_after >= len(content):
-            yield content
-            return
-        cut, self.breaks_after = self.breaks_after, None
-        yield content[:cut]
-        raise httpx2.RemoteProtocolError("the connection is lost")
+        headers |= {"Content-Length": str(len(content))}
+        return httpx2.Response(HTTPStatus.OK, headers=headers, content=b"" if request.method == "HEAD" else content)
 
 
 def _refusal(status: HTTPStatus, code: str) -> httpx2.Response:

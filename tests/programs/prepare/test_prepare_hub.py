@@ -1,4 +1,4 @@
-"""Downloads: of what is needed and suitable, once, resumed, from the cache when the hub is out of reach."""
+"""Runs with a hub id: its commit, its token, and no request for what is prepared already."""
 
 from __future__ import annotations
 
@@ -41,16 +41,6 @@ def test_a_second_run_makes_no_request(hub: Hub, tmp_path: Path) -> None:
     assert hub.requests == []
 
 
-def test_a_broken_download_is_resumed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The library loses a chunk that is incomplete, of 10 MB by default.
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100_000)
-    # Only the weights are longer.
-    hub.breaks_after = 1_200_000
-    folder, _ = fetch(MODEL, find_source(MODEL, None))
-    assert (folder / WEIGHTS).read_bytes() == (hub.folder / WEIGHTS).read_bytes()
-    assert [request.headers.get("Range") for request in hub.downloads(WEIGHTS)] == [None, "bytes=1200000-"]
-
-
 @pytest.mark.parametrize(
     "download",
     [
@@ -66,12 +56,6 @@ def test_a_download_that_does_not_fit_is_one_line(hub: Hub, tmp_path: Path, down
     assert len(hub.downloads(WEIGHTS)) >= 1
 
 
-def test_a_complete_cache_is_enough_if_the_hub_is_out_of_reach(hub: Hub) -> None:
-    online = fetch(MODEL, find_source(MODEL, "v1"))
-    hub.is_reachable = False
-    assert fetch(MODEL, find_source(MODEL, "v1")) == online
-
-
 def test_a_gated_model_is_refused_until_the_token_has_access(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,18 +67,6 @@ def test_a_gated_model_is_refused_until_the_token_has_access(
         assert "\n" not in str(refused.value)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     assert prepare(MODEL, None, tmp_path / "out", "cpu").source.revision == COMMIT
-
-
-@pytest.mark.parametrize(
-    ("model", "revision"),
-    [("example/else", None), (MODEL, "v9"), ("not an id", None)],
-)
-def test_a_model_that_the_hub_does_not_have_is_refused(
-    hub: Hub, tmp_path: Path, model: str, revision: str | None
-) -> None:
-    with pytest.raises(CheckpointError, match=f"^can't load {model}: ") as refused:
-        prepare(model, revision, tmp_path / "out")
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("path", ["/no/such", "./absent", "~/absent", "a/b/c"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -123,16 +121,6 @@ def test_a_place_that_cannot_be_written_or_renamed_is_one_line(
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "out")
     with pytest.raises(PrepareError, match=r"/out is a mount point and can't be the target of a rename: name a folder"):
         _prepare(original, tmp_path / "out")
-
-
-def test_the_lock_ends_with_its_process(original: Path, out: Path) -> None:
-    hold = f"from filelock import FileLock; FileLock({f'{out}.lock'!r}).acquire(); print('held', flush=True); input()"
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", hold], stdin=pipe, stdout=pipe, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        holder.kill()
-    assert _prepare(original, out, force=True) == Manifest.read(out)
 
 
 def test_saved_files_that_differ_are_refused() -> None:

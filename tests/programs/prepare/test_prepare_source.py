@@ -31,14 +31,14 @@ def _folder(folder: Path, contents: dict[str, str]) -> Path:
 
 
 def test_only_files_that_are_loaded_or_kept_are_chosen(tmp_path: Path) -> None:
-    kept = ["LICENSE.txt", "NOTICE", "chat_template.jinja"]
-    kept += ["generation_config.json", "tokenizer.json", "tokenizer.model"]
+    copied = ["LICENSE.txt", "NOTICE", "chat_template.jinja"]
+    copied += ["generation_config.json", "tokenizer.json", "tokenizer.model"]
     others = [
         *("pytorch_model.bin", "consolidated.00.pth", "consolidated.safetensors", "original/params.json", INDEX),
         *("original/LICENSE", "modeling_x.py", "README.md", "manifest.json", "adapter_config.json"),
     ]
-    folder = _folder(tmp_path, dict.fromkeys([*kept, *others, WEIGHTS], "") | {"config.json": LLAMA})
-    assert choose_files("x", folder) == (["config.json", WEIGHTS], kept)
+    folder = _folder(tmp_path, dict.fromkeys([*copied, *others, WEIGHTS], "") | {"config.json": LLAMA})
+    assert choose_files("x", folder) == (["config.json", WEIGHTS], copied)
 
 
 def test_the_shards_of_an_index_are_loaded(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class TorchRunner:
             extents = [self._extent(chunk) for chunk in chunks]
             attend = partial(self._attend_each, self._attend_chunk, extents)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
-        positions = torch.cat([self._columns[one.start : one.start + one.length] for one in extents])
+        positions = torch.cat([self._columns[extent.start : extent.start + extent.length] for extent in extents])
         lengths = torch.tensor([len(chunk.tokens) for chunk in chunks], device=self.device)
         slots = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
         slots = slots.repeat_interleave(lengths, output_size=len(tokens))

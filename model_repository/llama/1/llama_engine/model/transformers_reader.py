@@ -15,8 +15,8 @@ from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from llama_engine.errors import CheckpointError
+from llama_engine.kernels.gpu.bitsandbytes_linear import Int8Linear, replace_int8_layers
 from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels, choose_kernels
-from llama_engine.kernels.gpu.int8_linear import Int8Linear, replace_int8_layers
 from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import saved_quantization

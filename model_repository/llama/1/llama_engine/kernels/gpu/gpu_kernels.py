@@ -125,12 +125,12 @@ def _verified_decode_attention(device: torch.device, dtype: torch.dtype, head_di
     together = decode_attention(query, keys, values, slots, lengths, head_dim**-0.5)
     _compare(together, gpu_reference.decode_attention(query, keys, values, slots, lengths, head_dim**-0.5))
     for row in range(len(lengths)):
-        one = slice(row, row + 1)
+        at = slice(row, row + 1)
         # The shortest span that holds the row: for short rows this is a different program.
         span = max(int(lengths[row]), 1)
         views = keys[:, :, :span], values[:, :, :span]
-        alone = decode_attention(query[one], *views, slots[one], lengths[one], head_dim**-0.5)
-        if not torch.equal(alone, together[one]):
+        alone = decode_attention(query[at], *views, slots[at], lengths[at], head_dim**-0.5)
+        if not torch.equal(alone, together[at]):
             raise RuntimeError(f"on this GPU a row of length {int(lengths[row])} depends on its neighbours")
     return decode_attention
 

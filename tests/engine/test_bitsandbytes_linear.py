@@ -6,8 +6,8 @@ import pytest
 import torch
 from bitsandbytes.nn.modules import Int8Params, Linear8bitLt
 from llama_engine.kernels.gpu import gpu_reference
+from llama_engine.kernels.gpu.bitsandbytes_linear import Int8Linear, replace_int8_layers
 from llama_engine.kernels.gpu.gpu_kernels import STOCK, Int8Product, Kernels
-from llama_engine.kernels.gpu.int8_linear import Int8Linear, replace_int8_layers
 from llama_engine.model import transformers_reader
 from llama_engine.model.llama_config import read_config
 from llama_engine.model.loader import EMBEDDED

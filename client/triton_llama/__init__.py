@@ -1,12 +1,9 @@
 """Client of a Llama served by Triton: `LlamaClient` and `AsyncLlamaClient`, their parameters, results and errors.
 
-The command line is in `triton_llama.cli`; `triton_llama.errors` draws the
-error tree. Importing this package needs neither httpx nor tritonclient, since the probe runs without them; creating a
-client does.
+The command line is in `triton_llama.cli`; `triton_llama.errors` draws the error tree.
 """
 
-from triton_llama.async_client import AsyncLlamaClient
-from triton_llama.client import LlamaClient
+from triton_llama.client import AsyncLlamaClient, LlamaClient
 from triton_llama.completion import AsyncCompletionStream, Chunk, Completion, CompletionStream
 from triton_llama.errors import (
     LlamaConnectionError,

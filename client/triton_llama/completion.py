@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -48,41 +47,23 @@ class Chunk:
         return self.text
 
 
-class _Joined:
+class _Stream:
     """The chunks so far."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.num_output_tokens = 0
-        self.last: Chunk | None = None
-
-    def add(self, chunk: Chunk) -> Chunk:
-        if self.last is not None:
-            raise ServerError(f"the server sent a chunk after the one with finish_reason {self.last.finish_reason!r}")
-        self.texts.append(chunk.text)
-        self.num_output_tokens += chunk.num_output_tokens
-        if chunk.finish_reason:
-            self.last = chunk
-        return chunk
-
-    def end(self) -> None:
-        # Without a last chunk the text may be cut off anywhere.
-        if self.last is None:
-            raise ServerError(f"the stream ended after {len(self.texts)} chunks without a finish_reason")
-
-
-class _Stream:
     def __init__(self, request: PreparedRequest) -> None:
         self.request_id = request.request_id
         """The request's id, in the server's log too."""
         self.seed = request.seed
         """The seed sent: with it the same request gives the same text."""
-        self._joined = _Joined()
+        self._texts: list[str] = []
+        self._num_output_tokens = 0
+        self._last: Chunk | None = None
+        self._closed = False
 
     @property
     def text(self) -> str:
         """The text so far; complete once the stream has ended."""
-        return "".join(self._joined.texts)
+        return "".join(self._texts)
 
     @property
     def completion(self) -> Completion:
@@ -91,11 +72,28 @@ class _Stream:
         Raises:
             RuntimeError: the last chunk hasn't come, or the stream was closed before it.
         """
-        last = self._joined.last
-        if last is None:
+        if self._last is None:
             raise RuntimeError("a stream has no completion before its last chunk")
-        tokens = last.num_input_tokens, self._joined.num_output_tokens
-        return Completion(self.text, last.finish_reason, *tokens, self.request_id, self.seed)
+        return Completion(
+            text=self.text,
+            finish_reason=self._last.finish_reason,
+            num_input_tokens=self._last.num_input_tokens,
+            num_output_tokens=self._num_output_tokens,
+            request_id=self.request_id,
+            seed=self.seed,
+        )
+
+    def _add(self, chunk: Chunk) -> Chunk:
+        self._texts.append(chunk.text)
+        self._num_output_tokens += chunk.num_output_tokens
+        if chunk.finish_reason:
+            self._last = chunk
+        return chunk
+
+    def _check_end(self) -> None:
+        # Without a last chunk the text may be cut off anywhere.
+        if self._last is None and not self._closed:
+            raise ServerError(f"the stream ended after {len(self._texts)} chunks without a finish_reason")
 
 
 class CompletionStream(_Stream):
@@ -112,16 +110,21 @@ class CompletionStream(_Stream):
 
     def __init__(self, chunks: Generator[Chunk, None, None], request: PreparedRequest) -> None:
         super().__init__(request)
-        self._chunks = _checked(chunks, self._joined)
+        self._chunks = chunks
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Chunk:
-        return next(self._chunks)
+        try:
+            return self._add(next(self._chunks))
+        except StopIteration:
+            self._check_end()
+            raise
 
     def close(self) -> None:
         """Take no more chunks; unless the last one has come, cancel the request on the server."""
+        self._closed = True
         self._chunks.close()
 
     def __enter__(self) -> Self:
@@ -136,16 +139,21 @@ class AsyncCompletionStream(_Stream):
 
     def __init__(self, chunks: AsyncGenerator[Chunk, None], request: PreparedRequest) -> None:
         super().__init__(request)
-        self._chunks = _checked_async(chunks, self._joined)
+        self._chunks = chunks
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Chunk:
-        return await anext(self._chunks)
+        try:
+            return self._add(await anext(self._chunks))
+        except StopAsyncIteration:
+            self._check_end()
+            raise
 
     async def close(self) -> None:
         """Take no more chunks; unless the last one has come, cancel the request on the server."""
+        self._closed = True
         await self._chunks.aclose()
 
     async def __aenter__(self) -> Self:
@@ -153,19 +161,3 @@ class AsyncCompletionStream(_Stream):
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-
-# Functions, not methods: a generator that refers to its stream would keep an abandoned one, and its request, alive
-# until the next run of the garbage collector.
-def _checked(chunks: Generator[Chunk, None, None], joined: _Joined) -> Generator[Chunk, None, None]:
-    with closing(chunks):
-        for chunk in chunks:
-            yield joined.add(chunk)
-    joined.end()
-
-
-async def _checked_async(chunks: AsyncGenerator[Chunk, None], joined: _Joined) -> AsyncGenerator[Chunk, None]:
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            yield joined.add(chunk)
-    joined.end()

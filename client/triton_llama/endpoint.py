@@ -1,9 +1,7 @@
-"""A server's address, parsed from a URL; checks of headers and timeouts."""
+"""A server's address, parsed from a URL."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 from urllib.parse import urlsplit
@@ -57,20 +55,3 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"{self.protocol}{'s' if self.tls else ''}://{self.authority}{self.base_path}"
-
-
-def check_headers(headers: Mapping[str, str], protocol: Protocol) -> Mapping[str, str]:
-    """Return the headers; raises ValueError, without the value, for text that the protocol can't carry."""
-    for name, value in headers.items():
-        if not (name + value).isprintable():
-            raise ValueError(f"the header {name!r} has a line end or another control character")
-        if protocol == "grpc" and not value.isascii():
-            raise ValueError(f"the header {name!r} must be ASCII: gRPC carries no other text")
-    return headers
-
-
-def check_seconds(name: str, seconds: float) -> float:
-    """Return a timeout; raises ValueError if it isn't positive and finite."""
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"{name} is {seconds}, must be a positive number of seconds")
-    return seconds

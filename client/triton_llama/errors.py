@@ -1,4 +1,4 @@
-"""Every error a client raises.
+"""Every error a client raises, and what becomes one: exceptions, status codes and messages of httpx, gRPC and Triton.
 
     TritonLlamaError
     ├── LlamaConnectionError     no connection, or it broke before the answer was complete
@@ -11,15 +11,28 @@
 
 The library's exception underneath, where there is one, is kept as `__cause__`. Wrong use of the Python API itself
 (an unknown keyword, a malformed URL, a closed client) raises the usual TypeError, ValueError or RuntimeError instead.
-`triton_llama.translate` maps status codes, messages and the libraries' exceptions to this tree.
+
+Over gRPC, UNAVAILABLE is both Triton's answer for a full queue and gRPC's own for a missing connection, and only the
+text tells them apart. /generate_stream answers 400 to every error of the model, a full queue included, and streams
+carry errors without a status: there, too, only the text tells.
 """
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import httpx
+from httpx_sse import SSEError
+
+from triton_llama.endpoint import Endpoint
 
 
 class TritonLlamaError(Exception):
     """Base of all errors of a request; `str()` of it is one line."""
-
-    #: Position of the prompt in the list given to `generate`; None for a single prompt.
-    prompt_index: int | None = None
 
 
 class LlamaConnectionError(TritonLlamaError):
@@ -44,3 +57,122 @@ class ServerError(TritonLlamaError):
 
 class ModelNotFoundError(ServerError):
     """The server doesn't have the model, or that version of it."""
+
+
+class DecoupledModelError(ServerError):
+    """The model answers by streams alone (the config `streaming`); nothing was run. The clients then send a stream."""
+
+
+_HTTP_STATUS: dict[int, type[TritonLlamaError]] = {
+    400: RejectedInputError,
+    413: RejectedInputError,
+    429: OverloadedError,
+    501: DecoupledModelError,
+    503: OverloadedError,
+    504: LlamaTimeoutError,
+}
+_GRPC_STATUS: dict[str, type[TritonLlamaError]] = {
+    "INVALID_ARGUMENT": RejectedInputError,
+    "RESOURCE_EXHAUSTED": OverloadedError,
+    "UNIMPLEMENTED": DecoupledModelError,
+}
+# Triton's message for a model it doesn't have (404, NOT_FOUND; 400 in older versions). A gateway's 404 is another
+# thing, so the message decides, not the status.
+_NO_MODEL = "request for unknown model"
+# With these additions Triton has the model, but it isn't loaded yet, or not any more: this is how a server drains. The
+# status is that of a missing model or of a full queue, depending on version and protocol.
+_NOT_LOADED = ("has no available versions", "is not at ready state")
+# Messages of Triton's queue and of this project's model where there is no status. A test checks the model's own against
+# its source.
+_OVERLOADED = re.compile(
+    "maximum queue size|request timeout expired|server is stopping|time was up before it got a slot"
+)
+_SERVER_FAULT = re.compile(
+    "stub process|the server's log has the reason|were not finite|memory was exhausted|the request was cancelled"
+)
+
+
+@contextmanager
+def http_errors(endpoint: Endpoint, timeout: float) -> Iterator[None]:
+    """Translate httpx's exceptions; `timeout`, in seconds, is for the message."""
+    try:
+        yield
+    except SSEError as error:
+        raise ServerError(f"the answer is not a stream of events: {error}") from error
+    except httpx.ConnectTimeout as error:
+        raise LlamaTimeoutError(f"no connection to {endpoint} in time") from error
+    except httpx.TimeoutException as error:
+        raise LlamaTimeoutError(f"no data from {endpoint} for {timeout:g} s") from error
+    except (httpx.RequestError, httpx.InvalidURL) as error:
+        raise LlamaConnectionError(f"no connection to {endpoint}: {_one_line(str(error))}") from error
+
+
+@contextmanager
+def grpc_errors(endpoint: Endpoint, timeout: float) -> Iterator[None]:
+    """Translate gRPC's exceptions; `timeout`, in seconds, is for the message."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        # Every call raises a class that is a grpc.Call, too.
+        raise from_grpc_status(error.code().name, error.details() or str(error.code()), endpoint, timeout) from error
+
+
+def from_http_response(status: int, body: bytes) -> TritonLlamaError:
+    """Return the error for an HTTP response other than 200."""
+    return _from_message(_HTTP_STATUS.get(status, ServerError), _http_message(status, body))
+
+
+def from_generate_response(status: int, body: bytes) -> TritonLlamaError:
+    """Return the error for a response of /generate_stream other than 200."""
+    # Triton's own errors come as JSON, the model's as an event.
+    body = body.strip().removeprefix(b"data:")
+    if status == 400:
+        return from_stream_error(_http_message(status, body), started=False)
+    return from_http_response(status, body)
+
+
+def from_stream_error(message: str, *, started: bool) -> TritonLlamaError:
+    """Return the error for a message without a status, as in streams; `started`: chunks came before it.
+
+    A request with chunks was accepted, so a later error isn't its fault.
+    """
+    server_failed = started or _SERVER_FAULT.search(message.lower()) is not None
+    return _from_message(ServerError if server_failed else RejectedInputError, message)
+
+
+def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: float) -> TritonLlamaError:
+    """Return the error for a gRPC status, by its name, and its details."""
+    if status == "DEADLINE_EXCEEDED":
+        return LlamaTimeoutError(f"no complete answer from {endpoint} within {timeout:g} s")
+    error = _from_message(_GRPC_STATUS.get(status, ServerError), details)
+    if type(error) is not ServerError or not (status == "UNAVAILABLE" or "Channel closed" in details):
+        return error
+    kind = LlamaTimeoutError if "connection attempt timed out" in details else LlamaConnectionError
+    return kind(f"no connection to {endpoint}: {error}")
+
+
+def _from_message(kind: type[TritonLlamaError], message: str) -> TritonLlamaError:
+    """Return an error of this kind, unless the message says more than the status."""
+    message = _one_line(message)
+    lowered = message.lower()
+    if _OVERLOADED.search(lowered):
+        return OverloadedError(message)
+    if kind is DecoupledModelError and "decoupled" not in message:
+        return ServerError(message)
+    if not lowered.startswith(_NO_MODEL):
+        return kind(message)
+    if any(words in message for words in _NOT_LOADED):
+        return OverloadedError(f"the server is stopping, or still loading the model: {message}")
+    return ModelNotFoundError(message)
+
+
+def _http_message(status: int, body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, LookupError, TypeError):
+        # A gateway, or another server than Triton.
+        return f"HTTP status {status}: {body[:200].decode('utf-8', errors='replace')}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,156 +1,213 @@
-"""gRPC transports on tritonclient's stubs: channels, calls, cancellation. `grpc_wire` has the messages."""
+"""gRPC transports on the messages and stubs that tritonclient generates.
+
+Not on its clients: these allow one stream each and mix the responses of all requests on it. Here each request has its
+own call, which ends and can be cancelled for itself; gRPC carries any number of them on one connection.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from threading import Lock
 from types import ModuleType
 from typing import Any
 
 import grpc
+from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]  # ships no annotations
+from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from triton_llama import grpc_wire
 from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
-from triton_llama.errors import LlamaConnectionError
-from triton_llama.grpc_wire import GrpcRequest
-from triton_llama.status import ServerStatus
-from triton_llama.tensors import PreparedRequest
-from triton_llama.translate import grpc_errors
+from triton_llama.errors import from_stream_error, grpc_errors
+from triton_llama.status import ServerStatus, read_status
+from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, decode, read_chunk, read_completion
+
+# Makes Triton (from 24.04 on) end a failed stream with the error's status; otherwise there is only a message.
+ERRORS_WITH_STATUS = ("triton_grpc_error", "true")
+_MAX_MESSAGE = 2**31 - 1
 
 
 class _Transport:
-    """Channels to one endpoint, by their use; gRPC connects at the first request."""
+    """One channel to one endpoint; gRPC connects at the first request."""
 
     _library: ModuleType
 
     def __init__(self, endpoint: Endpoint, connect_timeout: float, headers: Mapping[str, str]) -> None:
         self._endpoint = endpoint
-        self._metadata = grpc_wire.metadata(headers)
-        self._stream_metadata = (*self._metadata, grpc_wire.ERRORS_WITH_STATUS)
-        self._options = grpc_wire.channel_options(connect_timeout)
+        # The names of gRPC's metadata must be in lower case.
+        self._metadata = tuple((name.lower(), value) for name, value in headers.items())
+        self._stream_metadata = (*self._metadata, ERRORS_WITH_STATUS)
+        self._options = channel_options(connect_timeout)
         self._lock = Lock()
-        self._channels: dict[str, Any] = {}
+        self._channel: Any = None
         self._closed = False
 
-    def _stub(self, use: str) -> GRPCInferenceServiceStub:
+    def _stub(self) -> GRPCInferenceServiceStub:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the client is closed")
             # Not in __init__: a channel of asyncio belongs to the loop that is running when it is made.
-            if use not in self._channels:
-                target, tls = self._endpoint.authority, self._endpoint.tls
-                self._channels[use] = (
+            if self._channel is None:
+                target = self._endpoint.authority
+                self._channel = (
                     self._library.secure_channel(target, grpc.ssl_channel_credentials(), options=self._options)
-                    if tls
+                    if self._endpoint.tls
                     else self._library.insecure_channel(target, options=self._options)
                 )
-            return GRPCInferenceServiceStub(self._channels[use])
+            return GRPCInferenceServiceStub(self._channel)
 
 
 class GrpcTransport(_Transport):
-    """For any thread. Streams have a channel of their own, as an interrupt may break it; both share a connection."""
+    """For any thread."""
 
     _library = grpc
 
-    def send(self, request: GrpcRequest, timeout: float) -> object:
-        """Send one request and return its response, within `timeout` seconds."""
-        method, message = request
-        with grpc_errors(self._endpoint, timeout):
-            return getattr(self._stub("requests"), method)(message, timeout=timeout, metadata=self._metadata)
-
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        response = self.send(("ModelInfer", grpc_wire.infer_request(model, request)), timeout)
-        return grpc_wire.read_infer_response(response, request)
+        message = _infer_request(model, request)
+        with grpc_errors(self._endpoint, timeout):
+            response = self._stub().ModelInfer(message, timeout=timeout, metadata=self._metadata)
+        return read_completion(_outputs(response), request)
 
     def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        responses: list[Any] = [self.send(question, timeout) for question in grpc_wire.status_requests(model)]
-        config = self.send(grpc_wire.config_request(model), timeout) if responses[-1].ready else None
-        return grpc_wire.read_status_responses(self._endpoint, model, responses, config)
+        with grpc_errors(self._endpoint, timeout):
+            stub, options = self._stub(), {"timeout": timeout, "metadata": self._metadata}
+            responses = [
+                getattr(stub, method)(message, **options) for method, message in _status_requests(model).items()
+            ]
+            ready = responses[-1].ready
+            config = stub.ModelConfig(messages.ModelConfigRequest(name=model), **options) if ready else None
+        return _read_status(self._endpoint, model, responses, config)
 
     def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
         """Send one request at the first `next` and yield its chunks, `timeout` seconds for all.
 
         Closing the generator cancels the request on the server.
         """
-        message = grpc_wire.infer_request(model, request)
+        message = _infer_request(model, request)
         try:
             with grpc_errors(self._endpoint, timeout):
-                stub = self._stub("streams")
-                call = stub.ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
+                call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
                 try:
                     for number, response in enumerate(call):
-                        yield grpc_wire.read_stream_response(response, started=number > 0)
+                        yield _read_stream_response(response, started=number > 0)
                 finally:
                     # No effect on a call that has ended.
                     call.cancel()
         except KeyboardInterrupt:
-            # Ctrl-C while one of grpc's locks is being taken leaves it locked for ever: every later stream on that
-            # channel would hang, and so would closing it. The next stream gets another channel.
-            with self._lock:
-                self._channels.pop("streams", None)
+            # Ctrl-C while one of grpc's locks is being taken leaves it locked for ever: every later request on that
+            # channel would hang, and so would closing it.
+            self._channel = None
             raise
 
     def close(self) -> None:
-        """Close the channels; requests in flight in other threads end with a LlamaConnectionError."""
+        """Close the channel; requests in flight in other threads end with a LlamaConnectionError."""
         with self._lock:
             self._closed = True
-            for channel in self._channels.values():
-                channel.close()
+            if self._channel is not None:
+                self._channel.close()
 
 
 class AsyncGrpcTransport(_Transport):
-    """One channel, in the event loop of the first request."""
+    """In the event loop of the first request."""
 
     _library = grpc.aio
 
-    async def send(self, request: GrpcRequest, timeout: float) -> object:
-        """Send one request and return its response, within `timeout` seconds."""
-        method, message = request
-        with grpc_errors(self._endpoint, timeout):
-            return await getattr(self._stub("all"), method)(message, timeout=timeout, metadata=self._metadata)
-
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        response = await self.send(("ModelInfer", grpc_wire.infer_request(model, request)), timeout)
-        return grpc_wire.read_infer_response(response, request)
+        message = _infer_request(model, request)
+        with grpc_errors(self._endpoint, timeout):
+            response = await self._stub().ModelInfer(message, timeout=timeout, metadata=self._metadata)
+        return read_completion(_outputs(response), request)
 
     async def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        responses: list[Any] = [await self.send(question, timeout) for question in grpc_wire.status_requests(model)]
-        config = await self.send(grpc_wire.config_request(model), timeout) if responses[-1].ready else None
-        return grpc_wire.read_status_responses(self._endpoint, model, responses, config)
+        with grpc_errors(self._endpoint, timeout):
+            stub, options = self._stub(), {"timeout": timeout, "metadata": self._metadata}
+            responses = [
+                await getattr(stub, method)(message, **options) for method, message in _status_requests(model).items()
+            ]
+            ready = responses[-1].ready
+            config = await stub.ModelConfig(messages.ModelConfigRequest(name=model), **options) if ready else None
+        return _read_status(self._endpoint, model, responses, config)
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
-        """Send one request at the first `anext` and yield its chunks, `timeout` seconds for all.
-
-        Closing the generator cancels the request on the server.
-        """
-        message = grpc_wire.infer_request(model, request)
+        """Send one request at the first `anext` and yield its chunks, as `GrpcTransport.stream` does."""
+        message = _infer_request(model, request)
         with grpc_errors(self._endpoint, timeout):
-            call = self._stub("all").ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
+            call = self._stub().ModelStreamInfer(iter([message]), timeout=timeout, metadata=self._stream_metadata)
             started = False
             try:
                 async for response in call:
-                    yield grpc_wire.read_stream_response(response, started=started)
+                    yield _read_stream_response(response, started=started)
                     started = True
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if self._closed and not (task and task.cancelling()):
-                    # Not the task was cancelled: this is how grpc reports a closed channel.
-                    message = f"no connection to {self._endpoint}: the client was closed"
-                    raise LlamaConnectionError(message) from error
-                raise
             finally:
                 # No effect on a call that has ended.
                 call.cancel()
 
     async def close(self) -> None:
-        """Close the channel; streams in other tasks end with a LlamaConnectionError, other requests are cancelled."""
+        """Close the channel; requests in other tasks are cancelled."""
         self._closed = True
-        for channel in self._channels.values():
-            await channel.close()
+        if self._channel is not None:
+            await self._channel.close()
+
+
+def channel_options(connect_timeout: float) -> list[tuple[str, int]]:
+    """Return a channel's options; `connect_timeout` in seconds.
+
+    gRPC waits longer after each failed attempt to connect, up to two minutes by default, during which every request
+    fails at once; with two seconds a client soon finds a restarted server.
+    """
+    return [
+        ("grpc.max_send_message_length", _MAX_MESSAGE),
+        ("grpc.max_receive_message_length", _MAX_MESSAGE),
+        # Despite its name, the time that one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", max(1, int(connect_timeout * 1000))),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        # As over HTTP, the address given is the address used.
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def _infer_request(model: str, request: PreparedRequest) -> messages.ModelInferRequest:
+    """Encode a request; `ModelInfer` and `ModelStreamInfer` take the same message."""
+    message = messages.ModelInferRequest(model_name=model, id=request.request_id)
+    for tensor in request.tensors:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.encode())
+    for name in OUTPUT_NAMES:
+        message.outputs.add(name=name)
+    return message
+
+
+def _read_stream_response(response: messages.ModelStreamInferResponse, *, started: bool) -> Chunk:
+    if response.error_message:
+        raise from_stream_error(response.error_message, started=started)
+    return read_chunk(_outputs(response.infer_response))
+
+
+def _outputs(response: messages.ModelInferResponse) -> dict[str, object]:
+    # An output without content is missing.
+    pairs = zip(response.outputs, response.raw_output_contents, strict=False)
+    return {output.name: decode(output.name, output.datatype, content) for output, content in pairs}
+
+
+def _status_requests(model: str) -> dict[str, object]:
+    """Return the message of each method."""
+    return {
+        "ServerLive": messages.ServerLiveRequest(),
+        "ServerReady": messages.ServerReadyRequest(),
+        "ServerMetadata": messages.ServerMetadataRequest(),
+        "ModelReady": messages.ModelReadyRequest(name=model),
+    }
+
+
+def _read_status(
+    endpoint: Endpoint, model: str, responses: Sequence[Any], config: messages.ModelConfigResponse | None
+) -> ServerStatus:
+    live, ready, server, _ = responses
+    metadata = MessageToDict(server, preserving_proto_field_name=True)
+    fields = None if config is None else MessageToDict(config.config, preserving_proto_field_name=True)
+    return read_status(endpoint, model, live.live, ready.ready, metadata, fields)

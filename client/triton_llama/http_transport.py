@@ -1,34 +1,43 @@
-"""HTTP transports on httpx: connections, timeouts, cancellation. `http_wire` has the requests and responses."""
+"""HTTP transports on httpx: Triton's requests and responses in JSON, and streams of server-sent events.
+
+Only /generate_stream takes a streaming (decoupled) model. Numbers survive JSON: Triton reads 64-bit seeds as integers,
+and a 32-bit float is written with all digits of the double that equals it.
+"""
 
 from __future__ import annotations
 
+import json
 import ssl
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import AbstractContextManager, aclosing, closing
-from http.cookiejar import CookieJar, DefaultCookiePolicy
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TypedDict
+from urllib.parse import quote
 
 import httpx
-from httpx_sse import EventSource
+from httpx_sse import aconnect_sse, connect_sse
 
-from triton_llama import http_wire
 from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
-from triton_llama.http_wire import HttpRequest
-from triton_llama.status import ServerStatus
-from triton_llama.tensors import PreparedRequest
-from triton_llama.translate import from_generate_response, http_errors
+from triton_llama.errors import (
+    ServerError,
+    from_generate_response,
+    from_http_response,
+    from_stream_error,
+    http_errors,
+)
+from triton_llama.sampling_params import INPUTS
+from triton_llama.status import ServerStatus, read_status
+from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, read_chunk, read_completion
 
-# As many connections as there are requests in flight; a request closes those that were idle for longer than this.
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=15.0)
+JsonObject = dict[str, object]
 
 
 class _Options(TypedDict):
     """The arguments of both of httpx's clients."""
 
+    base_url: str
     verify: ssl.SSLContext | bool
-    headers: httpx.Headers
-    cookies: CookieJar
+    headers: dict[str, str]
     limits: httpx.Limits
     trust_env: bool
 
@@ -40,24 +49,19 @@ class _Transport:
         self._endpoint = endpoint
         self._connect_timeout = connect_timeout
         self._options = _Options(
+            base_url=f"{'https' if endpoint.tls else 'http'}://{endpoint.authority}{endpoint.base_path}",
             # The system's certificates, which SSL_CERT_FILE replaces; httpx has its own.
             verify=ssl.create_default_context() if endpoint.tls else False,
             # Without this header, httpx asks Triton to compress each response.
-            headers=httpx.Headers({"Accept-Encoding": "identity", **headers}, encoding="utf-8"),
-            # A jar that takes no cookies: requests don't depend on earlier responses.
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            limits=_LIMITS,
+            headers={"Accept-Encoding": "identity", **headers},
+            # As many connections as there are requests in flight.
+            limits=httpx.Limits(keepalive_expiry=15.0),
+            # The address is the address used, whatever proxy the environment names.
             trust_env=False,
         )
-        self._closed = False
 
     def _timeout(self, seconds: float) -> httpx.Timeout:
         return httpx.Timeout(seconds, connect=min(seconds, self._connect_timeout))
-
-    def _errors(self, timeout: float) -> AbstractContextManager[None]:
-        if self._closed:
-            raise RuntimeError("the client is closed")
-        return http_errors(self._endpoint, timeout, self._connect_timeout, lambda: self._closed)
 
 
 class HttpTransport(_Transport):
@@ -67,44 +71,40 @@ class HttpTransport(_Transport):
         super().__init__(endpoint, connect_timeout, headers)
         self._client = httpx.Client(**self._options)
 
-    def send(self, request: HttpRequest, timeout: float) -> httpx.Response:
-        """Send one request and return its whole response; no wait for its next bytes exceeds `timeout` seconds."""
-        with self._errors(timeout):
-            return self._send(request, timeout, stream=False)
-
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        wire_request = http_wire.infer_request(self._endpoint, model, request)
-        return http_wire.read_infer_response(self.send(wire_request, timeout), request)
+        with http_errors(self._endpoint, timeout):
+            path, body = _model_path(model, "infer"), _infer_body(request)
+            response = self._client.post(path, json=body, timeout=self._timeout(timeout))
+        return _read_completion(response, request)
 
     def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        responses = [self.send(question, timeout) for question in http_wire.status_requests(self._endpoint, model)]
-        return http_wire.read_status_responses(self._endpoint, model, responses)
+        with http_errors(self._endpoint, timeout):
+            responses = [self._client.get(path, timeout=self._timeout(timeout)) for path in _status_paths(model)]
+        return _read_status(self._endpoint, model, responses)
 
     def stream(self, model: str, request: PreparedRequest, timeout: float) -> Generator[Chunk, None, None]:
         """Send one request at the first `next` and yield its chunks, waiting `timeout` seconds for each at most.
 
         Closing the generator closes the connection, which cancels the request on the server.
         """
-        wire_request = http_wire.stream_request(self._endpoint, model, request)
-        with self._errors(timeout), closing(self._send(wire_request, timeout, stream=True)) as response:
-            if response.status_code != 200:
-                raise from_generate_response(response.status_code, response.read())
+        path, body = _model_path(model, "generate_stream"), _stream_body(request)
+        with (
+            http_errors(self._endpoint, timeout),
+            connect_sse(self._client, "POST", path, json=body, timeout=self._timeout(timeout)) as source,
+        ):
+            if source.response.status_code != 200:
+                raise from_generate_response(source.response.status_code, source.response.read())
             started = False
-            for event in EventSource(response).iter_sse():
+            for event in source.iter_sse():
                 if event.data:
-                    yield http_wire.read_event(event.data, started=started)
+                    yield _read_event(event.data, started=started)
                     started = True
 
     def close(self) -> None:
         """Close every connection. A thread that waits for an answer goes on waiting: close after its request."""
-        self._closed = True
         self._client.close()
-
-    def _send(self, request: HttpRequest, timeout: float, *, stream: bool) -> httpx.Response:
-        built = self._client.build_request(**request._asdict(), timeout=self._timeout(timeout))
-        return self._client.send(built, stream=stream)
 
 
 class AsyncHttpTransport(_Transport):
@@ -114,45 +114,96 @@ class AsyncHttpTransport(_Transport):
         super().__init__(endpoint, connect_timeout, headers)
         self._client = httpx.AsyncClient(**self._options)
 
-    async def send(self, request: HttpRequest, timeout: float) -> httpx.Response:
-        """Send one request and return its whole response; no wait for its next bytes exceeds `timeout` seconds."""
-        with self._errors(timeout):
-            return await self._send(request, timeout, stream=False)
-
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        wire_request = http_wire.infer_request(self._endpoint, model, request)
-        return http_wire.read_infer_response(await self.send(wire_request, timeout), request)
+        with http_errors(self._endpoint, timeout):
+            path, body = _model_path(model, "infer"), _infer_body(request)
+            response = await self._client.post(path, json=body, timeout=self._timeout(timeout))
+        return _read_completion(response, request)
 
     async def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        responses = [
-            await self.send(question, timeout) for question in http_wire.status_requests(self._endpoint, model)
-        ]
-        return http_wire.read_status_responses(self._endpoint, model, responses)
+        with http_errors(self._endpoint, timeout):
+            responses = [await self._client.get(path, timeout=self._timeout(timeout)) for path in _status_paths(model)]
+        return _read_status(self._endpoint, model, responses)
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
-        """Send one request at the first `anext` and yield its chunks, waiting `timeout` seconds for each at most.
-
-        Closing the generator closes the connection, which cancels the request on the server.
-        """
-        wire_request = http_wire.stream_request(self._endpoint, model, request)
-        with self._errors(timeout):
-            async with aclosing(await self._send(wire_request, timeout, stream=True)) as response:
-                if response.status_code != 200:
-                    raise from_generate_response(response.status_code, await response.aread())
+        """Send one request at the first `anext` and yield its chunks, as `HttpTransport.stream` does."""
+        path, body = _model_path(model, "generate_stream"), _stream_body(request)
+        with http_errors(self._endpoint, timeout):
+            async with aconnect_sse(self._client, "POST", path, json=body, timeout=self._timeout(timeout)) as source:
+                if source.response.status_code != 200:
+                    raise from_generate_response(source.response.status_code, await source.response.aread())
                 started = False
-                async with aclosing(EventSource(response).aiter_sse()) as events:
+                async with aclosing(source.aiter_sse()) as events:
                     async for event in events:
                         if event.data:
-                            yield http_wire.read_event(event.data, started=started)
+                            yield _read_event(event.data, started=started)
                             started = True
 
     async def close(self) -> None:
-        """Close every connection; requests in flight in other tasks end with a LlamaConnectionError."""
-        self._closed = True
+        """Close every connection."""
         await self._client.aclose()
 
-    async def _send(self, request: HttpRequest, timeout: float, *, stream: bool) -> httpx.Response:
-        built = self._client.build_request(**request._asdict(), timeout=self._timeout(timeout))
-        return await self._client.send(built, stream=stream)
+
+def _model_path(model: str, action: str) -> str:
+    return f"/v2/models/{quote(model, safe='')}/{action}"
+
+
+def _status_paths(model: str) -> list[str]:
+    model_paths = [_model_path(model, action) for action in ("ready", "config")]
+    return ["/v2/health/live", "/v2/health/ready", "/v2", *model_paths]
+
+
+def _infer_body(request: PreparedRequest) -> JsonObject:
+    inputs = [
+        {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype, "data": tensor.values}
+        for tensor in request.tensors
+    ]
+    return {"id": request.request_id, "inputs": inputs, "outputs": [{"name": name} for name in OUTPUT_NAMES]}
+
+
+def _stream_body(request: PreparedRequest) -> JsonObject:
+    body: JsonObject = {"id": request.request_id}
+    for tensor in request.tensors:
+        _, is_list = INPUTS.get(tensor.name, ("", False))
+        body[tensor.name] = tensor.values if is_list else tensor.values[0]
+    return body
+
+
+def _read_completion(response: httpx.Response, request: PreparedRequest) -> Completion:
+    answer = _read_object(response)
+    try:
+        outputs = {output["name"]: output["data"][0] for output in answer["outputs"]}  # type: ignore[attr-defined]
+    except (LookupError, TypeError) as error:
+        raise ServerError(f"the answer is not one of Triton's inference protocol: {error}") from error
+    return read_completion(outputs, request)
+
+
+def _read_status(endpoint: Endpoint, model: str, responses: Sequence[httpx.Response]) -> ServerStatus:
+    live, ready, server, model_ready, config = responses
+    model_config = _read_object(config) if model_ready.is_success else None
+    return read_status(endpoint, model, live.is_success, ready.is_success, _read_object(server), model_config)
+
+
+def _read_event(data: str, *, started: bool) -> Chunk:
+    event = _read_json(data)
+    if "error" in event:
+        raise from_stream_error(str(event["error"]), started=started)
+    return read_chunk(event)
+
+
+def _read_object(response: httpx.Response) -> JsonObject:
+    if not response.is_success:
+        raise from_http_response(response.status_code, response.content)
+    return _read_json(response.content)
+
+
+def _read_json(data: str | bytes) -> JsonObject:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise ServerError(f"the server's answer {data[:80]!r} is not JSON") from error
+    if not isinstance(value, dict):
+        raise ServerError(f"the server's answer is {data[:80]!r}, must be a JSON object")
+    return value

@@ -1,16 +1,25 @@
-"""The state of a server and its model, decoded from Triton's JSON.
+"""The state of a server and its model, and how each instance of the model computes.
 
-The protocols differ: gRPC's JSON has 64-bit numbers as text, and omits values that are zero.
+The protocols' JSON differs: gRPC's has 64-bit numbers as text, and omits values that are zero.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
-from triton_llama.endpoint import Endpoint
+import httpx
+
+from triton_llama.endpoint import DEFAULT_PORT, Endpoint
 from triton_llama.errors import ServerError
+
+METRICS_PORT = 8002
+_METRICS_TIMEOUT_S = 2.0
+_SERIES = re.compile(r"^llama_model_info\{(.*)\} 1", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -60,9 +69,6 @@ def read_status(
     Raises:
         ServerError: they aren't Triton's.
     """
-    # Takes a while to import, and only this function needs it.
-    from importlib.metadata import version
-
     return ServerStatus(
         url=str(endpoint),
         live=live,
@@ -97,3 +103,46 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         )
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ServerError(f"the server's configuration is not Triton's: {error}") from error
+
+
+class InstanceInfo(NamedTuple):
+    """An instance of the model, from the labels of the metric `llama_model_info`.
+
+    computation: of linear layers, and on what else than its request a row's bits depend, if on anything.
+    """
+
+    instance: str
+    computation: str
+    kv_cache_dtype: str
+    device: str
+
+
+class NoModelInfoError(Exception):
+    """The metrics page doesn't answer, or has no such model; the message is one line."""
+
+
+def metrics_address(endpoint: Endpoint) -> str:
+    """Return Triton's default address for metrics: the same host, as far above the endpoint's port as by default."""
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return f"{host}:{endpoint.port + METRICS_PORT - DEFAULT_PORT[endpoint.protocol]}"
+
+
+def read_model_info(address: str, model: str) -> list[InstanceInfo]:
+    """Return the instances of a model, at least one. address: host:port of the metrics.
+
+    Raises:
+        NoModelInfoError: the page doesn't answer, or has no such model.
+    """
+    try:
+        page = httpx.get(f"http://{address}/metrics", timeout=_METRICS_TIMEOUT_S, trust_env=False).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise NoModelInfoError(f"{address} has no metrics: {error}") from error
+    series = [dict(_LABEL.findall(labels)) for labels in _SERIES.findall(page.text)]
+    instances = [
+        InstanceInfo(labels["model_instance"], labels["computation"], labels["kv_cache_dtype"], labels["device"])
+        for labels in series
+        if labels["model"] == model
+    ]
+    if not instances:
+        raise NoModelInfoError(f"{address} has no llama_model_info of the model {model}")
+    return instances

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 import grpc
 from triton_llama.endpoint import Endpoint
-from triton_llama.errors import LlamaConnectionError, ServerError
-from triton_llama.grpc_wire import ERRORS_WITH_STATUS, channel_options
+from triton_llama.errors import LlamaConnectionError, ServerError, from_stream_error, grpc_errors
+from triton_llama.grpc_transport import ERRORS_WITH_STATUS, channel_options
 from triton_llama.tensors import Tensor
-from triton_llama.translate import from_stream_error, grpc_errors
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 

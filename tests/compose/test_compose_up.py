@@ -11,7 +11,7 @@ from compose.conftest import NewProject
 from compose.engine import BUILD_AND_START_S, GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
 from triton_llama import LlamaClient
-from triton_llama.model_info import read_model_info
+from triton_llama.status import read_model_info
 
 WRITE_PROTECTED = ["/", "/etc", "/opt/triton-llama/python", "/srv/triton-llama/model_repository/llama/1"]
 FOR_THE_SERVER = {"LLAMA_MODEL": "meta-llama/Llama-2-7b-chat-hf", "HF_TOKEN": "hf_secret", "LLAMA_SLOTS": "16"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from llama_engine import scheduler
 from llama_engine.observability.metrics import METRICS, MODEL_INFO
 from llama_engine.triton.metrics import INSTANCE_LABEL
-from triton_llama import SamplingParams, model_info
+from triton_llama import SamplingParams, status
 from triton_llama.tensors import prepare
 from triton_supervisor import health, triton
 
@@ -24,8 +24,8 @@ def test_the_probe_reads_metrics_that_exist() -> None:
 
 
 def test_status_reads_the_labels_that_the_model_info_has() -> None:
-    assert model_info.InstanceInfo._fields[1:] == MODEL_INFO.info
-    source = Path(model_info.__file__).read_text()
+    assert status.InstanceInfo._fields[1:] == MODEL_INFO.info
+    source = Path(status.__file__).read_text()
     assert f'"{INSTANCE_LABEL}"' in source
     assert MODEL_INFO.name in source
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 from triton_llama import (
+    LlamaClient,
     LlamaConnectionError,
     LlamaTimeoutError,
     ModelNotFoundError,
@@ -12,7 +14,7 @@ from triton_llama import (
     ServerError,
     TritonLlamaError,
 )
-from triton_llama.cli import cli, main
+from triton_llama.cli import main
 
 
 @pytest.mark.parametrize(
@@ -29,33 +31,32 @@ from triton_llama.cli import cli, main
 def test_each_kind_of_failure_has_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, kind: type[TritonLlamaError], code: int
 ) -> None:
-    def fail(**_: object) -> None:
+    def fail(*_: object) -> None:
         raise kind("broken")
 
-    monkeypatch.setattr(cli.commands["generate"], "callback", fail)
-    with pytest.raises(SystemExit) as end:
-        main(["generate", "a"])
-    assert end.value.code == code
+    monkeypatch.setattr(LlamaClient, "generate", fail)
+    result = CliRunner().invoke(main, ["generate", "a"])
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", "Error: broken\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "Missing command."),
-        (("generate", "a", "--foo"), 2, "No such option"),
-        (("generate", "a", "--max-tokens", "many"), 2, "'many' is not a valid integer"),
-        (("generate", "a", "--url", "grpc://x", "--protocol", "http"), 2, "must start with http://"),
-        (("generate", "a", "--timeout", "0"), 2, "--timeout"),
-        (("generate", "a", "--seed", "-1"), 5, "seed is -1, must lie in 0 ... 18446744073709551615"),
-        (("generate", "\udcff"), 5, "UTF-8"),
+        (["generate", "a", "--foo"], 2, "No such option"),
+        (["generate", "a", "--max-tokens", "many"], 2, "'many' is not a valid integer"),
+        (["generate", "a", "--url", "grpc://x:0"], 2, "must be HOST:PORT"),
+        (["generate", "a", "--timeout", "0"], 2, "--timeout"),
+        (["generate", "a", "--seed", "-1"], 5, "seed is -1, must lie in 0 ... 18446744073709551615"),
+        (["generate", "\udcff"], 5, "UTF-8"),
     ],
 )
-def test_wrong_use_is_one_line_with_an_exit_code(
-    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, message: str
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    stdout, stderr = capfd.readouterr()
-    assert (end.value.code, stdout, len(stderr.splitlines())) == (code, "", 1)
-    assert stderr.startswith("triton-llama: error: ")
-    assert message in stderr
+def test_wrong_use_has_an_error_with_an_exit_code(arguments: list[str], code: int, message: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in result.stderr.splitlines()[-1]
+
+
+def test_stdin_that_is_not_utf_8_is_refused_with_its_byte() -> None:
+    result = CliRunner().invoke(main, ["generate"], input=b"ab\xff")
+    assert result.exit_code == 2
+    assert "stdin is not UTF-8 at byte 2" in result.stderr

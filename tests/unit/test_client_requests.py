@@ -1,19 +1,23 @@
-"""Addresses, limits, lists of prompts, the live configuration and the package's names: all without a connection."""
+"""Addresses, limits, the state of server and model, and the signatures of both clients."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import triton_llama
-from triton_llama import (
-    AsyncLlamaClient,
-    LlamaClient,
-    RejectedInputError,
-    ServerError,
-)
+from triton_llama import AsyncLlamaClient, LlamaClient, ServerError
+from triton_llama.cli import status_lines
 from triton_llama.endpoint import Endpoint, Protocol
-from triton_llama.status import ModelConfig, read_config
+from triton_llama.status import (
+    InstanceInfo,
+    ModelConfig,
+    NoModelInfoError,
+    ServerStatus,
+    metrics_address,
+    read_config,
+    read_model_info,
+)
+from unit.peers import HOST, respond, server
 
 
 @pytest.mark.parametrize(
@@ -60,32 +64,11 @@ def test_a_malformed_url_is_refused_by_name(url: str, protocol: Protocol) -> Non
         ({"timeout": 0}, "timeout is 0, must be a positive"),
         ({"timeout": float("inf")}, "timeout is inf, must be a positive"),
         ({"connect_timeout": float("nan")}, "connect_timeout is nan, must be a positive"),
-        ({"concurrency": 0}, "concurrency is 0, must be at least 1"),
     ],
 )
 def test_an_argument_without_meaning_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LlamaClient("localhost", **arguments)
-
-
-@pytest.mark.parametrize(
-    ("protocol", "headers", "message"),
-    [
-        ("http", {"Authorization": "Bearer secret\n"}, "header 'Authorization' has a line end"),
-        ("http", {"Author\nization": "secret"}, "has a line end or another control character"),
-        ("grpc", {"X-User": "secret Zoë"}, "header 'X-User' must be ASCII"),
-    ],
-)
-def test_refusing_a_header_keeps_its_value_secret(protocol: Protocol, headers: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as error:
-        LlamaClient("localhost", protocol, headers=headers)
-    assert "secret" not in str(error.value)
-
-
-def test_a_list_with_an_unsendable_prompt_is_refused_unsent() -> None:
-    with LlamaClient("no-such-host.invalid") as client, pytest.raises(RejectedInputError) as error:
-        client.generate(["a", "\ud800"])
-    assert error.value.prompt_index == 1
 
 
 @pytest.mark.parametrize("delay", [10000, "10000"], ids=["http", "grpc"])
@@ -111,11 +94,6 @@ def test_a_configuration_that_is_not_tritons_is_the_servers_error(config: dict[s
         read_config(config)
 
 
-@pytest.mark.parametrize("name", triton_llama.__all__)
-def test_every_public_name_can_be_imported(name: str) -> None:
-    assert getattr(triton_llama, name).__name__ == name
-
-
 def test_both_clients_have_the_same_methods_and_arguments() -> None:
     def public(kind: type[object]) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
@@ -123,3 +101,54 @@ def test_both_clients_have_the_same_methods_and_arguments() -> None:
     assert public(LlamaClient) == public(AsyncLlamaClient)
     for name in ("__init__", "generate", "status"):
         assert getattr(LlamaClient, name).__annotations__ == getattr(AsyncLlamaClient, name).__annotations__
+
+
+EXACT = InstanceInfo("llama_0_0", "exact INT8, two terms", "bfloat16", "cpu")
+FLOATS = InstanceInfo("llama_1_0", "float32 weights: bits depend on the batch", "float32", "cpu")
+STATUS = ServerStatus("http://a:1", True, True, "triton", "2.51.0", "llama", True, None, "0.1", "2.73")
+
+
+def _series(model: str, info: InstanceInfo) -> str:
+    labels = {"model": model, "version": "1", "model_instance": info.instance, **info._asdict()}
+    del labels["instance"]
+    listed = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"llama_model_info{{{listed}}} 1"
+
+
+OTHER = _series("other", EXACT)
+
+
+@pytest.mark.parametrize(
+    ("lines", "instances"),
+    [
+        ([_series("llama", EXACT), OTHER, _series("llama", FLOATS)], [EXACT, FLOATS]),
+        ([], None),
+        ([OTHER], None),
+    ],
+)
+def test_the_instances_of_the_model_are_read_from_the_page(
+    lines: list[str], instances: list[InstanceInfo] | None
+) -> None:
+    body = "\n".join(["# TYPE llama_model_info gauge", *lines, 'llama_slots{model="llama"} 4', ""])
+    with server(respond(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())) as port:
+        page = f"{HOST}:{port}"
+        if instances is None:
+            with pytest.raises(NoModelInfoError, match=f"^{page} has no llama_model_info of the model llama$"):
+                read_model_info(page, "llama")
+        else:
+            assert read_model_info(page, "llama") == instances
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "expected"),
+    [("a", "http", "a:8002"), ("a", "grpc", "a:8002"), ("[::1]:9000", "http", "[::1]:9002"), ("a:7", "grpc", "a:8")],
+)
+def test_the_metrics_port_is_beside_the_endpoint(url: str, protocol: Protocol, expected: str) -> None:
+    assert str(metrics_address(Endpoint.parse(url, protocol))) == expected
+
+
+def test_status_has_a_line_for_each_instance() -> None:
+    assert list(status_lines(STATUS, [EXACT, FLOATS], None))[2:-1] == [
+        "computes    exact INT8, two terms; KV cache bfloat16; on cpu (llama_0_0)",
+        "computes    float32 weights: bits depend on the batch; KV cache float32; on cpu (llama_1_0)",
+    ]

@@ -100,12 +100,9 @@ def test_a_broken_connection_is_an_error_after_the_chunks_before(stream: Stream,
     ("garbage", "message"),
     [
         (b"", "the stream ended after 1 chunks without a finish_reason"),
-        (b"data: nonsense\n\n", "an event that is not JSON"),
+        (b"data: nonsense\n\n", "is not JSON"),
         (b"data: []\n\n", "must be a JSON object"),
         (b"data: {}\n\n", "lacks the output text_output"),
-        (b"data: " + b"[" * 100_000 + b"\n\n", "an event that is not JSON"),
-        (event("x").replace(b'"x"', b'"\\ud83d"'), "text_output has half a character"),
-        (LAST + event("x"), "a chunk after the one with finish_reason 'length'"),
     ],
     ids=lambda value: repr(value[:40]),
 )
@@ -159,7 +156,7 @@ def test_an_error_after_a_chunk_is_the_servers_fault(
     ("status", "message", "kind"),
     [
         (grpc.StatusCode.INVALID_ARGUMENT, REFUSED, RejectedInputError),
-        (grpc.StatusCode.UNAVAILABLE, "the server is on its way out", OverloadedError),
+        (grpc.StatusCode.UNAVAILABLE, "the server is stopping", OverloadedError),
         (grpc.StatusCode.CANCELLED, "the request was cancelled", ServerError),
     ],
 )
@@ -271,8 +268,7 @@ def test_closing_a_grpc_client_ends_a_stream_in_another_thread() -> None:
 
 
 @both_protocols
-@pytest.mark.parametrize("end", ["client", "task"])
-async def test_an_async_stream_ends_with_its_client_or_its_task(protocol: Protocol, end: str) -> None:
+async def test_cancelling_a_task_cancels_its_stream(protocol: Protocol) -> None:
     has_come = asyncio.Event()
     with stream_server(protocol, "a") as peer:
         async with AsyncLlamaClient(f"{HOST}:{peer.port}", protocol) as client:
@@ -283,14 +279,9 @@ async def test_an_async_stream_ends_with_its_client_or_its_task(protocol: Protoc
 
             reading = asyncio.create_task(read())
             await has_come.wait()
-            if end == "client":
-                await client.close()
-                with pytest.raises(LlamaConnectionError, match="the client was closed"):
-                    await asyncio.wait_for(reading, 20)
-            else:
-                reading.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await reading
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
             assert await asyncio.to_thread(peer.left.wait, 20)
 
 
@@ -334,30 +325,22 @@ def _ctrl_c() -> Iterator[None]:
 @pytest.mark.usefixtures("_ctrl_c")
 def test_after_ctrl_c_in_a_grpc_stream_a_client_still_streams() -> None:
     """An interrupt may leave one of grpc's locks locked."""
-    waiting = threading.Semaphore(0)
-    again, left = threading.Event(), threading.Event()
+    begun, again = threading.Semaphore(0), threading.Event()
 
     def wait(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
-        if request.raw_input_contents[0] == strings("whole"):
-            context.add_callback(left.set)
-        elif again.is_set():
+        if again.is_set():
             yield response(" é", "stop")
             return
-        else:
-            yield response("a")
-        waiting.release()
+        yield response("a")
+        begun.release()
         while context.is_active():
             threading.Event().wait(0.01)
-        yield response("a")
 
     def press_ctrl_c() -> None:
-        assert waiting.acquire(timeout=20)
+        assert begun.acquire(timeout=20)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with grpc_server(wait) as port, ThreadPoolExecutor(1) as threads:
-        client = LlamaClient(f"{HOST}:{port}", "grpc", timeout=20.0)
-        request = threads.submit(client.generate, "whole")
-        assert waiting.acquire(timeout=20)
+    with grpc_server(wait) as port, LlamaClient(f"{HOST}:{port}", "grpc", timeout=20.0) as client:
         for _ in range(5):
             again.clear()
             ctrl_c = threading.Thread(target=press_ctrl_c)
@@ -368,10 +351,6 @@ def test_after_ctrl_c_in_a_grpc_stream_a_client_still_streams() -> None:
             again.set()
             with client.stream("def") as stream:
                 assert [chunk.text for chunk in stream] == [" é"]
-        assert not left.is_set()
-        client.close()
-        assert isinstance(request.exception(timeout=20), LlamaConnectionError)
-        assert left.wait(20)
 
 
 @both_protocols
@@ -386,5 +365,5 @@ def test_a_value_that_cannot_be_sent_is_refused() -> None:
     with LlamaClient(HOST) as client:
         with pytest.raises(RejectedInputError, match="seed is -1"):
             client.stream("def", seed=-1)
-        with pytest.raises(RejectedInputError, match="temperature is nan, must be finite"):
+        with pytest.raises(RejectedInputError, match="temperature is nan, must lie in"):
             next(client.stream("def", temperature=float("nan")))

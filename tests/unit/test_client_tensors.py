@@ -75,11 +75,6 @@ def test_a_value_is_encoded_in_its_wire_type(name: str, value: object, encoded: 
     assert tensor.shape == [1, len(tensor.values)]
 
 
-def test_a_number_that_is_not_finite_is_left_to_the_server() -> None:
-    (value,) = tensors(temperature=float("nan"))["temperature"].values
-    assert math.isnan(float(value))
-
-
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
@@ -90,7 +85,7 @@ def test_a_number_that_is_not_finite_is_left_to_the_server() -> None:
         ({"seed": 2**64}, "seed is 18446744073709551616, must lie in 0 ... 18446744073709551615"),
         ({"temperature": "0.5"}, "temperature is '0.5', must be a number"),
         ({"temperature": 1e39}, "temperature is 1e+39, must lie in -3.40282e+38 ... 3.40282e+38 (32-bit float)"),
-        ({"temperature": 10**400}, "temperature is an integer too large for a 32-bit float"),
+        ({"temperature": math.nan}, "temperature is nan, must lie in -3.40282e+38 ... 3.40282e+38 (32-bit float)"),
         ({"top_p": False}, "top_p is False, must be a number"),
         ({"stop_words": "end"}, "stop_words is 'end', must be a list of strings"),
         ({"stop_words": ["end", 3]}, "stop_words is 3, must be a string"),
@@ -124,10 +119,8 @@ OUTPUTS: dict[str, object] = {
     ("outputs", "message"),
     [
         ({}, "lacks the output text_output"),
-        ({**OUTPUTS, "num_output_tokens": "x"}, "num_output_tokens is 'x', must be an integer"),
-        ({**OUTPUTS, "num_output_tokens": True}, "num_output_tokens is 'True', must be an integer"),
-        ({**OUTPUTS, "text_output": 1}, "text_output is '1', must be a string"),
-        ({**OUTPUTS, "finish_reason": "\ud83d"}, "finish_reason has half a character at 0"),
+        ({**OUTPUTS, "num_output_tokens": "x"}, "must be two strings and two integers"),
+        ({**OUTPUTS, "text_output": 1}, "must be two strings and two integers"),
     ],
 )
 def test_outputs_outside_the_contract_are_the_servers_error(outputs: dict[str, object], message: str) -> None:
@@ -135,24 +128,19 @@ def test_outputs_outside_the_contract_are_the_servers_error(outputs: dict[str, o
         read_completion(outputs, prepare("def", SamplingParams()))
 
 
-def test_an_output_is_decoded_with_or_without_a_batch() -> None:
-    assert decode("text_output", "BYTES", [1], b"\x07\x00\x00\x00Z\xc3\xbcrich") == "Zürich"
-    assert decode("num_input_tokens", "INT32", (1, 1), b"\xff\xff\xff\xff") == -1
+def test_an_output_is_decoded_from_tritons_binary_form() -> None:
+    assert decode("text_output", "BYTES", b"\x07\x00\x00\x00Z\xc3\xbcrich") == "Zürich"
+    assert decode("num_input_tokens", "INT32", b"\xff\xff\xff\xff") == -1
 
 
 @pytest.mark.parametrize(
-    ("datatype", "shape", "content", "message"),
+    ("datatype", "content", "message"),
     [
-        ("INT32", [1, 2], b"\0" * 8, r"has shape \[1, 2\], must be \[1\]"),
-        ("INT32", [], b"\0" * 4, r"has shape \[\], must be \[1\]"),
-        ("INT64", [1, 1], b"\0" * 8, "is 8 bytes of type INT64, can't be decoded"),
-        ("INT32", [1, 1], b"\0", "is 1 bytes of type INT32, can't be decoded"),
-        ("BYTES", [1, 1], b"\x02\0\0\0x", "is 5 bytes of type BYTES, can't be decoded"),
-        ("BYTES", [1, 1], b"\x01\0\0\0\xff", "is not UTF-8 at byte 0"),
+        ("INT64", b"\0" * 8, "is 8 bytes of type INT64, can't be decoded"),
+        ("INT32", b"\0", "is 1 bytes of type INT32, can't be decoded"),
+        ("BYTES", b"\x02\0\0\0x", "is 5 bytes of type BYTES, can't be decoded"),
     ],
 )
-def test_content_that_is_no_tensor_is_the_servers_error(
-    datatype: str, shape: list[int], content: bytes, message: str
-) -> None:
+def test_content_that_is_no_tensor_is_the_servers_error(datatype: str, content: bytes, message: str) -> None:
     with pytest.raises(ServerError, match=message):
-        decode("text_output", datatype, shape, content)
+        decode("text_output", datatype, content)

@@ -15,7 +15,7 @@ from triton_llama import (
     TritonLlamaError,
 )
 from triton_llama.endpoint import Endpoint
-from triton_llama.translate import DecoupledModelError, from_grpc_status, from_http_response, from_stream_error
+from triton_llama.errors import DecoupledModelError, from_grpc_status, from_http_response, from_stream_error
 
 MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "llama" / "1"
 ENDPOINT = Endpoint.parse("127.0.0.1:8001", "grpc")
@@ -34,9 +34,9 @@ UNLOADED = "Request for unknown model: 'x' has no available versions"
         (501, b'{"error":"doesn\'t support models with decoupled policy"}', DecoupledModelError, "decoupled"),
         (501, b'{"error":"not implemented"}', ServerError, "not implemented"),
         (404, b"<html>\n<h1>Not Found</h1></html>", ServerError, "HTTP status 404: <html> <h1>Not Found</h1></html>"),
-        (502, b"", ServerError, "HTTP status 502 without a message"),
+        (502, b"", ServerError, "HTTP status 502"),
         (504, b"gateway timeout", LlamaTimeoutError, "HTTP status 504: gateway timeout"),
-        (418, b'{"detail": "teapot"}', ServerError, "HTTP status 418: {'detail': 'teapot'}"),
+        (418, b'{"detail": "teapot"}', ServerError, "HTTP status 418"),
     ],
 )
 def test_an_http_status_becomes_its_exception(

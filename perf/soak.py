@@ -27,7 +27,6 @@ from triton_llama import LlamaClient, TritonLlamaError
 from perf.checkpoint import EMBEDDED
 from perf.command import existing_checkpoint, make_command, positive
 from perf.environment import family, pss_mib
-from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.protocols import Request, Target
 from perf.results_file import Results
@@ -105,7 +104,7 @@ def one_round(addresses: Mapping[str, str], requests: Sequence[Request]) -> list
     ]
     with ThreadPoolExecutor() as threads:
         grpc = threads.submit(_grpc_load, addresses["grpc"], requests)
-        runs = threads.map(lambda target: drive(target, requests, Closed(USERS), 0, _ROUND_S), targets)
+        runs = threads.map(lambda target: drive(target, requests, USERS, 0, _ROUND_S), targets)
         faults = [
             f"{target.name}: {record.error}"
             for target, run in zip(targets, runs, strict=True)

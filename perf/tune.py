@@ -25,7 +25,6 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from perf.checkpoint import default_checkpoint, described
 from perf.command import CORES, Budget, count, existing_checkpoint, make_command, positive
 from perf.environment import ROOT
-from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.protocols import Target
 from perf.load.summary import percentiles, summarize
@@ -109,8 +108,8 @@ def measure(point: Point, options: argparse.Namespace, checkpoint: Path) -> Figu
         ) as triton,
     ):
         target = Target("tuned", "triton_generate", f"http://{triton.http_url}", MODEL)
-        run = drive(target, requests, Closed(options.users), options.users, _LOAD_S)
-    summary = summarize(run, None)
+        run = drive(target, requests, options.users, options.users, _LOAD_S)
+    summary = summarize(run)
     rate, errors = summary.get("tokens_per_second"), summary["errors"]
     latencies = [record.latency for record in run.measured if not record.error]
     p95 = percentiles(latencies)["p95"] if latencies else float("inf")

@@ -26,7 +26,6 @@ from triton_llama.sampling_params import SamplingParams
 from triton_llama.tensors import prepare
 
 from perf.analyzer.binary import NAME, AnalyzerError, fetched, library_path
-from perf.load.arrivals import Closed
 from perf.load.protocols import Request
 from perf.load.records import Record, Run
 
@@ -53,7 +52,7 @@ def measure(url: str, requests: Sequence[Request], concurrency: int, warmup: int
         (folder / "requests.json").write_text(inputs(requests))
         _run([str(executable), *arguments], folder, timeout)
         records = read_profile(folder / "profile.json", requests)
-    return Run(Closed(concurrency), records, warmup), shlex.join([NAME, *arguments])
+    return Run(concurrency, records, warmup), shlex.join([NAME, *arguments])
 
 
 def inputs(requests: Sequence[Request]) -> str:

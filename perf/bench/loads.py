@@ -14,13 +14,11 @@ from typing import Literal, NamedTuple
 from llama_engine.errors import one_line
 
 from perf.analyzer import run as analyzer
-from perf.analyzer.binary import VERSION
 from perf.bench.counters import sampled
 from perf.bench.measure import counted, entry
 from perf.checkpoint import described
 from perf.command import CORES, Budget
 from perf.environment import StealTime
-from perf.load.arrivals import Closed
 from perf.load.generator import drive
 from perf.load.records import TIME_OVER
 from perf.results_file import Results
@@ -110,9 +108,9 @@ class Bench:
             assert running.triton is not None, "perf_analyzer speaks to Triton alone"
             with sampled(running.triton.metrics_url) as counters:
                 run, command = analyzer.measure(running.triton.grpc_url, requests, load.users, load.users, timeout)
-            more = {"command": command, "perf_analyzer": {"version": VERSION}, **counted(counters, run, requests)}
+            more = {"command": command, **counted(counters, run, requests)}
         else:
-            run = drive(running.target, requests, Closed(load.users), load.users, timeout)
+            run = drive(running.target, requests, load.users, load.users, timeout)
             if late := sum(TIME_OVER in record.error for record in run.records):
                 raise NotRunError(f"{late} of {len(requests)} requests weren't answered within {timeout:.0f} s")
         return {

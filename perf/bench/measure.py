@@ -16,10 +16,9 @@ from transformers import LlamaConfig
 
 from perf.bench.counters import Samples
 from perf.environment import memory_of
-from perf.load.arrivals import Closed
 from perf.load.protocols import Request
 from perf.load.records import Run
-from perf.load.summary import describe, summarize
+from perf.load.summary import summarize
 from perf.roofline.physics import roofline
 from perf.roofline.rates import DeviceRates
 from perf.servers.running import Running, Server
@@ -40,7 +39,6 @@ def entry(
 
     The limit is the device's for this load in these weights, for any server: all concurrent requests may share a step.
     """
-    assert isinstance(run.arrivals, Closed)
     lengths = [request.output_tokens for request in requests[run.warmup :]]
     prompts = [record.prompt_tokens for record in run.measured if record.prompt_tokens is not None]
     prompt = round(statistics.mean(prompts)) if prompts else PROMPT_TOKENS
@@ -48,14 +46,21 @@ def entry(
         **server.to_json(),
         "settings": dict(running.settings),
         "command": running.command,
-        "load": describe(mix, run.arrivals, len(lengths), run.warmup, prompt, round(statistics.fmean(lengths), 2)),
-        **summarize(run, None),
+        "load": {
+            "mix": mix,
+            "concurrency": run.concurrency,
+            "requests": len(lengths),
+            "warmup_requests": run.warmup,
+            "prompt_tokens": prompt,
+            "mean_output_tokens": round(statistics.fmean(lengths), 2),
+        },
+        **summarize(run),
         **_memory(running),
         **more,
     }
     rate = measurement.get("tokens_per_second")
     if isinstance(rate, float):
-        config, rows = LlamaConfig.from_pretrained(checkpoint), run.arrivals.concurrency
+        config, rows = LlamaConfig.from_pretrained(checkpoint), run.concurrency
         bound = roofline(config, server.weights, rates, rows, lengths, PROMPT_TOKENS, True, server.floats)
         measurement["limit"] = bound.beside(rate)
     return measurement
@@ -63,7 +68,8 @@ def entry(
 
 def counted(counters: Samples, run: Run, requests: Sequence[Request]) -> dict[str, object]:
     """Return the figures from the server's counters."""
-    window = run.steady or run.whole
+    window = run.steady
+    assert window is not None, "the warm-up is as large as the concurrency"
     # When as many answers had arrived as the warm-up has requests.
     warm, last = sorted(record.ended for record in run.records)[run.warmup - 1], counters.readings[-1][0]
 

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perf.load.arrivals import Closed, Poisson
-
 TIME_OVER = "the run's time was over"
 """In the errors of requests without an answer in time: the server may still be computing them."""
 
@@ -41,10 +39,10 @@ class Window(NamedTuple):
 class Record:
     """One request's times, in seconds since the run's start, and its counts.
 
-    scheduled: when it was due; in a closed loop when its user was free, which is when the user's previous answer
-    arrived. sent: None if it never was. ended: when it succeeded or failed. token_times: of a stream, the arrival of
-    each event with a token; an event may hold several tokens. prompt_tokens: None where the server does not count them.
-    output_tokens: as the server counts them, else 0. error: what went wrong, in one line; "" for none.
+    scheduled: when its user was free, which is when the user's previous answer arrived. sent: None if it never was.
+    ended: when it succeeded or failed. token_times: of a stream, the arrival of each event with a token; an event may
+    hold several tokens. prompt_tokens: None where the server does not count them. output_tokens: as the server counts
+    them, else 0. error: what went wrong, in one line; "" for none.
     """
 
     scheduled: float
@@ -89,9 +87,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """records: of every request, in order; the first `warmup` are not measured."""
+    """A closed loop. records: of every request, in order; the first `warmup` are not measured."""
 
-    arrivals: Closed | Poisson
+    concurrency: int
     records: tuple[Record, ...]
     warmup: int
 
@@ -101,15 +99,10 @@ class Run:
         return self.records[self.warmup :]
 
     @property
-    def whole(self) -> Window:
-        """From the first request's scheduled time to the last answer, warm-up included."""
-        return span(self.records)
-
-    @property
     def steady(self) -> Window | None:
-        """The window of a closed loop in which its concurrency holds; None of an open loop and of a single wave."""
+        """The window in which the concurrency holds; None of a single wave."""
         sent = [record for record in self.records if record.sent is not None]
-        if not isinstance(self.arrivals, Closed) or len(sent) <= self.arrivals.concurrency:
+        if len(sent) <= self.concurrency:
             return None
         # Scheduled, not sent: the window starts at the very answer that made the first one's place free.
         return steady_state([record.scheduled for record in sent], [record.ended for record in sent], self.warmup)
@@ -119,11 +112,3 @@ def steady_state(sent: Sequence[float], answered: Sequence[float], warmup: int) 
     """Return the steady-state window of requests that were sent and answered at these moments, in any order."""
     last = max(sent)
     return Window(sorted(sent)[warmup], min(moment for moment in answered if moment > last))
-
-
-def span(records: Sequence[Record]) -> Window:
-    """Return the time from the first scheduled request to the last answer. Raises ValueError without an answer."""
-    ends = [record.last_token for record in records if not record.error and record.last_token is not None]
-    if not ends:
-        raise ValueError(f"none of {len(records)} requests was answered")
-    return Window(min(record.scheduled for record in records), max(ends))

@@ -19,7 +19,6 @@ from pathlib import Path
 from triton_local.server import LocalTriton
 
 from perf.environment import ROOT
-from perf.load.arrivals import Closed
 from perf.load.generator import generate
 from perf.load.protocols import Request, Target
 from perf.roofline.rates import Weights
@@ -124,7 +123,7 @@ def _wait(process: subprocess.Popen[bytes], target: Target, ready_s: float, log:
     """Return once the server has completed a token: some servers allocate or compile only then."""
     deadline = time.monotonic() + ready_s
     while True:
-        (record,) = generate(target, [Request("Return a list of", 1)], Closed(1), _FIRST_TOKEN_S)
+        (record,) = generate(target, [Request("Return a list of", 1)], 1, _FIRST_TOKEN_S)
         if not record.error:
             return
         if process.poll() is not None or time.monotonic() > deadline:

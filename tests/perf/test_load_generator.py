@@ -5,18 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
-import pytest
 from aiohttp import web
 
-from perf.environment import ROOT
-from perf.load.arrivals import Closed, Poisson
-from perf.load.generator import LoadError, drive, generate
+from perf.load.generator import drive, generate
 from perf.load.protocols import Request, Target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -92,7 +86,7 @@ async def test_every_request_is_recorded_with_its_fault() -> None:
 
     async with serving(answer) as target:
         requests = [Request(prompt, 3) for prompt in prompts]
-        records = await asyncio.to_thread(drive, target, requests, Closed(3), 2, 3.0)
+        records = await asyncio.to_thread(drive, target, requests, 3, 2, 3.0)
     assert set(received[:3]) == set(prompts[:3]), "the warm-up comes first"
     assert [record.error for record in records.records[:2]] == ["", ""]
     assert sorted(received) == sorted(prompts[:-1]), "each was sent once"
@@ -127,33 +121,11 @@ async def test_measured_requests_do_not_wait_for_the_warm_up() -> None:
 
     async with serving(hold) as target:
         requests = [Request(prompt, 1) for prompt in ("warm", "first", "second", "third")]
-        records = await asyncio.to_thread(generate, target, requests, Closed(2), 60.0)
+        records = await asyncio.to_thread(generate, target, requests, 2, 60.0)
     assert [record.error for record in records] == [""] * 4
     ended = [record.ended for record in records]
     for record in records[2:]:
         assert record.scheduled in ended, "a user is free when its previous answer has arrived"
-
-
-async def test_an_open_loop_sends_without_waiting_for_answers() -> None:
-    """No request is answered before the last one has arrived."""
-    count, all_there = 12, asyncio.Event()
-    prompts: list[str] = []
-
-    async def hold(request: web.Request) -> web.StreamResponse:
-        prompts.append((await request.json())["text_input"])
-        if len(prompts) == count:
-            all_there.set()
-        await all_there.wait()
-        return await stream(request, chunk(1, "length"))
-
-    arrivals = Poisson(300.0, 5)
-    async with serving(hold) as target:
-        requests = [Request(str(number), 1) for number in range(count)]
-        records = await asyncio.to_thread(generate, target, requests, arrivals, 60.0)
-    assert [record.error for record in records] == [""] * count
-    assert sorted(prompts, key=int) == [str(number) for number in range(count)], "each was sent once"
-    assert [record.scheduled for record in records] == arrivals.moments(count)
-    assert all(record.sent is not None and record.sent >= record.scheduled for record in records)
 
 
 def test_an_unreachable_server_is_recorded() -> None:
@@ -161,48 +133,6 @@ def test_an_unreachable_server_is_recorded() -> None:
         # Bound, so that no other process gets the port, but not listening.
         held.bind(("127.0.0.1", 0))
         target = Target("test", "fastapi", f"http://127.0.0.1:{held.getsockname()[1]}", "llama")
-        (refused,) = generate(target, [Request("a", 1)], Closed(8), 30.0)
+        (refused,) = generate(target, [Request("a", 1)], 8, 30.0)
     assert refused.error == "connection failed: Connection refused"
     assert refused.sent is not None
-
-
-def test_a_generator_that_dies_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    interpreter = tmp_path / "python"
-    interpreter.write_text("#!/bin/sh\nkill -KILL $$\n")
-    interpreter.chmod(0o755)
-    monkeypatch.setattr("perf.load.generator.sys.executable", str(interpreter))
-    with pytest.raises(LoadError, match=r"^the load generator ended with code -9: nothing on stderr$"):
-        drive(Target("test", "fastapi", "http://127.0.0.1:1", "llama"), [Request("a", 1)], Closed(1), 0, 1.0)
-
-
-BENCHMARK = """
-import sys
-from perf.load.arrivals import Closed
-from perf.load.generator import drive
-from perf.load.protocols import Request, Target
-print("imported", flush=True)
-drive(Target("test", "fastapi", sys.argv[1], "llama"), [Request("a", 1)], Closed(1), 0, 600.0)
-"""
-
-
-def test_a_benchmark_that_is_killed_leaves_no_generator_behind(tmp_path: Path) -> None:
-    """The server never answers; the connection of the one request is open until the generator has ended."""
-    program = tmp_path / "benchmark.py"
-    program.write_text(BENCHMARK)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(60.0)
-        command = [sys.executable, str(program), f"http://127.0.0.1:{server.getsockname()[1]}"]
-        environment = {"PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as benchmark:
-            try:
-                connection, _ = server.accept()
-                with connection:
-                    assert connection.recv(4096).startswith(b"POST /generate ")
-                    benchmark.kill()
-                    output, _ = benchmark.communicate(timeout=60.0)
-                    connection.settimeout(60.0)
-                    while connection.recv(4096):
-                        pass
-            finally:
-                benchmark.kill()
-    assert output == b"imported\n", "the generator doesn't run the benchmark's program again"

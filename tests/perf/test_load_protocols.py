@@ -1,14 +1,12 @@
-"""Requests and answers of each protocol, and arrival times."""
+"""Requests and answers of each protocol."""
 
 from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
 
 import pytest
 
-from perf.load.arrivals import Poisson
 from perf.load.protocols import Protocol, Request, Target, body, path, read_answer
 from perf.load.records import Record
 
@@ -112,14 +110,3 @@ def test_each_protocol_asks_for_the_exact_length(protocol: Protocol, where: str,
     assert path(target) == where
     assert expected.items() <= fields.items()
     assert fields["extra"] == 1
-
-
-def test_arrivals_are_a_seeded_poisson_process() -> None:
-    assert Poisson(3.0, 7).moments(50)[:20] == Poisson(3.0, 7).moments(20) != Poisson(3.0, 8).moments(20)
-    moments = [0.0, *Poisson(4.0, 1).moments(20_000)]
-    gaps = [later - earlier for earlier, later in pairwise(moments)]
-    mean = sum(gaps) / len(gaps)
-    # Of an exponential distribution mean and standard deviation are equal, and a share of 1/e lies above them.
-    assert mean == pytest.approx(0.25, rel=0.03)
-    assert (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 == pytest.approx(0.25, rel=0.03)
-    assert sum(gap > 0.25 for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.01)

@@ -1,4 +1,4 @@
-"""From records to a measurement: the steady-state window, throughput, latencies, goodput."""
+"""From records to a measurement: the steady-state window, throughput, latencies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from perf.load.arrivals import Closed, Poisson
 from perf.load.records import Record, Run, Window, steady_state
-from perf.load.summary import SLO, summarize
+from perf.load.summary import summarize
 
 
 def unary(scheduled: float, ended: float, tokens: int) -> Record:
@@ -29,12 +28,8 @@ def row(scheduled: float, tokens: int) -> Record:
     return streamed(scheduled, scheduled, tuple(scheduled + number + 1 for number in range(tokens)), tokens)
 
 
-def open_loop(*records: Record, slo: SLO | None = None) -> dict[str, Any]:
-    return summarize(Run(Poisson(1.0, 0), records, 0), slo)
-
-
-def closed_loop(concurrency: int, warmup: int, *records: Record, slo: SLO | None = None) -> dict[str, Any]:
-    return summarize(Run(Closed(concurrency), records, warmup), slo)
+def summary_of(concurrency: int, warmup: int, *records: Record) -> dict[str, Any]:
+    return summarize(Run(concurrency, records, warmup))
 
 
 def test_the_steady_state_holds_whole_batches() -> None:
@@ -60,33 +55,23 @@ def test_the_concurrency_holds_throughout_the_steady_state() -> None:
     assert sum(begin <= window.end < end for begin, end in zip(sent, answered, strict=True)) < concurrency
 
 
-def test_an_open_loop_counts_from_the_first_arrival_to_the_last_answer() -> None:
-    summary = open_loop(unary(2.0, 4.0, 30), unary(3.0, 7.0, 20), unary(3.0, 6.0, 50))
-    assert (summary["duration_s"], summary["output_tokens"], summary["tokens_per_second"]) == (5.0, 100, 20.0)
-    assert summary["requests_per_second"] == 0.6
-    assert summary["latency_ms"] == {"mean": 3000.0, "p50": 3000.0, "p95": 4000.0, "p99": 4000.0, "max": 4000.0}
-    assert summary["latencies_s"] == [2.0, 4.0, 3.0]
-    assert "time_to_first_token_ms" not in summary, "a unary answer has no TTFT"
-
-
 def test_the_throughput_of_streams_has_neither_warm_up_nor_tail() -> None:
     """Two rows of a token a second: 0-1, 1-5, 5-10 and 0-3, 3-6; from 1 to 6 both are in flight."""
-    summary = closed_loop(2, 2, row(0.0, 1), row(0.0, 3), row(1.0, 4), row(3.0, 3), row(5.0, 5))
+    summary = summary_of(2, 2, row(0.0, 1), row(0.0, 3), row(1.0, 4), row(3.0, 3), row(5.0, 5))
     # At 1 … 5: of the first row 1 and 4, of the second one 3 and 2; what arrives at 6 is the next second's.
     assert (summary["duration_s"], summary["output_tokens"], summary["tokens_per_second"]) == (5.0, 10, 2.0)
     assert summary["requests_per_second"] == 2.0 / 3.2
-    rates = {"duration_s": 10.0, "output_tokens": 16, "requests_per_second": 0.5, "tokens_per_second": 1.6}
-    assert summary["whole_run"] == {"requests": 5, **rates}
     # All after the warm-up, those answered after the window too.
-    assert (summary["requests"], summary["latencies_s"]) == (3, [4.0, 3.0, 5.0])
+    assert (summary["requests"], summary["latency_ms"]["mean"], summary["latency_ms"]["max"]) == (3, 4000.0, 5000.0)
 
 
 def test_the_throughput_of_a_sequential_server_has_neither_warm_up_nor_tail() -> None:
     """A second for each: answers at 1 … 8, the k-th of 10 k tokens; the last request is sent at 6."""
     records = [unary(max(0.0, number - 1.0), number + 1.0, 10 * (number + 1)) for number in range(8)]
-    summary = closed_loop(2, 2, *records)
+    summary = summary_of(2, 2, *records)
     # The answers at 1 … 6.
     assert (summary["duration_s"], summary["output_tokens"], summary["tokens_per_second"]) == (6.0, 210, 35.0)
+    assert "time_to_first_token_ms" not in summary, "a unary answer has no TTFT"
 
 
 @pytest.mark.parametrize("rounds", [1, 10])
@@ -97,64 +82,35 @@ def test_the_throughput_does_not_depend_on_the_length_of_the_run(rounds: int) ->
         scheduled = min(free)
         records.append(row(scheduled, 3 + 7 * number % 11))
         free[free.index(scheduled)] = records[-1].ended
-    summary = closed_loop(4, 4, *records)
+    summary = summary_of(4, 4, *records)
     assert summary["tokens_per_second"] == pytest.approx(4.0, abs=4 / summary["duration_s"])
-
-
-def test_a_single_wave_is_measured_as_a_whole() -> None:
-    summary = closed_loop(4, 0, unary(0.0, 1.0, 10), unary(0.0, 4.0, 30))
-    assert (summary["duration_s"], summary["output_tokens"], summary["requests_per_second"]) == (4.0, 40, 0.5)
 
 
 def test_tokens_of_one_event_are_all_counted() -> None:
     record = streamed(0.0, 0.0, (1.0, 2.0, 5.0), 9)
     assert (record.tokens_in(Window(1.0, 5.0)), record.tokens_in(Window(2.5, 5.5))) == (6.0, 3.0)
-    summary = open_loop(record)
+    summary = summary_of(1, 0, record)
     assert summary["inter_token_latency_ms"]["mean"] == 500.0
-    assert "inter_token_latency_ms" not in open_loop(row(0.0, 1)), "a single token has no ITL"
+    assert "inter_token_latency_ms" not in summary_of(1, 0, row(0.0, 1)), "a single token has no ITL"
 
 
 def test_latencies_include_the_time_before_sending() -> None:
     """The generator is 3 s late: the user has waited all the same."""
-    summary = open_loop(streamed(1.0, 4.0, (4.5, 5.0, 6.5), 3))
+    summary = summary_of(1, 0, streamed(1.0, 4.0, (4.5, 5.0, 6.5), 3))
     assert summary["latency_ms"]["max"] == 5500.0
     assert summary["time_to_first_token_ms"]["max"] == 3500.0
 
 
 def test_a_failure_closes_the_window_like_an_answer() -> None:
-    summary = closed_loop(1, 1, unary(0.0, 1.0, 10), unary(1.0, 3.0, 20), failed(3.0, "HTTP 500", 3.5))
+    summary = summary_of(1, 1, unary(0.0, 1.0, 10), unary(1.0, 3.0, 20), failed(3.0, "HTTP 500", 3.5))
     assert (summary["duration_s"], summary["output_tokens"], summary["errors"]) == (2.5, 30, 1)
 
 
-def test_failed_requests_are_counted_apart_the_warm_up_s_too() -> None:
+def test_failed_requests_of_the_warm_up_are_counted_too() -> None:
     refused = "connection failed: Connection refused"
-    summary = open_loop(unary(0.0, 2.0, 10), failed(0.0, refused), failed(1.0, refused), failed(1.0, "HTTP 500"))
-    assert (summary["requests"], summary["errors"]) == (4, 3)
-    assert summary["error_messages"] == {refused: 2, "HTTP 500": 1}
-    assert (summary["output_tokens"], summary["requests_per_second"]) == (10, 0.5)
-    assert len(summary["latencies_s"]) == 1
-    late = "no whole answer when the run's time was over, 9.0 s after it was sent"
-    # Without answers there are counts only.
-    assert closed_loop(1, 1, failed(0.0, late), failed(1.0, "HTTP 500"), slo=SLO(1.0, 1.0)) == {
-        "requests": 1,
-        "errors": 2,
-        "error_messages": {late: 1, "HTTP 500": 1},
-        "unanswered": 1,
-    }
-
-
-def test_goodput_counts_only_requests_that_met_the_slo() -> None:
-    records = [
-        streamed(0.0, 0.0, (1.0, 1.2), 3),  # meets both, just
-        streamed(0.0, 0.0, (1.1, 1.2), 3),  # TTFT too long
-        streamed(0.0, 0.0, (0.9, 1.2), 3),  # ITL too long
-        streamed(0.0, 0.0, (0.9,), 1),  # a single token has no ITL
-        failed(0.0, "HTTP 500"),
-        unary(0.0, 1.2, 3),  # meets both as a stream would, just
-        unary(0.0, 1.3, 3),
-    ]
-    assert open_loop(*records, slo=SLO(1.0, 0.1001))["goodput"] == {
-        "slo": {"time_to_first_token_s": 1.0, "inter_token_latency_s": 0.1001},
-        "requests_per_second": round(3 / 1.3, 4),
-        "share": round(3 / 7, 4),
-    }
+    counts = {"requests": 2, "errors": 3, "error_messages": {refused: 2, "HTTP 500": 1}}
+    records = [failed(0.0, refused), failed(1.0, refused), failed(1.0, "HTTP 500")]
+    assert summary_of(1, 1, *records) == counts, "without answers there are counts only"
+    with_answer = summary_of(1, 1, *records, unary(0.0, 2.0, 10))
+    assert (with_answer["requests"], with_answer["errors"]) == (3, 3)
+    assert with_answer["latency_ms"]["max"] == 2000.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 
 from perf.quality import candidates, divergence
-from perf.quality.__main__ import main
 from perf.quality.candidates import CANDIDATES, WEIGHTS_ONLY, Candidate, measured, weights_only
 from perf.quality.divergence import Forward, Tokens, compare, distances, joined, perplexity, summary
 from perf.quality.text import from_text
@@ -109,23 +107,6 @@ def test_every_token_of_a_text_is_predicted_once_after_a_bos(tokenizer: Tokenize
 def test_a_text_of_a_few_words_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=r"the text has [0-9]+ tokens to predict; 100 are needed"):
         from_text("four words of text", tokenizer.pretrained, 64)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--model somewhere", "--model needs --text (with make: MODEL needs TEXT)"),
-        ("--text absent.txt", "quality: [Errno 2] No such file or directory: 'absent.txt'"),
-    ],
-)
-def test_unusable_options_are_refused_in_one_line(
-    arguments: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["quality", *arguments.split()])
-    with pytest.raises(SystemExit) as end:
-        main()
-    # argparse writes its message itself; the interpreter writes the other kind.
-    assert message in (end.value.code if isinstance(end.value.code, str) else capsys.readouterr().err.splitlines()[-1])
 
 
 def test_figures_of_two_tokens_equal_those_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""A run's result file: complete or partial, and with the state of the code."""
+"""A run's result file, complete or partial."""
 
 from __future__ import annotations
 
@@ -24,13 +24,6 @@ def test_a_run_replaces_the_last_result_only_when_it_finishes(results: Results, 
     results.finish()
     assert json.loads(file.read_text())["measurements"] == {"new": {"value": 2}}
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_a_result_says_where_it_comes_from(results: Results, tmp_path: Path) -> None:
-    results.finish()
-    content = json.loads((tmp_path / "made_up.json").read_text())
-    assert content["command"] == "make made_up"
-    assert {"commit", "device", "cores", "versions", "uncommitted_changes"} <= content["machine"].keys()
 
 
 def test_the_command_has_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,11 +78,11 @@ def train(
             raise SystemExit(f"{state_file} belongs to a run with other data or another plan: move it away first")
         trainer.load_state_dict(state)
         print(f"continuing after step {trainer.step}", flush=True)
-    stop_asked, plan = _catch_signals(), trainer.plan
+    stop_requested, plan = _catch_signals(), trainer.plan
     saved = time.monotonic()
     started = saved - trainer.seconds
     with tqdm(total=plan.steps, initial=trainer.step, unit="step", mininterval=5) as bar:
-        while trainer.step < plan.steps and not stop_asked:
+        while trainer.step < plan.steps and not stop_requested:
             loss = trainer.train_step()
             trainer.seconds = time.monotonic() - started
             if not math.isfinite(loss):

@@ -50,7 +50,9 @@ def test_an_asyncio_stream_has_the_same_text() -> None:
 def test_a_batch_is_answered_in_order() -> None:
     questions = [QUESTION, "What is a dict?", "What is a file?"]
     answers = chat(max_tokens=8).batch(questions)
-    assert [answer.content for answer in answers] == [chat(max_tokens=8).invoke(asked).content for asked in questions]
+    assert [answer.content for answer in answers] == [
+        chat(max_tokens=8).invoke(question).content for question in questions
+    ]
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])

@@ -23,8 +23,8 @@ class Topic(BaseModel):
 
 
 def llm(**fields: object) -> OpenAILike:
-    own = {"model": "pydoc-llama", "api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
-    return OpenAILike(**{**own, "context_window": 512, "max_retries": 0, **fields})
+    fixed = {"model": "pydoc-llama", "api_base": os.environ["OPENAI_BASE_URL"], "api_key": "unused", "temperature": 0}
+    return OpenAILike(**{**fixed, "context_window": 512, "max_retries": 0, **fields})
 
 
 def chat(**fields: object) -> OpenAILike:
@@ -67,8 +67,8 @@ def test_a_required_tool_is_called_with_valid_arguments() -> None:
 def test_the_result_of_a_tool_is_answered() -> None:
     called = chat().chat_with_tools([_look_up()], user_msg="What is a list?", tool_required=True)
     (call,) = chat().get_tool_calls_from_response(called)
-    found = _look_up()(**call.tool_kwargs).content
-    result = ChatMessage(role="tool", content=found, additional_kwargs={"tool_call_id": call.tool_id})
+    meaning = _look_up()(**call.tool_kwargs).content
+    result = ChatMessage(role="tool", content=meaning, additional_kwargs={"tool_call_id": call.tool_id})
     assert chat(max_tokens=8).chat([*CHAT, called.message, result]).message.content
 
 
@@ -78,9 +78,9 @@ def test_a_prediction_is_a_pydantic_model(fields: dict[str, bool]) -> None:
 
 
 def test_log_probabilities_of_chats_and_completions() -> None:
-    asked = {"logprobs": True, "top_logprobs": 2, "max_tokens": 3}
-    assert [len(token) for token in chat(**asked).chat(CHAT).logprobs] == [2, 2, 2]
-    assert [len(token) for token in llm(**asked).complete(PROMPT).logprobs] == [2, 2, 2]
+    fields = {"logprobs": True, "top_logprobs": 2, "max_tokens": 3}
+    assert [len(token) for token in chat(**fields).chat(CHAT).logprobs] == [2, 2, 2]
+    assert [len(token) for token in llm(**fields).complete(PROMPT).logprobs] == [2, 2, 2]
 
 
 def _look_up() -> FunctionTool:

@@ -58,6 +58,6 @@ def proxied(
         variables["PROXY_IMAGE"] = image
     with new_project({**variables, "PROXY_PORT": "0", "PROXY_REQUESTS_A_MINUTE": str(REQUESTS_A_MINUTE)}) as project:
         project.up()
-        one = Proxied(project, home / "triton-llama-gate" / "cert.pem", keys)
-        until(one.is_healthy, lambda: "the proxy has found a replica that is ready")
-        yield one
+        proxied = Proxied(project, home / "triton-llama-gate" / "cert.pem", keys)
+        until(proxied.is_healthy, lambda: "the proxy has found a replica that is ready")
+        yield proxied

@@ -71,7 +71,7 @@ class Proxied:
     def replicas(self) -> dict[str, str]:
         """Return when each of the servers' containers was last started, by its id."""
         ids = self.project.containers(SERVICE)
-        return {one: self.project.engine.inspect(one, "{{.State.StartedAt}}") for one in ids}
+        return {id_: self.project.engine.inspect(id_, "{{.State.StartedAt}}") for id_ in ids}
 
 
 class Connection:

@@ -34,12 +34,12 @@ def address(served: ComposeProject, tmp_path_factory: pytest.TempPathFactory) ->
     quick = files.with_name("quick.yml")
     quick.write_text(json.dumps({"services": {SERVICE: {"volumes": [f"{files}:/etc/prometheus:ro"]}}}))
     variables = served.variables.read_text()
-    own = {
+    additions = {
         "TRITON_PROMETHEUS_IMAGE": prometheus_image(served.engine),
         "TRITON_PROMETHEUS_PORT": "0",
         "COMPOSE_FILE": f"docker-compose.yml:{quick}",
     }
-    served.variables.write_text(variables + "".join(f"{name}={value}\n" for name, value in own.items()))
+    served.variables.write_text(variables + "".join(f"{name}={value}\n" for name, value in additions.items()))
     try:
         _compose(served, "up", "--detach", "--wait", SERVICE, timeout=300)
         yield _compose(served, "port", SERVICE, "9090").strip()
@@ -61,9 +61,9 @@ def _get(address: str, path: str) -> dict[str, Any]:
 def _scraped(address: str) -> dict[str, str]:
     """Return the value of `up` for each active server, by HOST:PORT; that of a former one lasts half a minute."""
     labels = [target["labels"] for target in _get(address, "targets?state=active")["activeTargets"]]
-    targets = {one["instance"] for one in labels if one["job"] == "triton-llama"}
-    found = _get(address, "query?query=up%7Bjob%3D%22triton-llama%22%7D")["result"]
-    values = {one["metric"]["instance"]: one["value"][1] for one in found}
+    targets = {label["instance"] for label in labels if label["job"] == "triton-llama"}
+    series = _get(address, "query?query=up%7Bjob%3D%22triton-llama%22%7D")["result"]
+    values = {row["metric"]["instance"]: row["value"][1] for row in series}
     return {target: values.get(target, "") for target in targets}
 
 
@@ -89,7 +89,7 @@ def test_prometheus_scrapes_every_replica_and_drops_one_that_is_gone(address: st
 def test_prometheus_scrapes_the_endpoint(address: str) -> None:
     query = "query?query=up%7Bjob%3D%22triton-llama-openai%22%7D"
     until(
-        lambda: [one["value"][1] for one in _get(address, query)["result"]] == ["1"],
+        lambda: [row["value"][1] for row in _get(address, query)["result"]] == ["1"],
         lambda: f"the endpoint is up: {_get(address, query)}",
     )
 

@@ -35,7 +35,9 @@ def test_a_generation_over_grpc_is_complete(served: ComposeProject) -> None:
 
 def test_infer_is_answered_by_llama_unary_by_default(served: ComposeProject) -> None:
     data = {"text_input": ("BYTES", "The list class in Python"), "max_tokens": ("INT32", 20)}
-    inputs = [{"name": name, "datatype": type_, "shape": [1, 1], "data": [one]} for name, (type_, one) in data.items()]
+    inputs = [
+        {"name": name, "datatype": type_, "shape": [1, 1], "data": [value]} for name, (type_, value) in data.items()
+    ]
     answer = json.loads(_post(served.address(HTTP), "/v2/models/llama_unary/infer", {"inputs": inputs}))
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}
     assert outputs["text_output"][0].strip()
@@ -67,9 +69,9 @@ def test_the_container_computes_with_the_compiled_kernels(served: ComposeProject
         pytest.skip("this checkout has no compiled kernels: no C++ compiler")
     folder = "/srv/triton-llama/model_repository/llama/1/llama_engine/kernels/cpu/build"
     assert expected <= set(served.inside("ls", folder).stdout.split())
-    (one,) = read_model_info(served.address(METRICS), "llama")
-    assert one.computation.startswith("exact INT8 ")
-    assert one.computation.endswith(" kernels")
+    (info,) = read_model_info(served.address(METRICS), "llama")
+    assert info.computation.startswith("exact INT8 ")
+    assert info.computation.endswith(" kernels")
 
 
 def test_the_endpoint_streams_a_guided_chat_on_its_published_port(served: ComposeProject) -> None:
@@ -121,8 +123,8 @@ def test_the_gpu_file_adds_all_gpus_and_changes_nothing_else(served: ComposeProj
 def test_only_the_servers_variables_that_are_set_reach_the_container(new_project: NewProject) -> None:
     with new_project({**FOR_THE_SERVER, **FOR_COMPOSE}) as project:
         environment = _config(project)["environment"]
-    found = {name: value for name, value in environment.items() if value is not None}
-    assert found == {"OMP_NUM_THREADS": "1", **FOR_THE_SERVER}
+    values = {name: value for name, value in environment.items() if value is not None}
+    assert values == {"OMP_NUM_THREADS": "1", **FOR_THE_SERVER}
 
 
 def _post(address: str, path: str, body: dict[str, object]) -> str:

@@ -130,6 +130,6 @@ def test_a_client_above_its_rate_gets_429(proxied: Proxied) -> None:
     # On several connections, because the limit counts requests within a minute.
     with ThreadPoolExecutor(GREEDY_CONNECTIONS) as pool:
         sent = [pool.submit(send) for _ in range(GREEDY_CONNECTIONS)]
-    statuses = sum((one.result() for one in sent), Counter[int]())
+    statuses = sum((future.result() for future in sent), Counter[int]())
     assert set(statuses) == {403, 429}
     assert statuses[403] >= REQUESTS_A_MINUTE

@@ -45,7 +45,7 @@ def test_frequency_and_presence_penalties_are_the_formula(logits: torch.Tensor) 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_top_k_and_top_p_keep_the_tokens_of_transformers_alone_and_among_others(seed: int) -> None:
+def test_top_k_and_top_p_keep_the_tokens_of_transformers(seed: int) -> None:
     """On logits from nearly flat to nearly certain, with every combination of top-k and top-p on and off."""
     source = torch.Generator().manual_seed(seed)
     rows, vocabulary = 8, (300, 1000, 3072)[seed % 3]

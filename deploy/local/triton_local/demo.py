@@ -135,8 +135,8 @@ def _steps(metrics_url: str) -> tuple[int, int]:
 
 def _loaded(log: str) -> str:
     """Return the model's log line about what it loaded."""
-    found = re.search(r"llama: (loaded .*?)\"?$", log, re.MULTILINE)
-    return found[1] if found else "the log doesn't say what was loaded"
+    line = re.search(r"llama: (loaded .*?)\"?$", log, re.MULTILINE)
+    return line[1] if line else "the log doesn't say what was loaded"
 
 
 def _print_texts(outcomes: Sequence[Outcome]) -> None:

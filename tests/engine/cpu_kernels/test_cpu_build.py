@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written_is_reported_in_one_line(
 
 
 @OPTIONAL
-def test_a_compiler_that_knows_no_flag_skips_each_instruction_set_with_a_line(
+def test_an_instruction_set_that_the_compiler_lacks_is_skipped_with_a_line(
     tmp_path: Path, arguments: tuple[str, ...], status: int
 ) -> None:
     failing = tmp_path / "failing-compiler"

@@ -161,7 +161,7 @@ def test_each_decode_step_is_replayed_once(small: Checkpoint) -> None:
     assert (launched, recorder.replayed) == ([0], 1 + 2 * 5)
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", [0, 2])
 def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(
     attending: Checkpoint, graphed: Engine, place: int
 ) -> None:
@@ -177,7 +177,7 @@ def test_a_sequence_that_is_not_finite_spoils_neither_others_nor_its_slot(
     assert completions(graphed, requests) == expected
 
 
-@pytest.mark.parametrize("failing", [*(range(number, number + 1) for number in (0, 1, 2, 3, 6)), range(1000)])
+@pytest.mark.parametrize("failing", [range(1), range(3, 4), range(1000)])
 def test_graphs_are_not_used_after_three_failures_in_a_row(small: Checkpoint, failing: range) -> None:
     requests = requests_of(small, 3, max_tokens=7)
     engine, recorder = _graphed(small)

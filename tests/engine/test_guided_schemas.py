@@ -56,7 +56,7 @@ SCHEMAS = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32), temperature=st.sampled_from([0.0, 0.7, 2.0]))
 def test_every_text_that_ends_conforms_to_its_schema(
     engine: Engine, schema: dict[str, object], seed: int, temperature: float

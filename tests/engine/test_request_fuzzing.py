@@ -23,7 +23,7 @@ PROMPT = {"text_input": tensor("text_input", ["def f"])}
 
 # The same cases in every run; the server's fuzzing draws new ones.
 _fuzzed = settings(
-    max_examples=500, deadline=None, derandomize=True, database=None,
+    max_examples=250, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from server.launcher.launching import Launch, generate
+from launcher.launching import Launch, generate
 from server.servers import HTTP, ROOT
 from triton_local.server import LocalTriton
 

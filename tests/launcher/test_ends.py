@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from launcher.launching import Launch, Launcher, supervisor_lines
 from programs.supervisor.supervisors import alive
-from server.launcher.launching import Launch, Launcher, own_lines
 from server.servers import HTTP
 from server.servers import until as patiently
 from triton_supervisor.process import model_processes
@@ -96,7 +96,7 @@ def test_a_killed_tritonserver_ends_its_stub_and_the_endpoint(launch: Launch) ->
     os.kill(pid, signal.SIGKILL)
     code, _, errors = launcher.ends()
     assert code == 70
-    assert own_lines(errors) == ["tritonserver died of SIGKILL; the server ends with code 70"]
+    assert supervisor_lines(errors) == ["tritonserver died of SIGKILL; the server ends with code 70"]
     assert not alive(endpoint)
 
 
@@ -119,7 +119,7 @@ def test_a_dead_model_ends_the_launcher_with_code_70_and_one_line(launch: Launch
         code, _, errors = launcher.ends()
         assert isinstance(answer.exception(), httpx.TransportError)
     assert code == 70
-    assert own_lines(errors) == [
+    assert supervisor_lines(errors) == [
         f"the model process {model.pid} is gone: it crashed, or was killed; the server ends with code 70"
     ]
 
@@ -140,4 +140,4 @@ def test_a_model_that_hangs_in_finalize_is_killed_in_time(launch: Launch) -> Non
     launcher.process.send_signal(signal.SIGTERM)
     code, _, errors = launcher.ends()
     assert code == 1
-    assert own_lines(errors) == ["the model isn't unloaded within 11 s; requests that still ran are cut off"]
+    assert supervisor_lines(errors) == ["the model isn't unloaded within 11 s; requests that still ran are cut off"]

@@ -10,8 +10,8 @@ import os
 import signal
 from pathlib import Path
 
+from launcher.launching import Launch, Launcher, generate, supervisor_lines
 from programs.supervisor.supervisors import until
-from server.launcher.launching import Launch, Launcher, generate, own_lines
 from server.servers import HTTP
 from triton_supervisor.process import model_processes
 
@@ -40,7 +40,7 @@ def test_a_server_that_dies_is_started_again_on_its_ports(launch: Launch) -> Non
     launcher.process.send_signal(signal.SIGTERM)
     code, _, errors = launcher.ends()
     assert code == 0
-    assert own_lines(errors) == ["tritonserver died of SIGSEGV; tritonserver is started again at once (1 of 5)"]
+    assert supervisor_lines(errors) == ["tritonserver died of SIGSEGV; tritonserver is started again at once (1 of 5)"]
 
 
 def test_a_signal_ends_a_server_that_is_being_started_again(launch: Launch, tmp_path: Path) -> None:
@@ -56,4 +56,4 @@ def test_a_signal_ends_a_server_that_is_being_started_again(launch: Launch, tmp_
     code, _, errors = launcher.ends()
     assert code == 0
     line = f"the model process {model.pid} is gone: it crashed, or was killed; tritonserver is started again at once"
-    assert own_lines(errors) == [f"{line} (1 of 5)"]
+    assert supervisor_lines(errors) == [f"{line} (1 of 5)"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from launcher.launching import Launch, supervisor_lines
 from programs.supervisor.supervisors import alive, until
-from server.launcher.launching import Launch, own_lines
 from server.plans import copy_repository
 from server.servers import HTTP
 
@@ -107,5 +107,5 @@ def test_a_setting_that_the_endpoint_refuses_ends_the_start(launch: Launch) -> N
     code, output, errors = launch(OPENAI, TRITON_LLAMA_OPENAI_PORTT="9000").ends()
     assert code == 1
     assert "unknown setting (did you mean 'port'?)" in errors
-    assert own_lines(errors) == ["triton_local: the OpenAI endpoint ended with code 2 before it listened"]
+    assert supervisor_lines(errors) == ["triton_local: the OpenAI endpoint ended with code 2 before it listened"]
     assert "ready" not in output

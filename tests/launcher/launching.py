@@ -107,7 +107,7 @@ class Launcher:
 Launch = Callable[..., Launcher]
 
 
-def own_lines(errors: str) -> list[str]:
+def supervisor_lines(errors: str) -> list[str]:
     """Return the launcher's lines among those of stderr, and the supervisor's without its name."""
     prefixes = ("triton_local: ", SUPERVISOR)
     return [line.removeprefix(SUPERVISOR) for line in errors.splitlines() if line.startswith(prefixes)]

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from server.launcher.launching import Launch, Launcher
+from launcher.launching import Launch, Launcher
 
 CONFIG = """
 name: "llama"

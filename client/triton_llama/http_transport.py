@@ -96,11 +96,8 @@ class HttpTransport(_Transport):
         ):
             if source.response.status_code != 200:
                 raise from_generate_response(source.response.status_code, source.response.read())
-            started = False
-            for event in source.iter_sse():
-                if event.data:
-                    yield _read_event(event.data, started=started)
-                    started = True
+            for number, event in enumerate(source.iter_sse()):
+                yield _read_event(event.data, started=number > 0)
 
     def close(self) -> None:
         """Close every connection. A thread that waits for an answer goes on waiting: close after its request."""
@@ -137,9 +134,8 @@ class AsyncHttpTransport(_Transport):
                 started = False
                 async with aclosing(source.aiter_sse()) as events:
                     async for event in events:
-                        if event.data:
-                            yield _read_event(event.data, started=started)
-                            started = True
+                        yield _read_event(event.data, started=started)
+                        started = True
 
     async def close(self) -> None:
         """Close every connection."""

@@ -73,11 +73,3 @@ def test_a_run_of_other_requests_or_answers_is_no_measurement(
     path = written(tmp_path, exported(A, 0, 1), {**exported(B, 0, 1), **other})
     with pytest.raises(AnalyzerError, match=message):
         read_profile(path, planned)
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"experiments": [{"requests": [{}]}]}'])
-def test_a_file_that_is_no_export_is_an_error(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "profile.json"
-    path.write_text(content)
-    with pytest.raises(AnalyzerError, match=r"profile\.json can't be read"):
-        read_profile(path, [])

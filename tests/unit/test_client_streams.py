@@ -61,26 +61,7 @@ def test_a_stalled_stream_is_cancelled_at_its_timeout(stream: Stream, protocol: 
     assert ("for 1 s" if protocol == "http" else "within 1 s") in str(streamed.outcome)
 
 
-ODD = "é🙂\u2028\x85"
-BYTES = (b": hello\n" + event(ODD) + LAST).replace(b"\n", b"\r\n")
-
-
-@pytest.mark.parametrize(
-    ("chunks", "texts"),
-    [
-        ([BYTES[index : index + 1] for index in range(len(BYTES))], [ODD, " é"]),
-        ([event("a").replace(b", ", b",\ndata: "), LAST], ["a", " é"]),
-        ([event("a"), b"event: ping\n\n", b"data:\n\n", b": keep-alive\r\n\r\n", LAST], ["a", " é"]),
-    ],
-    ids=["byte by byte", "several lines", "no data"],
-)
-@both_clients
-def test_events_are_chunks_however_they_are_written(stream: Stream, chunks: list[bytes], texts: list[str]) -> None:
-    with server(answer_with(*chunks)) as port:
-        assert stream(port).texts == texts
-
-
-@pytest.mark.parametrize("cut", [b"", b"5\r\nda", b"10", b"4\r\ndata\r\n"])
+@pytest.mark.parametrize("cut", [b"", b"5\r\nda"])
 @both_clients
 def test_a_broken_connection_is_an_error_after_the_chunks_before(stream: Stream, cut: bytes) -> None:
     def die(connection: socket.socket) -> None:
@@ -283,35 +264,6 @@ async def test_cancelling_a_task_cancels_its_stream(protocol: Protocol) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await reading
             assert await asyncio.to_thread(peer.left.wait, 20)
-
-
-def test_leaving_a_grpc_stream_leaves_others_alone() -> None:
-    together = threading.Barrier(9)
-    left = threading.Event()
-
-    def answer(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
-        if request.raw_input_contents[0] == strings("endless"):
-            context.add_callback(left.set)
-            yield response("a")
-            assert left.wait(20)
-            return
-        yield response("b")
-        together.wait(timeout=20)
-        assert left.wait(20)
-        yield response(" é", "stop")
-
-    with grpc_server(answer) as port, LlamaClient(f"{HOST}:{port}", "grpc") as client, ThreadPoolExecutor(8) as threads:
-
-        def read(_: int) -> str:
-            with client.stream("short") as stream:
-                return "".join(chunk.text for chunk in stream)
-
-        others = [threads.submit(read, number) for number in range(8)]
-        with client.stream("endless") as stream:
-            assert next(stream).text == "a"
-            together.wait(timeout=20)
-        assert left.wait(20)
-        assert [other.result() for other in others] == ["b é"] * 8
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 HOST = "127.0.0.1"
 
@@ -38,7 +38,12 @@ def server(behave: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def stay_silent(connection: socket.socket) -> None:
-    connection.recv(1)
+    """Read, and hang up after ten seconds without an answer."""
+    connection.settimeout(10.0)
+    with suppress(TimeoutError):
+        while connection.recv(65536):
+            pass
+    connection.shutdown(socket.SHUT_RDWR)
 
 
 def hang_up(connection: socket.socket) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 from triton_llama import (
+    Completion,
     LlamaClient,
     LlamaConnectionError,
     LlamaTimeoutError,
     ModelNotFoundError,
     OverloadedError,
     RejectedInputError,
+    SamplingParams,
     ServerError,
     TritonLlamaError,
 )
@@ -37,6 +39,32 @@ def test_each_kind_of_failure_has_its_exit_code(
     monkeypatch.setattr(LlamaClient, "generate", fail)
     result = CliRunner().invoke(main, ["generate", "a"])
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", "Error: broken\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "params"),
+    [
+        (["--max-tokens", "4"], SamplingParams(max_tokens=4)),
+        (
+            ["--stop-words", "a", "--stop-words", "b", "--top-p", "0.5"],
+            SamplingParams(stop_words=("a", "b"), top_p=0.5),
+        ),
+        (["--exclude-input-in-output", "false"], SamplingParams(exclude_input_in_output=False)),
+        (["--from-checkpoint", "--seed", "7"], SamplingParams.from_checkpoint().with_options(seed=7)),
+    ],
+)
+def test_an_option_sets_its_parameter_alone(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], params: SamplingParams
+) -> None:
+    received: list[object] = []
+
+    def keep(_: LlamaClient, prompt: str, options: SamplingParams) -> Completion:
+        received.extend((prompt, options))
+        return Completion("b", "stop", 1, 1, "", 7)
+
+    monkeypatch.setattr(LlamaClient, "generate", keep)
+    assert CliRunner().invoke(main, ["generate", "a", *arguments]).stdout == "b\n"
+    assert received == ["a", params]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ UNLOADED = "Request for unknown model: 'x' has no available versions"
         (501, b'{"error":"not implemented"}', ServerError, "not implemented"),
         (404, b"<html>\n<h1>Not Found</h1></html>", ServerError, "HTTP status 404: <html> <h1>Not Found</h1></html>"),
         (502, b"", ServerError, "HTTP status 502"),
+        (503, b"busy", OverloadedError, "HTTP status 503: busy"),
         (504, b"gateway timeout", LlamaTimeoutError, "HTTP status 504: gateway timeout"),
         (418, b'{"detail": "teapot"}', ServerError, "HTTP status 418"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import signal
 import socket
 import threading
@@ -200,6 +201,50 @@ def test_a_grpc_stream_requests_errors_with_a_status(stream: Stream) -> None:
     assert (raw["stream"], raw["text_input"]) == (b"\x01", strings("def"))
     assert int.from_bytes(raw["seed"], "little") == outcome.seed
     assert metadata["triton_grpc_error"] == "true"
+
+
+@both_protocols
+async def test_headers_are_sent_with_every_request(protocol: Protocol) -> None:
+    seen: list[str] = []
+
+    def over_http(connection: socket.socket) -> None:
+        while request := receive_request(connection):
+            seen.append("Zoe" if b"X-User: Zoe\r\n" in request else "")
+            send_head(connection, "503 Service Unavailable")
+            send_chunk(connection, b"")
+
+    def over_grpc(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
+        seen.append(str(dict(context.invocation_metadata()).get("x-user")))
+        yield from ()
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
+
+    headers = {"X-User": "Zoe"}
+    with server(over_http) if protocol == "http" else grpc_server(over_grpc) as port:
+        with LlamaClient(f"{HOST}:{port}", protocol, headers=headers) as client:
+            for call in (lambda: client.generate("a"), lambda: next(client.stream("a"))):
+                with pytest.raises(OverloadedError):
+                    call()
+        async with AsyncLlamaClient(f"{HOST}:{port}", protocol, headers=headers) as twin:
+            for awaitable in (twin.generate("a"), anext(twin.stream("a"))):
+                with pytest.raises(OverloadedError):
+                    await awaitable
+    assert seen == ["Zoe"] * 4
+
+
+def test_a_stream_over_http_has_lists_only_where_the_input_is_a_list() -> None:
+    requests: list[bytes] = []
+
+    def keep(connection: socket.socket) -> None:
+        requests.append(receive_request(connection))
+        send_head(connection)
+        send_chunk(connection, LAST)
+        send_chunk(connection, b"")
+
+    with server(keep) as port, LlamaClient(f"{HOST}:{port}") as client:
+        list(client.stream("def", stop_words=["a", "b"], max_tokens=7))
+    fields = json.loads(requests[0].partition(b"\r\n\r\n")[2])
+    assert (fields["stop_words"], fields["bad_words"], fields["max_tokens"]) == (["a", "b"], [""], 7)
+    assert (fields["text_input"], fields["stream"]) == ("def", True)
 
 
 @both_protocols

@@ -102,6 +102,10 @@ def test_refusing_a_value_names_the_field_and_the_bound(sampling: dict[str, obje
     assert str(refusal.value) == message
 
 
+def test_a_float_is_rounded_to_what_32_bits_hold() -> None:
+    assert tensors(temperature=0.1)["temperature"].values == (float(np.float32(0.1)),)
+
+
 def test_an_unknown_keyword_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams().with_options(temprature=0.5)  # type: ignore[call-arg]

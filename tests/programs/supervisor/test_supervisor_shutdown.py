@@ -129,8 +129,10 @@ def test_a_model_that_dies_during_the_drain_is_code_70(tmp_path: Path, busy: Pat
         running.send(signal.SIGTERM)
         running.wait_for("draining")
         os.kill(model, signal.SIGKILL)
-        code, (line,) = running.ends()
+        code, (*earlier, line) = running.ends()
         assert code == 70
+        # On a busy machine Triton's answer may be late.
+        assert all(text.startswith("unloading: ") for text in earlier), earlier
         assert line.startswith(f"the model process {model} ")
         assert line.endswith(" before the last request was answered; the server ends with code 70")
     assert running.condition()["state"] == "failed"

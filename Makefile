@@ -43,7 +43,7 @@ READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 # The Triton language, for tests of the GPU's kernels alone: others must not find it.
 LANGUAGE := .work/triton-language
 # Folders of tests/, the longest first.
-ROOMS := server engine launcher perf programs frontend contract unit
+ROOMS := server engine programs launcher perf frontend contract unit
 # Three at a time on two cores, because tests of servers mostly wait; a room's output comes at its end.
 SIDE_BY_SIDE := $(MAKE) --jobs=3 --keep-going --output-sync --no-print-directory
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m

@@ -162,6 +162,7 @@ print((resident() - before) / (8 * 4096 * 4096))
 """
 
 
+@pytest.mark.long
 def test_packed_weights_take_one_byte_each() -> None:
     """In a process of its own: freed memory of other tests would be used first."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 import schemathesis
 from frontend.endpoints import Endpoint, Json, error_of
 from frontend.fake_triton import FakeTriton
@@ -83,6 +84,7 @@ def _document() -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": definitions["$defs"]}}
 
 
+@pytest.mark.long
 def test_requests_drawn_from_the_schemas_are_answered_or_refused(served: Endpoint, triton: FakeTriton) -> None:
     operations = schemathesis.openapi.from_dict(_document())
     strategies = [operations.as_strategy(generation_mode=mode) for mode in GenerationMode]

@@ -61,6 +61,7 @@ def test_a_refusal_starts_nothing(launch: Launch, arguments: list[str], message:
     assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_two_servers_run_beside_each_other(repository: Path, tmp_path: Path) -> None:
     first = LocalTriton(model_repository=repository)
     first.start()

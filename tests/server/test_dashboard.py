@@ -134,6 +134,7 @@ def _has_data(prometheus: Prometheus, expression: str) -> None:
     until(lambda: any(map(math.isfinite, _values(prometheus, expression))), lambda: f"{expression} has data")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
 def test_every_query_has_data(prometheus: Prometheus, expression: str) -> None:
     _has_data(prometheus, expression)

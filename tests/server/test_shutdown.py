@@ -88,8 +88,9 @@ def _shut_down_under_load(number: int) -> tuple[int, list[str]]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("times", [2, pytest.param(12, marks=pytest.mark.long)])
-def test_no_accepted_request_is_lost_in_many_shutdowns(times: int, note: Note) -> None:
+@pytest.mark.long
+def test_no_accepted_request_is_lost_in_many_shutdowns(note: Note) -> None:
+    times = 12
     with ThreadPoolExecutor(AT_ONCE) as pool:
         late, ends = zip(*pool.map(_shut_down_under_load, range(times)), strict=True)
     assert sum(late) > times * SLOTS, "no waiting request was answered"

@@ -22,6 +22,7 @@ def _start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.long
 def test_the_command_says_what_it_did(original: Path, tmp_path: Path) -> None:
     for last in ("prepare: ", "prepare: nothing to do: "):
         process = _start(str(original), "--device", "cpu", cwd=tmp_path)

@@ -82,10 +82,11 @@ _NO_MODEL = "request for unknown model"
 # With these additions Triton has the model, but it isn't loaded yet, or not any more: this is how a server drains. The
 # status is that of a missing model or of a full queue, depending on version and protocol.
 _NOT_LOADED = ("has no available versions", "is not at ready state")
-# Messages of Triton's queue and of this project's model where there is no status. A test checks the model's own against
-# its source.
+# Messages of Triton's queue and of this project's model where there is no status, and gRPC's for a proxy's 429 or 503.
+# A test checks the model's own against its source.
 _OVERLOADED = re.compile(
-    "maximum queue size|request timeout expired|server is stopping|time was up before it got a slot"
+    "maximum queue size|request timeout expired|server is stopping|time was up before it got a slot|"
+    "http2 header with status: (?:429|503)"
 )
 _SERVER_FAULT = re.compile(
     "stub process|the server's log has the reason|were not finite|memory was exhausted|the request was cancelled"

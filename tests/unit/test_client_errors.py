@@ -55,6 +55,8 @@ def test_an_http_status_becomes_its_exception(
         ("INVALID_ARGUMENT", "text_input must not be empty", RejectedInputError),
         ("UNAVAILABLE", "Exceeds maximum queue size", OverloadedError),
         ("UNAVAILABLE", UNLOADED, OverloadedError),
+        ("UNAVAILABLE", "Received http2 header with status: 429", OverloadedError),
+        ("UNAVAILABLE", "Received http2 header with status: 502", LlamaConnectionError),
         ("NOT_FOUND", UNLOADED, OverloadedError),
         ("NOT_FOUND", "Request for unknown model: 'x' is not found", ModelNotFoundError),
         ("INTERNAL", "Stub process 'llama_0_0' is not healthy.", ServerError),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from triton_llama.completion import AsyncCompletionStream, Completion, CompletionStream
 from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.errors import DecoupledModelError
 from triton_llama.grpc_transport import AsyncGrpcTransport, GrpcTransport
-from triton_llama.http_transport import AsyncHttpTransport, HttpTransport
 from triton_llama.sampling_params import Options, SamplingOptions, SamplingParams
 from triton_llama.status import ServerStatus
 from triton_llama.tensors import PreparedRequest, prepare
+
+if TYPE_CHECKING:
+    from triton_llama.http_transport import AsyncHttpTransport, HttpTransport
 
 TransportT = TypeVar("TransportT")
 
@@ -72,7 +74,7 @@ class _BaseClient(Generic[TransportT]):
         return self._timeout if timeout is None else _check_seconds("timeout", timeout)
 
 
-class LlamaClient(_BaseClient[HttpTransport | GrpcTransport]):
+class LlamaClient(_BaseClient["HttpTransport | GrpcTransport"]):
     """A client of one model on one server; threads may share it.
 
         with LlamaClient("localhost:8000") as client:
@@ -146,11 +148,15 @@ class LlamaClient(_BaseClient[HttpTransport | GrpcTransport]):
         self.close()
 
     def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> HttpTransport | GrpcTransport:
-        transport = GrpcTransport if self.endpoint.protocol == "grpc" else HttpTransport
-        return transport(self.endpoint, connect_timeout, headers)
+        if self.endpoint.protocol == "grpc":
+            return GrpcTransport(self.endpoint, connect_timeout, headers)
+        # The OpenAI endpoint imports this package without httpx.
+        from triton_llama.http_transport import HttpTransport
+
+        return HttpTransport(self.endpoint, connect_timeout, headers)
 
 
-class AsyncLlamaClient(_BaseClient[AsyncHttpTransport | AsyncGrpcTransport]):
+class AsyncLlamaClient(_BaseClient["AsyncHttpTransport | AsyncGrpcTransport"]):
     """`LlamaClient` in asyncio, for the event loop in which it sends its first request.
 
         async with AsyncLlamaClient("localhost:8000") as client:
@@ -201,8 +207,11 @@ class AsyncLlamaClient(_BaseClient[AsyncHttpTransport | AsyncGrpcTransport]):
         await self.close()
 
     def _open(self, connect_timeout: float, headers: Mapping[str, str]) -> AsyncHttpTransport | AsyncGrpcTransport:
-        transport = AsyncGrpcTransport if self.endpoint.protocol == "grpc" else AsyncHttpTransport
-        return transport(self.endpoint, connect_timeout, headers)
+        if self.endpoint.protocol == "grpc":
+            return AsyncGrpcTransport(self.endpoint, connect_timeout, headers)
+        from triton_llama.http_transport import AsyncHttpTransport
+
+        return AsyncHttpTransport(self.endpoint, connect_timeout, headers)
 
 
 def _check_seconds(name: str, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Every error a client raises, and what becomes one: exceptions, status codes and messages of httpx, gRPC and Triton.
+"""Every error a client raises, and what becomes one: gRPC's exceptions, status codes and messages of Triton.
 
     TritonLlamaError
     ├── LlamaConnectionError     no connection, or it broke before the answer was complete
@@ -25,8 +25,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-import httpx
-from httpx_sse import SSEError
 
 from triton_llama.endpoint import Endpoint
 
@@ -94,21 +92,6 @@ _SERVER_FAULT = re.compile(
 
 
 @contextmanager
-def http_errors(endpoint: Endpoint, timeout: float) -> Iterator[None]:
-    """Translate httpx's exceptions; `timeout`, in seconds, is for the message."""
-    try:
-        yield
-    except SSEError as error:
-        raise ServerError(f"the answer is not a stream of events: {error}") from error
-    except httpx.ConnectTimeout as error:
-        raise LlamaTimeoutError(f"no connection to {endpoint} in time") from error
-    except httpx.TimeoutException as error:
-        raise LlamaTimeoutError(f"no data from {endpoint} for {timeout:g} s") from error
-    except (httpx.RequestError, httpx.InvalidURL) as error:
-        raise LlamaConnectionError(f"no connection to {endpoint}: {_one_line(str(error))}") from error
-
-
-@contextmanager
 def grpc_errors(endpoint: Endpoint, timeout: float) -> Iterator[None]:
     """Translate gRPC's exceptions; `timeout`, in seconds, is for the message."""
     try:
@@ -154,7 +137,7 @@ def from_grpc_status(status: str, details: str, endpoint: Endpoint, timeout: flo
 
 def _from_message(kind: type[TritonLlamaError], message: str) -> TritonLlamaError:
     """Return an error of this kind, unless the message says more than the status."""
-    message = _one_line(message)
+    message = one_line(message)
     lowered = message.lower()
     if _OVERLOADED.search(lowered):
         return OverloadedError(message)
@@ -175,5 +158,6 @@ def _http_message(status: int, body: bytes) -> str:
         return f"HTTP status {status}: {body[:200].decode('utf-8', errors='replace')}"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return a message without its line breaks."""
     return " ".join(text.split())

@@ -8,28 +8,45 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import TypedDict
 from urllib.parse import quote
 
 import httpx
-from httpx_sse import aconnect_sse, connect_sse
+from httpx_sse import SSEError, aconnect_sse, connect_sse
 
 from triton_llama.completion import Chunk, Completion
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import (
+    LlamaConnectionError,
+    LlamaTimeoutError,
     ServerError,
     from_generate_response,
     from_http_response,
     from_stream_error,
-    http_errors,
+    one_line,
 )
 from triton_llama.sampling_params import INPUTS
 from triton_llama.status import ServerStatus, read_status
 from triton_llama.tensors import OUTPUT_NAMES, PreparedRequest, read_chunk, read_completion
 
 JsonObject = dict[str, object]
+
+
+@contextmanager
+def _http_errors(endpoint: Endpoint, timeout: float) -> Iterator[None]:
+    """Translate httpx's exceptions; `timeout`, in seconds, is for the message."""
+    try:
+        yield
+    except SSEError as error:
+        raise ServerError(f"the answer is not a stream of events: {error}") from error
+    except httpx.ConnectTimeout as error:
+        raise LlamaTimeoutError(f"no connection to {endpoint} in time") from error
+    except httpx.TimeoutException as error:
+        raise LlamaTimeoutError(f"no data from {endpoint} for {timeout:g} s") from error
+    except (httpx.RequestError, httpx.InvalidURL) as error:
+        raise LlamaConnectionError(f"no connection to {endpoint}: {one_line(str(error))}") from error
 
 
 class _Options(TypedDict):
@@ -73,14 +90,14 @@ class HttpTransport(_Transport):
 
     def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        with http_errors(self._endpoint, timeout):
+        with _http_errors(self._endpoint, timeout):
             path, body = _model_path(model, "infer"), _infer_body(request)
             response = self._client.post(path, json=body, timeout=self._timeout(timeout))
         return _read_completion(response, request)
 
     def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        with http_errors(self._endpoint, timeout):
+        with _http_errors(self._endpoint, timeout):
             responses = [self._client.get(path, timeout=self._timeout(timeout)) for path in _status_paths(model)]
         return _read_status(self._endpoint, model, responses)
 
@@ -91,7 +108,7 @@ class HttpTransport(_Transport):
         """
         path, body = _model_path(model, "generate_stream"), _stream_body(request)
         with (
-            http_errors(self._endpoint, timeout),
+            _http_errors(self._endpoint, timeout),
             connect_sse(self._client, "POST", path, json=body, timeout=self._timeout(timeout)) as source,
         ):
             if source.response.status_code != 200:
@@ -113,21 +130,21 @@ class AsyncHttpTransport(_Transport):
 
     async def infer(self, model: str, request: PreparedRequest, timeout: float) -> Completion:
         """Complete a prompt in one exchange."""
-        with http_errors(self._endpoint, timeout):
+        with _http_errors(self._endpoint, timeout):
             path, body = _model_path(model, "infer"), _infer_body(request)
             response = await self._client.post(path, json=body, timeout=self._timeout(timeout))
         return _read_completion(response, request)
 
     async def status(self, model: str, timeout: float) -> ServerStatus:
         """Ask for the state of server and model."""
-        with http_errors(self._endpoint, timeout):
+        with _http_errors(self._endpoint, timeout):
             responses = [await self._client.get(path, timeout=self._timeout(timeout)) for path in _status_paths(model)]
         return _read_status(self._endpoint, model, responses)
 
     async def stream(self, model: str, request: PreparedRequest, timeout: float) -> AsyncGenerator[Chunk, None]:
         """Send one request at the first `anext` and yield its chunks, as `HttpTransport.stream` does."""
         path, body = _model_path(model, "generate_stream"), _stream_body(request)
-        with http_errors(self._endpoint, timeout):
+        with _http_errors(self._endpoint, timeout):
             async with aconnect_sse(self._client, "POST", path, json=body, timeout=self._timeout(timeout)) as source:
                 if source.response.status_code != 200:
                     raise from_generate_response(source.response.status_code, await source.response.aread())

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-import httpx
-
 from triton_llama.endpoint import DEFAULT_PORT, Endpoint
 from triton_llama.errors import ServerError
 
@@ -133,6 +131,9 @@ def read_model_info(address: str, model: str) -> list[InstanceInfo]:
     Raises:
         NoModelInfoError: the page doesn't answer, or has no such model.
     """
+    # The OpenAI endpoint imports this package without httpx.
+    import httpx
+
     try:
         page = httpx.get(f"http://{address}/metrics", timeout=_METRICS_TIMEOUT_S, trust_env=False).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:

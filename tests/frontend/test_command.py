@@ -109,3 +109,9 @@ def test_an_address_that_cannot_be_used_ends_it_with_one_line() -> None:
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("triton-llama-openai: ")]
     assert "can't listen on 192.0.2.1:9000" in line
     assert "Traceback" not in done.stderr
+
+
+def test_it_needs_no_package_of_the_clients_http_alone() -> None:
+    """The image has the packages of the extra `openai`."""
+    program = "import sys; sys.modules['httpx'] = sys.modules['httpx_sse'] = None; import triton_llama_openai.__main__"
+    subprocess.run([sys.executable, "-c", program], check=True)

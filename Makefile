@@ -43,9 +43,9 @@ READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 # The Triton language, for tests of the GPU's kernels alone: others must not find it.
 LANGUAGE := .work/triton-language
 # Folders of tests/, the longest first.
-ROOMS := server engine programs launcher perf frontend contract unit
-# Three at a time on two cores, because tests of servers mostly wait; a room's output comes at its end.
-SIDE_BY_SIDE := $(MAKE) --jobs=3 --keep-going --output-sync --no-print-directory
+ROOMS := server engine programs launcher perf frontend unit contract
+# Four at a time on two cores, because tests of servers mostly wait; a room's output comes at its end.
+SIDE_BY_SIDE := $(MAKE) --jobs=4 --keep-going --output-sync --no-print-directory
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
 # Every target with a help text.

@@ -23,7 +23,9 @@ def _serves_again(running: Supervisor, before: dict[str, str]) -> None:
 
     def serves() -> bool:
         assert running.process.poll() is None, running.process.communicate()
-        return running.condition()["state"] == "serving" and running.condition()["since"] != before["since"]
+        # Read once: the state may change between two reads.
+        condition = running.condition()
+        return condition["state"] == "serving" and condition["since"] != before["since"]
 
     until(serves)
 

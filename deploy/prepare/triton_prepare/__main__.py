@@ -9,13 +9,13 @@ from pathlib import Path
 
 _DESCRIPTION = "Quantize a Llama to INT8 once, for servers that load the result."
 _EPILOG = """
-Exit code: 0 prepared, now or before; 1 failed; 2 usage. After a killed run, the same command resumes.
+Exit code: 0 prepared, now or before; 1 failed; 2 usage; 130, 143 interrupted. The same command resumes.
 Writes to OUT and beside it, and to HF_HOME. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are Hugging Face's own.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepare the checkpoint that the command line names; return the exit code."""
+    """Prepare the checkpoint that the command line names; return the exit code, of which `--help` has the list."""
     from llama_engine.errors import EngineError
 
     from triton_prepare.prepare import prepare

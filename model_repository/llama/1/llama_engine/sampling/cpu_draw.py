@@ -48,30 +48,31 @@ def draw_on_cpu(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     keys: torch.Tensor,
-    min_p: torch.Tensor | None = None,
+    log_min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the tokens, [rows], of `draw(keep_top_k_top_p(keep_min_p(apply_temperature(logits))))`.
 
-    logits: [rows, vocabulary], float32 on a CPU, each row's maximum finite. temperature: [rows], > 0. top_k, top_p,
-    keys: as there. min_p: [rows], its logarithm; None is off in every row.
+    logits: [rows, vocabulary], float32 on a CPU, each row's maximum finite. temperature: [rows], > 0. top_k: [rows],
+    1 … vocabulary. top_p: [rows], (0, 1]. keys: [rows, 2], random words. log_min_p: [rows], the logarithm of min_p;
+    None is off in every row.
     """
     threshold = _kth_largest(logits, top_k)
     # From here on NumPy, in this thread: on a busy machine waiting for PyTorch's threads costs more than they save.
     nucleus, words, whole = top_p.numpy(), keys.numpy().astype(np.uint32), logits.numpy()
     divisor = temperature.numpy()[:, None]
-    unlikely = None if min_p is None else min_p.numpy()[:, None]
+    lowest = None if log_min_p is None else log_min_p.numpy()[:, None]
     rows_at_once = max(BLOCK // logits.shape[1], 1)
     tokens: list[int] = []
     for first in range(0, len(logits), rows_at_once):
         part = slice(first, first + rows_at_once)
-        below = None if unlikely is None else unlikely[part]
-        tokens += _race(_tempered(whole[part], divisor[part], threshold[part], below), nucleus[part], words[part])
+        lowest_part = None if lowest is None else lowest[part]
+        tokens += _race(_tempered(whole[part], divisor[part], threshold[part], lowest_part), nucleus[part], words[part])
     drawn = torch.tensor(tokens)
     rest = (drawn == _UNDECIDED).nonzero()[:, 0]
     if len(rest):
         tempered = apply_temperature(logits[rest], temperature[rest])
-        if min_p is not None:
-            tempered = keep_min_p(tempered, min_p[rest])
+        if log_min_p is not None:
+            tempered = keep_min_p(tempered, log_min_p[rest])
         drawn[rest] = draw(keep_top_k_top_p(tempered, top_k[rest], top_p[rest]), keys[rest])
     return drawn
 
@@ -86,9 +87,9 @@ def _kth_largest(logits: torch.Tensor, top_k: torch.Tensor) -> _Floats:
     return torch.where(limited[:, None], kth_best, -torch.inf).numpy()
 
 
-def _tempered(logits: _Floats, temperature: _Floats, threshold: _Floats, unlikely: _Floats | None) -> _Floats:
+def _tempered(logits: _Floats, temperature: _Floats, threshold: _Floats, lowest: _Floats | None) -> _Floats:
     """Apply the temperature as `apply_temperature` does, to the bit; mask what was below `threshold` and is below
-    `unlikely`.
+    `lowest`.
     """
     best = logits.max(-1, keepdims=True)
     # A tiny temperature overflows to -inf.
@@ -96,8 +97,8 @@ def _tempered(logits: _Floats, temperature: _Floats, threshold: _Floats, unlikel
         tempered: _Floats = (logits - best) / temperature
         if np.isfinite(threshold).any():
             tempered[tempered < (threshold - best) / temperature] = -np.inf
-    if unlikely is not None:
-        tempered[tempered < unlikely] = -np.inf
+    if lowest is not None:
+        tempered[tempered < lowest] = -np.inf
     return tempered
 
 

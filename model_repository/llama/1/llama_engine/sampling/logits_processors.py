@@ -50,13 +50,13 @@ def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.
     return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
 
 
-def keep_min_p(logits: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+def keep_min_p(logits: torch.Tensor, log_min_p: torch.Tensor) -> torch.Tensor:
     """Mask tokens that are less than min_p times as likely as the best one.
 
-    logits: [rows, vocabulary], from `apply_temperature`, so that the best one is 0. least: [rows], the logarithm of
-    min_p; -inf is off. Source: min-p sampling, arXiv:2407.01082.
+    logits: [rows, vocabulary], from `apply_temperature`, so that the best one is 0. log_min_p: [rows], the logarithm
+    of min_p; -inf is off. Source: min-p sampling, arXiv:2407.01082.
     """
-    return logits.masked_fill(logits < least[:, None], -torch.inf)
+    return logits.masked_fill(logits < log_min_p[:, None], -torch.inf)
 
 
 def keep_top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

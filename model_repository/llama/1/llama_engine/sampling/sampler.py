@@ -81,13 +81,14 @@ class Sampler:
         if not features.repetition and not features.output_counts:
             return logits
         state = self._state
-        _, _, repetition, frequency, presence, _ = state.parameters[rows].unbind(1)
         if features.repetition:
+            repetition = state.column("repetition_penalty", rows)
             seen = state.in_prompt[rows] | (state.counts[rows] > 0)
             # Only rows that ask for it: the penalty makes infinite logits finite, and a row that has such must fail
             # whatever its neighbours ask for.
             logits = penalize_repetition(logits, seen & (repetition != 1.0)[:, None], repetition)
         if features.output_counts:
+            frequency, presence = (state.column(f"{name}_penalty", rows) for name in ("frequency", "presence"))
             logits = penalize_output(logits, state.counts[rows], frequency, presence)
         return logits
 
@@ -136,13 +137,14 @@ class Sampler:
 
         finite: [rows], whose draw matters.
         """
-        temperature, top_p, *_, min_p = self._state.parameters[rows].unbind(1)
-        top_k, sampled = self._state.top_k[rows], temperature > 0
-        least = min_p.log() if features.min_p else None
+        state = self._state
+        temperature, top_p = state.column("temperature", rows), state.column("top_p", rows)
+        top_k, sampled = state.top_k[rows], temperature > 0
+        log_min_p = state.column("min_p", rows).log() if features.min_p else None
         if on_cpu(logits):
             drawing = (sampled & finite).nonzero()[:, 0]
             if len(drawing) == len(logits):
-                return draw_on_cpu(logits, temperature, top_k, top_p, keys, least)
+                return draw_on_cpu(logits, temperature, top_k, top_p, keys, log_min_p)
             if len(drawing):
                 tokens[drawing] = draw_on_cpu(
                     logits[drawing],
@@ -150,12 +152,12 @@ class Sampler:
                     top_k[drawing],
                     top_p[drawing],
                     keys[drawing],
-                    None if least is None else least[drawing],
+                    None if log_min_p is None else log_min_p[drawing],
                 )
             return tokens
         warm = apply_temperature(logits, torch.where(sampled, temperature, 1.0))
-        if least is not None:
-            warm = keep_min_p(warm, least)
+        if log_min_p is not None:
+            warm = keep_min_p(warm, log_min_p)
         if features.truncation:
             warm = keep_top_k_top_p(warm, top_k, top_p)
         return torch.where(sampled, draw(warm, keys), tokens)

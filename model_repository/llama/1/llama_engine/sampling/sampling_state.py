@@ -59,6 +59,10 @@ class SamplingState:
         """How often the completion has the token, for slots sampled with penalties: [slots, vocabulary]."""
         self.seeds = np.zeros(slots, dtype=np.uint64)
 
+    def column(self, name: str, rows: slice) -> torch.Tensor:
+        """Return one of _PARAMETERS of these slots, [slots], as a view."""
+        return self.parameters[rows, _PARAMETERS.index(name)]
+
     @staticmethod
     def bytes_for(slots: int, vocabulary: int) -> int:
         """Return the bytes of the histories: bool for the prompt, int32 counts for the completion."""

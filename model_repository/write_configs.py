@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama_engine.api.parameters import PARAMETERS, PROMPTS, Parameter
+from llama_engine.api.parameters import NOT_SAMPLING, PARAMETERS, Parameter
 
 REPOSITORY = Path(__file__).parent
 ROOT = REPOSITORY.parent
@@ -23,9 +23,6 @@ CONFIGS = (
 )
 DOCUMENT = ROOT / "docs" / "api.md"
 CLIENT = ROOT / "client" / "triton_llama" / "sampling_params.py"
-
-NOT_SAMPLING = (*PROMPTS, "stream", "sampling_parameters")
-"""What the client's methods take or decide themselves."""
 
 SENT_BY_DEFAULT = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty"),

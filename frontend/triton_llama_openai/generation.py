@@ -20,7 +20,7 @@ from triton_llama_openai.protocol import SAME_NAMES, SamplingRequest
 from triton_llama_openai.settings import Settings
 from triton_llama_openai.structured_output import Guide
 
-MAX_MAX_TOKENS = 1 << 20
+_UP_TO_THE_CONTEXT = 1 << 20
 """Stands for what the context leaves: with truncate_max_tokens the model cuts it to the room."""
 
 MAX_PROMPT_LOGPROBS = 1 << 19
@@ -152,7 +152,7 @@ def _inputs(request: SamplingRequest, prompt: Prompt, guide: Guide | None, strea
         "return_perf_metrics": True if request.includes_usage or not request.streamed else None,
     }
     if request.max_new_tokens is None:
-        values |= {"max_tokens": MAX_MAX_TOKENS, "truncate_max_tokens": True}
+        values |= {"max_tokens": _UP_TO_THE_CONTEXT, "truncate_max_tokens": True}
     else:
         values["max_tokens"] = request.max_new_tokens
     if request.top_k is not None:

@@ -168,7 +168,9 @@ class Engine:
             while waiting and self.used_slots < self.slots:
                 self.add(waiting.popleft())
             self.step()
-        return [sequence.result for sequence in sequences if sequence.result is not None]
+        results = [sequence.result for sequence in sequences if sequence.result is not None]
+        assert len(results) == len(sequences)
+        return results
 
     def warm_up(self) -> None:
         """Generate through a prefill and a decode step. Raises GenerationError if that fails, or what a kernel raises

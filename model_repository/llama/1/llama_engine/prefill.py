@@ -118,10 +118,10 @@ class Prefill:
         if self._partial is not None:
             return [self._partial]
         group: list[Sequence] = []
-        shares: list[PromptShare | None] = [None]
+        shares: list[PromptShare] = []
         tokens = 0
         for sequence in [sequence for sequence in self._queue if not _can_be_copied(sequence)]:
-            if sequence.share is not None and sequence.share in shares:
+            if sequence.share in shares:
                 continue
             tokens += sequence.num_uncached
             if tokens > self._budget and group:
@@ -129,7 +129,8 @@ class Prefill:
             if tokens > self._budget:
                 self._partial = sequence
             group.append(sequence)
-            shares.append(sequence.share)
+            if sequence.share is not None:
+                shares.append(sequence.share)
         for sequence in group:
             self._queue.remove(sequence)
             self._batch.reserve(sequence)

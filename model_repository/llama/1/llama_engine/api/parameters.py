@@ -273,8 +273,11 @@ NAMES: Mapping[str, str] = {**{name: name for name in PARAMETERS}, **ALIASES}
 PROMPTS = ("text_input", "input_ids")
 """A request has one of these."""
 
+NOT_SAMPLING = (*PROMPTS, "stream", "sampling_parameters")
+"""All others say how to sample."""
+
 SAMPLING_PARAMETERS: Mapping[str, str] = {
-    **{name: row for name, row in NAMES.items() if row not in (*PROMPTS, "stream", "sampling_parameters")},
+    **{name: row for name, row in NAMES.items() if row not in NOT_SAMPLING},
     "logprobs": "num_logprobs",
 }
 """Parameters by their names in `sampling_parameters`, which are those of vLLM's SamplingParams."""

@@ -65,7 +65,7 @@ class Scheduler:
         self._running: dict[Sequence, None] = {}
         self._cancelled: list[Sequence] = []
         self._drain_until: float | None = None
-        # When the guide that is being compiled began, at the latest.
+        # The latest start of the guide that is being compiled: guides are compiled one after another.
         self._guide_began = 0.0
         self._health = EngineHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)

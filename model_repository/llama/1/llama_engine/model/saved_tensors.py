@@ -27,7 +27,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor's header. dtype: by safetensors' name, such as BF16. begin, end: its bytes in the file."""
+    """A tensor's header. dtype: by safetensors' name, such as BF16. begin, end: its bytes in the file [begin, end)."""
 
     path: Path
     dtype: str

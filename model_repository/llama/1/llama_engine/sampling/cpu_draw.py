@@ -26,7 +26,7 @@ from llama_engine.sampling.logits_processors import (
 )
 
 EXPECTED_FINISHERS = 32
-"""Expected number of tokens of the nucleus that finish before the bound; none does before half of it with e^-16."""
+"""Expected tokens of the nucleus that finish before the bound; with probability e^-16 none does before half of it."""
 
 MIN_TOP_P = 0.02
 """A smaller nucleus counts as this one, so that the bound doesn't let most of the vocabulary finish."""

@@ -46,21 +46,21 @@ def features_of(sequences: list[Sequence]) -> SamplingFeatures:
 
 
 class SamplingState:
-    """Sampling parameters and token histories of `slots` slots over a vocabulary, as tensors."""
+    """Sampling parameters and token histories of up to `slots` rows of a batch over a vocabulary, as tensors."""
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
         self.vocabulary = vocabulary
         self.parameters = torch.ones(slots, len(_PARAMETERS), device=device)
-        """One column for each of _PARAMETERS: [slots, parameters]."""
+        """One column for each of _PARAMETERS: [rows, parameters]."""
         self.top_k = torch.full((slots,), vocabulary, dtype=torch.long, device=device)
         self.in_prompt = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
-        """Whether the prompt has the token, for slots with a repetition penalty: [slots, vocabulary]."""
+        """Whether the prompt has the token, for rows with a repetition penalty: [rows, vocabulary]."""
         self.counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
-        """How often the completion has the token, for slots sampled with penalties: [slots, vocabulary]."""
+        """How often the completion has the token, for rows sampled with penalties: [rows, vocabulary]."""
         self.seeds = np.zeros(slots, dtype=np.uint64)
 
     def column(self, name: str, rows: slice) -> torch.Tensor:
-        """Return one of _PARAMETERS of these slots, [slots], as a view."""
+        """Return one of _PARAMETERS of these rows, [rows], as a view."""
         return self.parameters[rows, _PARAMETERS.index(name)]
 
     @staticmethod
@@ -69,7 +69,7 @@ class SamplingState:
         return slots * vocabulary * 5
 
     def set(self, first: int, requests: list[GenerationRequest]) -> None:
-        """Reset the slots `first` … to these requests."""
+        """Reset the rows `first` … to these requests."""
         last = first + len(requests)
         device = self.parameters.device
         parameters = [[getattr(request, name) for name in _PARAMETERS] for request in requests]
@@ -79,12 +79,12 @@ class SamplingState:
         self.seeds[first:last] = [request.seed for request in requests]
         self.counts[first:last] = 0
         self.in_prompt[first:last] = False
-        for slot, request in enumerate(requests, first):
+        for row, request in enumerate(requests, first):
             if request.repetition_penalty != 1.0:
-                self.in_prompt[slot, list(request.prompt_tokens)] = True
+                self.in_prompt[row, list(request.prompt_tokens)] = True
 
     def copy(self, source: int, target: int) -> None:
-        """Copy slot `source` to slot `target`."""
+        """Copy row `source` to row `target`."""
         for state in (self.parameters, self.top_k, self.in_prompt, self.counts):
             state[target] = state[source]
         self.seeds[target] = self.seeds[source]

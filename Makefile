@@ -44,8 +44,8 @@ READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
 LANGUAGE := .work/triton-language
 # Folders of tests/, the longest first.
 ROOMS := server engine programs launcher perf frontend unit contract
-# Four at a time on two cores, because tests of servers mostly wait; a room's output comes at its end.
-SIDE_BY_SIDE := $(MAKE) --jobs=4 --keep-going --output-sync --no-print-directory
+# More at a time than two cores, because tests of servers mostly wait; a room's output comes at its end.
+SIDE_BY_SIDE := $(MAKE) --keep-going --output-sync --no-print-directory
 PERF := PYTHONPATH=model_repository/llama/1:. $(BIN)/python -m
 
 # Every target with a help text.
@@ -70,10 +70,10 @@ prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickl
 	@$(BIN)/python -m triton_prepare '$(MODEL)' $(if $(OUT),--out '$(OUT)') $(if $(REVISION),--revision '$(REVISION)') $(PREPARE)
 
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
-	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) $(ROOMS:%=.room-%) MARKED='not long')
+	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=4 $(ROOMS:%=.room-%) MARKED='not long')
 
 test-all: $(READY_ANALYZER) ## every test, long ones, docker compose, clients of others and the GPU's kernels too, beside make check
-	@$(SIDE_BY_SIDE) .room-compose $(ROOMS:%=.room-%) .room-clients .room-kernels check
+	@$(SIDE_BY_SIDE) --jobs=3 .room-compose $(ROOMS:%=.room-%) .room-clients .room-kernels check
 
 test-clients: .room-clients ## LiteLLM, LangChain, LlamaIndex, lm_eval and openai against the OpenAI endpoint (installs them: 1.3 GB)
 

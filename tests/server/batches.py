@@ -64,9 +64,10 @@ def in_one_batch(server: LocalTriton, jobs: Sequence[Callable[[], _Result]]) -> 
     batches them together. Returns the jobs' results, and how many batches of each size Triton executed them in.
     """
     statistics = Statistics(server)
-    parameters = get_json(server, "/v2/models/llama/config")["parameters"]
-    inflight = parameters["scheduling"]["string_value"] == "inflight"
-    rows = int(level(server, "llama_slots")) if inflight else 1
+    config = get_json(server, "/v2/models/llama/config")
+    inflight = config["parameters"]["scheduling"]["string_value"] == "inflight"
+    # As many rows as it takes, so that the first runs for long: of one row it may end before a metric shows the second.
+    rows = int(level(server, "llama_slots")) if inflight else int(config["max_batch_size"])
     plug = {name: [[value]] * rows for name, value in _PLUG.items()}
     with ThreadPoolExecutor(2) as pool:
         plugged: list[Future[object]] = [pool.submit(partial(grpc, server, plug))]

@@ -37,7 +37,7 @@ class _Transport:
         # The names of gRPC's metadata must be in lower case.
         self._metadata = tuple((name.lower(), value) for name, value in headers.items())
         self._stream_metadata = (*self._metadata, ERRORS_WITH_STATUS)
-        self._options = channel_options(connect_timeout)
+        self._connect_timeout = connect_timeout
         self._lock = Lock()
         self._channel: Any = None
         self._closed = False
@@ -48,12 +48,7 @@ class _Transport:
                 raise RuntimeError("the client is closed")
             # Not in __init__: a channel of asyncio belongs to the loop that is running when it is made.
             if self._channel is None:
-                target = self._endpoint.authority
-                self._channel = (
-                    self._library.secure_channel(target, grpc.ssl_channel_credentials(), options=self._options)
-                    if self._endpoint.tls
-                    else self._library.insecure_channel(target, options=self._options)
-                )
+                self._channel = open_channel(self._library, self._endpoint, self._connect_timeout)
             return GRPCInferenceServiceStub(self._channel)
 
 
@@ -153,13 +148,13 @@ class AsyncGrpcTransport(_Transport):
             await self._channel.close()
 
 
-def channel_options(connect_timeout: float) -> list[tuple[str, int]]:
-    """Return a channel's options; `connect_timeout` in seconds.
+def open_channel(library: ModuleType, endpoint: Endpoint, connect_timeout: float) -> grpc.Channel | grpc.aio.Channel:
+    """Return a channel of `grpc` or `grpc.aio`, which connects at its first request; `connect_timeout` in seconds.
 
     gRPC waits longer after each failed attempt to connect, up to two minutes by default, during which every request
     fails at once; with two seconds a client soon finds a restarted server.
     """
-    return [
+    options = [
         ("grpc.max_send_message_length", _MAX_MESSAGE),
         ("grpc.max_receive_message_length", _MAX_MESSAGE),
         # Despite its name, the time that one attempt to connect may take.
@@ -169,6 +164,9 @@ def channel_options(connect_timeout: float) -> list[tuple[str, int]]:
         # As over HTTP, the address given is the address used.
         ("grpc.enable_http_proxy", 0),
     ]
+    if endpoint.tls:
+        return library.secure_channel(endpoint.authority, grpc.ssl_channel_credentials(), options=options)
+    return library.insecure_channel(endpoint.authority, options=options)
 
 
 def _infer_request(model: str, request: PreparedRequest) -> messages.ModelInferRequest:

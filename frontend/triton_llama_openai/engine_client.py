@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import grpc
 from triton_llama.endpoint import Endpoint
 from triton_llama.errors import LlamaConnectionError, ServerError, from_stream_error, grpc_errors
-from triton_llama.grpc_transport import ERRORS_WITH_STATUS, channel_options
+from triton_llama.grpc_transport import ERRORS_WITH_STATUS, open_channel
 from triton_llama.tensors import Tensor
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
@@ -127,13 +127,7 @@ class EngineClient:
             raise LlamaConnectionError(f"no connection to {self.endpoint}: the endpoint is stopping")
         # Not in __init__: a channel belongs to the loop that is running when it is made.
         if self._channel is None or self._calls is None:
-            options = channel_options(CONNECT_TIMEOUT_S)
-            target = self.endpoint.authority
-            self._channel = (
-                grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=options)
-                if self.endpoint.tls
-                else grpc.aio.insecure_channel(target, options=options)
-            )
+            self._channel = open_channel(grpc.aio, self.endpoint, CONNECT_TIMEOUT_S)
             self._calls = GRPCInferenceServiceStub(self._channel)
         return self._calls
 

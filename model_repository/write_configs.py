@@ -9,20 +9,21 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from llama_engine.api.parameters import NOT_SAMPLING, PARAMETERS, Parameter
 
 REPOSITORY = Path(__file__).parent
 ROOT = REPOSITORY.parent
-CONFIGS = (
+FILES = (
     REPOSITORY / "llama" / "config.pbtxt",
     *sorted((REPOSITORY / "llama" / "configs").glob("*.pbtxt")),
     REPOSITORY / "llama_unary" / "config.pbtxt",
+    ROOT / "docs" / "api.md",
+    ROOT / "client" / "triton_llama" / "sampling_params.py",
 )
-DOCUMENT = ROOT / "docs" / "api.md"
-CLIENT = ROOT / "client" / "triton_llama" / "sampling_params.py"
 
 SENT_BY_DEFAULT = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty"),
@@ -30,127 +31,84 @@ SENT_BY_DEFAULT = (
 )
 """What the client sends with every request, at the table's defaults: Triton batches equal sets of inputs only."""
 
-_INPUTS = re.compile(r"(?<=^input \[\n).*?(?=^\])", re.MULTILINE | re.DOTALL)
-_TABLE = re.compile(r"(?<=<!-- inputs: make configs -->\n).*?(?=<!-- end of inputs -->)", re.DOTALL)
+_REGION = re.compile(r"(.*make configs: (\w+).*\n)(?:.*\n)*?(?=.*end of \2)")
+"""What is written lies between a line with `make configs: <region>` and one with `end of <region>`."""
+
 _PYTHON = {"STRING": "str", "INT32": "int", "UINT64": "int", "FP32": "float", "BOOL": "bool"}
-
-_CLIENT = '''\
-"""Sampling parameters of a request: names, types and defaults. The server checks the bounds.
-
-Written by `make configs` from the server's table of request parameters.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TypedDict, Unpack
-
-INPUTS: Mapping[str, tuple[str, bool]] = {{
-{inputs}
-}}
-"""The input of each field: Triton's type, and whether it is a list."""
+_SAMPLING = {name: row for name, row in PARAMETERS.items() if name not in NOT_SAMPLING}
 
 
-class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams` as keywords."""
-
-{options}
-
-
-class Options(SamplingOptions, total=False):
-    """The keywords of `generate` and `stream`: fields of `SamplingParams`, and seconds in place of the client's."""
-
-    timeout: float | None
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Parameters of one completion; the defaults decode greedily, up to 128 tokens.
-
-    A field that is None is not sent: the server takes the value from the checkpoint's generation config, else its
-    default. The exception is `seed`: the client draws one, so that the input is always present, and reports it in the
-    completion. Under `scheduling: batch` Triton batches only requests with the same set of inputs.
-    """
-
-{fields}
-
-    @classmethod
-    def from_checkpoint(cls) -> SamplingParams:
-        """Return parameters with every field None: the checkpoint's generation config decides."""
-        return cls(**{{field.name: None for field in fields(cls)}})
-
-    def with_options(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
-        """Return these parameters with some of them changed; an unknown name is a TypeError."""
-        return replace(self, **options) if options else self
-'''
-
-
-def inputs() -> str:
-    """Return the inputs of a config, as the lines between its brackets."""
+def inputs() -> list[str]:
+    """Return the inputs of a config."""
     lines = []
-    for parameter in PARAMETERS.values():
+    for name, row in PARAMETERS.items():
         # Without allow_ragged_batch, lists of unequal length split a batch.
-        dims = "[ -1 ], allow_ragged_batch: true" if parameter.is_list else "[ 1 ]"
+        dims = "[ -1 ], allow_ragged_batch: true" if row.is_list else "[ 1 ]"
         lines += [
-            f'  {{ name: "{name}", data_type: TYPE_{parameter.type}, dims: {dims}, optional: true }}'
-            for name in (parameter.name, *parameter.aliases)
+            f'  {{ name: "{alias}", data_type: TYPE_{row.type}, dims: {dims}, optional: true }},'
+            for alias in (name, *row.aliases)
         ]
-    return ",\n".join(lines) + "\n"
+    # Triton's text format allows no comma behind the last one.
+    return [*lines[:-1], lines[-1].removesuffix(",")]
 
 
-def table() -> str:
+def table() -> list[str]:
     """Return the table of inputs in Markdown."""
     rows = ["| input | type | bound | default | meaning |", "|---|---|---|---|---|"]
-    for parameter in PARAMETERS.values():
-        names = ", ".join(f"`{name}`" for name in (parameter.name, *parameter.aliases))
-        kind = f"{parameter.type} list" if parameter.is_list else parameter.type
-        default = _default(parameter)
-        rows.append(f"| {names} | {kind} | {parameter.bound.description} | {default} | {parameter.meaning} |")
-    return "\n".join(rows) + "\n"
+    for name, row in PARAMETERS.items():
+        names = ", ".join(f"`{alias}`" for alias in (name, *row.aliases))
+        kind = f"{row.type} list" if row.is_list else row.type
+        rows.append(f"| {names} | {kind} | {row.bound.description} | {_default(name, row)} | {row.meaning} |")
+    return rows
 
 
-def sampling_params() -> str:
-    """Return the client's module."""
-    sent = [parameter for name, parameter in PARAMETERS.items() if name not in NOT_SAMPLING]
-    types = {row.name: f"Sequence[{_PYTHON[row.type]}]" if row.is_list else _PYTHON[row.type] for row in sent}
-    defaults = {row.name: repr(row.default if row.name in SENT_BY_DEFAULT else None) for row in sent}
-    return _CLIENT.format(
-        inputs="\n".join(f'    "{row.name}": ("{row.type}", {row.is_list}),' for row in sent),
-        options="\n".join(f"    {name}: {type_} | None" for name, type_ in types.items()),
-        fields="\n".join(
-            f"    {row.name}: {types[row.name]} | None = {defaults[row.name]}\n    {_docstring(row.meaning)}"
-            for row in sent
-        ),
-    )
+def types() -> list[str]:
+    """Return the client's table of types."""
+    return [f'    "{name}": ("{row.type}", {row.is_list}),' for name, row in _SAMPLING.items()]
 
 
-def _default(parameter: Parameter) -> str:
-    default = parameter.default
-    if parameter.name == "max_tokens":
+def options() -> list[str]:
+    """Return the fields of the client's `SamplingOptions`."""
+    return [f"    {name}: {_python_type(row)}" for name, row in _SAMPLING.items()]
+
+
+def parameters() -> list[str]:
+    """Return the fields of the client's `SamplingParams`."""
+    lines = []
+    for name, row in _SAMPLING.items():
+        default = row.default if name in SENT_BY_DEFAULT else None
+        lines.append(f"    {name}: {_python_type(row)} = {default!r}")
+        lines += wrap(f'"""{row.meaning}"""', 120, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    return lines
+
+
+REGIONS: Mapping[str, Callable[[], list[str]]] = {
+    function.__name__: function for function in (inputs, table, types, options, parameters)
+}
+
+
+def _python_type(row: Parameter) -> str:
+    kind = _PYTHON[row.type]
+    return f"Sequence[{kind}] | None" if row.is_list else f"{kind} | None"
+
+
+def _default(name: str, row: Parameter) -> str:
+    if name == "max_tokens":
         text = "the setting `default_max_tokens`"
-    elif parameter.name == "seed" or default in (None, (), ""):
+    elif name == "seed" or row.default in (None, (), ""):
         text = "none"
     else:
-        text = str(default).lower()
-    return f"the checkpoint's `{parameter.checkpoint}`, else {text}" if parameter.checkpoint else text
-
-
-def _docstring(sentence: str) -> str:
-    lines = [""]
-    for word in f'"""{sentence}"""'.split():
-        if len(lines[-1]) + len(word) > 114:
-            lines.append("")
-        lines[-1] += f"{word} "
-    return "\n    ".join(line.rstrip() for line in lines)
+        text = str(row.default).lower()
+    return f"the checkpoint's `{row.checkpoint}`, else {text}" if row.checkpoint else text
 
 
 def contents() -> dict[Path, str]:
     """Return each file with what it must contain."""
-    files = {path: _INPUTS.sub(lambda _: inputs(), path.read_text()) for path in CONFIGS}
-    files[DOCUMENT] = _TABLE.sub(lambda _: table(), DOCUMENT.read_text())
-    files[CLIENT] = sampling_params()
-    return files
+    return {path: _REGION.sub(_region, path.read_text()) for path in FILES}
+
+
+def _region(match: re.Match[str]) -> str:
+    return match[1] + "".join(f"{line}\n" for line in REGIONS[match[2]]())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Sampling parameters of a request: names, types and defaults. The server checks the bounds.
 
-Written by `make configs` from the server's table of request parameters.
+`make configs` writes the fields from the server's table of request parameters.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TypedDict, Unpack
 
 INPUTS: Mapping[str, tuple[str, bool]] = {
+    # make configs: types
     "max_tokens": ("INT32", False),
     "min_tokens": ("INT32", False),
     "truncate_max_tokens": ("BOOL", False),
@@ -46,6 +47,7 @@ INPUTS: Mapping[str, tuple[str, bool]] = {
     "return_finish_reason": ("BOOL", False),
     "return_num_input_tokens": ("BOOL", False),
     "return_num_output_tokens": ("BOOL", False),
+    # end of types
 }
 """The input of each field: Triton's type, and whether it is a list."""
 
@@ -53,6 +55,7 @@ INPUTS: Mapping[str, tuple[str, bool]] = {
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as keywords."""
 
+    # make configs: options
     max_tokens: int | None
     min_tokens: int | None
     truncate_max_tokens: bool | None
@@ -89,6 +92,7 @@ class SamplingOptions(TypedDict, total=False):
     return_finish_reason: bool | None
     return_num_input_tokens: bool | None
     return_num_output_tokens: bool | None
+    # end of options
 
 
 class Options(SamplingOptions, total=False):
@@ -106,6 +110,7 @@ class SamplingParams:
     completion. Under `scheduling: batch` Triton batches only requests with the same set of inputs.
     """
 
+    # make configs: parameters
     max_tokens: int | None = 128
     """Tokens to generate at most. Prompt and completion share the server's `max_model_len`: an explicit value beyond
     that is refused, the server's default is cut to what fits."""
@@ -180,6 +185,7 @@ class SamplingParams:
     """Without effect: the output is always present."""
     return_num_output_tokens: bool | None = None
     """Without effect: the output is always present."""
+    # end of parameters
 
     @classmethod
     def from_checkpoint(cls) -> SamplingParams:

@@ -166,7 +166,7 @@ def test_a_prompt_is_required(tokenizer: Tokenizer) -> None:
     missing = r"^text_input is missing, and so is input_ids: a request must have one of them$"
     with pytest.raises(InvalidRequest, match=missing):
         parse_rows(tokenizer)
-    assert refusal(tokenizer, text_input="") == "text_input is ''; it must be a text of at least one token"
+    assert refusal(tokenizer, text_input="") == "text_input is empty; it must be a prompt of at least one token"
 
 
 def test_a_prompt_is_bounded_in_tokens(tokenizer: Tokenizer) -> None:
@@ -214,7 +214,7 @@ def test_empty_words_are_ignored(tokenizer: Tokenizer, name: str) -> None:
 @pytest.mark.parametrize("name", WORDS)
 def test_a_list_of_words_is_bounded(tokenizer: Tokenizer, name: str) -> None:
     message = refusal(tokenizer, **{name: ["w"] * (WORDS[name] + 1)})
-    assert message == f"{name} is a list of {WORDS[name] + 1} words; it must be at most {WORDS[name]} words"
+    assert message == f"{name} is a value of {WORDS[name] + 1} words; it must be at most {WORDS[name]}"
 
 
 @pytest.mark.parametrize("name", WORDS)
@@ -222,7 +222,7 @@ def test_a_word_is_bounded_in_bytes(tokenizer: Tokenizer, name: str) -> None:
     longest = "é" * 512
     assert getattr(parse(tokenizer, **{name: [longest]}), name) == (longest.encode(),)
     message = refusal(tokenizer, **{name: ["a", longest + "."]})
-    assert message == f"{name} is a list with a word of 1025 bytes; it must be of words of at most 1024 bytes"
+    assert message == f"{name} is a value of 1025 bytes in a word; it must be at most 1024"
 
 
 def test_the_words_of_a_request_are_not_in_its_repr(tokenizer: Tokenizer) -> None:

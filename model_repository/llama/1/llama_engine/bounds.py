@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
+
+T_co = TypeVar("T_co", covariant=True)
 
 MAX_SHOWN_CHARACTERS = 100
 """Of a value in an error message."""
@@ -30,56 +32,68 @@ class BoundError(ValueError):
         super().__init__(f"is {value}; it must be {bound}")
 
 
-class Bound(Protocol):
-    """The values that a setting or a request parameter may have."""
+class Bound(Protocol[T_co]):
+    """The values that a setting or a request parameter may have, and their Python type."""
 
     @property
     def description(self) -> str:
         """The bound in words, as in "it must be ..."."""
 
-    def parse(self, value: object) -> object:
+    def parse(self, value: object) -> T_co:
         """Return the value in its Python form, or raise BoundError."""
 
 
 @dataclass(frozen=True)
-class Integer:
-    """A whole number in [low, high]."""
+class _Range:
+    """A number: at least `low`, at most `high`, greater than `above`."""
 
-    low: int | None = None
-    high: int | None = None
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    noun: ClassVar[str]
 
     @property
     def description(self) -> str:
         """The bound in words."""
-        return f"a whole number{_limits(self.low, None, self.high)}"
+        limits = (("at least", self.low), ("greater than", self.above), ("at most", self.high))
+        # An int in full, a float without the zero behind its point.
+        texts = [
+            f"{words} {limit if isinstance(limit, int) else f'{limit:g}'}"
+            for words, limit in limits
+            if limit is not None
+        ]
+        return f"{self.noun}, {' and '.join(texts)}" if texts else self.noun
+
+    def _check(self, number: float, value: object) -> None:
+        inside = (
+            (self.low is None or number >= self.low)
+            and (self.high is None or number <= self.high)
+            and (self.above is None or number > self.above)
+        )
+        if not (inside and math.isfinite(number)):
+            raise BoundError(show(value), self.description)
+
+
+@dataclass(frozen=True)
+class Integer(_Range):
+    """A whole number in [low, high]."""
+
+    noun = "a whole number"
 
     def parse(self, value: object) -> int:
         """Return the number, or raise BoundError."""
         number = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
-        inside = (
-            isinstance(number, (int, np.integer))
-            and not isinstance(number, bool)
-            and (self.low is None or number >= self.low)
-            and (self.high is None or number <= self.high)
-        )
-        if not inside:
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
             raise BoundError(show(value), self.description)
-        assert isinstance(number, (int, np.integer))
+        self._check(int(number), value)
         return int(number)
 
 
 @dataclass(frozen=True)
-class Real:
-    """A finite number: at least `low`, greater than `above`, at most `high`."""
+class Real(_Range):
+    """A finite number in [low, high], greater than `above`."""
 
-    low: float | None = None
-    above: float | None = None
-    high: float | None = None
-
-    @property
-    def description(self) -> str:
-        """The bound in words."""
-        return f"a finite number{_limits(self.low, self.above, self.high)}"
+    noun = "a finite number"
 
     def parse(self, value: object) -> float:
         """Return the number, or raise BoundError."""
@@ -87,14 +101,7 @@ class Real:
         is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         if is_number or (isinstance(value, str) and _DECIMAL.fullmatch(value)):
             number = _float(value)
-        inside = (
-            math.isfinite(number)
-            and (self.low is None or number >= self.low)
-            and (self.above is None or number > self.above)
-            and (self.high is None or number <= self.high)
-        )
-        if not inside:
-            raise BoundError(show(value), self.description)
+        self._check(number, value)
         return number
 
 
@@ -115,33 +122,24 @@ class Flag:
 
 @dataclass(frozen=True)
 class Text:
-    """UTF-8 text of at most `max_bytes` bytes."""
+    """UTF-8 text of at most `max_bytes` bytes; not empty, unless `may_be_empty`."""
 
     max_bytes: int | None = None
+    may_be_empty: bool = True
 
     @property
     def description(self) -> str:
         """The bound in words."""
-        return "UTF-8 text" if self.max_bytes is None else f"UTF-8 text of at most {self.max_bytes} bytes"
+        text = "UTF-8 text" if self.may_be_empty else "a text that is not empty"
+        return text if self.max_bytes is None else f"{text} of at most {self.max_bytes} bytes"
 
     def parse(self, value: object) -> str:
         """Return the text, or raise BoundError."""
         text = decode(value)
+        if not (text or self.may_be_empty):
+            raise BoundError(show(value), self.description)
         if self.max_bytes is not None and len(text.encode()) > self.max_bytes:
             raise BoundError(f"a text of {len(text.encode())} bytes", f"at most {self.max_bytes} bytes")
-        return text
-
-
-@dataclass(frozen=True)
-class Name:
-    """A text that is not empty, without the spaces around it."""
-
-    description = "a text that is not empty"
-
-    def parse(self, value: object) -> str:
-        """Return the text, or raise BoundError."""
-        if not (text := decode(value).strip()):
-            raise BoundError(show(value), self.description)
         return text
 
 
@@ -197,12 +195,3 @@ def _float(value: object) -> float:
         return float(value)  # type: ignore[arg-type]  # a number or a decimal string
     except (OverflowError, ValueError):
         return math.nan
-
-
-def _limits(low: float | None, above: float | None, high: float | None) -> str:
-    limits = (("at least", low), ("greater than", above), ("at most", high))
-    # An int in full, a float without the zero behind its point.
-    texts = [
-        f"{words} {limit if isinstance(limit, int) else f'{limit:g}'}" for words, limit in limits if limit is not None
-    ]
-    return f", {' and '.join(texts)}" if texts else ""

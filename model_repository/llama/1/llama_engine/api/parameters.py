@@ -33,41 +33,42 @@ _PENALTY = Real(low=-2.0, high=2.0)
 _SHARE = Real(low=0.0, high=1.0)
 _BIAS = Real(low=-100.0, high=100.0)
 _LOG_PROBS = Integer(low=0, high=20)
+_TYPES = {Integer: "INT32", TokenIds: "INT32", Real: "FP32", Numbers: "FP32", Flag: "BOOL"}
 
 
 @dataclass(frozen=True)
 class Parameter:
     """One row of the table.
 
-    type: Triton's, without TYPE_. meaning: a sentence for the documentation. aliases: other names of it. is_list: it
-    has any number of values, else one. checkpoint: its name in generation_config.json, where that has its default.
+    meaning: a sentence for the documentation. aliases: other names of it. checkpoint: its name in
+    generation_config.json, where that has its default.
     """
 
-    name: str
-    type: str
-    bound: Bound
-    meaning: str
     default: object
+    bound: Bound[object]
+    meaning: str
     aliases: tuple[str, ...] = ()
-    is_list: bool = False
     checkpoint: str = ""
+
+    @property
+    def type(self) -> str:
+        """Triton's type, without TYPE_."""
+        is_long = isinstance(self.bound, Integer) and self.bound.high is not None and self.bound.high >= 1 << 32
+        return "UINT64" if is_long else _TYPES.get(type(self.bound), "STRING")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it has any number of values, else one."""
+        return isinstance(self.bound, (Words, Numbers, TokenIds))
 
 
 def _parameter(
-    default: _T,
-    type_: str,
-    bound: Bound,
-    meaning: str,
-    *,
-    aliases: tuple[str, ...] = (),
-    is_list: bool = False,
-    checkpoint: str = "",
+    default: _T, bound: Bound[_T], meaning: str, *, aliases: tuple[str, ...] = (), checkpoint: str = ""
 ) -> _T:
-    """Return a field of `RequestParameters` whose metadata is its row of the table, but for the name."""
-    row = {"type": type_, "bound": bound, "meaning": meaning, "default": default}
-    metadata = {**row, "aliases": aliases, "is_list": is_list, "checkpoint": checkpoint}
+    """Return a field of `RequestParameters` with its row of the table."""
+    row = Parameter(default, bound, meaning, aliases, checkpoint)
     # Prompts, words and guides stay out of logs.
-    return field(default=default, repr=type_ != "STRING", metadata=metadata)
+    return field(default=default, repr=row.type != "STRING", metadata={"row": row})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,197 +78,186 @@ class RequestParameters:
     # fmt: off
     # The prompt: one of the two. Parsing replaces them by GenerationRequest.prompt and prompt_tokens.
     text_input: str = _parameter(
-        "", "STRING", Text(),
+        "", Text(),
         "The prompt: not empty, at most `max_model_len` - 1 tokens.",
     )
     input_ids: tuple[int, ...] = _parameter(
-        (), "INT32", TokenIds(),
+        (), TokenIds(),
         "The prompt as tokens, taken as they are, without a BOS; -1 is padding.",
-        is_list=True,
     )
     max_tokens: int = _parameter(
-        128, "INT32", Integer(low=1),
+        128, Integer(low=1),
         "Tokens to generate at most. Prompt and completion share the server's `max_model_len`: an explicit value "
         "beyond that is refused, the server's default is cut to what fits.",
         checkpoint="max_new_tokens",
     )
     min_tokens: int = _parameter(
-        0, "INT32", Integer(low=0),
+        0, Integer(low=0),
         "No end token, stop token or stop word ends the text before that many tokens; at most `max_tokens`.",
         aliases=("min_length",), checkpoint="min_new_tokens",
     )
     truncate_max_tokens: bool | None = _parameter(
-        None, "BOOL", Flag(),
+        None, Flag(),
         "True cuts a `max_tokens` beyond what fits, False refuses it; missing: the setting of that name.",
     )
     temperature: float = _parameter(
-        0.0, "FP32", Real(low=0.0, high=2.0),
+        0.0, Real(low=0.0, high=2.0),
         "Divides the logits; 0 takes the likeliest token each time (greedy).",
         checkpoint="temperature",
     )
     top_k: int = _parameter(
-        0, "INT32", Integer(low=0),
+        0, Integer(low=0),
         "Sample among the k likeliest tokens; 0 is off.",
         checkpoint="top_k",
     )
     top_p: float = _parameter(
-        1.0, "FP32", _SHARE,
+        1.0, _SHARE,
         "Sample among the likeliest tokens that together have this probability; 1 is off, 0 is greedy.",
         checkpoint="top_p",
     )
     min_p: float = _parameter(
-        0.0, "FP32", _SHARE,
+        0.0, _SHARE,
         "Never sample a token less than `min_p` times as likely as the likeliest one; 0 is off.",
         checkpoint="min_p",
     )
     repetition_penalty: float = _parameter(
-        1.0, "FP32", Real(above=0.0),
+        1.0, Real(above=0.0),
         "Divides the scores of tokens already present, the prompt's included; 1 is off.",
         checkpoint="repetition_penalty",
     )
     frequency_penalty: float = _parameter(
-        0.0, "FP32", _PENALTY,
+        0.0, _PENALTY,
         "Subtracted from a token's score for each time it was generated; 0 is off.",
     )
     presence_penalty: float = _parameter(
-        0.0, "FP32", _PENALTY,
+        0.0, _PENALTY,
         "Subtracted from a token's score once it was generated; 0 is off.",
     )
     logit_bias: tuple[tuple[int, float], ...] = _parameter(
-        (), "STRING", TokenBias(MAX_BIASES, _BIAS),
+        (), TokenBias(MAX_BIASES, _BIAS),
         "JSON: token id to what is added to its logit, before the penalties.",
     )
     embedding_bias_words: tuple[bytes, ...] = _parameter(
-        (), "STRING", Words(MAX_BIASES, max_total_bytes=MAX_BIAS_BYTES, keeps_empty=True),
+        (), Words(MAX_BIASES, max_total_bytes=MAX_BIAS_BYTES, keeps_empty=True),
         "Words whose weights are added to the logits of all tokens that they consist of.",
-        is_list=True,
     )
     embedding_bias_weights: tuple[float, ...] = _parameter(
-        (), "FP32", Numbers(MAX_BIASES, _BIAS),
+        (), Numbers(MAX_BIASES, _BIAS),
         "The weights of `embedding_bias_words`, as many as words.",
-        is_list=True,
     )
     allowed_token_ids: tuple[int, ...] = _parameter(
-        (), "INT32", TokenIds(MAX_ALLOWED_TOKENS),
+        (), TokenIds(MAX_ALLOWED_TOKENS),
         "The only tokens that may be sampled, end tokens included; -1 is padding; empty allows all.",
-        is_list=True,
     )
     seed: int = _parameter(
-        0, "UINT64", Integer(low=0, high=2**64 - 1),
+        0, Integer(low=0, high=2**64 - 1),
         "Same seed, same request, same text; missing: drawn at random.",
         aliases=("random_seed",),
     )
     n: int = _parameter(
-        1, "INT32", Integer(low=1, high=16),
+        1, Integer(low=1, high=16),
         "Completions of the prompt, at most 64 in all rows of a request; the first one has the seed itself, the others "
         "seeds derived from it.",
         aliases=("num_return_sequences",),
     )
     stop_words: tuple[bytes, ...] = _parameter(
-        (), "STRING", Words(MAX_STOP_WORDS),
+        (), Words(MAX_STOP_WORDS),
         "The text ends before the first of these strings; an empty string is ignored.",
-        aliases=("stop",), is_list=True,
+        aliases=("stop",),
     )
     stop_token_ids: tuple[int, ...] = _parameter(
-        (), "INT32", TokenIds(MAX_STOP_TOKENS),
+        (), TokenIds(MAX_STOP_TOKENS),
         "Tokens that end the text and are no part of it; -1 is padding.",
-        is_list=True,
     )
     end_id: int = _parameter(
-        -1, "INT32", Integer(low=-1),
+        -1, Integer(low=-1),
         "Another stop token; -1 is none.",
     )
     ignore_eos: bool = _parameter(
-        False, "BOOL", Flag(),
+        False, Flag(),
         "True makes the checkpoint's end tokens ordinary tokens.",
     )
     bad_words: tuple[bytes, ...] = _parameter(
-        (), "STRING", Words(MAX_BAD_WORDS),
+        (), Words(MAX_BAD_WORDS),
         "Strings that are never generated, in any split into tokens; an empty string is ignored.",
-        is_list=True,
     )
     # Empty: none, for the rows of a batch that have none.
     guided_decoding_guide_type: str = _parameter(
-        "", "STRING", Choice(("", *GUIDE_TYPES)),
+        "", Choice(("", *GUIDE_TYPES)),
         "The kind of `guided_decoding_guide`; empty: no guide.",
     )
     guided_decoding_guide: str = _parameter(
-        "", "STRING", Text(MAX_GUIDE_BYTES),
+        "", Text(MAX_GUIDE_BYTES),
         "What the text conforms to; `json` needs none.",
     )
     priority: int = _parameter(
-        0, "INT32", Integer(low=-(2**31), high=2**31 - 1),
+        0, Integer(low=-(2**31), high=2**31 - 1),
         "Lower ones get a free slot first, equal ones in order of arrival; Triton's own queue doesn't know it.",
     )
     stream: bool = _parameter(
-        False, "BOOL", Flag(),
+        False, Flag(),
         "True: a response for each chunk of text; one row per request, and only under the config `streaming`.",
     )
     stream_interval_ms: int = _parameter(
-        0, "INT32", Integer(low=0, high=1000),
+        0, Integer(low=0, high=1000),
         "Milliseconds between two chunks of a completion at least; the first and the last chunk do not wait.",
     )
     exclude_input_in_output: bool = _parameter(
-        True, "BOOL", Flag(),
+        True, Flag(),
         "False returns the prompt in front of the completion.",
     )
     return_log_probs: bool = _parameter(
-        False, "BOOL", Flag(),
+        False, Flag(),
         "True returns `output_log_probs` and `cum_log_probs`.",
     )
     num_logprobs: int | None = _parameter(
-        None, "INT32", _LOG_PROBS,
+        None, _LOG_PROBS,
         "Returns `logprobs`, with that many of the likeliest tokens beside each generated one.",
     )
     prompt_logprobs: int | None = _parameter(
-        None, "INT32", _LOG_PROBS,
+        None, _LOG_PROBS,
         "Returns the output `prompt_logprobs`, with that many of the likeliest tokens beside each one of the prompt.",
     )
     return_perf_metrics: bool = _parameter(
-        False, "BOOL", Flag(),
+        False, Flag(),
         "True returns the four times of the request and `num_cached_tokens`.",
     )
     # Of other backends: checked, and without effect.
     pad_id: int | None = _parameter(
-        None, "INT32", Integer(),
+        None, Integer(),
         "Without effect: nothing is padded.",
     )
     beam_width: int = _parameter(
-        1, "INT32", Integer(low=1, high=1),
+        1, Integer(low=1, high=1),
         "1: there is no beam search.",
     )
     length_penalty: float | None = _parameter(
-        None, "FP32", Real(),
+        None, Real(),
         "Without effect: it is beam search's.",
     )
     return_finish_reason: bool = _parameter(
-        True, "BOOL", Flag(),
+        True, Flag(),
         "Without effect: the output is always present.",
     )
     return_num_input_tokens: bool = _parameter(
-        True, "BOOL", Flag(),
+        True, Flag(),
         "Without effect: the output is always present.",
     )
     return_num_output_tokens: bool = _parameter(
-        True, "BOOL", Flag(),
+        True, Flag(),
         "Without effect: the output is always present.",
     )
     sampling_parameters: str = _parameter(
-        "", "STRING", Text(),
+        "", Text(),
         "A JSON object of other parameters, but for the prompt and `stream`, under vLLM's names (`logprobs` for "
         "`num_logprobs`); numbers and flags may be strings, and `top_k` -1; `null` is missing.",
     )
     # fmt: on
 
 
-PARAMETERS: Mapping[str, Parameter] = {
-    field.name: Parameter(field.name, **field.metadata) for field in fields(RequestParameters)
-}
+PARAMETERS: Mapping[str, Parameter] = {field.name: field.metadata["row"] for field in fields(RequestParameters)}
 
-ALIASES: Mapping[str, str] = {alias: row.name for row in PARAMETERS.values() for alias in row.aliases}
-"""Parameters by their other names."""
-
-NAMES: Mapping[str, str] = {**{name: name for name in PARAMETERS}, **ALIASES}
+NAMES: Mapping[str, str] = {alias: name for name, row in PARAMETERS.items() for alias in (name, *row.aliases)}
 """Parameters by all of their names: those of inputs and request parameters."""
 
 PROMPTS = ("text_input", "input_ids")

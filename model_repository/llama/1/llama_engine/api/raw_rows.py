@@ -6,17 +6,17 @@ two values it is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from llama_engine.api.compound_bounds import read_object
-from llama_engine.api.parameters import NAMES, PARAMETERS, PROMPTS, SAMPLING_PARAMETERS, Parameter
-from llama_engine.bounds import BoundError, show
+from llama_engine.api.parameters import NAMES, PARAMETERS, PROMPTS, SAMPLING_PARAMETERS
+from llama_engine.bounds import Bound, BoundError, show
 from llama_engine.errors import InvalidRequest
 
 RawInputs = Mapping[str, NDArray[Any]]
@@ -40,7 +40,6 @@ class RawRow:
 
     raw: Mapping[str, RawValue]
     prefix: str
-    _parsed: dict[str, object] = field(default_factory=dict, repr=False)
 
     def __contains__(self, name: str) -> bool:
         return name in self.raw
@@ -51,13 +50,11 @@ class RawRow:
         return InvalidRequest(f"{self.prefix}{shown} is ", str(value), f"; it must be {bound}")
 
     def read(self, name: str) -> object:
-        """Return a value of the row in its Python form, parsed once; raises InvalidRequest if it violates its bound."""
-        if name not in self._parsed:
-            try:
-                self._parsed[name] = PARAMETERS[name].bound.parse(self.raw[name].value)
-            except BoundError as error:
-                raise self.refusal(name, error.value, error.bound) from None
-        return self._parsed[name]
+        """Return a value of the row in its Python form; raises InvalidRequest if it violates its bound."""
+        try:
+            return PARAMETERS[name].bound.parse(self.raw[name].value)
+        except BoundError as error:
+            raise self.refusal(name, error.value, error.bound) from None
 
     def values(self) -> dict[str, object]:
         """Return the row's values but the prompt, in their Python form; raises as `read`."""
@@ -101,7 +98,7 @@ def _row(inputs: RawInputs, common: list[RawValue], row: int, prefix: str) -> Ra
         if name is None:
             raise InvalidRequest(prefix, show(new.name), f" is no {kind}{_suggestion(new.name)}")
         first = raw.setdefault(name, new)
-        if first is not new and not _agree(PARAMETERS[name], first, new):
+        if first is not new and not _agree(PARAMETERS[name].bound, first, new):
             values = f"is {show(first.value)} and {new.name} is {show(new.value)}"
             raise InvalidRequest(f"{prefix}{first.name} ", values, "; the field must have one value")
 
@@ -118,17 +115,15 @@ def _row(inputs: RawInputs, common: list[RawValue], row: int, prefix: str) -> Ra
     return RawRow(raw, prefix)
 
 
-def _agree(parameter: Parameter, first: RawValue, second: RawValue) -> bool:
-    """Return whether both have the parameter's type and the same value; FP32 in its own precision."""
+def _agree(bound: Bound[object], first: RawValue, second: RawValue) -> bool:
+    """Return whether both have the parameter's type and the same value."""
     try:
-        values = [parameter.bound.parse(raw.value) for raw in (first, second)]
+        values = bound.parse(first.value), bound.parse(second.value)
     except BoundError:
         return False
-    if parameter.type != "FP32":
-        return values[0] == values[1]
-    # What is beyond FP32 is infinite in both.
-    with np.errstate(over="ignore"):
-        return np.array_equal(np.asarray(values[0], np.float32), np.asarray(values[1], np.float32))
+    # One of two floats may come from FP32, the other from text.
+    floats = [value for value in values if isinstance(value, float)]
+    return math.isclose(*floats, rel_tol=1e-6) if len(floats) == 2 else values[0] == values[1]
 
 
 def _sampling_parameters(value: object, prefix: str) -> dict[str, object]:

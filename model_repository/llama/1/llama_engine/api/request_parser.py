@@ -12,9 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from llama_engine.api.compound_bounds import count_ids, read_object
+from llama_engine.api.compound_bounds import read_object
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.api.parameters import GUIDE_TYPES, MAX_COMPLETIONS
@@ -71,37 +69,28 @@ class RequestParser:
 
     def _prompt(self, row: RawRow) -> tuple[str, tuple[int, ...]]:
         """Return the prompt as text and as tokens."""
-        if "input_ids" not in row:
-            text = row.read("text_input")
-            assert isinstance(text, str)
-            return text, self._encode(text, row)
-        raw = row.raw["input_ids"].value
-        if isinstance(raw, np.ndarray):
-            # Before they are Python's: a tensor may have millions.
-            self._check_length(row, "input_ids", count_ids(raw))
-        tokens = row.read("input_ids")
-        assert isinstance(tokens, tuple)
-        self._check_tokens(row, "input_ids", tokens)
-        if not tokens:
-            raise row.refusal("input_ids", "an empty list", "a list of at least one token")
-        token_bytes = self.tokenizer.vocabulary.token_bytes
-        return b"".join(token_bytes[token] for token in tokens).decode(errors="replace"), tokens
-
-    def _encode(self, prompt: str, row: RawRow) -> tuple[int, ...]:
-        if not prompt:
-            raise row.refusal("text_input", "''", "a text of at least one token")
+        if "input_ids" in row:
+            tokens = row.read("input_ids")
+            assert isinstance(tokens, tuple)
+            self._check_prompt(row, "input_ids", tokens)
+            token_bytes = self.tokenizer.vocabulary.token_bytes
+            return b"".join(token_bytes[token] for token in tokens).decode(errors="replace"), tokens
+        text = row.read("text_input")
+        assert isinstance(text, str)
         # Refuse a prompt too long for even the longest tokens before spending time on tokenization.
-        size = len(prompt.encode())
+        size = len(text.encode())
         if size > self._max_prompt * self.tokenizer.vocabulary.longest:
             raise row.refusal("text_input", f"a text of {size} bytes", self._prompt_bound)
-        tokens = self.tokenizer.encode(prompt)
-        self._check_length(row, "text_input", len(tokens))
+        tokens = self.tokenizer.encode(text) if text else ()
+        self._check_prompt(row, "text_input", tokens)
+        return text, tokens
+
+    def _check_prompt(self, row: RawRow, name: str, tokens: tuple[int, ...]) -> None:
         if not tokens:
-            raise row.refusal("text_input", repr(prompt), "a text of at least one token")
-        unknown = next((token for token in tokens if token >= self._vocabulary), None)
-        if unknown is not None:
-            raise row.refusal("text_input", f"token {unknown}", f"below {self._vocabulary}")
-        return tokens
+            raise row.refusal(name, "empty", "a prompt of at least one token")
+        if len(tokens) > self._max_prompt:
+            raise row.refusal(name, f"{len(tokens)} tokens", self._prompt_bound)
+        self._check_tokens(row, name, tokens)
 
     def _with_lengths(self, request: GenerationRequest, row: RawRow) -> GenerationRequest:
         """Return the request with max_tokens and min_tokens within the room that the prompt leaves."""
@@ -147,10 +136,6 @@ class RequestParser:
         beyond = next((token for token in tokens if token >= self._vocabulary), None)
         if beyond is not None:
             raise row.refusal(name, f"a list with token {beyond}", f"of tokens from 0 to {self._vocabulary - 1}")
-
-    def _check_length(self, row: RawRow, name: str, count: int) -> None:
-        if count > self._max_prompt:
-            raise row.refusal(name, f"{count} tokens", self._prompt_bound)
 
     @property
     def _max_prompt(self) -> int:

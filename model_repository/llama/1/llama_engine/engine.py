@@ -14,6 +14,7 @@ import torch
 from llama_engine.api.defaults import GenerationDefaults
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.cuda_graphs import Capture, capture_graphs, graph_count
+from llama_engine.decode_step import DecodeStep
 from llama_engine.errors import GenerationError, InvalidRequest, RequestError
 from llama_engine.events import Result
 from llama_engine.isolation import Isolation
@@ -25,7 +26,7 @@ from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sequence import Sequence, Status, names_of
 from llama_engine.sequence_builder import SequenceBuilder
 from llama_engine.settings import Settings
-from llama_engine.slot_batch import DecodeStep, SlotBatch
+from llama_engine.slot_batch import SlotBatch
 
 
 @dataclass

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
+from llama_engine.cancellation import poll_cancellation
 from llama_engine.engine import Engine, StepResult
 from llama_engine.errors import Cancelled, RequestError, Unavailable
 from llama_engine.events import FAILURE, Event, ResponseSink
@@ -27,15 +28,6 @@ from llama_engine.sequence import Sequence, Status, names_of
 
 if TYPE_CHECKING:
     from llama_engine.sampling.guide_matcher import GuideState
-
-POLL_SECONDS = 0.02
-"""Pause between two rounds of cancellation polls."""
-
-POLL_SHARE = 20
-"""Polling takes at most one part in POLL_SHARE of the time: every poll is a round trip to Triton's process."""
-
-MAX_PAUSE_SECONDS = 0.25
-"""However long a round of polls takes, so that a cancelled request leaves soon."""
 
 GUIDE_SECONDS = 0.05
 """How long `wait_until_admitted` waits for guides: nearly all are compiled within this."""
@@ -69,7 +61,9 @@ class Scheduler:
         self._guide_began = 0.0
         self._health = EngineHealth(stuck_seconds)
         self._stepping = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._polling = threading.Thread(target=self._poll_cancellation, name="cancellation", daemon=True)
+        self._polling = threading.Thread(
+            target=poll_cancellation, args=(self._next_poll, self._cancel), name="cancellation", daemon=True
+        )
         self._stepping.start()
         self._polling.start()
 
@@ -304,30 +298,16 @@ class Scheduler:
         self._changed.notify_all()
         self._stats.record_finished(sequence)
 
-    def _poll_cancellation(self) -> None:
-        """Ask every sink whether its client has cancelled."""
-        pause = POLL_SECONDS
-        while True:
-            with self._changed:
-                # The first wait is the pause; the second waits for sequences.
-                self._changed.wait_for(lambda: self._drain_until is not None and not self._running, pause)
-                self._changed.wait_for(lambda: self._waiting or self._running or self._drain_until is not None)
-                if self._drain_until is not None and not self._running:
-                    return
-                sequences = [*self._waiting, *self._running]
-            began = time.monotonic()
-            cancelled = {sink for sink in {sequence.sink for sequence in sequences} if _is_cancelled(sink)}
-            pause = (POLL_SHARE - 1) * (time.monotonic() - began)
-            pause = min(max(POLL_SECONDS, pause), MAX_PAUSE_SECONDS)
-            if cancelled:
-                with self._changed:
-                    self._cancelled += [sequence for sequence in sequences if sequence.sink in cancelled]
-                    self._changed.notify_all()
+    def _next_poll(self, pause: float) -> list[Sequence] | None:
+        """Wait `pause` seconds, and until there are sequences; return them, or None when the scheduler has stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._drain_until is not None and not self._running, pause)
+            self._changed.wait_for(lambda: self._waiting or self._running or self._drain_until is not None)
+            if self._drain_until is not None and not self._running:
+                return None
+            return [*self._waiting, *self._running]
 
-
-def _is_cancelled(sink: ResponseSink) -> bool:
-    try:
-        return sink.is_cancelled()
-    except Exception:  # noqa: BLE001 - a sink that can't be polled stays, and the others are polled too
-        _log.exception("can't tell whether a request was cancelled; it goes on")
-        return False
+    def _cancel(self, sequences: list[Sequence]) -> None:
+        with self._changed:
+            self._cancelled += sequences
+            self._changed.notify_all()

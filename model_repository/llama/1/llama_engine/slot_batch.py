@@ -1,27 +1,16 @@
-"""The sequences that decode: all state per row, and the step that gives each sequence its next token.
+"""The sequences that decode: all state per row.
 
-The state is behind `SlotBatch.add` and `remove`: KV slot, last token, position, sampling parameters and histories. The
+It is behind `SlotBatch.add` and `remove`: KV slot, last token, position, sampling parameters and histories. The
 rows in use are the first ones, so that a decode step reads views. A row finds its keys and values through a table: a
 sequence keeps its KV slot from its prefill to its end, whatever row it is in.
 """
 
 from __future__ import annotations
 
-import logging
-from typing import Protocol
-
 import torch
 
-from llama_engine.isolation import Isolation
-from llama_engine.model.model_runner import ModelRunner
-from llama_engine.sampling.sampler import FAILED, Sampler
 from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState, features_of
-from llama_engine.sequence import Sequence, names_of
-
-MAX_FAILED_REPLAYS = 3
-"""Consecutive failures after which captured steps are no longer replayed."""
-
-_log = logging.getLogger(__name__)
+from llama_engine.sequence import Sequence
 
 
 class SlotBatch:
@@ -103,82 +92,3 @@ class SlotBatch:
     def _replace(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
         self.features = features_of(sequences)
-
-
-class CapturedSteps(Protocol):
-    """Decode steps that were captured as CUDA graphs."""
-
-    def step(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Replay a step: what `DecodeStep.run` specifies. If it raises, nothing has been stored."""
-
-
-class DecodeStep:
-    """Computes the next token of every row in use, by replayed CUDA graphs where there are any. Not thread-safe.
-
-    The first `decoding` rows run a forward pass; the others have just been prefilled, and their last hidden states are
-    passed in.
-    """
-
-    def __init__(self, model: ModelRunner, sampler: Sampler, batch: SlotBatch, isolation: Isolation) -> None:
-        self._model, self._sampler, self._batch, self._isolation = model, sampler, batch, isolation
-        self.graphs: CapturedSteps | None = None
-        """Captured steps; None launches every kernel."""
-        self._failed_replays = 0
-
-    def run(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Return the next token of every row in use, [rows], and store it as the input of the row's next step.
-
-        prefilled: hidden states, [rows, hidden] in all, of the rows behind the first `decoding`. FAILED stands for a
-        token that can't be computed: the sequence has its result, or its logits were not finite.
-        """
-        tokens = self._replay(decoding, prefilled)
-        if tokens is None:
-            tokens = self._launch(decoding, prefilled)
-            self._batch.advance(decoding, tokens)
-        # A replay advances the tensors itself.
-        for sequence in self._batch.sequences[:decoding]:
-            sequence.num_cached += 1
-        return tokens
-
-    def _replay(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor | None:
-        """Replay the captured step; None if there is none or it fails."""
-        if self.graphs is None:
-            return None
-        try:
-            tokens = self.graphs.step(decoding, prefilled)
-        except Exception as error:  # noqa: BLE001 - launching finds the sequence that fails, and spares the others
-            self._isolation.record(error, f"replaying a step over {names_of(self._batch.sequences)}")
-            self._failed_replays += 1
-            if self._failed_replays == MAX_FAILED_REPLAYS:
-                _log.error("%d consecutive replays failed; CUDA graphs are no longer used", MAX_FAILED_REPLAYS)
-                self.graphs = None
-            return None
-        self._failed_replays = 0
-        return tokens
-
-    def _launch(self, decoding: int, prefilled: list[torch.Tensor]) -> torch.Tensor:
-        """Compute the tokens of all rows in use, [rows]; where that fails, of halves of them."""
-        batch = self._batch
-        row_of = {sequence: row for row, sequence in enumerate(batch.sequences)}
-
-        def compute(part: list[Sequence]) -> torch.Tensor:
-            first = row_of[part[0]]
-            last = first + len(part)
-            hidden = []
-            if first < decoding:
-                rows = slice(first, min(last, decoding))
-                span = max(sequence.num_cached for sequence in batch.sequences[rows]) + 1
-                states = batch.kv_slots[rows], batch.tokens[rows], batch.positions[rows]
-                hidden.append(self._model.decode(*states, span))
-            if last > decoding:
-                hidden.append(torch.cat(prefilled)[max(first - decoding, 0) : last - decoding])
-            logits = self._model.logits(torch.cat(hidden))
-            return self._sampler.sample(logits, first, part, batch.features)
-
-        parts, failed = self._isolation.isolate("the next tokens", batch.sequences, compute)
-        if not failed:
-            return torch.cat(parts)
-        tokens = torch.full_like(batch.tokens[: len(batch)], FAILED)
-        computed = [row for sequence, row in row_of.items() if sequence not in failed]
-        tokens[computed] = torch.cat([tokens[:0], *parts])
-        return tokens

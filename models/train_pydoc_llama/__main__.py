@@ -73,7 +73,7 @@ def train(
     identity: of the data and the plan; a state with another one is refused.
     """
     if state_file.exists():
-        state = torch.load(state_file, weights_only=True)
+        state = torch.load(state_file, weights_only=True)  # noqa: TID251 - unpickles tensors alone
         if state["identity"] != identity:
             raise SystemExit(f"{state_file} belongs to a run with other data or another plan: move it away first")
         trainer.load_state_dict(state)

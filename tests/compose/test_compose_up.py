@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from compose.conftest import NewProject
-from compose.engine import BUILD_AND_START_S, GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
+from compose.engine import GRPC, HTTP, METRICS, OPENAI, SERVICE, ComposeProject
 from llama_engine.kernels.cpu.build import INSTRUCTION_SETS, object_path
 from triton_llama import LlamaClient
 from triton_llama.status import read_model_info
@@ -87,13 +87,6 @@ def test_the_endpoint_streams_a_guided_chat_on_its_published_port(served: Compos
     assert "".join(choice["delta"].get("content") or "" for choice in choices).lstrip().startswith("{")
 
 
-def test_without_build_a_missing_image_is_built_once_for_both_services(new_project: NewProject) -> None:
-    with new_project({}) as project:
-        project.compose("create", timeout=BUILD_AND_START_S)
-        images = {project.inspect(".Image", service) for service in (SERVICE, "openai")}
-    assert len(images) == 1
-
-
 def test_no_process_is_root_or_can_become_root(served: ComposeProject) -> None:
     # The test's own `exec` is among them: it has the container's user and limits.
     lines = served.inside("sh", "-c", "cat /proc/[0-9]*/status").stdout.splitlines()
@@ -109,15 +102,6 @@ def test_only_the_volumes_can_be_written(served: ComposeProject) -> None:
     assert attempt.stderr.count("Read-only file system") == len(WRITE_PROTECTED)
     for folder in ("/tmp", "/dev/shm", "/var/cache/triton-llama"):
         served.inside("sh", "-c", f"touch {folder}/written && rm {folder}/written")
-
-
-def test_the_gpu_file_adds_all_gpus_and_changes_nothing_else(served: ComposeProject) -> None:
-    gpu_files = ("--file", "docker-compose.yml", "--file", "deploy/docker/compose.gpu.yml")
-    plain, gpu = (_config(served, *files) for files in ((), gpu_files))
-    (device,) = gpu.pop("deploy")["resources"]["reservations"]["devices"]
-    assert (device["driver"], device["capabilities"], device["count"]) == ("nvidia", ["gpu"], -1)
-    assert gpu.pop("ulimits")["memlock"] == -1
-    assert gpu == plain
 
 
 def test_only_the_servers_variables_that_are_set_reach_the_container(new_project: NewProject) -> None:

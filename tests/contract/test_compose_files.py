@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from contract.code_blocks import ROOT, blocks
-from contract.monitoring_files import DASHBOARD, MONITORING
 from llama_engine.bounds import Integer
 from llama_engine.settings import BOUNDS, ENVIRONMENT_PREFIX
 from triton_llama_openai import settings as endpoint_settings
@@ -23,8 +20,7 @@ COMPOSE, GPU, PROXY = (
     for name in ("docker-compose.yml", "deploy/docker/compose.gpu.yml", "deploy/proxy/compose.proxy.yml")
 )
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
-SERVER, OPENAI, GRAFANA = (SERVICES[name] for name in ("server", "openai", "grafana"))
-GRAFANA_ENVIRONMENT = dict(line.split("=", 1) for line in GRAFANA["environment"])
+SERVER, OPENAI = SERVICES["server"], SERVICES["openai"]
 # compose.proxy.yml marks with !reset what it removes.
 PROXIED: dict[str, dict[str, Any]] = yaml.safe_load(PROXY.replace("!reset", ""))["services"]
 CONTAINERS = {**SERVICES, "proxy": PROXIED["proxy"]}
@@ -119,18 +115,3 @@ def test_the_endpoint_has_the_servers_checkpoint() -> None:
     override = yaml.safe_load(text)["services"]
     assert override["openai"] == override["server"]
     assert {"LLAMA_MODEL", "LLAMA_REVISION"} <= {*OPENAI["environment"]}
-
-
-def test_grafana_provisions_the_dashboard() -> None:
-    volumes = [volume.split(":") for volume in GRAFANA["volumes"]]
-    mounts = {target: ROOT / source for source, target, *_ in volumes if source.startswith("./")}
-    provisioning = mounts["/etc/grafana/provisioning"]
-    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
-    assert (source["url"], source["isDefault"]) == ("http://prometheus:9090", True)
-    # $__rate_interval is computed from Grafana's interval: if it is too short, every panel is empty.
-    scraping = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["global"]
-    assert source["jsonData"]["timeInterval"] == scraping["scrape_interval"] == scraping["evaluation_interval"]
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "triton-llama.yml").read_text())["providers"]
-    home = Path(GRAFANA_ENVIRONMENT["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
-    assert str(home.parent) == provider["options"]["path"]
-    assert json.loads((mounts[str(home.parent)] / home.name).read_text()) == DASHBOARD

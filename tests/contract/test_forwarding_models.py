@@ -8,7 +8,7 @@ from pathlib import Path
 
 from contract.code_blocks import ROOT
 from contract.configs import MODEL, parsed, read_config
-from tritonclient.grpc.model_config_pb2 import DataType, ModelInput, ModelOutput
+from tritonclient.grpc.model_config_pb2 import ModelInput, ModelOutput
 
 UNARY = MODEL.with_name("llama_unary")
 COMPATIBILITY = ROOT / "compatibility"
@@ -42,29 +42,11 @@ def test_llama_unary_has_the_contract_of_the_streaming_config() -> None:
     assert not (UNARY / "configs").exists()
 
 
-def test_all_models_name_the_request_parameter_alike() -> None:
-    decoder = ENGINE / "triton" / "request_decoder.py"
-    assert {_definitions(path)["FORWARDED"] for path in (*MODELS, decoder)} == {"'llama_unary'"}
-
-
 def test_both_models_tell_the_code_of_an_error_by_the_same_source() -> None:
     """Each model's folder stands alone, so both have a copy."""
     first, second = map(_definitions, MODELS)
     for name in ("_UNAVAILABLE", "_with_code", "_error"):
         assert first[name] == second[name]
-
-
-def test_llama_unary_runs_on_the_standard_library_alone() -> None:
-    imports = [node for node in ast.walk(ast.parse(MODELS[0].read_text())) if isinstance(node, ast.Import)]
-    imported = {alias.name.split(".")[0] for node in imports for alias in node.names}
-    assert not imported & {"torch", "numpy", "transformers", "llama_engine"}
-
-
-def test_vllm_model_takes_a_stream_of_outputs_that_llama_has() -> None:
-    config, llama = parsed(COMPATIBILITY / "vllm_model" / "config.pbtxt"), read_config("streaming")
-    assert set(ast.literal_eval(_definitions(MODELS[1])["OUTPUTS"])) <= set(_types(llama.output))
-    assert config.model_transaction_policy.decoupled
-    assert config.max_batch_size == 0
 
 
 def test_the_ensembles_tensors_are_llamas_under_their_own_names() -> None:
@@ -78,15 +60,3 @@ def test_the_ensembles_tensors_are_llamas_under_their_own_names() -> None:
     assert dict(step.output_map) == {name: name for name in _types(ensemble.output)}
     # Triton takes no model without a folder of its version.
     assert (COMPATIBILITY / "ensemble" / "1").is_dir()
-
-
-def test_the_ensemble_of_unsigned_integers_differs_from_llama_in_these_alone() -> None:
-    ensemble, first = (parsed(COMPATIBILITY / name / "config.pbtxt") for name in ("ensemble_uint32", "as_int32"))
-    llama, inputs = _types(read_config("streaming").input), _types(ensemble.input)
-    unsigned = {name: llama[name][1] for name in _types(first.input)}
-    assert _types(first.input) == {name: (DataType.TYPE_UINT32, dims) for name, dims in unsigned.items()}
-    assert _types(first.output) == {name: llama[name] for name in unsigned}
-    assert {name: inputs[name] for name in unsigned} == _types(first.input)
-    assert {name: llama[name] for name in inputs if name not in unsigned}.items() <= inputs.items()
-    # A step without one of its inputs never runs.
-    assert {tensor.name for tensor in ensemble.input if not tensor.optional} == set(unsigned)

@@ -68,16 +68,6 @@ def test_every_port_is_one_of_the_image(overlay: Overlay) -> None:
     assert set(names) <= set(ports)
 
 
-def test_every_selector_selects_the_servers_pods(overlay: Overlay) -> None:
-    selectors = [service["spec"]["selector"] for service in overlay.all("Service")]
-    for kind in ("Deployment", "PodDisruptionBudget", "PodMonitor"):
-        selectors += [manifest["spec"]["selector"]["matchLabels"] for manifest in overlay.all(kind)]
-    selectors += [policy["spec"]["podSelector"]["matchLabels"] for policy in overlay.all("NetworkPolicy")]
-    server = {"app.kubernetes.io/name": "triton-llama"}
-    assert [labels for labels in selectors if labels != server] == []
-    assert server.items() <= overlay.only("Deployment")["spec"]["template"]["metadata"]["labels"].items()
-
-
 def test_every_container_runs_the_version_of_this_project(overlay: Overlay) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert {container["image"] for container in overlay.containers.values()} == {f"triton-llama:{version}"}

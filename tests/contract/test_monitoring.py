@@ -7,10 +7,8 @@ that their metrics exist.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
-import yaml
 from compose.commands import run
 from contract.code_blocks import ROOT
 from contract.debian_packages import prometheus_or_skip
@@ -28,14 +26,8 @@ from contract.monitoring_files import (
 )
 
 ALERTS = [rule for rule in rules() if rule.alerts]
-RECORDED = {rule.name for rule in rules() if not rule.alerts}
 RULE_TESTS = sorted((MONITORING / "tests").glob("*.yml"))
 each_alert = pytest.mark.parametrize("alert", ALERTS, ids=str)
-
-
-def _tests(kind: str) -> list[dict[str, Any]]:
-    tests = [test for file in RULE_TESTS for test in yaml.safe_load(file.read_text())["tests"]]
-    return [case for test in tests for case in test.get(kind, [])]
 
 
 def test_promtool_accepts_the_config() -> None:
@@ -47,16 +39,6 @@ def test_promtool_accepts_the_config() -> None:
 def test_the_rules_pass_their_tests() -> None:
     promtool = prometheus_or_skip().promtool
     run([promtool, "test", "rules", *RULE_TESTS], timeout=60)
-
-
-@each_alert
-def test_an_alert_is_tested_both_ways(alert: Rule) -> None:
-    cases = [bool(case["exp_alerts"]) for case in _tests("alert_rule_test") if case["alertname"] == alert.name]
-    assert set(cases) == {True, False}
-
-
-def test_every_recorded_series_is_tested() -> None:
-    assert {case["expr"] for case in _tests("promql_expr_test")} == RECORDED
 
 
 @each_alert

@@ -10,7 +10,6 @@ from contract.code_blocks import ROOT
 from contract.configs import read_config
 from contract.manifests import build, environment
 from triton_supervisor.supervisor import FLUSH_S
-from tritonclient.grpc import service_pb2
 
 CONFIG = (ROOT / "deploy/proxy/haproxy.cfg").read_text()
 README = ROOT / "deploy/proxy/README.md"
@@ -79,31 +78,6 @@ def test_an_allowed_request_fits_into_the_buffer_that_it_is_measured_in() -> Non
     # HAProxy reserves 1 KiB for headers of its own, and 8 bytes for each of at most 101 headers.
     assert int(buffer) - int(most) - int(head) - int(address) >= 4096
     assert CONFIG.index("req.hdrs,length") < CONFIG.index("wait-for-body")
-
-
-def test_the_rule_against_classifications_finds_nothing_else() -> None:
-    (first, name), (second, same) = re.findall(
-        r"acl wants_classes req\.body,bytes\(([\d,]+)\),hex -m reg '(.*)'", CONFIG
-    )
-    assert name == same
-    (start, length), (most,) = first.split(","), set(re.findall(r"req\.body_size gt (\d{2,})", CONFIG))
-    (buffer,) = re.findall(r"tune\.bufsize (\d+)", CONFIG)
-    # In hexadecimal a half fits into a buffer, and each place at which the name may lie is whole in one of the halves.
-    assert start == "0"
-    assert 2 * max(int(length), int(most) - int(second)) < int(buffer)
-    assert int(length) - int(second) >= 50
-    request = service_pb2.ModelInferRequest(model_name="llama", raw_input_contents=[b"\x0e\0\0\0classification"])
-    for text in (b"classification", b"a\nclassification", b"a classification of words"):
-        request.inputs.add(name="text_input").contents.bytes_contents.append(text)
-    assert not re.search(name, request.SerializeToString().hex().upper())
-    output = request.outputs.add(name="text_output")
-    output.parameters["classification"].int64_param = 1
-    whole = request.SerializeToString()
-    assert re.search(name, whole.hex().upper())
-    key = b"\x0a\x0eclassification"
-    for field in (b"\x0a", b"\x8a\x00", b"\x8a\x80\x80\x00"):
-        for size in (b"\x0e", b"\x8e\x00", b"\x8e\x80\x80\x80\x00"):
-            assert re.search(name, whole.replace(key, field + size + key[2:]).hex().upper()), (field, size)
 
 
 @pytest.mark.parametrize("timeout", ["timeout client", "timeout server", "hard-stop-after"])

@@ -7,7 +7,6 @@ from itertools import count
 from unittest.mock import patch
 
 import pytest
-import torch
 from engine.engines import alone, engine_of, run
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import request_of, requests_of
@@ -44,41 +43,6 @@ def test_the_prompt_of_choices_is_computed_once(checkpoint: Checkpoint, budget: 
     assert prefilled == 40
     assert len({result.text for result in results if isinstance(result, Completion)}) > 1
     assert [result.choice for result in results if isinstance(result, Completion)] == [0, 1, 2, 3]
-
-
-def test_copies_of_a_long_prompt_are_spread_over_passes(checkpoint: Checkpoint) -> None:
-    request, other = _request(checkpoint, 4), request_of(checkpoint, 9, 30, 3)
-    # 16 times 2 tokens are less than the prompt: one copy a pass.
-    engine = engine_of(checkpoint, 6, prefill_tokens="2")
-    sequences = [*engine.builder.choices(request), engine.builder.build(other)]
-    for sequence in sequences:
-        engine.add(sequence)
-    passes: list[ForwardPass] = []
-    copies: list[int] = []
-    with watching(passes.append), patch.object(engine._model, "copy", side_effect=engine._model.copy) as copy:
-        while engine.used_slots:
-            before = copy.call_count
-            engine.step()
-            copies.append(copy.call_count - before)
-    assert (max(copies), sum(copies)) == (1, 3)
-    assert sum(forward.tokens for forward in passes if not forward.decodes) == 40 + 30
-    assert [choice.result for choice in sequences] == [*_expected(checkpoint, request), *alone(checkpoint, [other])]
-
-
-def test_a_prompt_whose_hidden_state_is_not_stored_is_computed_again(checkpoint: Checkpoint) -> None:
-    request, other = _request(checkpoint, 3), request_of(checkpoint, 9, 30, 3)
-    engine = engine_of(checkpoint, 4)
-    real, failures = torch.Tensor.clone, [torch.OutOfMemoryError("no room for a copy")]
-
-    def clone(tensor: torch.Tensor) -> torch.Tensor:
-        if failures and tensor.dim() == 2 and len(tensor) == 1:
-            raise failures.pop()
-        return real(tensor)
-
-    with patch.object(torch.Tensor, "clone", clone):
-        faulty = run(engine, [*engine.builder.choices(request), engine.builder.build(other)])
-    assert faulty.errors == 1
-    assert faulty.results == [*_expected(checkpoint, request), *alone(checkpoint, [other])]
 
 
 def test_more_choices_than_slots_copy_the_prompt_from_one_that_still_runs(checkpoint: Checkpoint) -> None:
@@ -134,20 +98,6 @@ def test_a_copy_that_fails_costs_its_choice_alone(checkpoint: Checkpoint, fails:
         choice for place, choice in enumerate(expected) if place != fails
     ]
     assert run(engine, engine.builder.choices(request)).results == expected
-
-
-def test_a_first_choice_that_fails_in_prefill_costs_the_others_nothing(checkpoint: Checkpoint) -> None:
-    request = _request(checkpoint, 3)
-    engine = engine_of(checkpoint, 4)
-
-    def fail_first(forward: ForwardPass) -> None:
-        if forward.number == 0:
-            raise RuntimeError("no prefill")
-
-    with watching(fail_first):
-        results = run(engine, engine.builder.choices(request)).results
-    assert isinstance(results[0], GenerationError)
-    assert results[1:] == _expected(checkpoint, request)[1:]
 
 
 def test_choices_that_are_removed_at_any_time_harm_no_other(checkpoint: Checkpoint) -> None:

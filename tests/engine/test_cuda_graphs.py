@@ -10,12 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 from engine.engines import add_all, alone, churn, completions, engine_of, run, runner_of
-from engine.forward_passes import watching
 from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder
 from llama_engine import cuda_graphs
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets, unsupported_reason
+from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets
 from llama_engine.engine import Engine
 from llama_engine.events import Completion
 from llama_engine.kernels.gpu import gpu_reference
@@ -25,7 +24,6 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
 from llama_engine.sampling import sampler
 from llama_engine.settings import Settings
-from transformers import GenerationConfig
 
 SLOTS = 6
 """With five sequences there is padding in the last slot, where a long prompt is prefilled in chunks."""
@@ -100,17 +98,6 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) 
     assert decoded < recorder.replayed < decoded + sampled
 
 
-def test_replayed_steps_end_no_text_before_min_tokens(attending: Checkpoint) -> None:
-    # Half of the vocabulary ends a text: without the mask, the first tokens would.
-    ends = GenerationConfig(eos_token_id=list(range(attending.config.vocab_size // 2)))
-    checkpoint = replace(attending, generation_config=ends)
-    requests = [replace(request, min_tokens=4, max_tokens=12) for request in _greedy(SLOTS)]
-    replayed = completions(_graphed(checkpoint)[0], requests)
-    assert replayed == completions(engine_of(checkpoint, SLOTS), requests)
-    assert "stop" in {completion.finish_reason for completion in replayed}
-    assert all(completion.num_output_tokens >= 4 for completion in replayed)
-
-
 def test_replayed_steps_serve_rows_with_features_of_each_row(
     attending: Checkpoint,
 ) -> None:
@@ -149,16 +136,6 @@ def test_a_sequence_that_outgrows_a_span_has_all_its_positions(of_one_slot: tupl
         assert torch.allclose(_keys(replayed, 0, length), _keys(launched, 0, length), atol=1e-4)
     for engine in (launched, replayed):
         engine.step()
-
-
-def test_each_decode_step_is_replayed_once(small: Checkpoint) -> None:
-    engine, recorder = _graphed(small)
-    assert engine.describe_decode().endswith(", replayed as 24 CUDA graphs")
-    launched: list[int] = []
-    with watching(lambda forward: launched.append(forward.number)):
-        completions(engine, _greedy(3))
-    # The prefill is launched, and the sampling of its tokens replayed; then five steps in two graphs each.
-    assert (launched, recorder.replayed) == ([0], 1 + 2 * 5)
 
 
 @pytest.mark.parametrize("place", [0, 2])
@@ -236,21 +213,6 @@ def test_steps_that_cannot_be_captured_are_launched(
     assert lines == ([expected] if reason else [])
     assert engine.describe_decode().endswith(", launched")
     assert completions(engine, _greedy(3)) == alone(small, _greedy(3))
-
-
-@pytest.mark.parametrize(
-    ("threshold", "rounds", "reason"),
-    [
-        (None, False, None),
-        (0.0, True, None),
-        (6.0, True, "at int8_threshold 6 bitsandbytes synchronizes with the device in every layer"),
-    ],
-)
-def test_checkpoints_whose_steps_wait_for_the_device_are_not_captured(
-    fp32: Checkpoint, threshold: float | None, rounds: bool, reason: str | None
-) -> None:
-    info = replace(fp32.info, device=torch.device("cuda"), threshold=threshold, rounds_activations=rounds)
-    assert unsupported_reason(replace(fp32, info=info)) == reason
 
 
 def test_the_memory_plan_includes_what_graphs_need(small: Checkpoint) -> None:

@@ -88,22 +88,6 @@ def test_consecutive_failed_steps_break_an_engine(steps: list[StepResult], probl
     assert (health.failing, health.problem()) == (bool(problem), problem)
 
 
-@pytest.mark.parametrize(("bound", "problem"), [(60, "a step has been running for more than 60 s"), (0, "")])
-def test_a_step_beyond_its_bound_is_reported(bound: int, problem: str) -> None:
-    """0 disables the check."""
-    now = 1000.0
-    health = EngineHealth(bound, lambda: now)
-    health.record_busy()
-    now += 60
-    assert health.problem() == ""
-    now += 1
-    assert health.problem() == problem
-    health.record_step(GOOD)
-    health.record_idle()
-    now += 600
-    assert health.problem() == ""
-
-
 def test_a_model_is_not_ready_while_a_step_is_stuck(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(fp32, 2) as scheduled:
         readiness = Readiness(scheduled.engine, scheduled.scheduler)

@@ -6,12 +6,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-import psutil
 import pytest
 from engine.guided_texts import END, ENDLESS
 from llama_engine.errors import GenerationError, InvalidRequest
@@ -138,24 +136,6 @@ def test_a_guide_is_checked_once(own_guides: Guides, monkeypatch: pytest.MonkeyP
         own_guides.start("regex", text).exception()
     # The oldest leaves first.
     assert checked == ["a", "(", "c", "a"]
-
-
-def test_closing_ends_the_process_after_the_check_in_progress(own_guides: Guides) -> None:
-    process = process_of(own_guides)
-    checking = own_guides.start("json_schema", ENDLESS)
-    while not checking.running():
-        time.sleep(0.001)
-    waiting = own_guides.start("regex", "b")
-    own_guides.close()
-    assert waiting.cancelled()
-    assert checking.exception(60) is not None
-    while psutil.pid_exists(process):
-        time.sleep(0.01)
-
-
-def test_without_an_end_token_the_message_says_what_is_missing(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match="needs an end token"):
-        Guides(tokenizer, []).start("regex", "a").result()
 
 
 def test_without_llguidance_the_message_says_what_to_install(

@@ -1,16 +1,11 @@
 """Structured output: what the masks allow, compared with other implementations of the same languages."""
 
-import itertools
 import json
 import random
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import regex
 from engine.guided_texts import END, allowed_tokens, conforms, tokens_of
-from llama_engine.errors import InvalidRequest
-from llama_engine.sampling import guide_matcher
 from llama_engine.sampling.guides import Guides
 from llama_engine.text.tokenizer import Tokenizer
 
@@ -125,18 +120,3 @@ def test_special_tokens_come_only_where_the_guide_names_them(own_guides: Guides,
         assert start in allowed_tokens(state, tokenizer)
         assert state.accept(start)
         assert conforms(state, "xy", tokenizer)
-
-
-@pytest.mark.parametrize(("milliseconds", "goes_on"), [(2, True), (8, False)])
-def test_a_guide_may_take_milliseconds_a_token(
-    own_guides: Guides, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, milliseconds: int, goes_on: bool
-) -> None:
-    # Read before and after a mask, and before and after a token.
-    times = (count * milliseconds / 2000 for count in itertools.count())
-    monkeypatch.setattr(guide_matcher, "time", SimpleNamespace(thread_time=lambda: next(times)))
-    state = own_guides.start("regex", "a+").result()
-    refused = pytest.raises(InvalidRequest, match=r"can't be followed to its end: it took .* s for \d+ tokens")
-    with nullcontext() if goes_on else refused:
-        for token in tokens_of("a", tokenizer) * 500:
-            allowed_tokens(state, tokenizer)
-            state.accept(token)

@@ -92,17 +92,6 @@ def test_what_ends_a_guided_text(
     assert (result.text, result.finish_reason, result.stop_reason) == expected
 
 
-def test_a_guided_text_may_end_with_an_end_token_where_the_guide_lets_it(engine: Engine) -> None:
-    greedy: dict[str, object] = {"temperature": 0.0, "logit_bias": ((END, 100.0),)}
-    assert text_of(completion(engine, "regex", "(abc){2,}", **greedy)) == "abcabc"
-    # Ignored, it is no end: the text goes on.
-    ignored = completion(engine, "regex", "(abc){2,}", ignore_eos=True, **greedy)
-    assert ignored.finish_reason == "length"
-    assert re.fullmatch("(abc)*(a|ab)?", ignored.text)
-    # And before min_tokens none may come.
-    assert re.fullmatch("(abc){3,}", text_of(completion(engine, "regex", "(abc){2,}", min_tokens=12, **greedy)))
-
-
 def test_rows_that_move_keep_their_guides(engine: Engine, fp32: Checkpoint) -> None:
     """More sequences than slots, of different lengths: each leaves when its guide is finished."""
     counts = (9, 1, 7, 2, 8, 3, 6, 4, 5, 1)

@@ -237,11 +237,6 @@ def test_bad_sampling_parameters_are_refused(tokenizer: Tokenizer, text: str, me
     assert refusal(tokenizer, sampling_parameters=text, min_tokens=2).startswith(message)
 
 
-def test_a_row_with_bad_sampling_parameters_is_named(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match=r"^row 1: 'x' is no parameter that "):
-        parse_rows(tokenizer, text_input=["def f"] * 2, sampling_parameters=["{}", '{"x": 1}'])
-
-
 def test_each_choice_has_a_seed_derived_from_the_requests(tokenizer: Tokenizer) -> None:
     choices = parse(tokenizer, n=16, seed=7).choices()
     assert [choice.choice for choice in choices] == list(range(16))

@@ -75,22 +75,6 @@ def test_a_guide_that_takes_long_delays_no_other_sequence(fp32: Checkpoint) -> N
     assert re.fullmatch("[a-c]{5}", texts_of([slow])[0])
 
 
-def test_a_free_slot_is_not_reserved_for_a_sequence_that_waits_for_its_guide(fp32: Checkpoint) -> None:
-    with running(fp32, 2) as scheduled, held(scheduled) as go:
-        (first,) = scheduled.add(request_of(fp32, 0, 12, 6))
-        scheduled.pace.let(1)
-        scheduled.add(guided("ab"))
-        # The next step is held, so nothing is admitted; one slot is free.
-        (second,) = scheduled.add(request_of(fp32, 1, 12, 4))
-        waiter = threading.Thread(target=scheduled.scheduler.wait_until_admitted, args=([second],))
-        waiter.start()
-        waiter.join(SECONDS)
-        assert not waiter.is_alive()
-        assert second.status is Status.WAITING
-        go.release()
-        scheduled.finish([first, second])
-
-
 def test_a_sequence_with_its_guide_waits_for_a_slot_as_others_do(
     fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,15 +182,6 @@ def test_no_more_guides_than_slots_are_compiled_for_sequences_that_wait(fp32: Ch
         scheduled.pace.run_free()
         scheduled.scheduler.wait_until_finished([*busy, *choices])
     assert all(re.fullmatch("[a-c]{5}", text) for text in texts_of(choices))
-
-
-def test_refused_guides_make_room_for_the_next(fp32: Checkpoint) -> None:
-    with running(fp32, 2) as scheduled:
-        sequences = add_choices(scheduled, guided("(", n=7))
-        waiter = threading.Thread(target=scheduled.scheduler.wait_until_finished, args=(sequences,), daemon=True)
-        waiter.start()
-        waiter.join(SECONDS)
-        assert all(isinstance(sequence.result, InvalidRequest) for sequence in sequences)
 
 
 def test_guides_that_are_refused_or_break_fail_alone(fp32: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +180,6 @@ def test_a_saved_int8_checkpoint_is_read_as_it_is(
     _assert_same(_reader(tmp_path / "saved", int8=True, dtype=dtype), model, int8=True, dtype=dtype)
 
 
-def test_a_tied_head_in_floats_is_the_embedding_itself(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    reader = _reader(save_small(tmp_path / "tied", tokenizer, **TIED))
-    assert reader.head().weight is reader.embedding()
-
-
 def test_what_is_returned_is_not_mapped_from_the_files(folder: Path) -> None:
     reader = _reader(folder)
     layer, embedding, norm, head = reader.layer(0), reader.embedding(), reader.norm(), reader.head()
@@ -197,41 +191,6 @@ def test_what_is_returned_is_not_mapped_from_the_files(folder: Path) -> None:
         file.write(bytes((folder / WEIGHTS).stat().st_size - 20_000))
     assert all(torch.equal(*pair) for pair in zip((*read, embedding, norm), before, strict=True))
     assert str(folder) not in Path("/proc/self/maps").read_text()
-
-
-def _threads_that_compute() -> int:
-    # A thread takes the number when it first computes.
-    torch.ones(1 << 20).sum()
-    return torch.get_num_threads()
-
-
-def test_quantizing_leaves_the_number_of_threads(folder: Path) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        _reader(folder, int8=True).layer(0)
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(_threads_that_compute).result() == torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-
-
-def _status(key: str) -> int:
-    """Return a figure of this process in bytes."""
-    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[key].split()[0]) * 1024
-
-
-def test_reading_floats_holds_some_blocks_more_than_the_result(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
-    reader = _reader(save_small(tmp_path / "wide", tokenizer, **shape))
-    # Resets the peak.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    layers = [reader.layer(index) for index in range(6)]
-    result = sum(getattr(layer, name).weight.nbytes for layer in layers for name in FUSED)
-    assert result > 4 * (16 << 20)
-    assert _status("VmHWM") - before < result + (16 << 20)
 
 
 @pytest.mark.parametrize(

@@ -104,13 +104,6 @@ def test_requests_are_refused_while_there_are_too_many_connections(triton: FakeT
         triton.wait_for(lambda _: served.http.get("/v1/models").status_code == 200)
 
 
-def test_as_many_connections_as_allowed_are_served(triton: FakeTriton) -> None:
-    with endpoint(triton.port, max_connections=2) as served, served.begin(b"") as second:
-        assert served.http.get("/v1/models").status_code == 200
-        second.sendall(REQUEST_OF_MODELS)
-        assert second.recv(65536).startswith(b"HTTP/1.1 200")
-
-
 @pytest.mark.parametrize(
     "begun",
     [

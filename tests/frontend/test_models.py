@@ -45,23 +45,6 @@ def test_all_models_are_probed_at_the_same_time() -> None:
     assert list(asyncio.run(ask())) == ["a", "b"]
 
 
-def test_simultaneous_requests_share_a_fingerprint() -> None:
-    async def ask() -> None:
-        together = asyncio.Barrier(2)
-        engine = _Engine(together)
-        model = _model("a", engine)
-        first, *others = [asyncio.create_task(model.fingerprint()) for _ in range(3)]
-        await asyncio.sleep(0)
-        first.cancel()
-        async with asyncio.timeout(20):
-            await together.wait()
-            fingerprints = {await task for task in others}
-        assert len(fingerprints) == engine.configs == 1
-        assert str(fingerprints.pop()).startswith("fp_")
-
-    asyncio.run(ask())
-
-
 def test_the_models_are_listed_with_their_context(served: Endpoint) -> None:
     (model,) = served.http.get("/v1/models").json()["data"]
     assert model["id"] == "pydoc-llama"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 from frontend.endpoints import EMBEDDED, Endpoint, error_of
 from transformers import AutoTokenizer
-from triton_llama_openai.tokenizer import load_checkpoint
 
 
 @pytest.mark.parametrize("text", ["Return a list of", "Grüße 👋", "", "<s>a</s>"])
@@ -21,19 +17,6 @@ def test_tokens_are_those_of_the_tokenizer(served: Endpoint, text: str, special:
     assert answer["max_model_len"] == 512
     back = served.http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"]
     assert back == ("<s>" if special else "") + text
-
-
-def test_python_goes_on_while_a_large_text_is_tokenized_in_a_thread() -> None:
-    checkpoint = load_checkpoint(str(EMBEDDED), None, None)
-    tokens = checkpoint.encode("a" * 100_000, add_special_tokens=False) * 20
-    for work in (lambda: checkpoint.encode("a" * 400_000, add_special_tokens=False), lambda: checkpoint.decode(tokens)):
-        thread = threading.Thread(target=work)
-        thread.start()
-        turns = 0
-        while thread.is_alive():
-            time.sleep(0.001)
-            turns += 1
-        assert turns > 10
 
 
 def test_the_tokenizer_is_described_as_vllm_does(served: Endpoint) -> None:

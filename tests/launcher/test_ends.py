@@ -14,7 +14,6 @@ from launcher.launching import Launch, Launcher, supervisor_lines
 from programs.supervisor.supervisors import alive
 from server.servers import HTTP
 from server.servers import until as patiently
-from triton_supervisor.process import model_processes
 
 DRAINS = "SIGQUIT: at once"
 """In the line about the first signal."""
@@ -108,20 +107,6 @@ def test_sigquit_kills_a_draining_server(launch: Launch) -> None:
         launcher.process.send_signal(signal.SIGQUIT)
         assert launcher.ends()[0] == 128 + signal.SIGKILL
         assert isinstance(answer.exception(), httpx.TransportError)
-
-
-def test_a_dead_model_ends_the_launcher_with_code_70_and_one_line(launch: Launch) -> None:
-    launcher = launch(TRITON_RESTARTS="0", BUSY="1")
-    facts = launcher.facts()
-    with launcher.asked(facts["http"]) as answer:
-        (model,) = model_processes(int(facts["pid"]))
-        os.kill(model.pid, signal.SIGKILL)
-        code, _, errors = launcher.ends()
-        assert isinstance(answer.exception(), httpx.TransportError)
-    assert code == 70
-    assert supervisor_lines(errors) == [
-        f"the model process {model.pid} is gone: it crashed, or was killed; the server ends with code 70"
-    ]
 
 
 def test_a_signal_while_the_model_loads_aborts_the_start(launch: Launch, tmp_path: Path) -> None:

@@ -40,9 +40,3 @@ def test_a_result_has_no_path_of_the_machine_it_was_measured_on(file: Path) -> N
 def test_a_result_that_a_document_names_exists(document: Path) -> None:
     named = set(re.findall(r"perf/results/[\w.-]+\.json", document.read_text()))
     assert {name for name in named if not (ROOT / name).exists()} == set()
-
-
-def test_a_plot_that_a_document_shows_exists() -> None:
-    for document in DOCUMENTS:
-        for link in re.findall(r"\]\(([^)]+\.svg)\)", document.read_text()):
-            assert (document.parent / link).exists(), f"{document.name}: {link}"

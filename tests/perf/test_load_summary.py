@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perf.load.records import Record, Run, Window, steady_state
+from perf.load.records import Record, Run, steady_state
 from perf.load.summary import summarize
 
 
@@ -65,15 +65,6 @@ def test_the_throughput_of_streams_has_neither_warm_up_nor_tail() -> None:
     assert (summary["requests"], summary["latency_ms"]["mean"], summary["latency_ms"]["max"]) == (3, 4000.0, 5000.0)
 
 
-def test_the_throughput_of_a_sequential_server_has_neither_warm_up_nor_tail() -> None:
-    """A second for each: answers at 1 … 8, the k-th of 10 k tokens; the last request is sent at 6."""
-    records = [unary(max(0.0, number - 1.0), number + 1.0, 10 * (number + 1)) for number in range(8)]
-    summary = summary_of(2, 2, *records)
-    # The answers at 1 … 6.
-    assert (summary["duration_s"], summary["output_tokens"], summary["tokens_per_second"]) == (6.0, 210, 35.0)
-    assert "time_to_first_token_ms" not in summary, "a unary answer has no TTFT"
-
-
 @pytest.mark.parametrize("rounds", [1, 10])
 def test_the_throughput_does_not_depend_on_the_length_of_the_run(rounds: int) -> None:
     # Four rows of a token a second, never two answers at a time.
@@ -84,14 +75,6 @@ def test_the_throughput_does_not_depend_on_the_length_of_the_run(rounds: int) ->
         free[free.index(scheduled)] = records[-1].ended
     summary = summary_of(4, 4, *records)
     assert summary["tokens_per_second"] == pytest.approx(4.0, abs=4 / summary["duration_s"])
-
-
-def test_tokens_of_one_event_are_all_counted() -> None:
-    record = streamed(0.0, 0.0, (1.0, 2.0, 5.0), 9)
-    assert (record.tokens_in(Window(1.0, 5.0)), record.tokens_in(Window(2.5, 5.5))) == (6.0, 3.0)
-    summary = summary_of(1, 0, record)
-    assert summary["inter_token_latency_ms"]["mean"] == 500.0
-    assert "inter_token_latency_ms" not in summary_of(1, 0, row(0.0, 1)), "a single token has no ITL"
 
 
 def test_latencies_include_the_time_before_sending() -> None:

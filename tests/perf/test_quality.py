@@ -19,7 +19,7 @@ from llama_engine.text.tokenizer import Tokenizer
 
 from perf.quality import candidates, divergence
 from perf.quality.candidates import CANDIDATES, WEIGHTS_ONLY, Candidate, measured, weights_only
-from perf.quality.divergence import Forward, Tokens, compare, distances, joined, perplexity, summary
+from perf.quality.divergence import Forward, Tokens, distances, joined, perplexity, summary
 from perf.quality.text import from_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,13 +31,6 @@ def rows(fp32: Checkpoint) -> list[list[int]]:
     randomness = random.Random(11)
     lengths = [range(20, 40)] * 4 + [range(divergence.POSITIONS_AT_ONCE + 9, divergence.POSITIONS_AT_ONCE + 10)]
     return [list(random_prompt(fp32.tokenizer, length, randomness)[1]) for length in lengths]
-
-
-def test_a_model_has_no_distance_from_itself(fp32: Checkpoint, rows: list[list[int]]) -> None:
-    (tokens,) = distances([Forward(fp32)], Forward(fp32), rows)
-    assert tokens.divergence.count_nonzero() == 0
-    assert tokens.agrees.all()
-    assert len(tokens.loss) == sum(len(row) - 1 for row in rows)
 
 
 def test_the_perplexity_is_the_model_cards(
@@ -102,28 +95,6 @@ def test_every_token_of_a_text_is_predicted_once_after_a_bos(tokenizer: Tokenize
     predicted = [token for row in rows for token in row[1:]]
     assert b"".join(tokenizer.vocabulary.token_bytes[token] for token in predicted) == text.encode()
     assert {row[0] for row in rows} == {tokenizer.pretrained.bos_token_id}
-
-
-def test_a_text_of_a_few_words_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match=r"the text has [0-9]+ tokens to predict; 100 are needed"):
-        from_text("four words of text", tokenizer.pretrained, 64)
-
-
-def test_figures_of_two_tokens_equal_those_by_hand() -> None:
-    # P = (1/2, 1/2), Q = (1/4, 3/4): KL = 1/2 log(1/2 / 1/4) + 1/2 log(1/2 / 3/4) = log 2 - 1/2 log 3.
-    expected, got = torch.tensor([[0.5, 0.5]] * 2).log(), torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log()
-    # Adding a constant to all logits changes no distribution.
-    tokens = compare(expected + 3, got - 1, torch.tensor([0, 0]))
-    assert tokens.divergence.tolist() == pytest.approx([math.log(2) - 0.5 * math.log(3), 0], abs=1e-6)
-    assert tokens.loss.tolist() == pytest.approx([math.log(4), math.log(2)], abs=1e-6)
-    assert tokens.reference_loss.tolist() == pytest.approx([math.log(2)] * 2, abs=1e-6)
-    # The best token is compared, not its probability.
-    assert tokens.agrees.tolist() == [False, True]
-
-
-def test_a_token_that_the_reference_rules_out_adds_nothing_to_the_divergence() -> None:
-    tokens = compare(torch.tensor([[0.0, 0.0, -math.inf]]), torch.zeros(1, 3), torch.tensor([0]))
-    assert tokens.divergence.item() == pytest.approx(math.log(1.5))
 
 
 def test_the_summary_equals_the_one_by_hand() -> None:

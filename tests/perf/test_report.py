@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perf.report import tables
-from perf.report.__main__ import PAGE, filled, main
-from perf.report.results import RESULTS, NotMeasuredError, Result, read
-from perf.report.text import figure, percent
+from perf.report.__main__ import main
+from perf.report.results import RESULTS, Result, read
+from perf.report.text import figure
 
 NAIVE = "article/equal/naive_fp16"
 
@@ -30,11 +30,6 @@ def changed(**fields: object) -> Result:
 )
 def test_figures_have_three_significant_digits(value: float, text: str) -> None:
     assert figure(value) == text
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.0512, "5.1 %"), (0.264, "26 %"), (0.987, "98.7 %")])
-def test_percent_has_two_significant_digits(share: float, text: str) -> None:
-    assert percent(share) == text
 
 
 def test_errors_stand_beside_the_name_of_the_server() -> None:
@@ -60,12 +55,6 @@ def test_the_speed_up_is_over_naive_fp32() -> None:
     assert f"| {ratio:.1f} × |" in line
 
 
-def test_a_result_without_a_section_has_no_table_of_it() -> None:
-    result = Result("x.json", {**changed().content, "measurements": {}})
-    with pytest.raises(NotMeasuredError, match=r"x\.json has no measurement of large/"):
-        tables.large(result)
-
-
 def test_the_run_ends_with_every_table_it_measured() -> None:
     assert tables.summary(changed()).count("writes `x.json`.") == 5
 
@@ -74,13 +63,3 @@ def test_the_committed_report_is_current(capsys: pytest.CaptureFixture[str]) -> 
     code = main(["--check"])
     assert capsys.readouterr().err == ""
     assert code == 0
-
-
-def test_a_stale_table_is_filled_again() -> None:
-    page = PAGE.read_text()
-    assert filled(page.replace("| in-flight INT8 |", "| stale |")) == page
-
-
-def test_a_page_without_a_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="the page has 0 tables mixed, not one"):
-        filled(PAGE.read_text().replace("<!-- end: mixed -->", ""))

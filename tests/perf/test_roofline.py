@@ -3,18 +3,13 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-import torch
 from transformers import LlamaConfig
 
 from perf.roofline import device
-from perf.roofline.device import measure_rates
 from perf.roofline.physics import Costs, Roofline, roofline
 from perf.roofline.rates import DeviceRates, Weights
 
-H100 = DeviceRates("cuda", 1, {1 << 30: 3.0e12}, {"fp32": 60e12, "fp16": 900e12, "int8": 1800e12})
 MEASURED = DeviceRates("cpu", 2, {10: 50.0, 20: 20.0, 40: 21.0}, {"fp32": 95.0, "fp16": 11.0, "int8": 3.0})
-INT8_FASTER = DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 2.0, "int8": 20.0})
-
 # One layer of one head: 4 x 2 x 2 in attention, 3 x 2 x 3 in the MLP, 2 x 5 in the head; a cached position has 2 keys
 # and 2 values. In FP32 a pass reads 4 x 34 + 4 x 10 = 176 bytes of weights, and 16 for each cached position.
 TINY = LlamaConfig(
@@ -50,11 +45,6 @@ def test_each_format_has_its_bytes_on_a_cpu(
     assert (costs.weight_bytes, costs.cached_bytes) == expected
 
 
-@pytest.mark.parametrize(("floats", "seconds"), [(None, 2 * 44 / 20 + 8 / 2), ("fp32", 2 * 34 / 20 + (2 * 10 + 8) / 2)])
-def test_floats_beside_int8_have_the_rate_of_floats(floats: Weights | None, seconds: float) -> None:
-    assert Costs(TINY, "int8", INT8_FASTER, floats).computing(1, 1, positions=1) == pytest.approx(seconds)
-
-
 def test_the_compiled_kernels_rate_counts_both_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a weight of a server with one term, which the limit has, costs two operations of this rate."""
 
@@ -65,15 +55,6 @@ def test_the_compiled_kernels_rate_counts_both_terms(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device, "_best", best)
     # None where no compiler was.
     assert device._compiled(seconds=0.0) in (None, 2 * (2 * 1024**3) / 2.0)
-
-
-def test_shared_key_value_heads_are_counted_once() -> None:
-    config = LlamaConfig(**{**TINY.to_dict(), "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4})
-    costs = Costs(config, "fp32", DeviceRates("cpu", 1, {1: 1.0}, {"fp32": 1.0}))
-    assert costs.cached_bytes == 4 * 2 * 4
-    assert costs.weight_bytes == 4 * (2 * 2 * 8 + 2 * 2 * 4 + 3 * 2 * 3 + 10)
-    # But every query head attends.
-    assert costs.computing(0, 0, positions=1) == 2 * 2 * 8
 
 
 def test_a_load_bound_by_bandwidth_takes_the_time_of_its_bytes() -> None:
@@ -113,24 +94,3 @@ def test_passes_follow_from_the_rows_lengths(
         bound = roofline(TINY, "fp32", rates, rows, requests, 2, steady=endless)
         # With nothing to read, operations are the bound.
         assert bound.seconds == pytest.approx(expected * 176 + positions * 16, abs=1e-3)
-
-
-def test_a_size_has_the_rate_of_the_next_smaller_one_or_a_faster_larger_one() -> None:
-    rates = {1: 50.0, 10: 50.0, 19: 50.0, 20: 21.0, 39: 21.0, 40: 21.0, 1000: 21.0}
-    assert {size: MEASURED.read(size) for size in rates} == rates
-
-
-def test_a_format_has_the_best_rate_of_any_wider_one() -> None:
-    # A narrow format may be widened, where that is faster; a wide one can't be narrowed.
-    formats: list[Weights] = ["fp32", "fp16", "bf16", "int8"]
-    assert [MEASURED.multiply(kind) for kind in formats] == [95.0] * 4
-    assert [H100.multiply(kind) for kind in formats] == [60e12, 900e12, 900e12, 1800e12]
-
-
-def test_a_measurement_has_every_rate() -> None:
-    before = torch.get_num_threads()
-    rates = measure_rates(threads=1, seconds=0.001)
-    assert torch.get_num_threads() == before
-    assert {"fp32", "fp16", "bf16"} <= set(rates.operations)
-    assert all(rate > 0 for rate in (*rates.bandwidth.values(), *rates.operations.values()))
-    assert "products, 10^9 operations/s: fp32 " in rates.describe()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from perf.soak import by_process, grown, memory_mib
+from perf.soak import grown, memory_mib
 
 
 def test_growth_in_the_first_half_does_not_count() -> None:
@@ -13,10 +13,6 @@ def test_growth_in_the_first_half_does_not_count() -> None:
 
 def test_growth_at_the_end_counts() -> None:
     assert grown([100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 110.0, 130.0]) == 30.0
-
-
-def test_a_process_that_is_not_in_every_sample_is_left_out() -> None:
-    assert by_process([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": [1.0, 3.0]}
 
 
 def test_the_memory_of_a_process_is_sampled_by_its_name() -> None:

@@ -28,7 +28,3 @@ def test_the_fastest_point_within_the_slo_is_the_best() -> None:
 
 def test_a_faster_point_beyond_the_slo_is_not_the_best() -> None:
     assert best([(SMALL, Figures(100.0, 50.0, 0)), (LARGE, Figures(200.0, 110.0, 0))], 100.0) == SMALL
-
-
-def test_a_point_with_errors_is_not_the_best() -> None:
-    assert best([(SMALL, Figures(100.0, 50.0, 1))], 100.0) is None

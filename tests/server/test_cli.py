@@ -50,14 +50,6 @@ def test_json_has_every_field_and_its_seed_repeats_the_text(triton: LocalTriton)
     assert json.loads(again.stdout)["text"] == first["text"]
 
 
-def test_options_take_lists_of_words(triton: LocalTriton) -> None:
-    arguments = ("generate", "A list", "--max-tokens", "40")
-    plain = run(triton, "http", *arguments).stdout
-    first, second = plain.split()[1:3]
-    cut = run(triton, "http", *arguments, "--stop-words", second, "--stop-words", first)
-    assert cut.stdout.rstrip("\n") == plain[: plain.index(first)]
-
-
 @both_protocols
 def test_status_shows_how_the_server_computes(triton: LocalTriton, protocol: str) -> None:
     """The server's log names the same computation."""
@@ -71,13 +63,6 @@ def test_status_shows_how_the_server_computes(triton: LocalTriton, protocol: str
     state = json.loads(run(triton, protocol, "status", "--json", metrics).stdout)
     assert state["config"]["preferred_batch_sizes"] == [4, 8, 16, 32]
     assert [instance["computation"] for instance in state["instances"]] == [computation]
-
-
-def test_status_without_metrics_says_so_and_shows_the_rest(triton: LocalTriton) -> None:
-    plain = run(triton, "http", "status", "--metrics-url", "127.0.0.1:1")
-    assert plain.returncode == 0
-    assert "computes    unknown: 127.0.0.1:1 has no metrics: " in plain.stdout
-    assert "llama: ready" in plain.stdout
 
 
 @both_protocols

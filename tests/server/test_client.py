@@ -12,7 +12,6 @@ from triton_llama import (
     Completion,
     LlamaClient,
     LlamaTimeoutError,
-    ModelNotFoundError,
     RejectedInputError,
     SamplingParams,
     ServerStatus,
@@ -69,12 +68,6 @@ def test_the_reported_seed_makes_the_same_text_again(triton: LocalTriton, protoc
 
 
 @both_protocols
-def test_inputs_that_are_left_out_are_the_checkpoints(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol) as client:
-        assert client.generate(PROMPTS[0], SamplingParams.from_checkpoint(), max_tokens=4).num_output_tokens <= 4
-
-
-@both_protocols
 def test_eight_threads_may_share_a_client(either: LocalTriton, protocol: Protocol) -> None:
     prompts = [f"{prompt} {number}" for number in range(3) for prompt in PROMPTS]
     with LlamaClient(address(either, protocol), protocol) as client, ThreadPoolExecutor(8) as threads:
@@ -100,17 +93,6 @@ async def test_status_has_the_live_configuration(triton: LocalTriton, protocol: 
         check_status(client.status())
     async with AsyncLlamaClient(address(triton, protocol), protocol) as twin:
         check_status(await twin.status())
-
-
-@both_protocols
-def test_a_missing_model_is_named(triton: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(triton, protocol), protocol, model="no-such-model") as client:
-        with pytest.raises(ModelNotFoundError, match="no-such-model"):
-            client.generate(PROMPTS[0])
-        with pytest.raises(ModelNotFoundError, match="no-such-model"):
-            next(client.stream(PROMPTS[0]))
-        status = client.status()
-    assert (status.live, status.model_ready, status.config) == (True, False, None)
 
 
 @both_protocols
@@ -140,27 +122,6 @@ def test_chunks_joined_in_eight_threads_are_what_generate_gives(streaming: Local
             assert same(stream.completion, client.generate(prompt, params))
 
         list(threads.map(check, PROMPTS, REQUESTS * 2))
-
-
-@both_protocols
-async def test_chunks_joined_in_eight_tasks_are_what_generate_gives(streaming: LocalTriton, protocol: Protocol) -> None:
-    async with AsyncLlamaClient(address(streaming, protocol), protocol) as client:
-
-        async def check(prompt: str, params: SamplingParams) -> None:
-            async with client.stream(prompt, params) as stream:
-                texts = [chunk.text async for chunk in stream]
-            assert stream.text == "".join(texts)
-            assert same(stream.completion, await client.generate(prompt, params))
-
-        await asyncio.gather(*map(check, PROMPTS, REQUESTS * 2))
-
-
-@both_protocols
-def test_a_seed_of_64_bits_arrives_as_it_is(either: LocalTriton, protocol: Protocol) -> None:
-    with LlamaClient(address(either, protocol), protocol) as client:
-        seeds = (2**64 - 1, 2**64 - 2, 2**53, 2**53 + 1)
-        texts = {client.generate("A list", max_tokens=16, temperature=1.0, seed=seed).text for seed in seeds}
-    assert len(texts) == 4
 
 
 @both_protocols
@@ -195,12 +156,3 @@ async def test_async_streams_that_are_left_give_their_slots_back(streaming: Loca
         async for _ in client.stream("def", LONG):
             break
     await asyncio.to_thread(metrics.wait_for, 2, "llama_requests_total", finish_reason="cancelled")
-
-
-@both_protocols
-def test_a_server_of_the_default_config_refuses_to_stream(triton: LocalTriton, protocol: Protocol) -> None:
-    with (
-        LlamaClient(address(triton, protocol), protocol) as client,
-        pytest.raises(RejectedInputError, match="stream is true"),
-    ):
-        next(client.stream("def"))

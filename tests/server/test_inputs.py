@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pytest
@@ -68,12 +67,6 @@ def test_request_parameters_are_inputs(triton: LocalTriton) -> None:
 def test_a_prompt_of_tokens_is_answered_as_its_text(triton: LocalTriton) -> None:
     ids = {name: value for name, value in GREEDY.items() if name != "text_input"}
     assert everywhere(triton, **ids, input_ids=TOKENIZER.encode(PROMPT).ids) == ask(triton, **GREEDY)
-
-
-def test_sampling_parameters_in_json_are_inputs(triton: LocalTriton) -> None:
-    inputs = {"text_input": PROMPT, "repetition_penalty": 1.0}
-    sampling = json.dumps({"temperature": "0", "max_tokens": "12", "min_tokens": 12, "top_k": -1})
-    assert everywhere(triton, **inputs, sampling_parameters=sampling) == ask(triton, **GREEDY)
 
 
 def test_each_row_of_a_request_is_answered_as_if_it_were_alone(triton: LocalTriton) -> None:

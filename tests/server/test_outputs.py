@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc
 from numpy.typing import NDArray
-from server.clients import ask, tensors
+from server.clients import tensors
 from server.streams import events, sse_response
 from triton_local.server import LocalTriton
 
@@ -55,17 +54,6 @@ def test_only_requested_outputs_are_returned(triton: LocalTriton) -> None:
     assert times == sorted(times)
 
 
-def test_the_choices_of_each_row_come_in_order(triton: LocalTriton) -> None:
-    several = _outputs(triton, **HOT, n=4, return_perf_metrics=True)
-    texts = several["text_output"].tolist()
-    assert len(set(texts)) == 4
-    assert texts[0].decode() == ask(triton, **HOT).text
-    prompt = several["num_input_tokens"][0]
-    assert several["num_cached_tokens"].tolist() == [0, prompt, prompt, prompt]
-    rows: dict[str, object] = {name: [[value]] * 2 for name, value in HOT.items()}
-    assert _outputs(triton, **rows, n=[[1], [3]])["text_output"].tolist() == [texts[0], *texts[:3]]
-
-
 def test_a_stream_of_several_choices_names_the_choice_of_each_chunk(streaming: LocalTriton) -> None:
     whole = _chunks(streaming, **HOT, n=3)
     texts = {index: "".join(chunk["text_output"] for chunk in chunks) for index, chunks in whole.items()}
@@ -73,15 +61,3 @@ def test_a_stream_of_several_choices_names_the_choice_of_each_chunk(streaming: L
     assert texts[0] == "".join(chunk["text_output"] for chunk in _chunks(streaming, **HOT)[0])
     assert all(chunks[-1]["finish_reason"] == "length" for chunks in whole.values())
     assert all(sum(chunk["num_output_tokens"] for chunk in chunks) == 12 for chunks in whole.values())
-
-
-def test_the_chunks_of_a_stream_carry_their_own_log_probabilities(streaming: LocalTriton) -> None:
-    (chunks,) = _chunks(streaming, **TWELVE, **OPTIONS).values()
-    # In JSON, a list of one is the value itself.
-    whole = [value for chunk in chunks for value in np.atleast_1d(chunk["output_log_probs"])]
-    assert len(whole) == 12
-    assert [len(json.loads(chunk["logprobs"])) for chunk in chunks] == [chunk["num_output_tokens"] for chunk in chunks]
-    assert ["prompt_logprobs" in chunk for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
-    for at_the_end in ("arrival_time_ns", "stop_reason"):
-        assert [at_the_end in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    assert math.isclose(chunks[-1]["cum_log_probs"], sum(whole), rel_tol=1e-4)

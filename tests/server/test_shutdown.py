@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from notes import Note
-from server.clients import UNARY_WIRES, WIRES, Refusal, ask, generate, model_url
+from server.clients import UNARY_WIRES, WIRES, Refusal, model_url
 from server.metrics import Metrics, fields, request_lines
 from server.plans import copy_repository
 from server.servers import HTTP, in_use, new_server, until
@@ -145,20 +145,4 @@ def test_a_draining_server_answers_accepted_requests_only(tmp_path: Path, note: 
     assert set(kinds) <= {"404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE"}
     log = server.log_text()
     assert 0 < log.index("unloaded 'llama_unary'") < log.index("unloaded 'llama'")
-    _check_exit_code_0(status)
-
-
-@pytest.mark.long
-def test_a_batching_model_ends_in_order_and_the_last_traces_are_written(tmp_path: Path) -> None:
-    repository, traces = copy_repository(tmp_path), tmp_path / "traces.json"
-    status = _exit_code_of_model(repository, tmp_path)
-    given = ("mode=triton", f"triton,file={traces}", "rate=1", "level=TIMESTAMPS")
-    options = [f"--trace-config={one}" for one in given]
-    with new_server("batched_int8", repository=repository, options=options) as server, in_use("traced", server):
-        ask(server, generate, text_input="The class", max_tokens=3)
-        assert isinstance(generate(server, BAD), Refusal)
-        assert not traces.exists()
-        server.terminate()
-        assert server.wait() == 0
-    assert "REQUEST_START" in traces.read_text()
     _check_exit_code_0(status)

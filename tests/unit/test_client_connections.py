@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -22,7 +21,7 @@ from triton_llama import (
 )
 from triton_llama.endpoint import Protocol
 from unit.peers import HOST, hang_up, receive_request, respond, server, stay_silent
-from unit.streaming import both_protocols, stream_server
+from unit.streaming import both_protocols
 
 Ask = Callable[..., Completion]
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -110,18 +109,6 @@ def test_a_silent_server_is_a_timeout(ask: Ask, protocol: Protocol, limit: str, 
     assert error.value.__cause__ is not None
 
 
-@both_clients
-def test_a_connection_that_is_never_accepted_is_a_connect_timeout(ask: Ask) -> None:
-    with socket.create_server((HOST, 0), backlog=0) as listener, ExitStack() as stack:
-        # With a full queue of connections to accept, the system drops the next one's first packet.
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
-        with pytest.raises(LlamaTimeoutError, match=r"no connection to .* in time"):
-            ask(listener.getsockname()[1], connect_timeout=0.3)
-
-
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -160,16 +147,6 @@ async def test_the_request_and_its_response_are_tritons_json() -> None:
         text = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["def"]}
         assert json.loads(content)["inputs"][0] == text
     assert json.loads(content)["id"] != completion.request_id
-
-
-async def test_complete_streams_share_a_connection() -> None:
-    """The server takes one connection at a time."""
-    with stream_server("http", "a", last="b") as peer:
-        with LlamaClient(f"{HOST}:{peer.port}") as client:
-            assert ["".join(map(str, client.stream("def"))) for _ in range(3)] == ["ab"] * 3
-        async with AsyncLlamaClient(f"{HOST}:{peer.port}") as twin:
-            for _ in range(3):
-                assert [chunk.text async for chunk in twin.stream("def")] == ["a", "b"]
 
 
 def test_closing_a_grpc_client_ends_a_request_in_another_thread() -> None:

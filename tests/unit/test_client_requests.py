@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from triton_llama import AsyncLlamaClient, LlamaClient, ServerError
+from triton_llama import LlamaClient, ServerError
 from triton_llama.cli import status_lines
 from triton_llama.endpoint import Endpoint, Protocol
 from triton_llama.status import (
@@ -92,15 +92,6 @@ def test_the_live_configuration_is_read_from_either_protocols_json(delay: object
 def test_a_configuration_that_is_not_tritons_is_the_servers_error(config: dict[str, object]) -> None:
     with pytest.raises(ServerError, match="the server's configuration is not Triton's: "):
         read_config(config)
-
-
-def test_both_clients_have_the_same_methods_and_arguments() -> None:
-    def public(kind: type[object]) -> set[str]:
-        return {name for name in vars(kind) if not name.startswith("_")}
-
-    assert public(LlamaClient) == public(AsyncLlamaClient)
-    for name in ("__init__", "generate", "status"):
-        assert getattr(LlamaClient, name).__annotations__ == getattr(AsyncLlamaClient, name).__annotations__
 
 
 EXACT = InstanceInfo("llama_0_0", "exact INT8, two terms", "bfloat16", "cpu")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -266,24 +264,6 @@ async def test_leaving_the_block_cancels_the_request(protocol: Protocol) -> None
             assert [chunk async for chunk in other] == []
 
 
-@both_protocols
-async def test_leaving_a_loop_without_a_block_cancels_the_request(protocol: Protocol) -> None:
-    """Without the garbage collector, which may run much later."""
-    gc.disable()
-    try:
-        with stream_server(protocol, "a") as peer, LlamaClient(f"{HOST}:{peer.port}", protocol) as client:
-            for _ in client.stream("def"):
-                break
-            assert peer.left.wait(20)
-        with stream_server(protocol, "a") as peer:
-            async with AsyncLlamaClient(f"{HOST}:{peer.port}", protocol) as twin:
-                async for _ in twin.stream("def"):
-                    break
-                assert await asyncio.to_thread(peer.left.wait, 20)
-    finally:
-        gc.enable()
-
-
 def test_closing_a_grpc_client_ends_a_stream_in_another_thread() -> None:
     with stream_server("grpc", "a") as peer, ThreadPoolExecutor(1) as threads:
         client = LlamaClient(f"{HOST}:{peer.port}", "grpc")
@@ -309,53 +289,6 @@ async def test_cancelling_a_task_cancels_its_stream(protocol: Protocol) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await reading
             assert await asyncio.to_thread(peer.left.wait, 20)
-
-
-@pytest.fixture
-def _ctrl_c() -> Iterator[None]:
-    """Python's handler of Ctrl-C, in case the shell or pytest replaced it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_ctrl_c")
-def test_after_ctrl_c_in_a_grpc_stream_a_client_still_streams() -> None:
-    """An interrupt may leave one of grpc's locks locked."""
-    begun, again = threading.Semaphore(0), threading.Event()
-
-    def wait(request: ModelInferRequest, context: grpc.ServicerContext) -> Responses:
-        if again.is_set():
-            yield response(" é", "stop")
-            return
-        yield response("a")
-        begun.release()
-        while context.is_active():
-            threading.Event().wait(0.01)
-
-    def press_ctrl_c() -> None:
-        assert begun.acquire(timeout=20)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    with grpc_server(wait) as port, LlamaClient(f"{HOST}:{port}", "grpc", timeout=20.0) as client:
-        for _ in range(5):
-            again.clear()
-            ctrl_c = threading.Thread(target=press_ctrl_c)
-            ctrl_c.start()
-            with client.stream("def") as stream, pytest.raises(KeyboardInterrupt):
-                list(stream)
-            ctrl_c.join()
-            again.set()
-            with client.stream("def") as stream:
-                assert [chunk.text for chunk in stream] == [" é"]
-
-
-@both_protocols
-async def test_a_stream_that_is_not_read_sends_nothing(protocol: Protocol) -> None:
-    with LlamaClient("no-such-host.invalid", protocol) as client, client.stream("def") as unread:
-        assert unread.text == ""
-    async with AsyncLlamaClient("no-such-host.invalid", protocol) as twin, twin.stream("def") as unread_too:
-        assert unread_too.text == ""
 
 
 def test_a_value_that_cannot_be_sent_is_refused() -> None:

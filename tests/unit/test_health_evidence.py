@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from triton_supervisor import health
 from triton_supervisor import triton as triton_api
-from triton_supervisor.health import Limits, Verdict, healthy, live, ready
+from triton_supervisor.health import Limits, Verdict, healthy
 from triton_supervisor.triton import Address
 from triton_supervisor.watch import MAX_FAILURES, live_probe
 from unit.peers import HOST, hang_up, respond, server, stay_silent
@@ -155,19 +155,6 @@ def test_an_answer_without_one_token_is_unhealthy_at_once(triton: FakeTriton, an
     assert len(triton.asked) == 1
 
 
-@pytest.mark.parametrize("probe", [healthy, live, ready])
-def test_with_metrics_switched_off_another_servers_page_is_ignored(
-    triton: FakeTriton, probe: Callable[..., Verdict]
-) -> None:
-    triton.step()
-    triton.generate = _dead
-    assert probe(triton.endpoint, None, IN_TIME) == Verdict(False, f"{DEAD_REASON}, no metrics (switched off)")
-    triton.generate = FakeTriton.token
-    verdict = probe(triton.endpoint, None, IN_TIME)
-    assert verdict.ok
-    assert re.fullmatch(r"one token in [0-9.]+ s \(no metrics \(switched off\)\)", verdict.reason)
-
-
 @pytest.mark.parametrize("seconds", [10.0, 120.0, 3600.0])
 def test_a_stuck_model_is_declared_dead_in_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     limits: list[Limits] = []
@@ -175,13 +162,6 @@ def test_a_stuck_model_is_declared_dead_in_time(monkeypatch: pytest.MonkeyPatch,
     probe, pause = live_probe(Address(HOST, 1), None, seconds)
     probe()
     assert limits[0].step_age + MAX_FAILURES * (limits[0].timeout + pause) <= seconds
-
-
-def test_the_metrics_of_another_model_are_no_evidence(triton: FakeTriton) -> None:
-    triton.model = "other"
-    triton.step()
-    _assert_healthy(triton, "one token in ")
-    assert f"{triton.metrics} has no llama_last_step_timestamp_seconds of the model llama" in _ask(triton).reason
 
 
 @pytest.mark.parametrize(

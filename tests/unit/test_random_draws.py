@@ -70,21 +70,6 @@ def test_draws_have_the_distribution_of_the_logits() -> None:
         assert stats.chisquare(counts, PROBABILITIES * COUNT).pvalue > IMPLAUSIBLE
 
 
-def test_neighbouring_draws_are_independent() -> None:
-    by_seed, by_step = _over_seeds(0), _over_steps(0)
-    for first, second in (
-        (by_seed[:-1], by_seed[1:]),
-        (by_seed, _over_seeds(2**32)),
-        (by_step[:-1], by_step[1:]),
-        (by_step, _over_steps(1)),
-        (by_seed, by_step),
-    ):
-        table = np.zeros((7, 7), dtype=np.int64)
-        # The rare tokens count as one.
-        np.add.at(table, (np.minimum(first, 6), np.minimum(second, 6)), 1)
-        assert stats.chi2_contingency(table).pvalue > IMPLAUSIBLE
-
-
 def test_a_last_bit_in_the_logits_changes_almost_no_draw() -> None:
     """The point of the exponential race: noise of float32 size changes a draw only if two candidates nearly tie."""
     generator, keys = torch.Generator().manual_seed(0), _keys(COUNT // 10)

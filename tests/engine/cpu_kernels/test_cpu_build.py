@@ -40,13 +40,6 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def seal_stub(path: Path) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("here")
-    build.seal(path)
-    return path
-
-
 @OPTIONAL
 def test_without_a_compiler_the_build_says_so_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], status: int
@@ -77,46 +70,11 @@ def test_an_instruction_set_that_the_compiler_lacks_is_skipped_with_a_line(
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_objects_of_other_sources_are_removed(sources: Path) -> None:
-    """An image without a compiler takes those of the checkout that it is built from."""
-    directory = sources / "build"
-    current = seal_stub(object_path("avx2", directory))
-    seal_stub(directory / "avx2-0123456789abcdef.so")
-    unfinished = seal_stub(directory / ".avx2-unfinished.so")
-    skipped = "CPU kernels for avx512-amx, avx512-vnni skipped: no C++ compiler\n"
-    assert run_script(sources, "no-such-compiler") == (0, f"CPU kernels: avx2 in {directory}\n", skipped)
-    assert sorted(directory.iterdir()) == sorted([current, unfinished])
-    assert current.read_bytes().startswith(b"here")
-    # With nothing to compile a quiet build says nothing.
-    for name in build.INSTRUCTION_SETS:
-        seal_stub(object_path(name, directory))
-    assert run_script(sources, "no-such-compiler", "--quiet") == (0, "", "")
-    assert run_script(sources, "no-such-compiler") == (0, f"CPU kernels: {EVERY} in {directory}\n", "")
-
-
-def test_make_checks_the_objects_whenever_a_target_may_load_them() -> None:
-    """A deleted, damaged or stale object is compiled again: no stamp says that all is well."""
-    root = SCRIPT.parents[6]
-    dry = ["make", "--dry-run", "--old-file=.venv/.ready", "demo"]
-    printed = subprocess.run(dry, cwd=root, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert f"{SCRIPT.relative_to(root)} --optional --quiet" in printed
-
-
 @needs_compiler
 def test_a_damaged_object_is_compiled_again(sources: Path) -> None:
     object_path("avx2", sources).write_text("damaged")
     assert compile_object(compiler, "avx2", sources) is None
     assert build.is_whole(object_path("avx2", sources))
-
-
-@needs_compiler
-def test_two_builds_at_the_same_time_leave_whole_objects(sources: Path) -> None:
-    assert compiler is not None
-    builds = [start_script(sources, " ".join(compiler)) for _ in range(2)]
-    assert [script.communicate(timeout=120)[1] for script in builds] == ["", ""]
-    objects = sorted(object_path(name, sources / "build") for name in build.INSTRUCTION_SETS)
-    assert sorted((sources / "build").iterdir()) == objects
-    assert all(map(build.is_whole, objects))
 
 
 def test_the_objects_name_changes_with_sources_and_flags(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:

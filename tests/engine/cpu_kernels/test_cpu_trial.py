@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from llama_engine.kernels.cpu.build import (
 )
 from llama_engine.kernels.cpu.instruction_sets import CPU_FLAGS, allowed_instruction_sets
 from llama_engine.kernels.cpu.library import CpuKernels, openmp_runtimes
-from llama_engine.kernels.cpu.packing import MAX_INPUTS, Dimensions, padded
+from llama_engine.kernels.cpu.packing import Dimensions, padded
 from llama_engine.kernels.cpu.structures import Matrix, Model, Quantized
 from llama_engine.kernels.cpu.trial import choose_cpu_kernels
 
@@ -103,27 +102,6 @@ def test_objects_that_are_not_built_give_one_line(tmp_path: Path, caplog: pytest
     ]
 
 
-def test_each_faster_instruction_set_that_is_not_built_is_named_in_a_line(
-    built: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    *faster, slowest = INSTRUCTION_SETS
-    monkeypatch.setattr(trial, "allowed_instruction_sets", lambda: [*INSTRUCTION_SETS])
-    for name in faster:
-        object_path(name, built).unlink(missing_ok=True)
-    chosen = choose_cpu_kernels(PLAIN, torch.float32, built)
-    assert chosen is not None
-    assert chosen.name == slowest
-    assert [message.split(":")[0] for message in caplog.messages] == [
-        f"the CPU kernels aren't built for {name}" for name in faster
-    ]
-
-
-def test_more_inputs_than_int32_sums_hold_have_no_kernels(built: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_cpu_kernels(replace(PLAIN, intermediate=MAX_INPUTS + 1), torch.float32, built) is None
-    assert caplog.messages
-    assert all(f"ValueError: a linear layer has {MAX_INPUTS + 1} inputs" in message for message in caplog.messages)
-
-
 def test_an_object_of_other_sources_is_not_loaded(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INSTRUCTION_SETS, "avx2", ("-mavx2", "-mfma", "-DCHANGED"))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -203,18 +181,6 @@ def test_one_wrong_bit_in_one_product_is_refused(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(RuntimeError, match=rf"inputs with {every[faulty][1]} terms isn't exact"):
             trial.verify(chosen, DISTINCT, torch.float32)
         assert products == every[: faulty + 1]
-
-
-def test_rows_after_the_first_16_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels multiply up to 16 rows of two terms at once, and the rest by other code."""
-    chosen = kernels(RUNNABLE[0])
-
-    def spoil(_: int, y: torch.Tensor) -> None:
-        y[16:] = y[16:].nextafter(torch.tensor(torch.inf))
-
-    _after_each_product(chosen, monkeypatch, spoil)
-    with pytest.raises(RuntimeError, match="isn't exact"):
-        trial.verify(chosen, PLAIN, torch.float32)
 
 
 @each_cache

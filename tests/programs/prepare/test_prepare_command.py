@@ -34,14 +34,6 @@ def test_the_command_says_what_it_did(original: Path, tmp_path: Path) -> None:
         assert (tmp_path / "prepared" / "small-int8" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], [""], ["x", "--device", "tpu"]])
-def test_a_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert "triton_prepare: error: " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("missing", ["model", "tokenizer.json"])
 def test_a_model_that_cannot_be_prepared_is_one_line(
     original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
@@ -54,13 +46,6 @@ def test_a_model_that_cannot_be_prepared_is_one_line(
     assert line.startswith("prepare: ")
     assert str(model) in line
     assert not (tmp_path / "out").exists()
-
-
-def test_a_second_run_does_not_import_pytorch(original: Path, out: Path) -> None:
-    code = f"import sys; from triton_prepare.__main__ import main; main({[str(original), '--out', str(out)]!r})"
-    code += "; print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
-    imports = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert imports.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("importing", [False, True], ids=["waiting for the lock", "importing"])
@@ -77,13 +62,3 @@ def test_sigterm_ends_a_run(original: Path, tmp_path: Path, importing: bool) -> 
         assert any(last in line for line in process.stdout)
         process.terminate()
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
-
-
-def test_a_terminal_gets_a_progress_bar(
-    original: Path, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert main([str(original), "--out", str(out)]) == 0
-    printed = capsys.readouterr()
-    assert "\rchecking the files: " in printed.err
-    assert "nothing to do: " in printed.out

@@ -67,10 +67,3 @@ def test_a_gated_model_is_refused_until_the_token_has_access(
         assert "\n" not in str(refused.value)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     assert prepare(MODEL, None, tmp_path / "out", "cpu").source.revision == COMMIT
-
-
-@pytest.mark.parametrize("path", ["/no/such", "./absent", "~/absent", "a/b/c"])
-def test_a_missing_folder_is_not_looked_up_on_the_hub(hub: Hub, tmp_path: Path, path: str) -> None:
-    with pytest.raises(PrepareError, match=f"^model is {path!r}: no such folder$"):
-        prepare(path, None, tmp_path / "out")
-    assert hub.requests == []

@@ -58,13 +58,6 @@ def test_a_prepared_checkpoint_loads_as_the_original_does(embedded: Path, int8: 
     assert {path.name: path.stat().st_mtime_ns for path in (embedded, *embedded.iterdir())} == before
 
 
-def test_a_prepared_checkpoint_takes_any_threshold(embedded: Path) -> None:
-    assert load("checkpoint", model=str(embedded)).info.threshold == 0.0
-    outliers = load("int8", model=str(embedded), int8_threshold="6")
-    assert outliers.info.threshold == 6.0
-    _assert_same(outliers, load("int8", int8_threshold="6"))
-
-
 @pytest.mark.parametrize("saved", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_a_prepared_checkpoint_is_served_in_any_dtype(saved: torch.dtype, tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Of an untrained Llama in several files, with a generation config that transformers loads but refuses to save."""

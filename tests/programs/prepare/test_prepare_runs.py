@@ -111,18 +111,6 @@ def test_a_failed_write_leaves_nothing_under_the_final_name(original: Path, tmp_
     assert {oct(path.stat().st_mode & 0o777) for path in out.iterdir()} == {"0o640"}
 
 
-def test_a_place_that_cannot_be_written_or_renamed_is_one_line(
-    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    with pytest.raises(PrepareError, match=f"^{file} can't be written: File exists$"):
-        _prepare(original, file / "out")
-    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "out")
-    with pytest.raises(PrepareError, match=r"/out is a mount point and can't be the target of a rename: name a folder"):
-        _prepare(original, tmp_path / "out")
-
-
 def test_saved_files_that_differ_are_refused() -> None:
     logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
     tensors = {"a": "1", "b": "2"}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_engine.errors import CheckpointError
-from programs.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub
+from programs.prepare.conftest import INDEX, WEIGHTS
 from safetensors.torch import save_file
 from triton_prepare.prepare import prepare
 from triton_prepare.progress import PrepareError
@@ -41,11 +40,6 @@ def test_only_files_that_are_loaded_or_kept_are_chosen(tmp_path: Path) -> None:
     assert choose_files("x", folder) == (["config.json", WEIGHTS], copied)
 
 
-def test_the_shards_of_an_index_are_loaded(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, {"config.json": LLAMA, INDEX: SHARDED, **dict.fromkeys(SHARDS, "")})
-    assert choose_files("x", folder) == (["config.json", INDEX, *SHARDS], [])
-
-
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
@@ -66,13 +60,6 @@ def test_an_unsuitable_checkpoint_is_refused(tmp_path: Path, contents: dict[str,
     assert str(refused.value).startswith(f"{folder}{message}")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out.part").exists()
-
-
-def test_weights_of_another_model_are_not_downloaded(hub: Hub, tmp_path: Path) -> None:
-    hub.folder = _folder(tmp_path / "gpt2", {"config.json": '{"model_type": "gpt2"}', WEIGHTS: ""})
-    with pytest.raises(CheckpointError, match="gpt2"):
-        prepare(MODEL, None, tmp_path / "out")
-    assert hub.downloads(WEIGHTS) == []
 
 
 HALF = torch.zeros(4, 4).half()

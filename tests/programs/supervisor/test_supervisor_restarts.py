@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from pathlib import Path
 
 import httpx
 import pytest
 from programs.supervisor.supervisors import Supervisor, alive, free_port, supervisor, until
-from triton_supervisor.process import STACK_BYTES
+from triton_supervisor.health import Verdict
 from triton_supervisor.supervisor import Restarts
+from triton_supervisor.watch import MAX_FAILURES, Watch
 
 LONG_PAUSES = {"supervisor.FIRST_PAUSE_S": 3600, "supervisor.MAX_PAUSE_S": 3600}
 SEGFAULT = "tritonserver died of SIGSEGV"
@@ -48,13 +48,6 @@ def test_restarts_count_within_their_time_only() -> None:
     restarts = Restarts(1, 10)
     assert [restarts.after_death(now) for now in (0.0, 599.0, 600.0)] == [(0, "1 of 1"), None, (0, "1 of 1")]
     assert restarts.total == 2
-
-
-def test_tritonserver_has_large_thread_stacks(tmp_path: Path) -> None:
-    with supervisor(tmp_path) as running:
-        running.wait_for("serving")
-        stack, hard = resource.prlimit(running.tritonserver(), resource.RLIMIT_STACK)
-        assert stack == (STACK_BYTES if hard == resource.RLIM_INFINITY else min(hard, STACK_BYTES))
 
 
 def test_a_dead_tritonserver_is_started_again_with_nothing_left(tmp_path: Path) -> None:
@@ -149,3 +142,12 @@ def test_a_start_that_fails_is_not_repeated(tmp_path: Path) -> None:
     with supervisor(tmp_path, FAKE_STARTS=starts, FAKE_FAILS="0", TRITON_RESTARTS="5") as running:
         assert running.ends() == (1, ["tritonserver has ended with code 1; the server ends with code 1"])
     assert len(starts.read_text().split()) == 1
+
+
+def test_only_consecutive_probe_failures_are_a_death() -> None:
+    failures = [False] * (MAX_FAILURES - 1)
+    answers = [True, *failures, True, *failures, True, *failures, False]
+    verdicts = (Verdict(answer, f"answer {number}") for number, answer in enumerate(answers, 1))
+    watch = Watch(os.getpid(), lambda: next(verdicts), pause=0.001)
+    until(lambda: watch.death() is not None)
+    assert watch.death() == f"the model is dead: answer {len(answers)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from programs.supervisor.supervisors import Supervisor, alive, free_port, supervisor, until
+from programs.supervisor.supervisors import Supervisor, alive, free_port, supervisor
 
 # With a SIGTERM before everything is imported.
 ENDED_AT_ONCE = """
@@ -136,25 +136,6 @@ def test_a_model_that_dies_during_the_drain_is_code_70(tmp_path: Path, busy: Pat
         assert line.startswith(f"the model process {model} ")
         assert line.endswith(" before the last request was answered; the server ends with code 70")
     assert running.condition()["state"] == "failed"
-
-
-def test_sigquit_kills_everything_at_once(tmp_path: Path, busy: Path) -> None:
-    with _serving(tmp_path, FAKE_BUSY=busy) as running:
-        pids = [running.tritonserver(), *running.models()]
-        running.send(signal.SIGQUIT)
-        assert running.ends() == (128 + signal.SIGKILL, [])
-        assert not any(map(alive, pids))
-
-
-def test_a_killed_supervisor_takes_the_server_with_it(tmp_path: Path) -> None:
-    with _serving(tmp_path) as running:
-        tritonserver, models = running.tritonserver(), running.models()
-        running.send(signal.SIGKILL)
-        running.process.wait()
-        until(lambda: not alive(tritonserver))
-        # A real model's process ends when its tritonserver is gone.
-        for model in models:
-            os.kill(model, signal.SIGKILL)
 
 
 def test_a_drained_server_leaves_no_shared_memory(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from triton_llama_openai.app import MAX_HEADER_BYTES
 from triton_llama_openai.auth import ApiKeys
 from triton_llama_openai.settings import InvalidSettingsError
 
-REQUEST_OF_MODELS = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
-
 
 def test_a_body_beyond_the_bound_is_refused_announced_or_not(triton: FakeTriton) -> None:
     with endpoint(triton.port, max_body_bytes=2000) as served:

@@ -29,10 +29,10 @@ SENT_BY_DEFAULT = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty"),
     *("presence_penalty", "stop_words", "bad_words", "exclude_input_in_output"),
 )
-"""What the client sends with every request, at the table's defaults: Triton batches equal sets of inputs only."""
+"""Parameters that the client sends with every request: Triton batches only requests with equal sets of inputs."""
 
 _REGION = re.compile(r"(.*make configs: (\w+).*\n)(?:.*\n)*?(?=.*end of \2)")
-"""What is written lies between a line with `make configs: <region>` and one with `end of <region>`."""
+"""A generated region lies between a line with `make configs: <region>` and one with `end of <region>`."""
 
 _PYTHON = {"STRING": "str", "INT32": "int", "UINT64": "int", "FP32": "float", "BOOL": "bool"}
 _SAMPLING = {name: row for name, row in PARAMETERS.items() if name not in NOT_SAMPLING}

@@ -26,7 +26,7 @@ from perf.roofline.rates import BYTES, Weights
 
 EMBEDDED = ROOT / "models" / "pydoc-llama"
 FOLDER = ROOT / ".work" / "bench"
-"""Of the random ones."""
+"""Folder of the random checkpoints."""
 DTYPES: Mapping[Weights, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 """PyTorch's names of the formats."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

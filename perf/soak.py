@@ -34,9 +34,9 @@ from perf.workload import warm_and_measured
 
 MAX_GROWTH_MIB = 16.0
 USERS = 8
-"""Of each protocol."""
+"""Concurrent users of each protocol."""
 REQUESTS = 64
-"""Of each protocol in a round."""
+"""Requests of each protocol in a round."""
 MEAN_OUTPUT = 40
 MIN_ROUNDS = 8
 _READY_S = 900.0

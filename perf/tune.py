@@ -48,7 +48,7 @@ class Point(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a point was measured with: tokens/s in steady state, p95 of the latency in ms, failed requests."""
+    """The measurement of a point: tokens/s in steady state, p95 latency in ms, failed requests."""
 
     tokens_per_second: float
     p95_ms: float

@@ -29,7 +29,7 @@ from triton_llama_openai.tokenizer import detokenize, tokenize, tokenizer_info
 
 S = TypeVar("S", bound=Schema)
 MAX_HEADER_BYTES = 32 << 10
-"""Of all headers. uvicorn ends a connection that sends twice as much."""
+"""Maximum bytes of all headers. uvicorn closes a connection that sends twice as many."""
 _NO_EMBEDDINGS = "the models of this endpoint generate text; they have no embeddings"
 
 

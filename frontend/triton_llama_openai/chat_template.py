@@ -31,7 +31,7 @@ _RENDERING_ERRORS = (
     *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
     RecursionError,
 )
-"""What a template can raise about messages that it wasn't written for."""
+"""Exceptions of a template for messages that it doesn't support."""
 
 _END = "END_OF_THE_LAST_MESSAGE"
 """Marks where a message that is continued ends; the template may trim the blanks before it."""

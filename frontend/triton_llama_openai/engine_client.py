@@ -43,7 +43,7 @@ class Chunk:
     """A chunk of one choice. An answer that isn't streamed is one chunk a choice."""
 
     index: int
-    """Of the choice, over all prompts of the request."""
+    """Index of the choice, counted over all prompts of the request."""
     text: str
     finish_reason: str
     """stop, length, or empty while the choice goes on."""

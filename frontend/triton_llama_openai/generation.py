@@ -24,7 +24,7 @@ _UP_TO_THE_CONTEXT = 1 << 20
 """Stands for what the context leaves: with truncate_max_tokens the model cuts it to the room."""
 
 MAX_PROMPT_LOGPROBS = 1 << 19
-"""In one answer: tokens of all prompts, times completions of each, times alternatives and the token itself."""
+"""Maximum log probabilities of prompts in one response: prompt tokens x completions x (alternatives + 1)."""
 
 _QUEUED_RESPONSES = 64
 """Responses that wait for a client that reads slowly; beyond them gRPC's flow control holds the server's."""

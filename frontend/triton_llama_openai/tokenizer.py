@@ -17,7 +17,7 @@ from triton_llama_openai.settings import InvalidSettingsError
 from triton_llama_openai.tool_calls import template_tool
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "models" / "pydoc-llama"
-"""In a checkout; an installed package needs the setting `tokenizer`."""
+"""The embedded checkpoint of a source checkout; an installed package needs the setting `tokenizer`."""
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja")
 MAX_DEFAULT_CONTEXT = 4096

@@ -27,11 +27,11 @@ from perf.servers.running import NotRunError, Running, Server
 from perf.workload import MEAN_OUTPUT, MIXES, Mix, warm_and_measured
 
 SLOTS = 32
-"""Of every server; and the default users."""
+"""Slots of every server, and the default number of users."""
 LOAD_S = 600.0
-"""For all requests of one load, at most a quarter of the time left: the slowest would take the others' time."""
+"""Maximum seconds of one load, and at most a quarter of the time left, so that a slow server leaves time for others."""
 START_S = 30.0
-"""With less time left no load is started."""
+"""Minimum seconds left to start another load."""
 
 
 class Load(NamedTuple):
@@ -62,7 +62,7 @@ SECTIONS: Mapping[str, Sequence[Load]] = {
     ],
 }
 LARGE = [Load("large/1", "uniform", 1, 4, MEAN_OUTPUT // 2), Load("large/32", "uniform", 32, 32, MEAN_OUTPUT // 2)]
-"""Of a larger model: fewer requests of half the tokens."""
+"""Loads of the larger model: fewer requests with half the tokens."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 TIME_OVER = "the run's time was over"
-"""In the errors of requests without an answer in time: the server may still be computing them."""
+"""Error of requests that have no response when the run's time is over; the server may still be computing them."""
 
 
 class Window(NamedTuple):
@@ -31,7 +31,7 @@ class Window(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Seconds from the first to the last second of the steady state."""
         return self.end - self.begin
 
 

@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 UNREACHED = 1000.0
 """The setting's maximum."""
 WEIGHTS_ONLY = Candidate("int8_head", "INT8, weights only, head too", weights_only=True)
-"""What exact INT8 approximates: the same weights, and activations in floats."""
+"""The reference for exact INT8: the same INT8 weights with activations in floats."""
 BITSANDBYTES = (
     Candidate("int8_threshold_6", "INT8, threshold 6, activations rounded too", 6.0),
     Candidate("int8_no_outliers", "INT8, no outliers, activations rounded too", UNREACHED),

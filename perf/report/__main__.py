@@ -28,7 +28,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
     "users-avx2": ("bench-avx2", tables.by_users),
     "quality": ("quality", tables.quality),
 }
-"""By name in the page: the result, and the table made of it."""
+"""For each table's name in the page: its results file, and the function that makes the table."""
 
 
 def filled(page: str, results: Path = RESULTS) -> str:

@@ -17,7 +17,7 @@ WINDOW = (
     "those answered after the steady state."
 )
 BASELINES = ("naive_fp32", "naive_fp16")
-"""What the others are compared with: the first that was measured. FP16 alone would compare number formats on a CPU."""
+"""Entries to compare others with; the first one measured is used. FP16 alone would compare number formats on a CPU."""
 Rows = Sequence[Row]
 
 

@@ -27,7 +27,7 @@ from perf.roofline.rates import WIDTHS, DeviceRates, Weights
 CPU_SIZES = tuple(size << 20 for size in (4, 8, 16, 32, 64, 128, 256))
 GPU_SIZES = tuple(size << 20 for size in (256, 1024, 4096))
 SECONDS = 0.4
-"""For each size and each product; the last repetition may take longer."""
+"""Minimum seconds of measurement for each size and product."""
 
 _EDGES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 _DTYPES: dict[Weights, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPES.items()}

@@ -55,9 +55,10 @@ class Roofline:
 
 
 class Costs:
-    """What a Llama costs: bytes to read, and operations.
+    """The costs of a Llama's passes: bytes to read, and operations.
 
-    weight_bytes: of the weights that a pass reads. cached_bytes: of each cached position of a row that a step reads.
+    weight_bytes: bytes of weights that a pass reads. cached_bytes: bytes that a step reads for each cached position of
+    a row.
     """
 
     def __init__(

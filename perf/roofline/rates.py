@@ -16,7 +16,7 @@ Weights = Literal["fp32", "fp16", "bf16", "int8"]
 BYTES: dict[Weights, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 """Per value. In INT8 every row of a matrix also has a scale."""
 WIDTHS: tuple[Weights, ...] = ("fp32", "fp16", "bf16", "int8")
-"""From the widest to the narrowest."""
+"""Weight formats, from the widest to the narrowest."""
 
 
 @dataclass(frozen=True)

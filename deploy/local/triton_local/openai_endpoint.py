@@ -61,7 +61,7 @@ class OpenAIEndpoint:
 
     @property
     def url(self) -> str:
-        """Its base URL."""
+        """The base URL for OpenAI clients."""
         return f"http://{self.address}/v1"
 
     def start(self, grpc_url: str, say: Callable[[str], None]) -> None:

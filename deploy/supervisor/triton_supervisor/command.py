@@ -43,9 +43,9 @@ _DECOUPLED = re.compile(r"^[^#\n]*\bdecoupled\s*:\s*true\b", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Options:
-    """What the supervisor reads of tritonserver's options; the last value of each counts.
+    """The options of tritonserver that the supervisor uses; the last value of each counts.
 
-    http: where it is reached from here. metrics: the same, None when they are off.
+    http: address of the HTTP port, as reached from here. metrics: address of the metrics port; None without metrics.
     """
 
     repository: Path

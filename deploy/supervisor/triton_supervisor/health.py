@@ -29,7 +29,7 @@ from triton_supervisor.state import read_state
 from triton_supervisor.triton import MODEL, Address, AnswerTimeoutError, ApiError, Steps, exchange, read_steps
 
 PAUSE_S = 1.0
-"""Between two looks at the metrics, or two requests that a full queue refuses (Triton counts each)."""
+"""Seconds between two reads of the metrics, or between two requests while the queue is full."""
 
 # min_tokens: without it a checkpoint that generates an end token first would count as dead. The other fields are there
 # because Triton batches only requests with the same set of inputs, and the client library sends all of these. `stream`

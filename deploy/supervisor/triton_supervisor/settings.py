@@ -17,9 +17,9 @@ DEFAULT_CONFIG = "streaming"
 
 DEFAULT_GRACE_S = 120
 STOP_MARGIN_S = 30
-"""Beyond notice and grace: unloading the model, flushing the last responses, killing what is left."""
+"""Seconds beyond notice and grace for unloading the model, flushing the last responses and killing what is left."""
 UNLOAD_S = 10.0
-"""Part of it, for the model's `finalize` after the last response; Triton sets no other limit."""
+"""Seconds of STOP_MARGIN_S for the model's `finalize` after the last response; Triton itself sets no limit."""
 MAX_SECONDS = 3600
 """Upper bound of every duration here, and of the model's drain_seconds and stuck_seconds."""
 

@@ -45,17 +45,17 @@ DEAD = 70
 """The model died (EX_SOFTWARE of sysexits.h), and the server isn't started again, or not any more."""
 
 IDLE_S = 2.0
-"""So long nothing must wait or run until a model that Triton still holds counts as unloaded: a request on its way from
-Triton's queue to the model is in neither metric for a moment, and the model's own are 0.2 s old."""
+"""Seconds without waiting or running requests after which a model that Triton still holds counts as unloaded. Not 0: a
+request between Triton's queue and the model is in neither metric, and the model's metrics are up to 0.2 s old."""
 FLUSH_S = 2.0
-"""For clients to read the last bytes, before tritonserver is told to end."""
+"""Seconds for clients to read the last bytes before tritonserver is interrupted."""
 END_S = 2.0
-"""For tritonserver to end by itself: it waits for idle connections, and writes its traces."""
+"""Seconds for tritonserver to end by itself; it waits for idle connections and writes its traces."""
 UNLOADS_WITHOUT_PROCESS_S = 3.0
-"""Triton notices sooner that the process of a model that it unloads has ended."""
+"""Seconds after the end of a model's process within which Triton notices it while it unloads the model."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
-"""Before a restart."""
+"""Maximum pause before a restart."""
 
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _KILLED = 128 + signal.SIGKILL
@@ -78,7 +78,7 @@ def say(message: str) -> None:
 
 
 class Phase(Enum):
-    """What the supervisor does at the moment."""
+    """The supervisor's current phase."""
 
     STARTING = auto()
     """tritonserver loads the models."""
@@ -107,7 +107,7 @@ class Restarts:
         self.total = 0
 
     def after_death(self, now: float) -> tuple[float, str] | None:
-        """Count a restart; return the seconds before it, and "2 of 5" for the second one. None beyond the bound."""
+        """Count a restart. Return its pause in seconds and its number as text ("2 of 5"); None beyond the limit."""
         while self._times and now - self._times[0] >= self._seconds:
             self._times.popleft()
         earlier = len(self._times)

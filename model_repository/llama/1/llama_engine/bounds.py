@@ -17,7 +17,7 @@ import numpy as np
 T_co = TypeVar("T_co", covariant=True)
 
 MAX_SHOWN_CHARACTERS = 100
-"""Of a value in an error message."""
+"""Maximum characters of a value in an error message."""
 
 # int() and float() also accept "1_000", " 7 ", "nan" and the digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)

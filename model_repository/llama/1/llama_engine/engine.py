@@ -31,7 +31,7 @@ from llama_engine.slot_batch import SlotBatch
 
 @dataclass
 class StepResult:
-    """What one step did.
+    """The work of one step.
 
     finished: sequences that have their result now. decoded: sequences in the forward pass of the decode step. sampled:
     tokens that sequences got. prefill_tokens: prompt tokens computed. errors: failed computations.

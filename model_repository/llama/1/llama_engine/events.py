@@ -50,7 +50,7 @@ class Chunk:
 
 
 Event = Chunk | Result
-"""What a response sink receives of a sequence: chunks if it streams, and last its result."""
+"""An event of a sequence for its response sink: a chunk if it streams, and at the end its result."""
 
 
 class ResponseSink(Protocol):

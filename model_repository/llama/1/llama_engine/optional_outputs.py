@@ -18,7 +18,7 @@ from llama_engine.sequence import Sequence as EngineSequence
 from llama_engine.text.tokenizer import Tokenizer
 
 MIN_LOG_PROB = -9999.0
-"""In place of minus infinity, which JSON doesn't have; vLLM's bound."""
+"""Replaces minus infinity, which JSON lacks; vLLM's value."""
 
 
 class Span(NamedTuple):

@@ -24,8 +24,8 @@ from llama_engine.sequence import PromptShare, Sequence
 from llama_engine.slot_batch import SlotBatch
 
 COPIED_BUDGETS = 16
-"""To copy a token takes less than a sixteenth of the time to compute it, and far less in large models. So the choices
-of a request whose prompt fits the budget get their copies in one pass, before the first of them can end.
+"""Prefill budgets of copied tokens per pass. Copying a token takes less than a sixteenth of the time to compute it, so
+the choices of a request whose prompt fits the budget get their copies in one pass, before the first choice can end.
 """
 
 
@@ -44,7 +44,8 @@ class Prefilled:
 
 
 class _Part(NamedTuple):
-    """What a pass computed. hidden: [sequences, hidden]. log_probs: of the prompts' tokens, where requested."""
+    """The results of a pass. hidden: last hidden states, [sequences, hidden]. log_probs: of the prompts' tokens, where
+    requested."""
 
     sequences: list[Sequence]
     chunks: list[PromptChunk]
@@ -108,12 +109,13 @@ class Prefill:
         return prefilled
 
     def commit(self) -> None:
-        """Forget the sequences of the last pass: they are in the batch, finished, or partly cached."""
+        """Forget the last pass: each of its sequences is now in the batch, finished, or partly cached."""
         self._computing = []
 
     def _next_group(self) -> list[Sequence]:
-        """Take the sequences that are computed together: in order, while their prompts fit the budget, or one that
-        doesn't. Of choices that share a prompt the first one, unless it can be copied.
+        """Take the next sequences to prefill together: in order of arrival, while their prompts fit the budget.
+
+        A prompt beyond the budget is taken alone. Of choices that share a prompt only the first is taken.
         """
         if self._partial is not None:
             return [self._partial]

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from llama_engine.sampling.guide_matcher import GuideState
 
 GUIDE_SECONDS = 0.05
-"""How long `wait_until_admitted` waits for guides: nearly all are compiled within this."""
+"""Seconds that `wait_until_admitted` waits for guides; nearly all guides compile in less."""
 
 MAX_WAITING_GUIDES = 64
-"""Requests that wait for their guides."""
+"""Maximum requests that wait for their guides."""
 
 HANG_SECONDS = 10.0
-"""How long `stop` waits for a step that should have ended."""
+"""Seconds that `stop` waits for a step beyond the drain time."""
 
 _STOPPING = Unavailable("the server is stopping")
 _TOO_MANY_GUIDES = Unavailable("too many guides (guided_decoding_guide) wait to be compiled; try again later")
@@ -159,7 +159,7 @@ class Scheduler:
             sequence.guide.add_done_callback(partial(self._take_guide, sequence))
 
     def _take_guide(self, sequence: Sequence, guide: Future[GuideState]) -> None:
-        """Let a sequence whose guide is compiled be admitted, or finish it with the guide's error."""
+        """Apply a compiled guide to its sequence, which may then be admitted; on an error finish the sequence."""
         with self._changed:
             self._guide_began = time.monotonic()
             if sequence.status is not Status.WAITING_FOR_GUIDE:

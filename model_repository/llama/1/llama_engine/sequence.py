@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 
 class Status(Enum):
-    """Where a sequence is on its way."""
+    """A sequence's place on the way from the queue to its result."""
 
     WAITING_FOR_GUIDE = "waiting for guide"
-    """Its guide is not compiled yet."""
+    """The sequence's guide is being compiled."""
     WAITING = "waiting"
-    """It has no slot yet."""
+    """The sequence has no slot yet."""
     PREFILL = "prefill"
-    """It has a slot; its prompt is not, or only partly, in the KV cache."""
+    """The sequence has a slot; its prompt is not yet completely in the KV cache."""
     DECODE = "decode"
-    """It gets one token per step."""
+    """The sequence gets one token per step."""
     FINISHED = "finished"
-    """It has its result."""
+    """The sequence has its result."""
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What a request has beside its parameters, the same for all of its sequences.
+    """The context of a request, shared by its sequences.
 
-    sink: takes their events. name: the request's id in the log, one printable line. stream: the sink takes chunks, too.
-    deadline: latest time to get a slot, on the monotonic clock.
+    sink: receives their events. name: the request's id in the log, one printable line. stream: whether the sink receives
+    chunks, too. deadline: latest time to get a slot, on the monotonic clock.
     """
 
     sink: ResponseSink = field(default_factory=DiscardingSink)
@@ -109,25 +109,25 @@ class Sequence:
     share: PromptShare | None = None
     """The prompt that it shares with the other choices."""
     status: Status = Status.WAITING
-    """Where it is on its way."""
+    """Its place on the way from the queue to its result."""
     guide: Future[GuideState] | None = None
-    """Its guide, once the scheduler has had it started."""
+    """The guide that is compiled for it; None before the scheduler starts it, or without a guide."""
     result: Result | None = None
-    """Its completion or its error, once it has finished."""
+    """The completion or the error; None until it has finished."""
     kv_slot: int | None = None
     """Where its keys and values are cached, from prefill to its end."""
     num_cached: int = 0
     """Positions of the KV slot that hold its keys and values."""
     num_copied: int = 0
-    """Those of them that were copied from another choice."""
+    """Cached positions that were copied from another choice of the request."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
-    """Of the prompt's second token to its last."""
+    """Log probabilities of the prompt's tokens, from the second to the last."""
     log_probs: list[TokenLogProbs] = field(default_factory=list, repr=False)
-    """Of the output tokens."""
+    """Log probabilities of the output tokens."""
     cum_log_probs: list[float] = field(default_factory=list, repr=False)
     """The sums of the output tokens' log probabilities, up to each."""
     next_log_probs: TokenLogProbs | None = None
-    """Of the sampled token that is appended next."""
+    """Log probabilities of the sampled token that `append` takes next."""
     arrived_at: float = field(default_factory=time.monotonic)
     """When it was made of its request."""
     admitted_at: float = math.nan

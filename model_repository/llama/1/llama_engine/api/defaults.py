@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-"""What a config without `do_sample` doesn't use."""
+"""Values of the generation config that apply only with `do_sample: true`."""
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ MAX_STOP_WORDS = 16
 MAX_BAD_WORDS = 64
 MAX_BIASES = 1024
 MAX_BIAS_BYTES = 1 << 14
-"""Of all words with a bias together: each is tokenized alone."""
+"""Maximum bytes of all words with a bias together; each word is tokenized separately."""
 MAX_ALLOWED_TOKENS = 1 << 18
-"""Beyond every Llama's vocabulary."""
+"""Maximum number of allowed token ids; larger than any Llama's vocabulary."""
 MAX_STOP_TOKENS = 1024
 MAX_COMPLETIONS = 64
-"""Of a request with several choices, in all of its rows."""
+"""Maximum completions of a request with n > 1, over all of its rows."""
 MAX_GUIDE_BYTES = 1 << 17
-"""About what the OpenAI API allows for the strings of a schema."""
+"""Maximum bytes of a guide; about the OpenAI API's bound for a schema's strings."""
 
 GUIDE_TYPES = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag")
 

@@ -23,7 +23,7 @@ RawInputs = Mapping[str, NDArray[Any]]
 """The inputs of one request by name: [rows, 1], or [rows, n] for lists; strings as bytes."""
 
 RequestValues = Mapping[str, object]
-"""What Triton calls the parameters of one request, by name: strings, numbers or booleans, for every row."""
+"""Triton's request parameters by name: strings, numbers or booleans. They apply to every row."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Reader(Protocol):
 
 @dataclass
 class ReadWeights:
-    """What has been read. linears: number of linear layers by weight dtype. bytes: of all weights."""
+    """The weights as read. linears: number of linear layers by weight dtype. bytes: size of all weights."""
 
     linears: Counter[str] = field(default_factory=Counter)
     bytes: int = 0

@@ -23,7 +23,7 @@ _SCALE = torch.float32
 
 @dataclass(frozen=True)
 class KVCacheShape:
-    """Dimensions of the KV cache. spare: extra positions per slot that are written and never read, 0 or 1."""
+    """Dimensions of the KV cache. spare: positions per slot, 0 or 1, that only padding is written to."""
 
     layers: int
     slots: int

@@ -16,7 +16,7 @@ MAX_FAILED_STEPS = 8
 
 
 class EngineHealth:
-    """What the engine's thread records of its steps."""
+    """The engine's health, from the steps that its thread records."""
 
     def __init__(self, stuck_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """stuck_seconds: how long a step may take; 0 disables the check."""

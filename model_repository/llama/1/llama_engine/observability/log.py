@@ -26,7 +26,7 @@ from llama_engine.sequence import Sequence
 ID_CHARACTERS = 128
 ERROR_CHARACTERS = 300
 PROMPT_CHARACTERS = 2000
-"""Of all prompts of a request together."""
+"""Maximum characters of a request's prompts in its log line."""
 
 Value = str | int | float | bool | list[str]
 Fields = Mapping[str, Value]

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_LEXER_STATES = 50_000
-"""Of one completion, 1 kB each. [\\p{L}\\p{N}]{1,2000} makes 33 a token."""
+"""Maximum lexer states of a completion, 1 kB each. [\\p{L}\\p{N}]{1,2000} makes 33 a token."""
 
 MAX_MASK_ITEMS = 10_000
-"""Of the parser, in one mask: that takes up to 0.1 s. A choice of fifty objects of ten properties makes 3,000."""
+"""Maximum parser items of one mask (up to 0.1 s). A choice of fifty objects of ten properties makes 3,000."""
 
 MASK_SECONDS, MASK_SECONDS_PER_TOKEN = 0.25, 0.003
 """Processor time that the masks of one completion may take: all others of the batch wait. An ordinary one takes 5 to

@@ -21,7 +21,7 @@ _FINITE = torch.finfo(torch.float32).max
 _WORD = 0xFFFFFFFF
 
 HASH_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
-"""Of a token's id, and of MurmurHash3's finalizer."""
+"""Multipliers of the hash: one for the token's id, two of MurmurHash3's finalizer."""
 
 
 def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:

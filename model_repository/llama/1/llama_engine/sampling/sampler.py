@@ -29,7 +29,7 @@ from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState
 from llama_engine.sequence import Sequence
 
 FAILED = -1
-"""In place of a token: the row's logits were not finite."""
+"""Stands for the token of a row whose logits were not finite."""
 
 _PerRow = list[tuple[int, RowProcessor]]
 """Rows with a bias or masks of their own."""

@@ -15,7 +15,7 @@ _PARAMETERS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty"
 
 @dataclass(frozen=True)
 class SamplingFeatures:
-    """What rows ask for beyond their most likely token. Enabling an unused feature changes no token."""
+    """Sampling features that rows use, beyond greedy decoding. Enabling an unused feature changes no token."""
 
     repetition: bool = False
     output_counts: bool = False
@@ -51,12 +51,12 @@ class SamplingState:
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
         self.vocabulary = vocabulary
         self.parameters = torch.ones(slots, len(_PARAMETERS), device=device)
-        """One column for each of _PARAMETERS: [rows, parameters]."""
+        """Sampling parameters of each row, a column for each name in _PARAMETERS: [rows, parameters]."""
         self.top_k = torch.full((slots,), vocabulary, dtype=torch.long, device=device)
         self.in_prompt = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
-        """Whether the prompt has the token, for rows with a repetition penalty: [rows, vocabulary]."""
+        """Whether each token occurs in the prompt, for rows with a repetition penalty: [rows, vocabulary]."""
         self.counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
-        """How often the completion has the token, for rows sampled with penalties: [rows, vocabulary]."""
+        """Number of occurrences of each token in the completion, for rows with penalties: [rows, vocabulary]."""
         self.seeds = np.zeros(slots, dtype=np.uint64)
 
     def column(self, name: str, rows: slice) -> torch.Tensor:

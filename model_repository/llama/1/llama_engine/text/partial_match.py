@@ -21,7 +21,7 @@ class PartialMatch:
 
     @property
     def matched(self) -> int:
-        """Length of the longest proper prefix of the word that the text ends with."""
+        """Length of the word's longest proper prefix that the text ends with."""
         return self._borders[self._matched] if self._matched == len(self._word) else self._matched
 
     def append(self, text: bytes | bytearray) -> None:

@@ -53,7 +53,7 @@ class Response:
         self._sending = threading.Lock()
         self.stream = False
         self.names_codes = False
-        """Whether an error begins with its code: Triton loses the code on the way to a model that forwards."""
+        """Whether error messages begin with their code: Triton drops the code of a response to another model."""
         self.sequences: list[Sequence] = []
         # Of a stream: choices that go on, and how many tokens of each have been sent.
         self._unfinished = 0

@@ -16,7 +16,7 @@ from llama_engine.kernels.cpu.structures import Matrix, Model, Quantized
 
 HUGE_PAGE = 1 << 21
 MADV_HUGEPAGE = 14
-"""Of Linux's madvise."""
+"""Linux's advice for madvise(2) to use huge pages."""
 
 OPENMP_RUNTIMES = ("libgomp", "libiomp5", "libomp")
 

@@ -136,7 +136,7 @@ def _read(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[dic
 
 
 def _server_variables(environment: Mapping[str, str], texts: Mapping[str, str]) -> dict[str, str]:
-    """Return, by setting, the server's variables about its checkpoint that are set here too."""
+    """Return the names of the server's LLAMA_* variables to take settings of the checkpoint from, by setting."""
     variables = {"tokenizer": "LLAMA_MODEL", "max_model_len": "LLAMA_MAX_MODEL_LEN"}
     # Another tokenizer has revisions of its own.
     if texts.get("tokenizer") in (None, environment.get("LLAMA_MODEL")):

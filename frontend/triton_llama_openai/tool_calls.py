@@ -1,4 +1,4 @@
-"""Tools of a chat: what the template shows, what the model is made to write, and the calls in what it writes.
+"""Tools of a chat: tools in the prompt, guides that force calls, and the calls in the model's text.
 
 A forced call is JSON that the guide demands. Free text has calls in one of two forms. Llama 3 writes nothing but calls,
 separated by `;`, and `parameters`:
@@ -218,7 +218,7 @@ def _new_id() -> str:
 
 
 def _partial_end(text: str, word: str) -> int:
-    """Return how many of the last characters may be the beginning of a word."""
+    """Return the length of the text's longest ending that begins the word, shorter than the word itself."""
     return next((size for size in range(min(len(text), len(word) - 1), 0, -1) if word.startswith(text[-size:])), 0)
 
 

@@ -35,8 +35,8 @@ class RequestError(EngineError):
 class InvalidRequest(RequestError):
     """The request violates the contract. The message names the input, its value and the bound.
 
-    quoted: the part between `message` and `rest` that shows what the client wrote. It gets it back; the log leaves it
-    out (`logged`), because it can be a prompt.
+    quoted: the part between `message` and `rest` that shows what the client wrote. The client gets the
+    whole message; the log omits this part (`logged`), because it can be a prompt.
     """
 
     def __init__(self, message: str, quoted: str = "", rest: str = "") -> None:

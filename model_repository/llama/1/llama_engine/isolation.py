@@ -28,7 +28,7 @@ class Isolation:
     ) -> tuple[list[_Output], list[Sequence]]:
         """Return the outputs of `compute` over consecutive parts of the sequences, in order, and those that failed.
 
-        One part if nothing fails. A part that fails is computed again in halves, down to the sequence that fails alone,
+        If nothing fails there is one part. A part that fails is computed again in halves, down to a single sequence,
         which is finished with an error and has no output. what: names the computation in the log.
         """
         try:

@@ -54,7 +54,7 @@ class LogProbsWriter:
         return written
 
     def write_some(self, sequence: EngineSequence, max_tokens: int) -> bool:
-        """Write at most `max_tokens` tokens of what a sequence has and asks for; return whether all are written."""
+        """Write the JSON of at most `max_tokens` further tokens of a sequence; return whether all are written."""
         request = sequence.request
         requested = [sequence.prompt_log_probs] if request.prompt_logprobs is not None else []
         requested += [sequence.log_probs] if request.num_logprobs is not None else []
@@ -75,10 +75,10 @@ class LogProbsWriter:
 
 
 def optional_outputs(spans: Sequence[Span], writer: LogProbsWriter, final: bool) -> dict[str, Output]:
-    """Return the outputs that any of the sequences asks for, by name: one value, or one row, for each span.
+    """Return the optional outputs that any of the requests enables, by name: one value or one row for each span.
 
-    final: whether the response is the sequences' last one. Their times come with the last one, what is about their
-    prompts with the first one.
+    final: whether the response is the sequences' last one. The last response has the times, the first one the log
+    probabilities of the prompts.
     """
     requests = [span.sequence.request for span in spans]
     outputs: dict[str, Output] = {}

@@ -40,7 +40,7 @@ class ResponseDispatcher:
             self._changed.notify()
 
     def close(self, timeout: float) -> bool:
-        """Send what is pending, for at most `timeout` seconds, and end; return whether everything was sent."""
+        """Send pending events for at most `timeout` seconds, and end the thread; return whether all were sent."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -1,8 +1,8 @@
 """The scheduler: the waiting queue, admission, cancellation, deadlines, graceful shutdown; and the engine's thread.
 
-Sequences are admitted as soon as there is a free slot: by priority, and in order of arrival among equals. While there
-is none, they wait here and `wait_until_admitted` blocks, so that the queue stays Triton's. A sequence that is cancelled
-or late while it waits is never computed. One whose guide is being compiled waits here, too, and delays no other.
+A sequence is admitted when a slot is free: by priority, then in order of arrival. While no slot is free, sequences wait
+here and `wait_until_admitted` blocks, so that further requests stay in Triton's queue. A sequence that is cancelled or
+times out while it waits is never computed. Sequences whose guides are being compiled wait here, too, and delay none.
 """
 
 from __future__ import annotations

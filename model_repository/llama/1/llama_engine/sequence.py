@@ -48,8 +48,8 @@ class Status(Enum):
 class RequestContext:
     """The context of a request, shared by its sequences.
 
-    sink: receives their events. name: the request's id in the log, one printable line. stream: whether the sink receives
-    chunks, too. deadline: latest time to get a slot, on the monotonic clock.
+    sink: receives their events. name: the request's id in the log, one line. stream: whether the sink receives chunks,
+    too. deadline: latest time to get a slot, on the monotonic clock.
     """
 
     sink: ResponseSink = field(default_factory=DiscardingSink)
@@ -59,10 +59,10 @@ class RequestContext:
 
 
 class PromptShare:
-    """The prompt that the choices of one request share: it is computed for one of them, and the others copy it.
+    """The prompt that the choices of one request share: computed for one choice, and copied by the others.
 
-    Choices are sequences of their own otherwise, and none waits for another: one that gets its slot when none of the
-    others has the prompt in its slot any more computes the prompt again.
+    Otherwise choices are independent sequences. A choice that gets its slot after all others have left theirs computes
+    the prompt again.
     """
 
     def __init__(self) -> None:

@@ -126,7 +126,7 @@ class Stats:
             self._gauges |= {SLOTS_IN_USE: running, WAITING: waiting}
 
     def close(self, timeout: float) -> None:
-        """Pass on what is recorded, for at most `timeout` seconds, and end."""
+        """Write recorded values to the metrics for at most `timeout` seconds, and end the thread."""
         self._closing.set()
         self._thread.join(timeout)
         # Not while the thread may be in one of the metrics: two threads in one crash Triton.
@@ -139,7 +139,7 @@ class Stats:
         self._flush()
 
     def _flush(self) -> None:
-        """Pass on what is recorded. An update that fails is lost."""
+        """Write recorded values to the metrics. A failed update is lost."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
             gauges, self._gauges = self._gauges, {}

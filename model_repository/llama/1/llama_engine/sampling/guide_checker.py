@@ -1,4 +1,4 @@
-"""Checks guides in another process: what a hostile guide exhausts, time, memory or the stack, is that process's.
+"""Checks guides in another process, so that a hostile guide can exhaust only that process's time, memory or stack.
 
 llguidance bounds most work, but not all: some intersections of regular expressions take exponential time to compile,
 and a long chain of rules overflows the stack, which ends the process. A guide that passes here is compiled once more by
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class GuideChecker:
-    """The process, started with the first guide and again after one that ended it. One thread at a time may check."""
+    """The checking process. It starts with the first guide, and again after a guide has killed it. Not thread-safe."""
 
     def __init__(self, tokens: Sequence[bytes], special_tokens: Sequence[int], end_tokens: Sequence[int]) -> None:
         """tokens: bytes of each id, of special ones their names."""

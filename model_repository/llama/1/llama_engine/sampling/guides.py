@@ -37,16 +37,16 @@ class Guides:
         self._checked: dict[tuple[str, str], str | InvalidRequest] = {}
 
     def start(self, kind: str, text: str) -> Future[GuideState]:
-        """Return the state at the beginning of a completion, as soon as it is compiled.
+        """Start compiling a guide; the future returns its state at the beginning of a completion.
 
-        kind, text: guided_decoding_guide_type and guided_decoding_guide, the latter ignored for the kind `json`. The
-        future raises InvalidRequest with what is wrong with the guide, or what to install; GenerationError if the
-        process that checks it doesn't start. Most guides take milliseconds, hostile ones COMPILE_SECONDS.
+        kind, text: guided_decoding_guide_type and guided_decoding_guide; the text is ignored for the kind `json`. The
+        future raises InvalidRequest with the guide's error or the missing package, and GenerationError if the checking
+        process doesn't start. Most guides compile in milliseconds; COMPILE_SECONDS is the limit.
         """
         return self._thread.submit(self._compile, kind, "" if kind == "json" else text)
 
     def close(self) -> None:
-        """Start no more guides, and cancel those that wait; one in progress ends by itself."""
+        """Cancel the guides that wait; a compilation in progress ends by itself."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._checker is not None:
             self._checker.close()

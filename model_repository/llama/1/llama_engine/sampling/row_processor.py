@@ -1,8 +1,8 @@
-"""What one sequence alone asks of its logits: a bias before the penalties, and masks after them.
+"""Per-sequence logits processing: a bias before the penalties, and masks after them.
 
-Masks are tokens that must not come next: those beyond `allowed_token_ids`, those that end the text before min_tokens,
-those that would complete a bad word, and those that the guide rules out. Most sequences have none of these but
-min_tokens, which the sampler does for all rows at once, and so no `RowProcessor`.
+A mask excludes tokens: all but `allowed_token_ids`, tokens that would end the text before min_tokens or complete a bad
+word, and tokens that the guide rules out. A sequence that needs at most min_tokens, which the sampler masks for all
+rows at once, has no `RowProcessor`.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ class RowProcessor:
         """Why no token may come next, where the guide rules all of them out or is too complex to follow."""
 
     def follow_guide(self, guide: GuideState) -> None:
-        """Mask by this guide, too. Before the first token."""
+        """Apply a guide to all tokens; to be called before the first one."""
         self._guide = guide
         self._end_bits, self._stop_bits, self._ignored_bits = (
             _bits(self._vocabulary, tokens) for tokens in self._guided_ends
         )
 
     def clone(self) -> RowProcessor:
-        """Return the processor of another choice of the request; this one must have neither a guide nor begun.
+        """Return a processor for another choice of the request, before this one has a guide or a token.
 
-        It shares what has no state: to build that of many bad words takes tenths of a second.
+        The two share their stateless parts: the tables of many bad words take tenths of a second to build.
         """
         other = copy(self)
         if self._bad_words is not None:
@@ -164,9 +164,9 @@ def row_processor(
     end_tokens: frozenset[int],
     device: torch.device,
 ) -> RowProcessor | None:
-    """Return what a request asks of its logits, without its guide; None where it asks for nothing but min_tokens.
+    """Return the processor of a request, without its guide; None if the request needs none.
 
-    end_tokens: of the checkpoint.
+    end_tokens: the checkpoint's end tokens.
     """
     asks = (
         request.logit_bias

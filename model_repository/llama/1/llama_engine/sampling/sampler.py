@@ -183,7 +183,7 @@ class Sampler:
     def _mask(
         self, logits: torch.Tensor, sequences: list[Sequence], per_row: _PerRow, allowed: torch.Tensor | None
     ) -> torch.Tensor:
-        """Mask end tokens before min_tokens, and what the processors of single rows mask. allowed: guides' bits."""
+        """Mask end tokens before min_tokens, and apply the rows' own masks. allowed: the guides' bit masks."""
         too_early = [
             row for row, sequence in enumerate(sequences) if sequence.num_output_tokens < sequence.request.min_tokens
         ]

@@ -1,4 +1,4 @@
-"""What the sequences of a batch ask of the sampler, and their parameters and histories as tensors."""
+"""The sampler's state of a batch: which features its sequences use, their parameters and histories as tensors."""
 
 from __future__ import annotations
 

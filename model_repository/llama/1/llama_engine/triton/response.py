@@ -93,7 +93,7 @@ class Response:
                 self._end()
 
     def _write_json(self) -> bool:
-        """Write a part of the JSON of what is computed; return whether it is complete.
+        """Write a part of the log probabilities' JSON; return whether it is complete.
 
         A part at a time, so that the chunks of other streams don't wait for thousands of tokens.
         """
@@ -117,7 +117,7 @@ class Response:
             return self._complete or (self._cancellable is not None and self._cancellable.is_cancelled())
 
     def _end(self) -> None:
-        """Log the answered request, and drop what it refers to."""
+        """Log the answered request, and release its sequences and tensors."""
         self._log.record(self.name, self.sequences, self.stream, self.error)
         # Each sequence refers to its sink: without the cycle both are freed at once.
         self.sequences, self._with_json = [], []

@@ -101,7 +101,7 @@ def compile_to(path: Path, command: Sequence[str]) -> str | None:
 
 
 def is_built(instruction_set: str, directory: Path = BUILD_DIRECTORY) -> bool:
-    """Return whether there is a whole object of an instruction set and of the sources as they are now."""
+    """Return whether an instruction set's object is complete and was built from the current sources."""
     path = object_path(instruction_set, directory)
     return path.exists() and is_whole(path)
 

@@ -24,6 +24,7 @@ from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
 from llama_engine.sampling import sampler
 from llama_engine.settings import Settings
+from transformers import GenerationConfig
 
 SLOTS = 6
 """With five sequences there is padding in the last slot, where a long prompt is prefilled in chunks."""
@@ -96,6 +97,17 @@ def test_replayed_steps_give_the_tokens_of_launched_ones(attending: Checkpoint) 
     # Every decode step was a replay; every sampling was one too, except beside what a row alone asks for.
     decoded, sampled = sum(bool(step.decoded) for step in steps), sum(bool(step.sampled) for step in steps)
     assert decoded < recorder.replayed < decoded + sampled
+
+
+def test_replayed_steps_end_no_text_before_min_tokens(attending: Checkpoint) -> None:
+    # Half of the vocabulary ends a text: without the mask, the first tokens would.
+    ends = GenerationConfig(eos_token_id=list(range(attending.config.vocab_size // 2)))
+    checkpoint = replace(attending, generation_config=ends)
+    requests = [replace(request, min_tokens=4, max_tokens=12) for request in _greedy(SLOTS)]
+    replayed = completions(_graphed(checkpoint)[0], requests)
+    assert replayed == completions(engine_of(checkpoint, SLOTS), requests)
+    assert "stop" in {completion.finish_reason for completion in replayed}
+    assert all(completion.num_output_tokens >= 4 for completion in replayed)
 
 
 def test_replayed_steps_serve_rows_with_features_of_each_row(

@@ -63,4 +63,4 @@ def table(columns: Sequence[Column], rows: Sequence[object], notes: Sequence[str
         *zip(*(texts for _, texts in used), strict=True),
     ]
     text = "\n".join("| " + " | ".join("–" if cell is None else cell for cell in line) + " |" for line in lines)
-    return "\n\n".join([text, *notes])
+    return "\n\n".join(filter(None, [text, "\n".join(f"- {note}" for note in notes)]))

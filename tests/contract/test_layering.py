@@ -39,13 +39,13 @@ SERVER = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "trito
 TRANSFORMERS = {"huggingface_hub"}
 
 # The Triton language comes with PyTorch's CUDA builds only.
-KERNELS = {"kernels.gpu.int8_product", "kernels.gpu.decode_attention"}
+KERNELS = {"kernels.gpu.decode_attention"}
 
 # llguidance is optional, too: imported with the first guide.
 GUIDES = {"sampling.guide_grammar", "sampling.guide_matcher"}
 
 # Its import takes seconds: only what a checkpoint without it doesn't import.
-USES_BITSANDBYTES = {"kernels.gpu.bitsandbytes_linear", "model.transformers_reader"}
+USES_BITSANDBYTES = {"kernels.gpu.exact_int8", "model.transformers_reader"}
 
 # Triton's backend API.
 BACKEND = "triton_python_backend_utils"

@@ -96,19 +96,17 @@ def test_int8_weights_without_an_exact_product_are_refused(folder: Path, monkeyp
 
 def test_a_cache_that_the_fused_attention_cannot_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fused = Kernels(attention=gpu_reference.decode_attention)
-    monkeypatch.setattr("llama_engine.model.transformers_reader.install_kernels", lambda *_: fused)
-    assert _refusal(folder, "nf4", kv_cache_dtype="int8").startswith(
+    monkeypatch.setattr("llama_engine.model.products.choose_kernels", lambda *_: fused)
+    assert _refusal(folder, "nf4", kernels="fused", kv_cache_dtype="int8").startswith(
         "kv_cache_dtype is 'int8'; the fused attention of kernels 'fused' reads a cache in the model's float32: "
     )
-    assert load("nf4", model=str(folder), kv_cache_dtype="float32").kernels == fused
+    assert load("nf4", model=str(folder), kernels="fused", kv_cache_dtype="float32").kernels == fused
 
 
 def test_the_settings_override_threshold_dtype_and_length(folder: Path) -> None:
     outliers = load("int8", model=str(folder), int8_threshold="6").info
-    # Activations are rounded to 8 bits at thresholds above 0 only.
-    assert (outliers.threshold, outliers.rounds_activations) == (6.0, True)
+    assert (outliers.threshold, outliers.product) == (6.0, "")
     assert "outlier threshold 6; " in outliers.describe()
-    assert not load("int8", model=str(folder)).info.rounds_activations
     checkpoint = load("none", model=str(folder), dtype="bfloat16", max_model_len="99")
     assert (checkpoint.info.linears, checkpoint.info.dtype) == ({"bfloat16": 15}, torch.bfloat16)
     engine = engine_of(checkpoint, 1)

@@ -1,28 +1,11 @@
-"""The reference kernels against their definitions in float64, on a GPU where there is one: they have a GPU path."""
+"""The reference of the decode attention, on a GPU where there is one."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from bitsandbytes.nn.modules import Int8Params
-from engine.triton_device import DEVICE, assert_near, normal, randomness
+from engine.triton_device import DEVICE, normal
 from llama_engine.kernels.gpu import gpu_reference
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_the_product_is_the_exact_one_rounded_once(with_bias: bool, dtype: torch.dtype) -> None:
-    weight = torch.randint(-127, 128, (37, 48), device=DEVICE, generator=randomness(2), dtype=torch.int8)
-    scales = torch.rand(37, device=DEVICE, generator=randomness(3)) / 127
-    activations, bias = normal(5, 48, seed=1, dtype=dtype), normal(37, seed=4, dtype=dtype) if with_bias else None
-    exact = activations.double() @ (weight.double() * scales.double()[:, None]).T
-    expected = exact if bias is None else exact + bias.double()
-    product = gpu_reference.int8_product(activations, weight, scales, bias)
-    assert_near(product, expected.to(dtype))
-    with torch.inference_mode():
-        # As it is in a layer.
-        parameter = Int8Params(weight, requires_grad=False, has_fp16_weights=False, SCB=scales)
-        assert torch.equal(gpu_reference.int8_product(activations, parameter, scales, bias), product)
 
 
 @pytest.mark.parametrize("group", [1, 4])

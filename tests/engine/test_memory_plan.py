@@ -69,30 +69,17 @@ def test_the_figures_are_what_is_allocated(fp32: Checkpoint) -> None:
     assert (plan.fraction, plan.device) == (0.9, "cpu")
 
 
-@pytest.mark.parametrize(
-    ("precision", "device", "rounds", "widens"),
-    [
-        ("int8", "cuda", False, True),
-        ("int8", "cuda", True, False),
-        ("int8", "cpu", False, False),
-        ("fp32", "cuda", False, False),
-    ],
-)
-def test_only_unrounded_int8_on_a_gpu_reserves_a_widened_weight(
-    precision: str, device: str, rounds: bool, widens: bool, request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+@pytest.mark.parametrize(("precision", "factor"), [("int8", 1), ("fp32", 0)])
+def test_exact_products_on_a_gpu_reserve_their_sums(
+    precision: str, factor: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(Checkpoint, "attention_reserve", lambda *_: 0)
     loaded: Checkpoint = request.getfixturevalue(precision)
-    elsewhere, none = (
-        replace(loaded, info=replace(loaded.info, device=torch.device(place), rounds_activations=rounding))
-        for place, rounding in ((device, rounds), ("cpu", False))
-    )
-    # The head stays unquantized, however large.
-    widened = loaded.config.hidden_size * loaded.config.intermediate_size * loaded.info.dtype.itemsize
-    reserve, without = (plan_memory(device, Settings(), 4).reserve for device in (elsewhere, none))
-    assert reserve - without == widened * widens
+    on_gpu = replace(loaded, info=replace(loaded.info, device=torch.device("cuda")))
+    reserve, on_cpu = (plan_memory(checkpoint, Settings(), 4).reserve for checkpoint in (on_gpu, loaded))
+    # Of gate and up: two int32 terms, their float64 sum and the float32 result, where a CPU has two int32 terms of one.
+    assert reserve - on_cpu == factor * 512 * loaded.config.intermediate_size * (2 * 20 - 8)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def unsupported_reason(checkpoint: Checkpoint) -> str | None:
     info = checkpoint.info
     if info.device.type != "cuda":
         return f"the model is on the {info.device.type.upper()}"
-    if info.rounds_activations and info.threshold:
+    if info.threshold:
         return f"at int8_threshold {info.threshold:g} bitsandbytes synchronizes with the device in every layer"
     return None
 

@@ -92,8 +92,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
             config.intermediate_size,
             config.vocab_size,
             info.dtype.itemsize,
-            # Only `Kernels.many_rows` on a GPU widens a whole weight at once.
-            widens="int8" in info.linears and not info.rounds_activations and info.device.type == "cuda",
+            exact_on_gpu="int8" in info.linears and bool(info.product) and info.device.type == "cuda",
         )
         + (_graphs_of(checkpoint, shape) if graphs else 0)
         + checkpoint.attention_reserve(shape),
@@ -117,19 +116,20 @@ def activation_reserve(
     intermediate: int,
     vocabulary: int,
     itemsize: int,
-    widens: bool = False,
+    exact_on_gpu: bool = False,
 ) -> int:
     """Estimate the bytes that a forward pass holds besides weights and cache.
 
     A prefill peaks in the MLP: hidden states and residual, gate, up and their product; attention scores stay inside
     SDPA, and an 8-bit product is int32, of two terms on a CPU, before it is scaled. Logits are computed for one token
-    per row, or for as many tokens of a prompt at once, and sampling sorts and copies them in float32. widens: whether a
-    whole 8-bit weight is widened at once (the MLP's are the largest); its product is float32, as large as the int32.
+    per row, or for as many tokens of a prompt at once, and sampling sorts and copies them in float32. exact_on_gpu: the
+    8-bit products are those of `exact_int8`, whose int32 sums of two terms, their float64 sum and the float32 result
+    exist together for gate and up.
     """
-    prefill = prefill_tokens * ((4 * hidden + 4 * intermediate) * itemsize + 8 * intermediate)
+    product = 2 * intermediate * (2 * 4 + 8 + 4) if exact_on_gpu else 8 * intermediate
+    prefill = prefill_tokens * ((4 * hidden + 4 * intermediate) * itemsize + product)
     logits = slots * vocabulary * 4 * 10
-    widened = hidden * intermediate * itemsize if widens else 0
-    return prefill + logits + widened + 64 * _MIB
+    return prefill + logits + 64 * _MIB
 
 
 def graph_reserve(shape: KVCacheShape, hidden: int, intermediate: int, vocabulary: int, itemsize: int) -> int:

@@ -15,8 +15,8 @@ class ModelInfo:
     """Precision and size of a loaded model.
 
     linears: number of linear layers by weight dtype. dtype: of unquantized weights. threshold: bitsandbytes' outlier
-    threshold, None without 8-bit layers. rounds_activations: whether bitsandbytes' products round activations to 8
-    bits, too. product: how 8-bit products are computed on a CPU. bits_depend_on: on what else than its own request the
+    threshold, None without 8-bit layers. product: how exact 8-bit products are computed; empty for bitsandbytes' own
+    layers, which round activations to one term. bits_depend_on: on what else than its own request the
     bits of a row's logits depend, in words; empty: on nothing.
     """
 
@@ -25,7 +25,6 @@ class ModelInfo:
     dtype: torch.dtype
     device: torch.device
     threshold: float | None
-    rounds_activations: bool
     product: str = ""
     bits_depend_on: str = BATCH
 
@@ -39,8 +38,8 @@ class ModelInfo:
         """Return the info as one line, for the log."""
         linears = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.linears.items()))
         threshold = "" if self.threshold is None else f", outlier threshold {self.threshold:g}"
-        if self.threshold is not None and not self.rounds_activations:
-            threshold += f", {self.product or 'activations not rounded'}"
+        if self.product:
+            threshold += f", {self.product}"
         return (
             f"loaded {self.weight_bytes / 2**20:,.1f} MiB of weights: linear layers {linears}{threshold}; "
             f"everything else {str(self.dtype).removeprefix('torch.')}; on {self.device}"

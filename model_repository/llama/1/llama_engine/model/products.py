@@ -2,28 +2,30 @@
 
 | weights | product | a row's bits depend on |
 |---|---|---|
-| floats on a CPU | PyTorch's | the batch |
+| floats | PyTorch's | the batch |
 | INT8 on a CPU | the compiled kernels (`kernels.cpu`) where they are built and verify | its own request alone |
 | | else, or with `kernels` stock, oneDNN's (`onednn_int8`) where it verifies | its own request alone, in float32 |
-| INT8 with an outlier threshold or nf4 on a CPU | bitsandbytes' | the batch |
-| any on a GPU | PyTorch's or bitsandbytes'; with `kernels` fused the engine's own (`kernels.gpu`) | the batch |
+| INT8 on a GPU | exact sums by bitsandbytes' INT8 matrix product (`kernels.gpu`) | the batch, by the attention |
+| INT8 with an outlier threshold, nf4 | bitsandbytes' layers in transformers' modules | the batch |
 
-INT8 weights on a CPU whose product is exact with neither are refused.
+INT8 weights without an exact product are refused.
 """
 
 from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from llama_engine.errors import CheckpointError
-from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels
+from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels, choose_kernels
 from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
+from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.kv_cache import BLOCK
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_info import BATCH, ModelInfo
@@ -52,12 +54,22 @@ def load_model(
     tables = rope_tables(config, -(-(max_model_len + 1) // BLOCK) * BLOCK)
     dtype = choose_dtype(settings.dtype, device)
     quantization, threshold = choose_quantization(name, config, settings)
-    if device.type != "cpu" or quantization == "nf4" or threshold:
-        return _load_with_transformers(folder, config, settings, device, dtype, tables)
-    reader, read = WeightReader(folder, config, dtype, quantization == "int8"), ReadWeights()
+    kernels = _gpu_kernels(config, settings, device, dtype)
+    if quantization == "nf4" or threshold:
+        return *_load_with_transformers(folder, config, settings, device, dtype, tables), kernels
+    reader, read = WeightReader(folder, config, dtype, quantization == "int8", device), ReadWeights()
     model: Llama | CompiledLlama
     if quantization != "int8":
         model, product, bits_depend_on = build_llama(reader, config, tables, float_linear, read), "", BATCH
+    elif device.type == "cuda":
+        # bitsandbytes takes 2 s to import, which other checkpoints don't need.
+        from llama_engine.kernels.gpu.exact_int8 import exact_int8_linear
+
+        model = build_llama(reader, config, tables, partial(exact_int8_linear, terms=settings.int8_terms), read)
+        product, bits_depend_on = (
+            f"exact INT8, {('one term', 'two terms')[settings.int8_terms - 1]}, bitsandbytes",
+            BATCH,
+        )
     elif compiled := _load_compiled(reader, config, tables, settings, read):
         model, product, bits_depend_on = compiled, compiled.describe(), ""
     else:
@@ -72,31 +84,34 @@ def load_model(
         dtype,
         device,
         threshold,
-        rounds_activations=False,
         product=product,
         bits_depend_on=bits_depend_on,
     )
-    return model, info, STOCK
+    return model, info, kernels
 
 
 def _load_with_transformers(
     folder: Path, config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype, tables: Tables
-) -> Loaded:
-    """Return the model around transformers' modules, with the kernels of the settings."""
+) -> tuple[Llama, ModelInfo]:
+    """Return the model around transformers' modules."""
     # bitsandbytes and transformers' modelling code take 2 s, which other checkpoints don't need.
-    from llama_engine.model.transformers_reader import install_kernels, load_with_transformers, read_model_info
+    from llama_engine.model.transformers_reader import load_with_transformers, read_model_info
 
     modules = load_with_transformers(str(folder), config, settings, device, dtype)
-    kernels = install_kernels(modules, settings.kernels, settings.slots or 0)
-    if (
-        kernels.attention is not None
-        and choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype) != dtype
-    ):
+    return llama_around(modules, tables), read_model_info(modules)
+
+
+def _gpu_kernels(config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Return the kernels of a GPU for the setting `kernels`."""
+    if settings.kernels != "fused":
+        return STOCK
+    kernels = choose_kernels(device, dtype, head_dim(config), config.num_attention_heads // key_value_heads(config))
+    if kernels.attention and choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype) != dtype:
         raise CheckpointError(
             f"kv_cache_dtype is {settings.kv_cache_dtype!r}; the fused attention of kernels 'fused' reads a cache "
             f"in the model's {str(dtype).removeprefix('torch.')}: set kernels to 'stock' or that to 'auto'"
         )
-    return llama_around(modules, tables), read_model_info(modules), kernels
+    return kernels
 
 
 def _load_compiled(

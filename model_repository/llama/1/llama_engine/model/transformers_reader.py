@@ -1,4 +1,4 @@
-"""Loads a checkpoint into transformers' modules: 4-bit weights, LLM.int8() with outliers, and everything on a GPU.
+"""Loads a checkpoint into transformers' modules: 4-bit weights, and LLM.int8() with outliers.
 
 Other checkpoints are read by `WeightReader`. Import this module for such a checkpoint only: bitsandbytes and
 transformers' modelling code take seconds.
@@ -15,9 +15,6 @@ from bitsandbytes.nn.modules import Int8Params, Linear4bit, Linear8bitLt
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from llama_engine.errors import CheckpointError
-from llama_engine.kernels.gpu.bitsandbytes_linear import Int8Linear, replace_int8_layers
-from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels, choose_kernels
-from llama_engine.model.heads import head_dim, key_value_heads
 from llama_engine.model.model_info import ModelInfo
 from llama_engine.model.precision import saved_quantization
 from llama_engine.settings import Settings
@@ -70,34 +67,14 @@ def load_with_transformers(
     return model
 
 
-def install_kernels(model: LlamaForCausalLM, setting: str, slots: int = 0) -> Kernels:
-    """Choose the kernels of a GPU for the setting `kernels`, and install its 8-bit layers in a loaded model.
-
-    slots: maximum rows of a decode step, where they are known.
-    """
-    if setting != "fused":
-        return STOCK
-    group = model.config.num_attention_heads // key_value_heads(model.config)
-    # At other thresholds bitsandbytes' own product extracts the outliers of all rows together.
-    shapes = _eight_bit_shapes(model) if read_model_info(model).threshold == 0 else ()
-    kernels = choose_kernels(model.device, model.dtype, head_dim(model.config), group, shapes)
-    if kernels.few_rows is not None:
-        replace_int8_layers(model, kernels, slots)
-        # New modules start in training mode, and nothing trains.
-        model.train(False)
-    return kernels
-
-
 def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
     """Read the info from the model's layers and weights."""
     linears: Counter[str] = Counter()
     thresholds: set[float] = set()
-    rounds = False
     size = 0
     for module in model.modules():
         if isinstance(module, Linear8bitLt):
             thresholds.add(module.state.threshold)
-            rounds |= not isinstance(module, Int8Linear)
             # The row scales are an attribute of the 8-bit weight, not a parameter.
             scales = getattr(module.weight, "SCB", None)
             size += 0 if scales is None else scales.nbytes
@@ -107,7 +84,7 @@ def read_model_info(model: LlamaForCausalLM) -> ModelInfo:
     tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
     size += sum(tensor.nbytes for tensor in tensors.values())
     embedding = model.model.embed_tokens.weight
-    return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None), rounds)
+    return ModelInfo(dict(linears), size, embedding.dtype, embedding.device, max(thresholds, default=None))
 
 
 def _quantization_now(settings: Settings, config: LlamaConfig, dtype: torch.dtype) -> BitsAndBytesConfig | None:
@@ -134,9 +111,3 @@ def _convert_parameters(model: LlamaForCausalLM, dtype: torch.dtype, quantized_n
             # bitsandbytes refers to the weight a second time, and to its scales.
             parameter.CB = parameter.data
             parameter.SCB = parameter.SCB.clone()
-
-
-def _eight_bit_shapes(model: LlamaForCausalLM) -> list[tuple[int, int]]:
-    """Return the distinct (out, in) of the 8-bit layers, in their order."""
-    layers = [module for module in model.modules() if isinstance(module, Linear8bitLt)]
-    return [*dict.fromkeys((layer.out_features, layer.in_features) for layer in layers)]

@@ -43,14 +43,17 @@ class WeightReader:
     from the volume when memory is short, and crash the process when the volume disappears.
     """
 
-    def __init__(self, folder: Path, config: LlamaConfig, dtype: torch.dtype, int8: bool) -> None:
+    def __init__(
+        self, folder: Path, config: LlamaConfig, dtype: torch.dtype, int8: bool, device: torch.device | None = None
+    ) -> None:
         """Read and check the headers of the files.
 
-        dtype: of weights in floats. int8: linear layers and head in INT8; those saved in floats are quantized.
+        dtype: of weights in floats. int8: linear layers and head in INT8; those saved in floats are
+        quantized, on the CPU. device: where the tensors are returned; None is the CPU.
         Raises CheckpointError for a weight that is missing, has another shape, or is in a dtype that isn't supported.
         """
         self._saved = SavedTensors(folder)
-        self._dtype, self._int8 = dtype, int8
+        self._dtype, self._int8, self._device = dtype, int8, device or torch.device("cpu")
         self._tied = config.tie_word_embeddings
         # A tied checkpoint may have the shared matrix under the head's name alone.
         embedding_is_saved = f"{_EMBEDDING}.weight" in self._saved or f"{_HEAD}.weight" not in self._saved
@@ -99,7 +102,7 @@ class WeightReader:
     def _floats(self, name: str) -> torch.Tensor:
         result = torch.empty(self._saved[name].shape, dtype=self._dtype)
         self._convert(name, result)
-        return result
+        return result.to(self._device)
 
     def _linear(self, *parts: str) -> LinearWeight:
         """Return the linear layer that has the rows of these, one after the other."""
@@ -118,7 +121,8 @@ class WeightReader:
                 self._quantize(f"{part}.weight", weight[of_part], scales[of_part])
             first += height
         biases = [self._floats(name) for part in parts if (name := f"{part}.bias") in self._used]
-        return LinearWeight(weight, scales, torch.cat(biases) if biases else None)
+        on_device = None if scales is None else scales.to(self._device)
+        return LinearWeight(weight.to(self._device), on_device, torch.cat(biases) if biases else None)
 
     def _convert(self, name: str, result: torch.Tensor) -> None:
         """Read a tensor into a result of any dtype."""

@@ -1,34 +1,12 @@
-"""References of the kernels in plain PyTorch; `int8_product` is also used in production.
+"""The reference of the fused decode attention, in plain PyTorch.
 
-Each function specifies its kernel in `int8_product` or `decode_attention`: same arguments, same shapes, same result up
-to the order in which float32 numbers are added.
+It specifies the kernel in `decode_attention`: same arguments, same shapes, same result up to the order in which float32
+numbers are added.
 """
 
 from __future__ import annotations
 
 import torch
-
-
-def int8_product(
-    activations: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return activations · (scales · weight)ᵀ + bias, accumulated in float32; activations are not rounded.
-
-    activations: [rows, in], float. weight: [out, in], int8 (bitsandbytes' `weight.CB`). scales: [out], float32, the
-    value of 1 in that row (bitsandbytes' `weight.SCB` / 127). bias: [out] or None. Returns [rows, out] in the dtype of
-    the activations.
-
-    The scale is applied to the sum: integers up to 127 are exact in float16 and bfloat16, scaled weights are not. The
-    unscaled sum overflows float16, so it stays in float32.
-    """
-    if activations.is_cuda and activations.dtype != torch.float32:
-        product = torch.mm(activations, weight.to(activations.dtype).t(), out_dtype=torch.float32)
-    else:
-        product = torch.mm(activations.float(), weight.float().t())
-    product *= scales
-    if bias is not None:
-        product += bias
-    return product.to(activations.dtype)
 
 
 def decode_attention(

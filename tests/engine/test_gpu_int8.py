@@ -1,0 +1,91 @@
+"""The exact INT8 product of a GPU, on CPU tensors: the bits of the CPU's kernels, and models built with it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from engine.engines import completions, engine_of, load
+from engine.int8_layers import SHAPES, random_rows, random_weight
+from engine.prompts import requests_of
+from llama_engine.errors import CheckpointError
+from llama_engine.kernels.cpu import cpu_reference
+from llama_engine.kernels.gpu.exact_int8 import MAX_INPUTS, ExactInt8Linear, exact_int8_linear
+from llama_engine.model import products
+from llama_engine.model.loader import Checkpoint
+from llama_engine.model.weights import LinearWeight
+
+EXACT_SHAPES = [(outputs, inputs) for outputs, inputs in SHAPES if inputs % 4 == 0]
+each_shape = pytest.mark.parametrize(("outputs", "inputs"), EXACT_SHAPES)
+each_terms = pytest.mark.parametrize("terms", [1, 2])
+
+
+@each_shape
+@each_terms
+def test_a_product_has_the_bits_of_the_cpus_kernels(outputs: int, inputs: int, terms: int) -> None:
+    weight, rows = random_weight(outputs, inputs, bias=True), random_rows(40, inputs)
+    assert torch.equal(exact_int8_linear(weight, terms)(rows), cpu_reference.linear(rows, weight, terms))
+
+
+@each_terms
+def test_a_row_has_the_same_bits_in_any_batch(terms: int) -> None:
+    layer, rows = exact_int8_linear(random_weight(768, 256), terms), random_rows(40, 256)
+    together = layer(rows)
+    for first, last in ((0, 1), (39, 40), (3, 20), (5, 38)):
+        assert torch.equal(layer(rows[first:last]), together[first:last])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@each_terms
+def test_a_row_that_is_not_finite_is_nan_alone(bad: float, terms: int) -> None:
+    layer, rows = exact_int8_linear(random_weight(37, 48), terms), random_rows(9, 48)
+    expected = layer(rows)
+    rows[4, 7] = bad
+    result = layer(rows)
+    assert result[4].isnan().all()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(result[others], expected[others])
+
+
+@each_terms
+def test_a_row_of_zeros_gives_the_bias(terms: int) -> None:
+    weight = random_weight(37, 48, bias=True)
+    assert weight.bias is not None
+    assert torch.equal(exact_int8_linear(weight, terms)(torch.zeros(2, 48))[1], weight.bias)
+
+
+def test_the_result_has_the_activations_shape_and_dtype() -> None:
+    layer, rows = exact_int8_linear(random_weight(37, 48), 2), torch.randn(2, 3, 48).bfloat16()
+    assert (layer(rows).shape, layer(rows).dtype) == ((2, 3, 37), torch.bfloat16)
+    assert torch.equal(layer(rows), layer(rows.float()).bfloat16())
+
+
+@pytest.mark.parametrize("inputs", [46, MAX_INPUTS + 4])
+def test_inputs_whose_sums_are_not_exact_are_refused(inputs: int) -> None:
+    with pytest.raises(CheckpointError, match=rf"^INT8 weights of 2 x {inputs} .* multiple of 4 and at most 132104$"):
+        exact_int8_linear(LinearWeight(torch.zeros(2, inputs, dtype=torch.int8), torch.ones(2)), 2)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """The embedded checkpoint with every layer that a GPU has, on the CPU."""
+    monkeypatch.setattr(products, "OneDnnPacker", lambda terms: _Packer(terms))
+    return load("int8", kernels="stock")
+
+
+class _Packer:
+    def __init__(self, terms: int) -> None:
+        self._pack = partial(exact_int8_linear, terms=terms)
+
+    def __call__(self, weight: LinearWeight) -> ExactInt8Linear:
+        return self._pack(weight)
+
+    def describe(self) -> str:
+        return "as on a GPU"
+
+
+def test_a_model_of_these_layers_generates_what_the_cpus_does(as_on_a_gpu: Checkpoint) -> None:
+    requests = requests_of(as_on_a_gpu, 6)
+    expected = completions(engine_of(load("int8", kernels="stock"), 4), requests)
+    assert completions(engine_of(as_on_a_gpu, 4), requests) == expected

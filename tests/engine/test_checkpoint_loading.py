@@ -192,6 +192,17 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
             choose_device(setting, gpu)
 
 
+def test_a_gpus_attention_is_not_cudnns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It builds a plan for each length, which takes longer than the step."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        assert choose_device("auto", 1) == torch.device("cuda", 1)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 @pytest.mark.parametrize("model_type", ["llama", "payload"])
 def test_the_code_of_a_checkpoint_is_never_run(folder: Path, tmp_path: Path, model_type: str) -> None:
     """Neither for a Llama, of which transformers has its own, nor for a model that transformers does not know."""

@@ -15,6 +15,7 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
 from llama_engine.events import Completion
+from llama_engine.isolation import Isolation
 from llama_engine.model.loader import Checkpoint
 from llama_engine.sampling.sampling_state import SamplingState
 
@@ -104,6 +105,20 @@ def test_a_sequence_that_always_fails_costs_no_other_its_result(
     _assert_only_fails(faulty, place, expected, message)
     # Passes over four sequences, two and one.
     assert faulty.errors == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "exhausted"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        # cuBLAS's and cuDNN's errors, as PyTorch raises them.
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_any_librarys_lack_of_memory_is_recognized(error: Exception, exhausted: bool) -> None:
+    assert Isolation().record(error, "a pass") == exhausted
 
 
 def test_the_engine_recovers_from_passes_that_all_fail(fp32: Checkpoint) -> None:

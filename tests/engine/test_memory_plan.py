@@ -14,7 +14,7 @@ from llama_engine.model import memory_plan
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.loader import Checkpoint
-from llama_engine.model.memory_plan import MemoryPlan, plan_memory
+from llama_engine.model.memory_plan import MemoryPlan, fitting_slots, plan_memory
 from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
@@ -49,6 +49,19 @@ def test_a_refused_plan_advises_the_largest_number_of_slots_that_fits(free: int,
         plan.check()
     fitting = [slots for slots in range(1, 32) if _plan(slots, free * MIB).total <= plan.budget]
     assert max(fitting, default=0) == (21 if free == 14_000 else 0)
+
+
+@pytest.mark.parametrize(("free", "expected"), [(3, 3), (100, 8), (0, 1)])
+def test_without_a_setting_as_many_slots_as_fit_are_used(
+    fp32: Checkpoint, free: int, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(memory_fraction=1.0)
+    needed = plan_memory(fp32, settings, max(free, 1)).total - fp32.info.weight_bytes
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: needed if free else 0)
+    assert fitting_slots(fp32, settings, 8) == expected
+    lines = ["3 slots, not 8 (max_batch_size): no more fit into the memory"] if expected == 3 else []
+    assert caplog.messages == lines
+    assert fitting_slots(fp32, Settings(slots=5), 8) == 5
 
 
 def test_an_engine_that_does_not_fit_is_refused_before_it_allocates(fp32: Checkpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
@@ -48,9 +49,16 @@ class Isolation:
         """Count and log a failed computation; return whether it exhausted the device's memory, which is then freed."""
         self.errors += 1
         _log.error("%s failed", what, exc_info=error)
-        exhausted = isinstance(error, torch.OutOfMemoryError)
+        exhausted = _is_out_of_memory(error)
         if exhausted:
             # The traceback's frames hold the pass's tensors, and what the allocator keeps in pieces may suffice in one.
             traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
         return exhausted
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether the device's memory was exhausted; cuBLAS, cuDNN and bitsandbytes raise plain RuntimeErrors."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and re.search(r"out of memory|ALLOC_FAILED", str(error)) is not None
+    )

@@ -55,7 +55,7 @@ class Settings:
     scheduling: str = _setting("inflight", Choice(("inflight", "batch")))
     """inflight: adds and removes sequences between decode steps. batch: runs each Triton batch to its end."""
     slots: int | None = _setting(None, Integer(1, 1024))
-    """Sequences decoded together; None is the config's max_batch_size."""
+    """Sequences decoded together; None is the config's max_batch_size, or as many as fit into the memory."""
     max_model_len: int | None = _setting(None, Integer(2, 1 << 20))
     """Prompt + completion, in tokens; None is the checkpoint's, at most 4096."""
     default_max_tokens: int = _setting(128, Integer(1, 1 << 20))

@@ -65,14 +65,14 @@ class ReadWeights:
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor and return it; tied ones count once."""
-        if tensor.data_ptr() not in self._seen:
+        if id(tensor) not in self._seen:
             self.bytes += tensor.nbytes
         return tensor
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor that stays at its address, so that one tied to it isn't counted again."""
+        """Count a tensor that outlives this object, so that it isn't counted again where it is tied."""
         self.tensor(tensor)
-        self._seen.add(tensor.data_ptr())
+        self._seen.add(id(tensor))
         return tensor
 
     def layers(self, reader: Reader, count: int, pack: Callable[[LayerWeights], _Packed]) -> list[_Packed]:

@@ -6,6 +6,7 @@ does not run out of memory under load.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from llama_engine.sampling.sampling_state import SamplingState
 from llama_engine.settings import Settings
 
 _MIB = 1 << 20
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,19 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
         device=str(info.device),
         shape=shape,
     )
+
+
+def fitting_slots(checkpoint: Checkpoint, settings: Settings, max_batch_size: int) -> int:
+    """Return the setting `slots`, else max_batch_size or as many as fit into the memory, at least 1."""
+    if settings.slots is not None:
+        return settings.slots
+    for slots in range(max_batch_size, 1, -1):
+        plan = plan_memory(checkpoint, settings, slots)
+        if plan.total <= plan.budget:
+            if slots < max_batch_size:
+                _log.warning("%d slots, not %d (max_batch_size): no more fit into the memory", slots, max_batch_size)
+            return slots
+    return 1
 
 
 def _graphs_of(checkpoint: Checkpoint, shape: KVCacheShape) -> int:

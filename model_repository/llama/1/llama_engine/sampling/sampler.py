@@ -44,7 +44,7 @@ class Sampler:
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.long, device=device)
         self.is_end = torch.zeros(state.vocabulary, dtype=torch.bool, device=device)
         """Which tokens end a text: [vocabulary]."""
-        self.is_end[self._end_tokens] = True
+        self.is_end.index_fill_(0, self._end_tokens, True)
         # Where the host fills the masks of guides, [slots, words]; allocated with the first guide.
         self._guided: torch.Tensor | None = None
 

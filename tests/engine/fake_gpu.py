@@ -1,0 +1,145 @@
+"""A GPU without a device: tensors on `cuda:0` have a shape, a dtype and a device, and no values.
+
+PyTorch's FakeTensorMode refuses an operation on tensors of different devices or of wrong dtypes, so that a whole step
+of the engine is checked without a GPU. Values that the host reads are constants, and each read is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import bitsandbytes  # noqa: F401 - imported before PyTorch seems to have a GPU, whose functions it would look for
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+DEVICE = torch.device("cuda", 0)
+FREE = 80 << 30
+TOKEN = 5
+"""The token that every row samples."""
+
+aten = torch.ops.aten
+Function = Callable[..., object]
+Arguments = tuple[object, ...]
+Keywords = Mapping[str, object]
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
+    """Counts the operations on the GPU, and the reads that the host waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: Counter[str] = Counter()
+        self.waits = 0
+
+    def clear(self) -> None:
+        self.operations.clear()
+        self.waits = 0
+
+    def __torch_dispatch__(
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        for tensor in tensors:
+            # Otherwise a tensor made of numbers remembers them, and a read of it would not count.
+            tensor.constant = None
+        if func in (aten.item.default, aten._local_scalar_dense.default):
+            self.waits += 1
+            return 0.5 if tensors[0].is_floating_point() else TOKEN
+        if any(tensor.device == DEVICE for tensor in tensors):
+            self.operations[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Indexing(TorchFunctionMode):
+    """Replaces methods that ask for a device which PyTorch's CPU build doesn't have by their operators."""
+
+    def __torch_function__(
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
+        tensor = args[0] if args else None
+        if not (isinstance(tensor, torch.Tensor) and tensor.device == DEVICE):
+            return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.__getitem__:
+            return _get(tensor, args[1])
+        if func is torch.Tensor.__setitem__:
+            _set(tensor, args[1], args[2])
+            return None
+        if func is torch.Tensor.__invert__:
+            func = aten.bitwise_not.default
+        elif func is torch.Tensor.copy_:
+            func = aten.copy_.default
+        return func(*args, **(kwargs or {}))
+
+
+def _constants(shape: Sequence[int]) -> object:
+    return [_constants(shape[1:]) for _ in range(shape[0])] if shape else TOKEN
+
+
+def _index(tensor: torch.Tensor, key: object) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """Apply slices, numbers and None; return the view, and for each of its dimensions the tensor that indexes it."""
+    indices: list[torch.Tensor | None] = []
+    for part in key if isinstance(key, tuple) else (key,):
+        dim = len(indices)
+        if isinstance(part, int):
+            tensor = aten.select.int(tensor, dim, part)
+            continue
+        if part is None:
+            tensor = tensor.unsqueeze(dim)
+        elif isinstance(part, slice):
+            stop = tensor.shape[dim] if part.stop is None else part.stop
+            tensor = aten.slice.Tensor(tensor, dim, part.start or 0, stop)
+        elif part is Ellipsis:
+            assert not indices, "an ellipsis is the first key, before None"
+            indices += [None] * (tensor.dim() - 1)
+        indices.append(part if isinstance(part, torch.Tensor) else None)
+    return tensor, indices
+
+
+def _get(tensor: torch.Tensor, key: object) -> object:
+    view, indices = _index(tensor, key)
+    return view if all(index is None for index in indices) else aten.index.Tensor(view, indices)
+
+
+def _set(tensor: torch.Tensor, key: object, value: object) -> None:
+    view, indices = _index(tensor, key)
+    assert isinstance(value, (torch.Tensor, int, float))
+    values = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=tensor.dtype, device=DEVICE)
+    if all(index is None for index in indices):
+        aten.copy_.default(view, values)
+    else:
+        aten.index_put_.default(view, indices, values)
+
+
+@contextmanager
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """Let PyTorch seem to have a GPU of 80 GiB."""
+    recorder = Recorder()
+
+    def tolist(tensor: FakeTensor) -> object:
+        recorder.waits += 1
+        return _constants(tensor.shape)
+
+    stubs: dict[str, Function] = {
+        "is_available": lambda: True,
+        "_lazy_init": lambda: None,
+        "set_device": lambda device: None,
+        "mem_get_info": lambda device: (FREE, FREE),
+        "memory_reserved": lambda device: 0,
+        "memory_allocated": lambda device: 0,
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(FakeTensor, "tolist", tolist)
+    torch._C._ensureCUDADeviceGuardSet()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), recorder, Indexing():
+            yield recorder
+    finally:
+        torch._C._set_only_lift_cpu_tensors(False)

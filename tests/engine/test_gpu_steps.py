@@ -1,0 +1,89 @@
+"""Loading and whole steps of the engine on a GPU without a device: one device, planned dtypes, one wait a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from engine.checkpoints import save_small
+from engine.engines import add_all
+from engine.fake_gpu import DEVICE, TOKEN, Recorder, fake_gpu
+from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.engine import Engine
+from llama_engine.events import Completion
+from llama_engine.model.loader import load_checkpoint
+from llama_engine.settings import Settings
+from llama_engine.text.tokenizer import Tokenizer
+
+LAYERS = 2
+SLOTS = 4
+PRODUCT = "bitsandbytes.int8_linear_matmul.default"
+PRECISIONS: dict[str, dict[str, str]] = {
+    "INT8": {},
+    "INT8, one term, BF16": {"dtype": "bfloat16", "int8_terms": "1"},
+    "FP16": {"quantization": "none"},
+    "BF16, INT8 cache": {"quantization": "none", "dtype": "bfloat16", "kv_cache_dtype": "int8"},
+}
+SAMPLED: dict[str, object] = {
+    "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "seed": 3, "repetition_penalty": 1.2,
+    "frequency_penalty": 0.5, "presence_penalty": 0.5, "bad_words": (b"the",), "allowed_token_ids": (TOKEN, 6, 7),
+    "logit_bias": ((TOKEN, 2.0),),
+}  # fmt: skip
+
+
+class Gpu(NamedTuple):
+    """An engine, and what it does on the GPU."""
+
+    engine: Engine
+    recorder: Recorder
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small(tmp_path_factory.mktemp("small") / "llama", tokenizer)
+
+
+@pytest.fixture(scope="module", params=PRECISIONS.values(), ids=[*PRECISIONS])
+def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gpu]:
+    values = {"model": str(folder), "device": "cuda", "prefill_tokens": "32", **request.param}
+    settings = Settings.parse(values, {})
+    with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch) as recorder:
+        yield Gpu(Engine(load_checkpoint(settings, DEVICE), settings, SLOTS), recorder)
+
+
+def _requests(**values: object) -> list[GenerationRequest]:
+    """Return requests of one token, of several, and of more than a prefill pass."""
+    return [
+        GenerationRequest(prompt="", prompt_tokens=(TOKEN,) * size, max_tokens=3, min_tokens=3, **values)  # type: ignore[arg-type]  # values are fields
+        for size in (1, 9, 40)
+    ]
+
+
+@pytest.mark.parametrize("values", [{}, SAMPLED], ids=["greedy", "sampled, with penalties and masks"])
+def test_a_step_waits_for_the_gpu_once(gpu: Gpu, values: dict[str, object]) -> None:
+    sequences = add_all(gpu.engine, _requests(**values))
+    while gpu.engine.used_slots:
+        gpu.recorder.clear()
+        gpu.engine.step()
+        assert gpu.recorder.waits == 1
+    assert all(isinstance(sequence.result, Completion) for sequence in sequences)
+
+
+@pytest.mark.parametrize("values", [{"num_logprobs": 2, "prompt_logprobs": 1, "return_log_probs": True}, {"n": 2}])
+def test_a_request_for_more_is_generated(gpu: Gpu, values: dict[str, object]) -> None:
+    results = gpu.engine.generate(_requests(**values))
+    assert [result.num_output_tokens for result in results if isinstance(result, Completion)] == [3] * 3, results
+
+
+def test_int8_products_are_exact_ones_of_the_gpu(gpu: Gpu) -> None:
+    info = gpu.engine._checkpoint.info
+    assert (info.device, info.dtype.itemsize) == (DEVICE, torch.float16.itemsize)
+    gpu.recorder.clear()
+    gpu.engine.generate(_requests()[:1])
+    quantized = "int8" in info.linears
+    assert info.product.startswith("exact INT8") == quantized
+    # Four of each layer, and the head, in each of three steps.
+    assert gpu.recorder.operations[PRODUCT] == 3 * (4 * LAYERS + 1) * quantized

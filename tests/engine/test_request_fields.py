@@ -134,17 +134,7 @@ def test_the_type_json_needs_no_guide(tokenizer: Tokenizer, kind: str, guide: st
          "1024 token ids, each with a finite number, at least -100 and at most 100"),
         ({"logit_bias": json.dumps(dict.fromkeys(map(str, range(1025)), 1))},
          "logit_bias is a value of 1025 entries; it must be at most 1024"),
-    ],
-)  # fmt: skip
-def test_a_bad_value_is_refused_with_its_bound(tokenizer: Tokenizer, values: dict[str, object], message: str) -> None:
-    assert len(tokenizer.vocabulary.token_bytes) == 3072
-    assert refusal(tokenizer, **values).startswith(message)
-
-
-# An empty guide or type is none.
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+        # An empty guide or type is none.
         ({KIND: "yaml"}, f"{KIND} is 'yaml'; it must be one of json, json_schema, regex, ebnf_grammar, "),
         ({GUIDE: "a+"}, f"{KIND} is missing; it must be one of json, json_schema, regex, ebnf_grammar, "),
         ({GUIDE: "a+", KIND: ""}, f"{KIND} is missing; it must be one of json, json_schema, regex, ebnf_grammar, "),
@@ -154,8 +144,9 @@ def test_a_bad_value_is_refused_with_its_bound(tokenizer: Tokenizer, values: dic
         ({KIND: "json", GUIDE: "{"}, f"{GUIDE} is not JSON (Expecting property name enclosed in double quotes: "),
         ({KIND: "regex", GUIDE: "a" * 131_073}, f"{GUIDE} is a text of 131073 bytes; it must be at most 131072 bytes"),
     ],
-)
-def test_a_bad_guide_is_refused_with_its_bound(tokenizer: Tokenizer, values: dict[str, object], message: str) -> None:
+)  # fmt: skip
+def test_a_bad_value_is_refused_with_its_bound(tokenizer: Tokenizer, values: dict[str, object], message: str) -> None:
+    assert len(tokenizer.vocabulary.token_bytes) == 3072
     assert refusal(tokenizer, **values).startswith(message)
 
 

@@ -186,24 +186,22 @@ def test_many_log_probabilities_are_written_between_other_responses(
     assert other.before == [0]
 
 
-def _refusal(decoder: RequestDecoder, forwarded_parameters: dict[str, object], streams: bool) -> str:
-    """Return the error of a forwarded request for a stream."""
-    forwarded = json.dumps({FORWARDED: json.dumps([forwarded_parameters, streams])})
+@pytest.mark.parametrize(
+    ("parameters", "streams", "message"),
+    [
+        ({"top_p": 2.5}, True, "top_p is 2.5; it must be a finite number, at least 0 and at most 1"),
+        ({}, False, "stream is true; it must be false: llama_unary answers in one response"),
+    ],
+)
+def test_an_error_of_a_forwarded_request_begins_with_its_code(
+    decoder: RequestDecoder, parameters: dict[str, object], streams: bool, message: str
+) -> None:
+    forwarded = json.dumps({FORWARDED: json.dumps([parameters, streams])})
     request = Request(forwarded, text_input=text(PROMPT), stream=_flag(True))
     _decode(decoder, request)
     assert decoder.dispatcher.close(60)
     ((sent, _),) = request.sent
-    return str(sent.error)
-
-
-def test_an_error_of_a_forwarded_request_begins_with_its_code(decoder: RequestDecoder) -> None:
-    message = "INVALID_ARG: top_p is 2.5; it must be a finite number, at least 0 and at most 1"
-    assert _refusal(decoder, {"top_p": 2.5}, streams=True) == message
-
-
-def test_a_forwarded_request_for_one_response_gets_no_stream(decoder: RequestDecoder) -> None:
-    message = "INVALID_ARG: stream is true; it must be false: llama_unary answers in one response"
-    assert _refusal(decoder, {}, streams=False) == message
+    assert str(sent.error) == f"INVALID_ARG: {message}"
 
 
 def test_a_choice_that_fails_ends_the_stream_with_its_error(decoder: RequestDecoder) -> None:

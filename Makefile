@@ -40,8 +40,6 @@ READY_ANALYZER := .venv/.ready-analyzer
 # Programs that speak OpenAI's protocol, an environment each, for tests.
 CLIENTS := langchain litellm llama_index lm_eval
 READY_CLIENTS := $(CLIENTS:%=.work/clients/%/.ready)
-# The Triton language, for tests of the GPU's kernels alone: others must not find it.
-LANGUAGE := .work/triton-language
 # Folders of tests/, the longest first.
 ROOMS := server engine programs launcher perf frontend unit contract
 # More at a time than two cores, because tests of servers mostly wait; a room's output comes at its end.
@@ -72,8 +70,8 @@ prepare: $(READY) ## quantize MODEL once, into OUT, so that servers start quickl
 test: $(READY_ANALYZER) ## the tests but long ones (a real Triton; neither GPU nor Docker): minutes. make test ROOM=engine: a folder of tests/, whole
 	@$(if $(ROOM),exec $(MAKE) --no-print-directory .room-$(ROOM),$(SIDE_BY_SIDE) --jobs=4 $(ROOMS:%=.room-%) MARKED='not long')
 
-test-all: $(READY_ANALYZER) ## every test, long ones, docker compose, clients of others and the GPU's kernels too, beside make check
-	@$(SIDE_BY_SIDE) --jobs=3 .room-compose $(ROOMS:%=.room-%) .room-clients .room-kernels check
+test-all: $(READY_ANALYZER) ## every test, long ones, docker compose and clients of others too, beside make check
+	@$(SIDE_BY_SIDE) --jobs=3 .room-compose $(ROOMS:%=.room-%) .room-clients check
 
 test-clients: .room-clients ## LiteLLM, LangChain, LlamaIndex, lm_eval and openai against the OpenAI endpoint (installs them: 1.3 GB)
 
@@ -83,8 +81,6 @@ test-clients: .room-clients ## LiteLLM, LangChain, LlamaIndex, lm_eval and opena
 	@exec $(BIN)/python -m pytest tests/$* $(if $(MARKED),-m '$(MARKED)')
 
 .room-clients: $(READY_CLIENTS)
-.room-kernels: export PYTHONPATH := $(LANGUAGE)
-.room-kernels: $(LANGUAGE)/.ready
 
 bench: $(READY_ANALYZER) ## the article's table, mixed lengths, other servers at 1 to 128 users, a larger model, each beside the roofline (BUDGET minutes, BENCH options)
 	@$(PERF) perf.bench $(if $(BUDGET),--budget '$(BUDGET)') $(if $(MODEL),--model '$(MODEL)') $(BENCH)
@@ -155,11 +151,6 @@ $(COMPILED): | $(INSTALLED)
 # Additions for benchmarks and their tests: the load generator, the baselines, the plots.
 $(READY_PERF): $(INSTALLED) | $(COMPILED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[perf]'
-	@touch $@
-
-# The version of torch's CUDA wheels, which bring it along.
-$(LANGUAGE)/.ready: constraints.txt | $(INSTALLED)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $< --no-deps --upgrade --target $(@D) triton
 	@touch $@
 
 .work/clients/%/.ready: tests/clients/requirements/%.txt | $(INSTALLED)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
-import torch
 from notes import Note
-
-if not torch.cuda.is_available():
-    # Read when the Triton language is imported, which bitsandbytes does where it is installed. It changes nothing for
-    # what the tests start: without a GPU nothing else uses the language.
-    os.environ["TRITON_INTERPRET"] = "1"
 
 # What a test has started ends with its fixtures, after SIGTERM too.
 signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -38,9 +38,6 @@ SERVER = {"torch", "transformers", "bitsandbytes", "accelerate", "numpy", "trito
 # It comes with transformers.
 TRANSFORMERS = {"huggingface_hub"}
 
-# The Triton language comes with PyTorch's CUDA builds only.
-KERNELS = {"kernels.gpu.decode_attention"}
-
 # llguidance is optional, too: imported with the first guide.
 GUIDES = {"sampling.guide_grammar", "sampling.guide_matcher"}
 
@@ -98,14 +95,14 @@ def test_no_import_leads_to_a_higher_layer() -> None:
 def test_a_module_imports_only_the_servers_packages(name: str) -> None:
     outside = {imported.split(".")[0] for imported in _imports(MODULES[name])} - {"llama_engine"}
     allowed = SERVER - (set() if name in USES_BITSANDBYTES else {"bitsandbytes"})
-    allowed |= TRANSFORMERS | ({"triton"} if name in KERNELS else set())
+    allowed |= TRANSFORMERS
     allowed |= ({BACKEND} if name in USES_BACKEND else set()) | ({"llguidance"} if name in GUIDES else set())
     assert outside - set(sys.stdlib_module_names) <= allowed
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - KERNELS - GUIDES))
+@pytest.mark.parametrize("name", sorted(set(MODULES) - GUIDES))
 def test_a_module_imports_without_optional_packages(name: str) -> None:
-    optional = {"triton", "llguidance", *(f"llama_engine.{module}" for module in KERNELS | GUIDES)}
+    optional = {"triton", "llguidance", *(f"llama_engine.{module}" for module in GUIDES)}
     assert not optional & set(_imports(MODULES[name], nested=False))
 
 

@@ -12,6 +12,8 @@ import torch
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine, StepResult
 from llama_engine.events import Completion, Result
+from llama_engine.kernels.gpu import gpu_reference
+from llama_engine.kernels.gpu.varlen_attention import Layout
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.loader import Checkpoint, load_checkpoint
 from llama_engine.model.torch_runner import TorchRunner
@@ -49,6 +51,32 @@ def spoil_cache(engine: Engine, slot: int | None = None) -> None:
     """Fill a KV slot, or all of them, with NaN; in INT8 that is the scales, and the rest are the largest numbers."""
     for tensor in cache_tensors(engine, slot):
         tensor.fill_(torch.nan if tensor.is_floating_point() else 127)
+
+
+def attention_by_sequence(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
+) -> torch.Tensor:
+    """A GPU's attention, in plain PyTorch, one sequence after the other; a decode step's without reading a value."""
+    if layout.max_queries == 1:
+        return _decode_attention(query, keys, values, layout, scaling)
+    attended = torch.empty_like(query)
+    first, lengths = layout.first.tolist(), layout.lengths.tolist()
+    for slot, begin, end, length in zip(layout.slots.tolist(), first[:-1], first[1:], lengths, strict=True):
+        attended[begin:end] = gpu_reference.attention(query[begin:end], keys[slot], values[slot], length, scaling)
+    return attended
+
+
+def _decode_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
+) -> torch.Tensor:
+    """Attention of one query a sequence, which a stand-in for a CUDA graph can record."""
+    outside = (torch.arange(layout.max_length) >= layout.lengths[:, None])[:, None, :, None]
+    # Zeroed as well as masked: zero times a stale NaN is NaN.
+    keys = keys[layout.slots, :, : layout.max_length].masked_fill(outside, 0.0)
+    values = values[layout.slots, :, : layout.max_length].masked_fill(outside, 0.0)
+    grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
+    scores = (grouped @ keys.transpose(2, 3) * scaling).masked_fill(outside.transpose(2, 3), -torch.inf)
+    return (scores.softmax(-1) @ values).flatten(1, 2)
 
 
 def with_tokens_as_text(checkpoint: Checkpoint) -> Checkpoint:

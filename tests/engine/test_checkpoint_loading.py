@@ -12,8 +12,6 @@ from engine.engines import completions, engine_of, load
 from engine.oracle import oracle
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.errors import CheckpointError
-from llama_engine.kernels.gpu import gpu_reference
-from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model import onednn_int8
 from llama_engine.model.loader import EMBEDDED, Checkpoint
 from llama_engine.model.model_runner import PromptChunk
@@ -92,15 +90,6 @@ def test_int8_weights_without_an_exact_product_are_refused(folder: Path, monkeyp
         r"INT8 weights of \d+ x \d+ \(outputs x inputs\) have no exact product on this CPU: with oneDNN sums of 1 rows",
         _refusal(folder, "int8", kernels="stock"),
     )
-
-
-def test_a_cache_that_the_fused_attention_cannot_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fused = Kernels(attention=gpu_reference.decode_attention)
-    monkeypatch.setattr("llama_engine.model.products.choose_kernels", lambda *_: fused)
-    assert _refusal(folder, "nf4", kernels="fused", kv_cache_dtype="int8").startswith(
-        "kv_cache_dtype is 'int8'; the fused attention of kernels 'fused' reads a cache in the model's float32: "
-    )
-    assert load("nf4", model=str(folder), kernels="fused", kv_cache_dtype="float32").kernels == fused
 
 
 def test_the_settings_override_threshold_dtype_and_length(folder: Path) -> None:

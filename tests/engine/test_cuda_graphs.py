@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.engines import add_all, alone, churn, completions, engine_of, run, runner_of
+from engine.engines import add_all, alone, attention_by_sequence, churn, completions, engine_of, run, runner_of
 from engine.prompts import random_request, requests_of
 from engine.recorded_graphs import Recorder
 from llama_engine import cuda_graphs
@@ -17,8 +17,6 @@ from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.cuda_graphs import FEATURE_SETS, Action, Capture, row_buckets
 from llama_engine.engine import Engine
 from llama_engine.events import Completion
-from llama_engine.kernels.gpu import gpu_reference
-from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model import memory_plan
 from llama_engine.model.loader import Checkpoint
 from llama_engine.model.memory_plan import activation_reserve, plan_memory
@@ -50,8 +48,7 @@ def small(fp32: Checkpoint) -> Checkpoint:
 @pytest.fixture(scope="module", params=["mask", "by row"])
 def attending(request: pytest.FixtureRequest, small: Checkpoint) -> Checkpoint:
     """The same with each of the two forms of attention."""
-    attention = gpu_reference.decode_attention if request.param == "by row" else None
-    return replace(small, kernels=Kernels(attention=attention))
+    return replace(small, attention=attention_by_sequence if request.param == "by row" else None)
 
 
 def _graphed(checkpoint: Checkpoint, slots: int = SLOTS, **parameters: str) -> tuple[Engine, Recorder]:

@@ -8,14 +8,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engine.engines import alone, completions, engine_of, spoil_cache
+from engine.engines import alone, attention_by_sequence, completions, engine_of, spoil_cache
 from engine.forward_passes import ForwardPass, watching
 from engine.prompts import requests_of
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.errors import GenerationError
-from llama_engine.kernels.gpu import gpu_reference
-from llama_engine.kernels.gpu.gpu_kernels import DecodeAttention, Kernels
+from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.loader import Checkpoint
 
 
@@ -70,11 +69,11 @@ def test_warming_up_fails_on_a_model_whose_decode_step_fails(fp32: Checkpoint, e
         engine.warm_up()
 
 
-@pytest.mark.parametrize(("attention", "slots"), [(None, 1), (gpu_reference.decode_attention, 20)])
+@pytest.mark.parametrize(("attention", "slots"), [(None, 1), (attention_by_sequence, 20)])
 def test_the_longest_prompt_of_a_gpus_warm_up_changes_no_token(
-    fp32: Checkpoint, attention: DecodeAttention | None, slots: int
+    fp32: Checkpoint, attention: VarlenAttention | None, slots: int
 ) -> None:
-    checkpoint = replace(fp32, max_model_len=128, kernels=Kernels(attention=attention))
+    checkpoint = replace(fp32, max_model_len=128, attention=attention)
     engine, requests = engine_of(checkpoint, slots), requests_of(fp32, 6)
     with torch.inference_mode():
         engine._model.warm_up()

@@ -4,13 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from engine.engines import engine_of, run, with_tokens_as_text
+from engine.engines import attention_by_sequence, engine_of, run, with_tokens_as_text
 from engine.forward_passes import ForwardPass, watching
 from engine.greedy import LONGEST, GreedyReference, Tally, compare, mix, pool
 from engine.prompts import random_prompt, request_of
 from llama_engine.api.request_parser import GenerationRequest
-from llama_engine.kernels.gpu import gpu_reference as kernels
-from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model.loader import Checkpoint
 from notes import Note
 
@@ -30,7 +28,7 @@ def test_greedy_tokens_are_those_of_generate(exposed: Checkpoint, batches: int, 
     randomness, tally = random.Random(200), Tally()
     prompt_pool = pool(exposed.tokenizer, prompts, randomness)
     references = {penalty: GreedyReference(exposed, LONGEST, penalty) for penalty in (1.0, 0.8, 1.3)}
-    by_row = replace(exposed, kernels=Kernels(attention=kernels.decode_attention))
+    by_row = replace(exposed, attention=attention_by_sequence)
     # Three slots: sequences wait, and are prefilled while others decode. A small budget: a batch is prefilled in parts.
     engines = [engine_of(exposed, 8), engine_of(by_row, 3), engine_of(by_row, 8, prefill_tokens="256")]
     for _ in range(batches):
@@ -83,8 +81,8 @@ def test_greedy_tokens_of_prompts_of_these_lengths_are_those_of_generate(
         )
         for length, seed in zip(lengths, seeds, strict=True)
     ]
-    # With a kernel for decode attention a chunk of a prompt attends in one call.
-    checkpoint = replace(exposed, kernels=Kernels(attention=kernels.decode_attention)) if by_row else exposed
+    # As on a GPU a pass attends in one call.
+    checkpoint = replace(exposed, attention=attention_by_sequence) if by_row else exposed
     engine = engine_of(checkpoint, slots, prefill_tokens=str(prefill_tokens))
     compare(engine, requests, {1.0: short_reference}, Tally())
 

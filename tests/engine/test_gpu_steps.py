@@ -14,13 +14,15 @@ from engine.fake_gpu import DEVICE, TOKEN, Recorder, fake_gpu
 from llama_engine.api.request_parser import GenerationRequest
 from llama_engine.engine import Engine
 from llama_engine.events import Completion
+from llama_engine.kernels.gpu.varlen_attention import varlen_attention
+from llama_engine.model import products
 from llama_engine.model.loader import load_checkpoint
 from llama_engine.settings import Settings
 from llama_engine.text.tokenizer import Tokenizer
 
 LAYERS = 2
 SLOTS = 4
-PRODUCT = "bitsandbytes.int8_linear_matmul.default"
+PRODUCT, ATTENTION = "bitsandbytes.int8_linear_matmul.default", "torch_attn._varlen_attn.default"
 PRECISIONS: dict[str, dict[str, str]] = {
     "INT8": {},
     "INT8, one term, BF16": {"dtype": "bfloat16", "int8_terms": "1"},
@@ -51,6 +53,8 @@ def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gpu]:
     values = {"model": str(folder), "device": "cuda", "prefill_tokens": "32", **request.param}
     settings = Settings.parse(values, {})
     with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch) as recorder:
+        # Its verification needs values.
+        monkeypatch.setattr(products, "choose_attention", lambda *_: varlen_attention)
         yield Gpu(Engine(load_checkpoint(settings, DEVICE), settings, SLOTS), recorder)
 
 
@@ -78,8 +82,8 @@ def test_a_request_for_more_is_generated(gpu: Gpu, values: dict[str, object]) ->
     assert [result.num_output_tokens for result in results if isinstance(result, Completion)] == [3] * 3, results
 
 
-def test_int8_products_are_exact_ones_of_the_gpu(gpu: Gpu) -> None:
-    info = gpu.engine._checkpoint.info
+def test_products_and_attention_are_those_of_a_gpu(gpu: Gpu) -> None:
+    info, attention = gpu.engine._checkpoint.info, gpu.engine._checkpoint.attention
     assert (info.device, info.dtype.itemsize) == (DEVICE, torch.float16.itemsize)
     gpu.recorder.clear()
     gpu.engine.generate(_requests()[:1])
@@ -87,3 +91,6 @@ def test_int8_products_are_exact_ones_of_the_gpu(gpu: Gpu) -> None:
     assert info.product.startswith("exact INT8") == quantized
     # Four of each layer, and the head, in each of three steps.
     assert gpu.recorder.operations[PRODUCT] == 3 * (4 * LAYERS + 1) * quantized
+    # One call of each layer, for a prefill and for a step; attention with masks reads an INT8 cache.
+    assert gpu.recorder.operations[ATTENTION] == (3 * LAYERS if attention else 0)
+    assert (attention is None) == (gpu.engine.plan.shape.dtype == torch.int8)

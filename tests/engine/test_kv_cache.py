@@ -7,10 +7,8 @@ from itertools import product
 import pytest
 import torch
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import completions, engine_of, load, spoil_cache
+from engine.engines import attention_by_sequence, completions, engine_of, load, spoil_cache
 from engine.prompts import requests_of
-from llama_engine.kernels.gpu import gpu_reference
-from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model import memory_plan
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.loader import Checkpoint
@@ -77,7 +75,7 @@ def test_stale_values_change_no_token(
     requests = requests_of(fp32, 6, range(1, 90), 10)
     checkpoint, parameters = fp32, {"kv_cache_dtype": kv_cache_dtype}
     if attending == "by row":
-        checkpoint = replace(fp32, kernels=Kernels(attention=gpu_reference.decode_attention))
+        checkpoint = replace(fp32, attention=attention_by_sequence)
     elif attending == "masked":
         # As where a decode step is a CUDA graph: its cache has a spare position.
         monkeypatch.setattr(memory_plan, "unsupported_reason", lambda _: None)

@@ -18,7 +18,7 @@ from llama_engine.model.torch_runner import TorchRunner
 
 SETTINGS = ["auto", "float32", "bfloat16", "int8"]
 
-AUTO = {"fused": torch.bfloat16, "stock": torch.float32}
+AUTO = {"auto": torch.bfloat16, "stock": torch.float32}
 """What `auto` selects, by the setting `kernels`."""
 
 BOUNDS = {"bfloat16": 2e-2, "int8": 2e-2}
@@ -32,10 +32,10 @@ def _checkpoint(kernels: str, kv_cache_dtype: str) -> Checkpoint:
 
 
 def _engine(kernels: str, kv_cache_dtype: str) -> Engine:
-    if kernels == "fused":
+    if kernels == "auto":
         needs_compiled_kernels()
     engine = engine_of(_checkpoint(kernels, kv_cache_dtype), 3, kv_cache_dtype=kv_cache_dtype)
-    assert isinstance(engine._model, CpuRunner if kernels == "fused" else TorchRunner)
+    assert isinstance(engine._model, CpuRunner if kernels == "auto" else TorchRunner)
     return engine
 
 

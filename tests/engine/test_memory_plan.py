@@ -6,10 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from engine.compiled_kernels import needs_compiled_kernels
-from engine.engines import engine_of, runner_of
+from engine.engines import attention_by_sequence, engine_of, runner_of
 from llama_engine.errors import OutOfMemoryPlan
-from llama_engine.kernels.gpu import gpu_reference
-from llama_engine.kernels.gpu.gpu_kernels import Kernels
 from llama_engine.model import memory_plan
 from llama_engine.model.cpu_runner import CpuRunner
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
@@ -108,7 +106,7 @@ def test_a_masked_decode_step_on_a_gpu_reserves_what_it_gathers(
     held = torch.ones(3, shape.positions, dtype=torch.bool)
     keys, _ = KVCache(shape, torch.device("cpu")).gather(0, torch.arange(3), held, torch.float32)
     assert masked.attention_reserve(shape) == copies * keys.nbytes
-    fused = replace(masked, kernels=Kernels(attention=gpu_reference.decode_attention))
+    fused = replace(masked, attention=attention_by_sequence)
     assert fused.attention_reserve(shape) == fp32.attention_reserve(shape) == 0
 
 

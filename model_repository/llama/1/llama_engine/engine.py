@@ -109,9 +109,10 @@ class Engine:
     def describe_decode(self) -> str:
         """Return in a line how decode steps are computed."""
         graphs = f"replayed as {graph_count(self.plan.shape)} CUDA graphs" if self.uses_cuda_graphs else "launched"
-        on_gpu = self._device.type == "cuda"
-        kernels = self._checkpoint.kernels.describe() if on_gpu else self._checkpoint.info.computation
-        return f"decode steps: {kernels}, {graphs}"
+        attention = ""
+        if self._device.type == "cuda":
+            attention = ", FlashAttention" if self._checkpoint.attention else ", attention with masks"
+        return f"decode steps: {self._checkpoint.info.computation}{attention}, {graphs}"
 
     def add(self, sequence: Sequence) -> None:
         """Give a sequence a slot: WAITING → PREFILL. There must be a free one."""
@@ -140,7 +141,7 @@ class Engine:
         """
         result = self._result = StepResult()
         if self._device.type == "cuda":
-            # PyTorch launches on the tensors' device, the Triton language on the thread's.
+            # PyTorch launches on the tensors' device, bitsandbytes on the thread's.
             torch.cuda.set_device(self._device)
         try:
             decoding = len(self._batch)

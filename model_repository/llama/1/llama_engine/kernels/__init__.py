@@ -1,1 +1,1 @@
-"""Kernels of the model's layers, verified when the model loads: `cpu` in C++, `gpu` in the Triton language."""
+"""Kernels of the model's layers: `cpu` in C++, `gpu` in libraries; chosen and verified when the model loads."""

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llama_engine.errors import CheckpointError, one_line
-from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels
+from llama_engine.kernels.gpu.varlen_attention import VarlenAttention
 from llama_engine.model.checkpoint_files import check_files
 from llama_engine.model.cpu_runner import CompiledLlama, CpuRunner
 from llama_engine.model.heads import head_dim, key_value_heads
@@ -50,7 +50,7 @@ class Checkpoint:
     """A loaded checkpoint; several engines may share one.
 
     name: path or hub id. max_model_len: tokens of prompt + completion. prepared: the manifest of a prepared checkpoint,
-    else None. kernels: of its decode steps on a GPU.
+    else None. attention: of a GPU; None takes masks.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Checkpoint:
     max_model_len: int
     info: ModelInfo
     prepared: Manifest | None
-    kernels: Kernels = STOCK
+    attention: VarlenAttention | None = None
 
     def cache_shape(self, slots: int, kv_cache_dtype: str = "auto", spare: int = 0) -> KVCacheShape:
         """Return the KV cache of `slots` slots. kv_cache_dtype: the setting."""
@@ -81,7 +81,7 @@ class Checkpoint:
         """Return the bytes that the attention of a decode step holds, and the compiled kernels' scratch."""
         if isinstance(self.model, CompiledLlama):
             return self.model.scratch_bytes(shape)
-        if self.info.device.type == "cpu" or self.kernels.attention is not None:
+        if self.info.device.type == "cpu" or self.attention is not None:
             return 0
         return gathered_bytes(shape, self.info.dtype)
 
@@ -89,7 +89,7 @@ class Checkpoint:
         """Return a runner of the model with a KV cache of its own."""
         if isinstance(self.model, CompiledLlama):
             return CpuRunner(self.model, shape)
-        return TorchRunner(self.model, shape, self.kernels.attention)
+        return TorchRunner(self.model, shape, self.attention)
 
 
 def load_checkpoint(settings: Settings, device: torch.device, show_progress: bool = False) -> Checkpoint:
@@ -155,7 +155,7 @@ def _load_files(
     if max_model_len > positions:
         raise CheckpointError(f"max_model_len is {max_model_len}; {name} has {positions} positions")
     tokenizer = read_tokenizer(folder, config)
-    model, info, kernels = load_model(name, folder, config, settings, device, max_model_len)
+    model, info, attention = load_model(name, folder, config, settings, device, max_model_len)
     return Checkpoint(
         name=name,
         config=config,
@@ -165,7 +165,7 @@ def _load_files(
         max_model_len=max_model_len,
         info=info,
         prepared=manifest,
-        kernels=kernels,
+        attention=attention,
     )
 
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llama_engine.errors import CheckpointError
-from llama_engine.kernels.gpu.gpu_kernels import STOCK, Kernels, choose_kernels
+from llama_engine.kernels.gpu.varlen_attention import VarlenAttention, choose_attention
 from llama_engine.model.builder import ReadWeights, Tables, build_llama, float_linear, llama_around
 from llama_engine.model.cpu_runner import CompiledLlama, build_compiled_llama
 from llama_engine.model.heads import head_dim, key_value_heads
@@ -38,8 +37,8 @@ from llama_engine.settings import Settings
 if TYPE_CHECKING:
     from transformers import LlamaConfig
 
-Loaded = tuple[Llama | CompiledLlama, ModelInfo, Kernels]
-"""A model, its precision and size, and the kernels of its decode steps on a GPU."""
+Loaded = tuple[Llama | CompiledLlama, ModelInfo, VarlenAttention | None]
+"""A model, its precision and size, and its attention on a GPU, None where that takes masks."""
 
 
 def load_model(
@@ -54,9 +53,9 @@ def load_model(
     tables = rope_tables(config, -(-(max_model_len + 1) // BLOCK) * BLOCK)
     dtype = choose_dtype(settings.dtype, device)
     quantization, threshold = choose_quantization(name, config, settings)
-    kernels = _gpu_kernels(config, settings, device, dtype)
+    attention = _gpu_attention(config, settings, device, dtype)
     if quantization == "nf4" or threshold:
-        return *_load_with_transformers(folder, config, settings, device, dtype, tables), kernels
+        return *_load_with_transformers(folder, config, settings, device, dtype, tables), attention
     reader, read = WeightReader(folder, config, dtype, quantization == "int8", device), ReadWeights()
     model: Llama | CompiledLlama
     if quantization != "int8":
@@ -87,7 +86,7 @@ def load_model(
         product=product,
         bits_depend_on=bits_depend_on,
     )
-    return model, info, kernels
+    return model, info, attention
 
 
 def _load_with_transformers(
@@ -101,17 +100,14 @@ def _load_with_transformers(
     return llama_around(modules, tables), read_model_info(modules)
 
 
-def _gpu_kernels(config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """Return the kernels of a GPU for the setting `kernels`."""
-    if settings.kernels != "fused":
-        return STOCK
-    kernels = choose_kernels(device, dtype, head_dim(config), config.num_attention_heads // key_value_heads(config))
-    if kernels.attention and choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype) != dtype:
-        raise CheckpointError(
-            f"kv_cache_dtype is {settings.kv_cache_dtype!r}; the fused attention of kernels 'fused' reads a cache "
-            f"in the model's {str(dtype).removeprefix('torch.')}: set kernels to 'stock' or that to 'auto'"
-        )
-    return kernels
+def _gpu_attention(
+    config: LlamaConfig, settings: Settings, device: torch.device, dtype: torch.dtype
+) -> VarlenAttention | None:
+    """Return the attention of a GPU; None for PyTorch's with masks, which reads a cache in any dtype."""
+    cached = choose_cache_dtype(settings.kv_cache_dtype, compiled=False, dtype=dtype)
+    if device.type != "cuda" or settings.kernels == "stock" or dtype == torch.float32 or cached != dtype:
+        return None
+    return choose_attention(device, dtype, head_dim(config), config.num_attention_heads // key_value_heads(config))
 
 
 def _load_compiled(

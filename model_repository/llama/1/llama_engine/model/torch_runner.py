@@ -2,8 +2,8 @@
 
 On a CPU a prompt attends in fixed blocks of positions, and each row of a decode step over its own positions: a row's
 attention depends neither on other rows nor on how the prompt is cut. On a GPU a call per row would be launch-bound: a
-chunk of a prompt attends in one call, and a decode step's rows in another, fused, or PyTorch's with a mask over the
-longest row.
+pass attends in one call where FlashAttention can be used, else a chunk of a prompt in one and a decode step's rows in
+another, with a mask over the longest row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from llama_engine.kernels.gpu.gpu_kernels import DecodeAttention
+from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, layout_of
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_runner import PromptChunk
@@ -41,33 +41,40 @@ class Extent(NamedTuple):
 class TorchRunner:
     """A Llama and its KV cache. Not thread-safe: one pass at a time."""
 
-    def __init__(self, model: Llama, shape: KVCacheShape, decode_attention: DecodeAttention | None = None) -> None:
-        """decode_attention: fused, of a decode step on a GPU; None is PyTorch's."""
+    def __init__(self, model: Llama, shape: KVCacheShape, attention: VarlenAttention | None = None) -> None:
+        """attention: of a GPU; None is PyTorch's, with masks."""
         self.model = model
         self.device = model.embedding.device
         self.kv_cache = KVCache(shape, self.device)
         self._dtype = model.embedding.dtype
         self._scaling = model.head_dim**-0.5
-        # A fused kernel reads the cache in the dtype of the queries.
-        self._decode_attention = decode_attention if shape.dtype == self._dtype else None
+        # It reads the cache in the dtype of the queries.
+        self._attention = attention if shape.dtype == self._dtype else None
         spare = bool(shape.spare)
-        self._attends_alone = self.device.type == "cpu" and not spare and self._decode_attention is None
+        self._attends_alone = self.device.type == "cpu" and not spare and self._attention is None
         self._columns = torch.arange(shape.positions, device=self.device)
+        # Of a decode step, where every sequence has one query.
+        self._first = torch.arange(shape.slots + 1, dtype=torch.int32, device=self.device)
 
     def prefill(self, chunks: Sequence[PromptChunk], every: bool = False) -> torch.Tensor:
         """Write chunks to their slots; return the hidden states of their last tokens, [chunks, hidden].
 
         every: those of all their tokens instead, [tokens, hidden].
         """
-        if self._attends_alone:
+        counts = [len(chunk.tokens) for chunk in chunks]
+        if self._attention is not None:
+            ends = [chunk.start + count for chunk, count in zip(chunks, counts, strict=True)]
+            layout = layout_of([chunk.slot for chunk in chunks], counts, ends, self.device)
+            attend = partial(self._attend_layout, layout)
+        elif self._attends_alone:
             extents = [block for chunk in chunks for block in self._blocks(chunk)]
             attend = partial(self._attend_each, self._attend_block, extents)
         else:
             extents = [self._extent(chunk) for chunk in chunks]
             attend = partial(self._attend_each, self._attend_chunk, extents)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
-        positions = torch.cat([self._columns[extent.start : extent.start + extent.length] for extent in extents])
-        lengths = torch.tensor([len(chunk.tokens) for chunk in chunks], device=self.device)
+        positions = torch.cat([self._columns[chunk.start : chunk.start + len(chunk.tokens)] for chunk in chunks])
+        lengths = torch.tensor(counts, device=self.device)
         slots = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
         slots = slots.repeat_interleave(lengths, output_size=len(tokens))
         hidden = self._run(tokens, slots, positions, attend)
@@ -86,6 +93,11 @@ class TorchRunner:
         if self._attends_alone:
             extents = [Extent(slot, start, 1) for slot, start in zip(slots.tolist(), positions.tolist(), strict=True)]
             return self._run(tokens, slots, positions, partial(self._attend_each, self._attend_token, extents))
+        if self._attention is not None:
+            # A padding row attends to one position, whatever that holds.
+            lengths = torch.where(positions < self.kv_cache.shape.max_model_len, positions + 1, 1).int()
+            layout = Layout(slots, self._first[: len(slots) + 1], lengths, 1, span)
+            return self._run(tokens, slots, positions, partial(self._attend_layout, layout))
         return self._run(tokens, slots, positions, partial(self._attend_rows, slots, positions, span))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -94,10 +106,9 @@ class TorchRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run decode steps of every shape class, so that no kernel is compiled when requests come.
+        """Run decode steps of several sizes, so that libraries have loaded their kernels when requests come.
 
-        Kernels differ by the number of rows, in tiles, and by the presence of a long row. Only while no slot is in use:
-        the steps write to the cache, finite values and no sequence's.
+        Only while no slot is in use: the steps write to the cache, finite values and no sequence's.
         """
         shape = self.kv_cache.shape
         for rows in sorted({1, min(17, shape.slots), min(33, shape.slots), shape.slots}):
@@ -134,6 +145,11 @@ class TorchRunner:
             return attend(layer, query)
 
         return self.model.forward(tokens, positions, write_and_attend)
+
+    def _attend_layout(self, layout: Layout, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Attention of all sequences of a pass in one call."""
+        assert self._attention is not None
+        return self._attention(query, self.kv_cache.keys[layer], self.kv_cache.values[layer], layout, self._scaling)
 
     def _attend_each(
         self,
@@ -205,11 +221,7 @@ class TorchRunner:
     def _attend_rows(
         self, slots: torch.Tensor, positions: torch.Tensor, span: int, layer: int, query: torch.Tensor
     ) -> torch.Tensor:
-        """Attention of one token per row, all rows in one call."""
-        if self._decode_attention is not None:
-            lengths = torch.where(positions < self.kv_cache.shape.max_model_len, positions + 1, 0)
-            keys, values = self.kv_cache.keys[layer, :, :, :span], self.kv_cache.values[layer, :, :, :span]
-            return self._decode_attention(query, keys, values, slots, lengths, self._scaling)
+        """Attention of one token per row, all rows in one call, with a mask."""
         # [rows, span]: a token attends to its own position and everything before it.
         held = self._columns[:span] <= positions[:, None]
         keys, values = self.kv_cache.gather(layer, slots, held, query.dtype)

@@ -1,1 +1,1 @@
-"""Kernels of a decode step in the Triton language and their references; `gpu_kernels` verifies and chooses them."""
+"""A GPU's product and attention, by the kernels of bitsandbytes and PyTorch."""

@@ -1,36 +1,22 @@
-"""The reference of the fused decode attention, in plain PyTorch.
-
-It specifies the kernel in `decode_attention`: same arguments, same shapes, same result up to the order in which float32
-numbers are added.
-"""
+"""The reference of a GPU's attention, in plain PyTorch."""
 
 from __future__ import annotations
 
 import torch
 
 
-def decode_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    slots: torch.Tensor,
-    lengths: torch.Tensor,
-    scaling: float,
+def attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: int, scaling: float
 ) -> torch.Tensor:
-    """Return the attention of one query per row and head over the positions 0 … length − 1 of the row's slot.
+    """Return the causal attention [n, heads, dim] of one sequence, whose last n of `length` positions are the queries.
 
-    query: [rows, heads, head dim]. keys, values: [slots, key-value heads, span, head dim], a view of the KV cache;
-    heads is a multiple of key-value heads, and adjacent heads share one. slots: [rows], integers, the slot of each row.
-    lengths: [rows], integers, 0 … span; positions from the length on may hold anything, NaN included. Returns [rows,
-    heads, head dim] in the dtype of the query; zeros for a row of length 0. Softmax and sums in float32.
+    query: [n, heads, dim]. keys, values: [KV heads, positions, dim] of the sequence's slot; positions from the
+    length on may hold anything. Softmax and sums in float32.
     """
-    group = query.shape[1] // keys.shape[1]
-    outside = torch.arange(keys.shape[2], device=keys.device) >= lengths[:, None]
-    # Zeroed as well as masked: zero times a stale NaN is NaN.
-    keys = keys[slots].float().masked_fill(outside[:, None, :, None], 0.0).repeat_interleave(group, 1)
-    values = values[slots].float().masked_fill(outside[:, None, :, None], 0.0).repeat_interleave(group, 1)
-    scores = torch.einsum("rhd,rhpd->rhp", query.float(), keys) * scaling
-    weights = scores.masked_fill(outside[:, None], -torch.inf).softmax(-1)
-    # The softmax over no positions is NaN.
-    weights = weights.masked_fill((lengths == 0)[:, None, None], 0.0)
-    return torch.einsum("rhp,rhpd->rhd", weights, values).to(query.dtype)
+    count, group = len(query), query.shape[1] // len(keys)
+    keys = keys[:, :length].float().repeat_interleave(group, 0)
+    values = values[:, :length].float().repeat_interleave(group, 0)
+    scores = torch.einsum("qhd,hpd->hqp", query.float(), keys) * scaling
+    last = torch.arange(length - count, length, device=query.device)
+    future = torch.arange(length, device=query.device) > last[:, None]
+    return torch.einsum("hqp,hpd->qhd", scores.masked_fill(future, -torch.inf).softmax(-1), values).to(query.dtype)

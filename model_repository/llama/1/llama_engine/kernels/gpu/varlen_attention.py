@@ -1,0 +1,133 @@
+"""Attention over a GPU's KV cache: PyTorch's FlashAttention for sequences of any lengths, one call a pass.
+
+Each sequence attends to its own positions only, without a mask or padding. The keys of a sequence are never split among
+programs (`num_splits=1`): then, as PyTorch documents, a sequence's result has the same bits in any batch. It has
+not run on a GPU yet: it is compared with its reference when the model loads, and where that fails, attention takes
+masks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from llama_engine.errors import one_line
+from llama_engine.kernels.gpu import gpu_reference
+
+TOLERANCE = 2e-2
+"""Largest error, relative to the reference's largest value: a few roundings of bfloat16."""
+
+MIN_CAPABILITY = (8, 0)
+"""FlashAttention needs Ampere or newer."""
+
+_TRIAL_LENGTHS = (1, 67, 200)
+_TRIAL_QUERIES = (1, 3, 64)
+"""Queries of each trial sequence in a prefill: its last positions."""
+
+_log = logging.getLogger(__name__)
+
+
+class Layout(NamedTuple):
+    """The sequences of one call, whose queries follow one another.
+
+    slots: [n], the KV slot of each sequence. first: [n + 1], int32, the first query of each, and the number of all.
+    lengths: [n], int32, positions up to the sequence's last query. max_queries, max_length: bounds of any sequence.
+    """
+
+    slots: torch.Tensor
+    first: torch.Tensor
+    lengths: torch.Tensor
+    max_queries: int
+    max_length: int
+
+
+VarlenAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float], torch.Tensor]
+"""(query [n, heads, dim], keys and values [slots, KV heads, positions, dim], layout, scaling) → as the query."""
+
+
+def varlen_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout, scaling: float
+) -> torch.Tensor:
+    """Return the causal attention [n, heads, dim] of queries that are the last positions of their sequences.
+
+    query: [n, heads, dim], float16 or bfloat16, as the cache. keys, values: one layer of the KV cache, contiguous.
+    """
+    # A CPU doesn't need it.
+    from torch.nn.attention.varlen import varlen_attn
+
+    slots, heads, positions, dim = keys.shape
+    # As [positions of all slots, heads, dim] without a copy: a head's keys are `positions` rows further on.
+    shape, stride = ((slots * heads - heads + 1) * positions, heads, dim), (dim, positions * dim, 1)
+    starts = (layout.slots * (heads * positions)).int()
+    attended = varlen_attn(
+        query,
+        keys.as_strided(shape, stride),
+        values.as_strided(shape, stride),
+        layout.first,
+        # The last one, the end of all, isn't read: `seqused_k` has the lengths.
+        torch.cat((starts, starts[-1:])),
+        layout.max_queries,
+        layout.max_length,
+        scale=scaling,
+        window_size=(-1, 0),
+        enable_gqa=query.shape[1] != heads,
+        seqused_k=layout.lengths,
+        num_splits=1,
+    )
+    assert isinstance(attended, torch.Tensor)
+    return attended
+
+
+def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> VarlenAttention | None:
+    """Return the attention for a model on this GPU; None, and a warning in the log, where it can't be used.
+
+    dtype: of activations and KV cache. group: query heads per KV head.
+    """
+    try:
+        if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+            raise RuntimeError("this GPU is older than Ampere")
+        _verify(varlen_attention, device, dtype, head_dim, group)
+    except Exception as error:  # noqa: BLE001 - attention with masks always works
+        _log.warning("FlashAttention can't be used; attention takes masks: %s", one_line(error))
+        return None
+    return varlen_attention
+
+
+def _verify(attention: VarlenAttention, device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> None:
+    """Raise RuntimeError unless prefills and a decode step agree with the reference, and with each sequence alone."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (len(_TRIAL_LENGTHS), 2, 2 * max(_TRIAL_LENGTHS), head_dim)
+    keys, values = torch.randn(2, *shape, device=device, generator=generator).to(dtype)
+    slots = list(reversed(range(len(_TRIAL_LENGTHS))))
+    for counts in (_TRIAL_QUERIES, (1,) * len(_TRIAL_LENGTHS)):
+        query = torch.randn(sum(counts), 2 * group, head_dim, device=device, generator=generator).to(dtype)
+        together = attention(query, keys, values, layout_of(slots, counts, _TRIAL_LENGTHS, device), head_dim**-0.5)
+        alone = []
+        parts = torch.split(query, list(counts))
+        for slot, count, length, part in zip(slots, counts, _TRIAL_LENGTHS, parts, strict=True):
+            layout = layout_of([slot], [count], [length], device)
+            expected = gpu_reference.attention(part, keys[slot], values[slot], length, head_dim**-0.5)
+            alone.append(attention(part, keys, values, layout, head_dim**-0.5))
+            error = (alone[-1].double() - expected.double()).abs().max().item() / expected.double().abs().max().item()
+            # Not `error > TOLERANCE`: a NaN fails too.
+            if not error <= TOLERANCE:
+                raise RuntimeError(f"its result is wrong by {error:.1%} of the largest value")
+        if not torch.equal(torch.cat(alone), together):
+            raise RuntimeError("on this GPU a sequence's result depends on its neighbours")
+
+
+def layout_of(
+    slots: list[int], counts: list[int] | tuple[int, ...], lengths: list[int] | tuple[int, ...], device: torch.device
+) -> Layout:
+    """Return the layout of sequences with these slots, numbers of queries and lengths."""
+    first = torch.tensor([0, *counts], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
+    return Layout(
+        torch.tensor(slots, device=device),
+        first,
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        max(counts),
+        max(lengths),
+    )

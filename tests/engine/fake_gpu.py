@@ -62,9 +62,11 @@ class Indexing(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> object:
+        # The CPU build has no pinned memory.
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         tensor = args[0] if args else None
         if not (isinstance(tensor, torch.Tensor) and tensor.device == DEVICE):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if func is torch.Tensor.__getitem__:
             return _get(tensor, args[1])
         if func is torch.Tensor.__setitem__:
@@ -74,7 +76,7 @@ class Indexing(TorchFunctionMode):
             func = aten.bitwise_not.default
         elif func is torch.Tensor.copy_:
             func = aten.copy_.default
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _constants(shape: Sequence[int]) -> object:

@@ -12,6 +12,7 @@ from engine.checkpoints import save_small
 from engine.engines import add_all
 from engine.fake_gpu import DEVICE, TOKEN, Recorder, fake_gpu
 from llama_engine.api.request_parser import GenerationRequest
+from llama_engine.cuda_graphs import Action, DecodeGraphs, graph_count
 from llama_engine.engine import Engine
 from llama_engine.events import Completion
 from llama_engine.kernels.gpu.varlen_attention import varlen_attention
@@ -94,3 +95,21 @@ def test_products_and_attention_are_those_of_a_gpu(gpu: Gpu) -> None:
     # One call of each layer, for a prefill and for a step; attention with masks reads an INT8 cache.
     assert gpu.recorder.operations[ATTENTION] == (3 * LAYERS if attention else 0)
     assert (attention is None) == (gpu.engine.plan.shape.dtype == torch.int8)
+
+
+def test_every_captured_step_computes_on_the_gpu(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its verification needs values.
+    monkeypatch.setattr(DecodeGraphs, "_verify", lambda *_: None)
+    actions: list[Action] = []
+
+    def capture(action: Action) -> Action:
+        gpu.recorder.clear()
+        action()
+        assert gpu.recorder.operations
+        assert gpu.recorder.waits == 0
+        actions.append(action)
+        return action
+
+    gpu.engine.capture_graphs(capture)
+    assert gpu.engine.uses_cuda_graphs
+    assert len(actions) == graph_count(gpu.engine.plan.shape)

@@ -48,9 +48,9 @@ class Settings:
     kernels: str = _setting("auto", Choice(("auto", "stock")))
     """auto: compiled kernels for INT8 weights on a CPU, FlashAttention on a GPU. stock: PyTorch's alone, attention with
     masks. The others are verified against their references when the model loads; one that fails falls back to stock."""
-    cuda_graphs: str = _setting("off", Choice(("off", "on")))
+    cuda_graphs: str = _setting("auto", Choice(("auto", "off", "on")))
     """on: captures the decode steps as CUDA graphs when the model loads (on a GPU) and replays them; falls back to
-    launching kernels if capture fails."""
+    launching kernels if capture fails. auto: on for a GPU, off for a CPU."""
     scheduling: str = _setting("inflight", Choice(("inflight", "batch")))
     """inflight: adds and removes sequences between decode steps. batch: runs each Triton batch to its end."""
     slots: int | None = _setting(None, Integer(1, 1024))

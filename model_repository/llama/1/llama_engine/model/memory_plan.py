@@ -82,7 +82,7 @@ def plan_memory(checkpoint: Checkpoint, settings: Settings, slots: int) -> Memor
     if slots < 1:
         raise InvalidSettings(f"slots is {slots}; it must be at least 1 (max_batch_size, if it isn't set)")
     config, info = checkpoint.config, checkpoint.info
-    graphs = settings.cuda_graphs == "on" and unsupported_reason(checkpoint) is None
+    graphs = settings.cuda_graphs != "off" and unsupported_reason(checkpoint) is None
     shape = checkpoint.cache_shape(slots, settings.kv_cache_dtype, spare=int(graphs))
     return MemoryPlan(
         weights=info.weight_bytes,

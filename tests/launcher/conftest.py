@@ -41,9 +41,6 @@ class TritonPythonModel:
             time.sleep(0.05)
         texts = [pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)]) for text in texts]
-
-    def finalize(self):
-        time.sleep(float(os.environ.get("FINALIZE_S", "0")))
 """
 
 

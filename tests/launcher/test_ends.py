@@ -40,12 +40,6 @@ def _sigterm(launcher: Launcher) -> None:
     launcher.process.send_signal(signal.SIGTERM)
 
 
-def _repeated_sigterm(launcher: Launcher) -> None:
-    for _ in range(3):
-        launcher.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-
-
 def _repeated_ctrl_c(launcher: Launcher) -> None:
     for _ in range(3):
         launcher.process.send_signal(signal.SIGINT)
@@ -63,7 +57,6 @@ def _sigterm_to_every_process(launcher: Launcher) -> None:
     "stop",
     [
         _sigterm,
-        pytest.param(_repeated_sigterm, marks=pytest.mark.long),
         _repeated_ctrl_c,
         pytest.param(_sigterm_to_every_process, marks=pytest.mark.long),
     ],
@@ -116,13 +109,3 @@ def test_a_signal_while_the_model_loads_aborts_the_start(launch: Launch, tmp_pat
     code, _, errors = launcher.ends()
     assert code == 128 + signal.SIGTERM
     assert errors.endswith("triton_local: stopped by signal 15 before the server was ready\n")
-
-
-@pytest.mark.long
-def test_a_model_that_hangs_in_finalize_is_killed_in_time(launch: Launch) -> None:
-    launcher = launch("--", "--allow-metrics=false", TRITON_GRACE_SECONDS="1", FINALIZE_S="600")
-    launcher.facts()
-    launcher.process.send_signal(signal.SIGTERM)
-    code, _, errors = launcher.ends()
-    assert code == 1
-    assert supervisor_lines(errors) == ["the model isn't unloaded within 11 s; requests that still ran are cut off"]

@@ -103,10 +103,3 @@ def test_ctrl_c_stops_the_command_and_the_request(narrow_streaming: LocalTriton,
         _, stderr = process.communicate(timeout=60)
     assert (process.returncode, stderr.strip()) == (1, b"Aborted!")
     metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
-
-
-@both_protocols
-def test_a_server_that_cannot_stream_refuses(triton: LocalTriton, protocol: str) -> None:
-    result = run(triton, protocol, "generate", "def", "--stream")
-    assert (result.returncode, result.stdout, len(result.stderr.splitlines())) == (5, "", 1)
-    assert "stream is true; it must be false" in result.stderr

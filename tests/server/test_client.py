@@ -68,16 +68,6 @@ def test_the_reported_seed_makes_the_same_text_again(triton: LocalTriton, protoc
 
 
 @both_protocols
-def test_eight_threads_may_share_a_client(either: LocalTriton, protocol: Protocol) -> None:
-    prompts = [f"{prompt} {number}" for number in range(3) for prompt in PROMPTS]
-    with LlamaClient(address(either, protocol), protocol) as client, ThreadPoolExecutor(8) as threads:
-        completions = list(threads.map(lambda prompt: client.generate(prompt, WITH_PROMPT), prompts))
-    for prompt, completion in zip(prompts, completions, strict=True):
-        check(prompt, completion)
-    assert len({completion.request_id for completion in completions}) == len(prompts)
-
-
-@both_protocols
 def test_a_refusal_or_a_timeout_harms_no_later_request(either: LocalTriton, protocol: Protocol) -> None:
     with LlamaClient(address(either, protocol), protocol) as client:
         with pytest.raises(RejectedInputError, match="temperature"):
@@ -135,16 +125,6 @@ def test_streams_that_are_left_give_their_slots_back(narrow_streaming: LocalTrit
         metrics.wait_for(40, "llama_requests_total", finish_reason="cancelled")
         metrics.wait(Metrics.idle, "no slot is in use")
         assert client.generate("def", max_tokens=2).num_output_tokens == 2
-
-
-def test_a_grpc_stream_out_of_time_gives_its_slot_back(narrow_streaming: LocalTriton) -> None:
-    """Over HTTP the timeout is for each wait, and this stream never pauses."""
-    metrics = Metrics(narrow_streaming)
-    with LlamaClient(address(narrow_streaming, "grpc"), "grpc") as client:
-        with client.stream("def", LONG, timeout=0.2) as stream, pytest.raises(LlamaTimeoutError, match=r"0\.2 s"):
-            list(stream)
-        metrics.wait_for(1, "llama_requests_total", finish_reason="cancelled")
-        metrics.wait(Metrics.idle, "no slot is in use")
 
 
 @both_protocols

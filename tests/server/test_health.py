@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -93,19 +91,3 @@ def test_probes_leave_one_request_at_most_with_a_stuck_model(stuck: LocalTriton)
     # The first probe's and the client's.
     metrics.wait_for(2, "llama_requests_total", finish_reason="length")
     assert metrics.now(PENDING) == 0
-
-
-@pytest.mark.long
-def test_a_stopped_model_process_is_unhealthy(stuck: LocalTriton) -> None:
-    process = model_process(stuck)
-    metrics = Metrics(stuck)
-    assert all(verdict.ok for verdict in _ask(stuck, STRICT).values())
-    # A step still on its way to the metrics would look like a new one.
-    metrics.wait_for(3, "llama_step_rows_count")
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
-        verdicts = _ask(stuck, Limits(timeout=1.0, step_age=1e-6))
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
-    assert not any(verdict.ok for verdict in verdicts.values()), verdicts
-    assert all(verdict.reason.endswith(" ago") for verdict in verdicts.values()), verdicts

@@ -9,10 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from server.batches import FULL_SET, in_one_batch
-from server.clients import BAD, BINARY_WIRES, TENSOR_WIRES, WIRES, Refusal, Wire, ask, assert_clean, post
+from server.clients import BAD, BINARY_WIRES, WIRES, Refusal, Wire, ask, assert_clean, post
 from server.streams import STREAM_WIRES
 from triton_local.server import LocalTriton
 from triton_supervisor.command import MAX_BODY_BYTES
@@ -46,14 +45,6 @@ VALUES = [
     Bad("stop_words", ["x"] * 17, ("17 words", "at most 16")),
 ]
 
-# Triton itself refuses these from the config, before they reach a batch.
-TENSORS = [
-    Bad("max_tokens", [4, 4], ("shape", "[-1,1]", "[1,2]"), TENSOR_WIRES),
-    # Triton names the other input, whose rows are fewer.
-    Bad("text_input", [["one"], ["two"]], ("batch size",), TENSOR_WIRES),
-    Bad("seed", np.array([[4]], np.int64), ("INT64", "UINT64"), BINARY_WIRES),
-    Bad("temprature", np.array([[1.0]], np.float32), ("unexpected",), BINARY_WIRES),
-]
 
 HALF = MAX_BODY_BYTES // 2 - 10
 NESTED = [b"[" * MAX_BODY_BYTES, b'{"text_input": %s%s}' % (b"[" * HALF, b"]" * HALF)]
@@ -77,12 +68,6 @@ def test_bad_requests_of_a_batch_harm_no_good_one(triton: LocalTriton) -> None:
     assert max(batches) >= 16, "the requests were to share batches"
 
 
-@pytest.mark.parametrize("bad", TENSORS, ids=lambda bad: f"{bad.name}-{bad.contains[-1]}")
-def test_a_tensor_of_another_shape_or_type_is_refused(triton: LocalTriton, bad: Bad) -> None:
-    for wire in bad.wires:
-        bad.check(wire(triton, {"text_input": PROMPT, "max_tokens": 4, bad.name: bad.value}))
-
-
 def test_streaming_is_refused_under_a_config_with_one_response(triton: LocalTriton) -> None:
     refusal = Bad("stream", True, ("stream is true; it must be false",))
     for wire in WIRES:
@@ -103,15 +88,6 @@ def test_an_unknown_key_of_generate_is_refused_by_name(triton: LocalTriton, body
     refused = post(triton, "generate", body)
     assert refused.status_code == 400
     assert message in refused.json()["error"]
-
-
-def test_a_request_has_at_most_thirty_two_rows(triton: LocalTriton) -> None:
-    def rows(count: int) -> dict[str, object]:
-        return {"text_input": [["Return"]] * count, "max_tokens": [[1]] * count}
-
-    for wire in TENSOR_WIRES:
-        Bad("batch-size", 33, ("must be <= 32",)).check(wire(triton, rows(33)))
-        assert not isinstance(wire(triton, rows(32)), Refusal)
 
 
 @pytest.mark.parametrize("body", NESTED, ids=["open", "closed"])

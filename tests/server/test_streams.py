@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from server.clients import TENSOR_WIRES, Inputs, Refusal, ask, assert_clean, generate, post
+from server.clients import Inputs, ask, assert_clean, generate
 from server.streams import STREAM_WIRES, GrpcStream, StreamWire, events, grpc_stream, sse_response
 from triton_local.server import LocalTriton
 
@@ -58,17 +58,6 @@ def test_a_stream_of_several_rows_is_refused(streaming: LocalTriton) -> None:
         response = stream.next()
     assert "stream is true for 3 rows; it must be false, or the request one row" in str(response.error)
     assert not response.rows
-
-
-def test_endpoints_of_one_response_refuse_to_stream(streaming: LocalTriton) -> None:
-    """The refusals and their status are Triton's own."""
-    for wire in TENSOR_WIRES:
-        refusal = wire(streaming, TWELVE)
-        assert isinstance(refusal, Refusal)
-        assert "decoupled" in refusal.message
-    answered = post(streaming, "generate", {**TWELVE, "stream": True})
-    assert (answered.status_code, [*answered.json()]) == (200, ["error"])
-    assert "exactly 1 response" in answered.json()["error"]
 
 
 @every_wire

@@ -10,7 +10,7 @@ import pytest
 import torch
 from llama_engine.errors import CheckpointError
 from llama_engine.model.hub import resolve_folder
-from programs.prepare.conftest import COMMIT, INDEX, MODEL, WEIGHTS, Hub
+from programs.prepare.conftest import INDEX, MODEL, WEIGHTS, Hub
 from safetensors.torch import load_file, save_file
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -29,19 +29,14 @@ def _downloaded(hub: Hub) -> set[str]:
     return {Path(request.url.path).name for request in hub.requests if "/resolve/" in request.url.path}
 
 
-def test_a_folder_is_itself(tmp_path: Path) -> None:
-    assert resolve_folder(str(tmp_path), None) == tmp_path
-
-
-@pytest.mark.parametrize("revision", [None, "v1", COMMIT])
-def test_what_a_llama_needs_is_downloaded_once(hub: Hub, repository: Path, revision: str | None) -> None:
-    folder = resolve_folder(MODEL, revision)
+def test_what_a_llama_needs_is_downloaded_once(hub: Hub, repository: Path) -> None:
+    folder = resolve_folder(MODEL, None)
     needed = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
     assert {path.name for path in folder.iterdir()} == _downloaded(hub)
     assert needed <= _downloaded(hub) <= needed | {"chat_template.jinja", "special_tokens_map.json"}
     assert (folder / WEIGHTS).read_bytes() == (repository / WEIGHTS).read_bytes()
     hub.requests.clear()
-    assert resolve_folder(MODEL, revision) == folder
+    assert resolve_folder(MODEL, None) == folder
     assert _downloaded(hub) == set()
 
 

@@ -53,7 +53,7 @@ class _Transport:
 
 
 class GrpcTransport(_Transport):
-    """For any thread."""
+    """The synchronous transport; threads may share it."""
 
     _library = grpc
 

@@ -21,7 +21,7 @@ from triton_llama_openai.settings import Settings
 from triton_llama_openai.structured_output import Guide
 
 _UP_TO_THE_CONTEXT = 1 << 20
-"""Stands for what the context leaves: with truncate_max_tokens the model cuts it to the room."""
+"""max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context has left."""
 
 MAX_PROMPT_LOGPROBS = 1 << 19
 """Maximum log probabilities of prompts in one response: prompt tokens x completions x (alternatives + 1)."""
@@ -33,9 +33,9 @@ Prompt = str | list[int]
 
 
 class Generation:
-    """One request's work in the engine.
+    """Runs the prompts of one request in the engine, all at the same time.
 
-    usage: the tokens so far. timeout: seconds for all prompts. record: of the request; it gets the token counts.
+    usage: token counts so far. timeout: seconds for all prompts. record: the request's metrics, which get the counts.
 
     Raises:
         ApiError: more log probabilities of prompts than one answer may have.

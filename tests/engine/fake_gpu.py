@@ -30,16 +30,17 @@ Keywords = Mapping[str, object]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
-    """Counts the operations on the GPU, and the reads that the host waits for."""
+    """Counts operations on the GPU, reads that the host waits for, and copies to the GPU that wait for its queue."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: Counter[str] = Counter()
         self.waits = 0
+        self.blocking_copies = 0
 
     def clear(self) -> None:
         self.operations.clear()
-        self.waits = 0
+        self.waits = self.blocking_copies = 0
 
     def __torch_dispatch__(
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
@@ -53,7 +54,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
             return 0.5 if tensors[0].is_floating_point() else TOKEN
         if any(tensor.device == DEVICE for tensor in tensors):
             self.operations[str(func)] += 1
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in _COPIES and kwargs.get("device") == DEVICE and tensors[0].device != DEVICE:
+            self.blocking_copies += not (kwargs.get("non_blocking") or any(value is True for value in args))
+        return func(*args, **kwargs)
+
+
+_COPIES = (aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
 
 
 class Indexing(TorchFunctionMode):
@@ -65,6 +72,8 @@ class Indexing(TorchFunctionMode):
         # The CPU build has no pinned memory.
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         tensor = args[0] if args else None
+        if func is torch.Tensor.pin_memory:
+            return tensor
         if not (isinstance(tensor, torch.Tensor) and tensor.device == DEVICE):
             return func(*args, **kwargs)
         if func is torch.Tensor.__getitem__:

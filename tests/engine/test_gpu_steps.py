@@ -73,7 +73,7 @@ def test_a_step_waits_for_the_gpu_once(gpu: Gpu, values: dict[str, object]) -> N
     while gpu.engine.used_slots:
         gpu.recorder.clear()
         gpu.engine.step()
-        assert gpu.recorder.waits == 1
+        assert (gpu.recorder.waits, gpu.recorder.blocking_copies) == (1, 0)
     assert all(isinstance(sequence.result, Completion) for sequence in sequences)
 
 

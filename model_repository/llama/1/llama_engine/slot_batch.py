@@ -11,6 +11,7 @@ import torch
 
 from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState, features_of
 from llama_engine.sequence import Sequence
+from llama_engine.transfer import to_device
 
 
 class SlotBatch:
@@ -53,7 +54,7 @@ class SlotBatch:
         """
         first, last = len(self.sequences), len(self.sequences) + len(sequences)
         states = [(sequence.kv_slot, sequence.num_cached) for sequence in sequences]
-        self.kv_slots[first:last], self.positions[first:last] = torch.tensor(states, device=self.positions.device).T
+        self.kv_slots[first:last], self.positions[first:last] = to_device(states, self.positions.device).T
         self.sampling.set(first, [sequence.request for sequence in sequences])
         # After everything that can fail: until here the rows are still free.
         self._replace([*self.sequences, *sequences])

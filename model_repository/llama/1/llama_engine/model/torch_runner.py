@@ -20,6 +20,7 @@ from llama_engine.kernels.gpu.varlen_attention import Layout, VarlenAttention, l
 from llama_engine.model.kv_cache import KVCache, KVCacheShape
 from llama_engine.model.llama import Llama
 from llama_engine.model.model_runner import PromptChunk
+from llama_engine.transfer import to_device
 
 ATTENTION_BLOCK = 64
 """Positions of a prompt that attend in one call on a CPU. PyTorch's bits depend on a call's shapes."""
@@ -72,13 +73,13 @@ class TorchRunner:
         else:
             extents = [self._extent(chunk) for chunk in chunks]
             attend = partial(self._attend_each, self._attend_chunk, extents)
-        tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=self.device)
+        tokens = to_device([token for chunk in chunks for token in chunk.tokens], self.device)
         positions = torch.cat([self._columns[chunk.start : chunk.start + len(chunk.tokens)] for chunk in chunks])
-        lengths = torch.tensor(counts, device=self.device)
-        slots = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
-        slots = slots.repeat_interleave(lengths, output_size=len(tokens))
+        slots = to_device([chunk.slot for chunk in chunks for _ in chunk.tokens], self.device)
+        # Before the pass is launched.
+        last = to_device([end - 1 for end in accumulate(counts)], self.device)
         hidden = self._run(tokens, slots, positions, attend)
-        return hidden if every else hidden[lengths.cumsum(0) - 1]
+        return hidden if every else hidden[last]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the keys and values of a slot's first positions to another slot."""

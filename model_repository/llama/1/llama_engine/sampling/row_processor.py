@@ -20,6 +20,7 @@ from llama_engine.errors import InvalidRequest
 from llama_engine.sampling.logits_processors import forbidden
 from llama_engine.text.bad_words import BadWords
 from llama_engine.text.tokenizer import Vocabulary
+from llama_engine.transfer import to_device
 
 if TYPE_CHECKING:
     from llama_engine.sampling.guide_matcher import GuideState
@@ -46,13 +47,13 @@ class RowProcessor:
         guide takes for ends, and that are none.
         """
         self._vocabulary, self._device = vocabulary, device
-        self._biased = torch.tensor([token for token, _ in logit_bias], dtype=torch.long, device=device)
-        self._biases = torch.tensor([bias for _, bias in logit_bias], dtype=torch.float32, device=device)
-        self._ends = torch.tensor(sorted(ends), dtype=torch.long, device=device)
+        self._biased = to_device([token for token, _ in logit_bias], device, torch.long)
+        self._biases = to_device([bias for _, bias in logit_bias], device, torch.float32)
+        self._ends = to_device(sorted(ends), device, torch.long)
         self._forbidden: torch.Tensor | None = None
         if allowed:
             self._forbidden = torch.ones(vocabulary, dtype=torch.bool, device=device)
-            self._forbidden[torch.tensor(list(allowed), dtype=torch.long, device=device)] = False
+            self._forbidden[to_device(list(allowed), device, torch.long)] = False
         self._bad_words = bad_words
         self._guided_ends = tuple(ends), tuple(stops), tuple(ignored)
         self._guide: GuideState | None = None

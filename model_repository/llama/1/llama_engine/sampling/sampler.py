@@ -27,6 +27,7 @@ from llama_engine.sampling.philox import step_keys
 from llama_engine.sampling.row_processor import RowProcessor
 from llama_engine.sampling.sampling_state import SamplingFeatures, SamplingState
 from llama_engine.sequence import Sequence
+from llama_engine.transfer import to_device
 
 FAILED = -1
 """Stands for the token of a row whose logits were not finite."""
@@ -65,7 +66,7 @@ class Sampler:
         raw = logits.float()
         logits = self.penalize(_bias(raw, per_row), rows, features)
         logits = self._mask(logits, sequences, per_row, allowed)
-        keys = torch.from_numpy(self.keys(first, sequences)).to(self._device) if features.noise else None
+        keys = to_device(torch.from_numpy(self.keys(first, sequences)), self._device) if features.noise else None
         tokens, finite = self._choose(logits, rows, features, keys)
         if features.log_probs:
             _record_log_probs(raw, tokens, sequences)
@@ -197,7 +198,7 @@ class Sampler:
         # A processor knows which tokens end its own sequence.
         plain = [row for row in too_early if sequences[row].processor is None] if per_row else too_early
         if plain and len(self._end_tokens):
-            logits[torch.tensor(plain, device=self._device)[:, None], self._end_tokens] = -torch.inf
+            logits[to_device(plain, self._device)[:, None], self._end_tokens] = -torch.inf
         return logits
 
 

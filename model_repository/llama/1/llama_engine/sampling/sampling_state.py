@@ -9,6 +9,7 @@ import torch
 
 from llama_engine.api.generation_request import GenerationRequest
 from llama_engine.sequence import Sequence
+from llama_engine.transfer import to_device
 
 _PARAMETERS = ("temperature", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_p")
 
@@ -73,9 +74,9 @@ class SamplingState:
         last = first + len(requests)
         device = self.parameters.device
         parameters = [[getattr(request, name) for name in _PARAMETERS] for request in requests]
-        self.parameters[first:last] = torch.tensor(parameters, dtype=torch.float32, device=device)
+        self.parameters[first:last] = to_device(parameters, device, torch.float32)
         top_k = [min(request.top_k or self.vocabulary, self.vocabulary) for request in requests]
-        self.top_k[first:last] = torch.tensor(top_k, device=device)
+        self.top_k[first:last] = to_device(top_k, device)
         self.seeds[first:last] = [request.seed for request in requests]
         self.counts[first:last] = 0
         self.in_prompt[first:last] = False

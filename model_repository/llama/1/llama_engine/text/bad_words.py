@@ -13,6 +13,7 @@ import torch
 
 from llama_engine.text.partial_match import PartialMatch
 from llama_engine.text.tokenizer import Vocabulary
+from llama_engine.transfer import to_device
 
 
 class BadWords:
@@ -46,4 +47,4 @@ class BadWords:
         return self._ids(completing)
 
     def _ids(self, tokens: set[int]) -> torch.Tensor:
-        return torch.tensor(sorted(tokens), dtype=torch.long, device=self._device)
+        return to_device(sorted(tokens), self._device, torch.long)

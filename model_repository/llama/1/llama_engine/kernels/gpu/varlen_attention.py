@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from llama_engine.errors import one_line
 from llama_engine.kernels.gpu import gpu_reference
+from llama_engine.transfer import to_device
 
 TOLERANCE = 2e-2
 """Largest error, relative to the reference's largest value: a few roundings of bfloat16."""
@@ -123,11 +125,11 @@ def layout_of(
     slots: list[int], counts: list[int] | tuple[int, ...], lengths: list[int] | tuple[int, ...], device: torch.device
 ) -> Layout:
     """Return the layout of sequences with these slots, numbers of queries and lengths."""
-    first = torch.tensor([0, *counts], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
+    first = to_device([0, *accumulate(counts)], device, torch.int32)
     return Layout(
-        torch.tensor(slots, device=device),
+        to_device(slots, device),
         first,
-        torch.tensor(lengths, dtype=torch.int32, device=device),
+        to_device(lengths, device, torch.int32),
         max(counts),
         max(lengths),
     )

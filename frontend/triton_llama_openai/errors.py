@@ -95,7 +95,7 @@ def shorten(value: object) -> str:
 
 
 _MAX_VIOLATIONS = 1000
-"""Violations of a schema that are read: pydantic makes objects of each, and a hostile body has hundreds of thousands."""
+"""Violations of a schema that are read; pydantic makes objects of each, and a body may have hundreds of thousands."""
 
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 

@@ -21,7 +21,7 @@ from triton_llama_openai.settings import Settings
 from triton_llama_openai.structured_output import Guide
 
 _UP_TO_THE_CONTEXT = 1 << 20
-"""max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context has left."""
+"""max_tokens of a request that sets none: with truncate_max_tokens the model reduces it to what the context leaves."""
 
 MAX_PROMPT_LOGPROBS = 1 << 19
 """Maximum log probabilities of prompts in one response: prompt tokens x completions x (alternatives + 1)."""

@@ -29,7 +29,7 @@ JsonObject = dict[str, object]
 
 
 class StreamOptions(Schema):
-    """Options of a stream. include_usage: a last chunk with the token counts; continuous_usage_stats: in every chunk."""
+    """Options of a stream. include_usage: a last chunk with the counts; continuous_usage_stats: in every chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -20,7 +20,8 @@ def test_a_body_beyond_the_bound_is_refused_announced_or_not(triton: FakeTriton)
         chunked = served.http.post("/v1/completions", content=iter([b'{"prompt": "', b"a" * 2000, b'"}']))
         for response in (announced, chunked):
             assert response.status_code == 413
-            assert "at most 2000 bytes" in str(error_of(response)["message"])
+            error = error_of(response)
+            assert (error["code"], "at most 2000 bytes" in str(error["message"])) == ("body_too_large", True)
         assert served.chat().status_code == 200
 
 

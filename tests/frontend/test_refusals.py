@@ -81,6 +81,23 @@ def test_a_bad_field_is_refused_by_name(
     assert triton.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "code"),
+    [
+        ("/v1/completions", {"prompt": "a", "temperature": 3}, "invalid_value"),
+        ("/v1/completions", {"prompt": "a", "temperature": "warm"}, "invalid_type"),
+        ("/v1/completions", {"prompt": "a", "temprature": 1}, "unknown_parameter"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "unsupported_parameter"),
+        ("/v1/chat/completions", {}, "missing_required_parameter"),
+        ("/v1/embeddings", {"input": "a"}, "unsupported_endpoint"),
+        ("/v1/nothing", {}, "unknown_url"),
+    ],
+)
+def test_each_kind_of_refusal_has_its_code(served: Endpoint, path: str, fields: Json, code: str) -> None:
+    response = served.http.post(path, json={"model": "pydoc-llama", **fields})
+    assert error_of(response)["code"] == code
+
+
 def test_an_unknown_model_is_404_with_the_known_names(served: Endpoint) -> None:
     response = served.chat(model="gpt-4")
     assert response.status_code == 404

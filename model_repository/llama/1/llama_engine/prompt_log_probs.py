@@ -7,6 +7,7 @@ import torch
 from llama_engine.model.model_runner import ModelRunner, PromptChunk
 from llama_engine.sampling.log_probs import TokenLogProbs, log_probs_of
 from llama_engine.sequence import Sequence
+from llama_engine.transfer import to_device
 
 
 def prompt_log_probs(
@@ -24,7 +25,7 @@ def prompt_log_probs(
     following = sequence.request.prompt_tokens[chunk.start + 1 : chunk.start + 1 + len(chunk.tokens)]
     log_probs: list[TokenLogProbs] = []
     for first in range(0, len(following), rows):
-        tokens = torch.tensor(following[first : first + rows], device=hidden.device)
+        tokens = to_device(following[first : first + rows], hidden.device)
         logits = model.logits(hidden[first : first + len(tokens)]).float()
         log_probs += log_probs_of(logits, tokens, [top] * len(tokens))
     return log_probs

@@ -30,6 +30,7 @@ PRECISIONS: dict[str, dict[str, str]] = {
     "FP16": {"quantization": "none"},
     "BF16, INT8 cache": {"quantization": "none", "dtype": "bfloat16", "kv_cache_dtype": "int8"},
 }
+LONG = ("INT8, one term, BF16", "FP16")
 SAMPLED: dict[str, object] = {
     "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "seed": 3, "repetition_penalty": 1.2,
     "frequency_penalty": 0.5, "presence_penalty": 0.5, "bad_words": (b"the",), "allowed_token_ids": (TOKEN, 6, 7),
@@ -49,7 +50,12 @@ def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return save_small(tmp_path_factory.mktemp("small") / "llama", tokenizer)
 
 
-@pytest.fixture(scope="module", params=PRECISIONS.values(), ids=[*PRECISIONS])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(values, id=name, marks=[pytest.mark.long] * (name in LONG)) for name, values in PRECISIONS.items()
+    ],
+)
 def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gpu]:
     values = {"model": str(folder), "device": "cuda", "prefill_tokens": "32", **request.param}
     settings = Settings.parse(values, {})
